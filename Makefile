@@ -9,6 +9,7 @@ SERVE_DEPS := $(VENV)/.serve
 DEV_DEPS := $(VENV)/.dev
 BENCH_DEPS := $(VENV)/.bench
 FUZZ_DEPS := $(VENV)/.fuzz
+INTEROP_DEPS := $(VENV)/.interop
 SITE_DEPS := $(VENV)/.site
 RAY_DEPS := $(VENV)/.ray
 # Who is told to keep no bytecode (PYTHONDONTWRITEBYTECODE) would compile all of it in each process.
@@ -59,6 +60,7 @@ CUPY_VERSION ?= 14.2.0
 PYTEST_GPU ?=
 PYTEST_CUPY ?=
 BENCH_GPU ?=
+INTEROP ?=
 GPU_DAY ?=
 CALLS := -n $(JOBS) --dist loadfile --ignore tests/cuda/test_gpu_day.py tests/cuda
 
@@ -89,7 +91,7 @@ APP ?= /opt/shmserve
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
-.PHONY: install wheel serve test coverage coverage-ends test-pythons test-torch test-kserve test-node test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day gpu-day-standin cuda-calls cuda-mistakes wheels gpu-site fuzz \
+.PHONY: install wheel serve test coverage coverage-ends test-pythons test-torch test-kserve test-node interop test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day gpu-day-standin cuda-calls cuda-mistakes wheels gpu-site fuzz \
 	chaos reload-drill restart-drill balance-drill cluster-drill soak rounds scale clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
@@ -122,6 +124,9 @@ test-kserve: $(DEV_DEPS) $(KSERVE)/.kserve  ## set up KServe's Python client, tr
 test-node: $(DEV_DEPS) $(NODE)/.grpc-js  ## set up grpc-js, with npm, and try it
 	$(BIN)/python -m pytest --require=grpc-js -k grpc_js tests/e2e/test_public.py
 
+interop: $(INTEROP_DEPS) $(NODE)/.grpc-js  ## gRPC clients of seven libraries, and three proxies, against a real server, into interop.md
+	$(BIN)/python -m tests.interop $(INTEROP)
+
 test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU; PYTEST_GPU="--session-timeout=540"
 	@# Warnings and plugins of whatever versions the host has are not what is tested. A driver that
 	@# hangs lets no test time out: where it does is printed meanwhile.
@@ -137,7 +142,7 @@ test-cupy: $(DEV_DEPS) $(CUPY_BUILDS:%=.cupy%/.installed)  ## pass the tests of 
 			--disable-warnings -m 'not torch' $(PYTEST_CUPY) tests/cuda; \
 	done
 
-lint: $(DEV_DEPS)  ## ruff, mypy strict (the tests' helpers, too), import layers
+lint: $(DEV_DEPS)  ## ruff, mypy strict (and the tests' bodies), import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -255,6 +260,10 @@ $(FUZZ_DEPS): $(DEV_DEPS)
 	$(INSTALL_TREE) '.[fuzz]'
 	@touch $@
 
+$(INTEROP_DEPS): $(DEV_DEPS)
+	$(INSTALL_TREE) '.[interop]'
+	@touch $@
+
 $(BENCH_DEPS): $(DEV_DEPS)
 	$(INSTALL_TREE) '.[bench]'
 	@touch $@
@@ -286,4 +295,4 @@ $(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)
 	@touch $@
 
 clean:  ## remove what the targets above have made
-	rm -rf .venv .venv-* .cupy* $(NODE) site .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* .cupy* $(NODE) site .coverage .gpu-site wheels bench/build .fuzz .interop interop.md soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

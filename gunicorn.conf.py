@@ -3,20 +3,26 @@
 The master process must stay empty: no shared memory, no gRPC, no CUDA, no threads. It forks
 HTTP workers from that state at any time. `kill -HUP` runs this file again and replaces the
 HTTP workers; settings are those of the start (`launch.settings` keeps them). `kill -USR2` hands
-over to a new generation of all processes (`supervisor.handover`).
+over to a new generation of all processes (`supervisor.generations.handover`), of which
+`shmserve serve` stays the parent (`supervisor.generations.keeper`).
 """
 
+import os
 import sys
 
 from setproctitle import setproctitle
 
+from shmserve import library_telemetry
 from shmserve.config import run_dir  # (gunicorn has a setting of the name of the module)
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.server import sign_of_life
 from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.observe import logs, otlp_extra, trace_files
 from shmserve.supervisor import guard, launch
-from shmserve.transport import key_file, remote_extra, tls
+from shmserve.transport import remote_extra
+from shmserve.transport.trust import key_file, tls
+
+library_telemetry.switch_off(os.environ)  # of all processes: they inherit it
 
 try:
     _settings = launch.settings()
@@ -33,7 +39,7 @@ worker_tmp_dir = "/dev/shm"  # the heartbeat file, unlinked at once: a disk woul
 preload_app = False  # the application attaches to the service after the fork
 control_socket_disable = True  # on by default, at a path all servers of a user share
 loglevel = _settings.log_level
-logs.setup("master", _settings.log_level, _settings.log_format)
+logs.setup("master", _settings.log_level, _settings.log_format, forks=True)
 logger_class = "shmserve.frontends.http.server.service_log.ServiceLog"
 accesslog = "-" if _settings.access_log else None
 access_log_format = '%(h)s "%(r)s" %(s)s %(b)s %(M)sms %({x-request-id}o)s'
@@ -92,10 +98,10 @@ def pre_fork(server, worker):
 def post_fork(server, worker):
     launch.forked()
     setproctitle(f"shmserve: http worker {worker.age}")
+    logs.setup(f"http worker {worker.age}", _settings.log_level, _settings.log_format)
 
 
 def post_worker_init(worker):
-    logs.setup(f"http worker {worker.age}", _settings.log_level, _settings.log_format)
     guard.start_guard(_settings)
 
     def waits():

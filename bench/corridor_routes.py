@@ -24,9 +24,9 @@ from shmserve import repository
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.executor.__main__ import Executor
-from shmserve.frontends.grpc.callers import AddressCallers
-from shmserve.frontends.grpc.server import INFER, SERVICE, GrpcServer
-from shmserve.frontends.http.app import create_app
+from shmserve.frontends.grpc.http2_engine.engine import SocketCallers
+from shmserve.frontends.grpc.process.server import INFER, SERVICE, GrpcServer
+from shmserve.frontends.http.routes.application import create_app
 from shmserve.frontends.http.server.worker import ConnectionWorker
 from tests.unit.rig import Rig
 
@@ -179,7 +179,7 @@ def rpc(profile):
     """Yields a function that makes one ModelInfer on an open channel."""
     with contextlib.ExitStack() as stack:
         rig = stack.enter_context(data_plane(profile))
-        served = GrpcServer(rig.dispatcher, rig.settings, AddressCallers((), private=False))
+        served = GrpcServer(rig.dispatcher, rig.settings, SocketCallers())
         port = served.server.add_insecure_port("127.0.0.1:0")
         stack.callback(served.close)
         channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}"))

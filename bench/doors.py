@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 
 from bench.run import machine
-from shmserve.cli import key
+from shmserve.cli.serving import key
 from shmserve.config import Settings
 from shmserve.testing.running_server import ROOT, RunningServer
 from tests.tls_files import make_certificates

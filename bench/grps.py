@@ -97,7 +97,7 @@ def grpc_caller(stack: ExitStack, address: str, model: str, values: np.ndarray) 
     import grpc
 
     from shmserve.grps.protocol import message_wire
-    from shmserve.grps.protocol.message import GenericTensor, GrpsMessage
+    from shmserve.grps.protocol.grps_message import GenericTensor, GrpsMessage
 
     channel = stack.enter_context(
         grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])

@@ -14,7 +14,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 from shmserve.config import Settings
-from shmserve.frontends.http.app import create_app
+from shmserve.frontends.http.routes.application import create_app
 from shmserve.testing import fake_models
 
 ROOT = Path(__file__).parents[1]

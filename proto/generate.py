@@ -9,6 +9,9 @@ runs on protobuf 6.30 and later, code of newer ones does not run on 6.x.
 
 Messages only: the gRPC server registers its methods from the service's descriptor, so
 that each can choose its own (de)serialiser.
+
+Files below `standard/` describe services that other packages describe, too (grpc_health,
+grpc_reflection). Each gets a descriptor pool of its own, so that a process may import both.
 """
 
 from __future__ import annotations
@@ -21,26 +24,35 @@ from importlib import metadata
 from pathlib import Path
 
 PROTO = Path(__file__).resolve().parent
+STANDARD = PROTO / "standard"
 TARGET = PROTO.parent / "shmserve" / "_generated"
 TOOLS_VERSION = "1.72.1"
 # protoc writes imports of sibling files as top-level modules; ours live in a package
 _SIBLING_IMPORT = re.compile(r"^import (\w+_pb2) as", re.MULTILINE)
+_SHARED_POOL = "_descriptor_pool.Default()"
 
 
 def generate() -> dict[str, str]:
     """File name to text of everything that belongs into the target folder."""
     from grpc_tools import protoc
 
-    sources = sorted(path.name for path in PROTO.glob("*.proto"))
+    own = sorted(PROTO.glob("*.proto"))
+    standard = sorted(STANDARD.rglob("*.proto"))
     with tempfile.TemporaryDirectory() as folder:
-        status = protoc.main(["protoc", f"-I{PROTO}", f"--python_out={folder}", *sources])
-        if status:
-            raise SystemExit(f"protoc failed with status {status}")
-        return {path.name: _packaged(path.read_text()) for path in Path(folder).glob("*.py")}
+        for root, sources in ((PROTO, own), (STANDARD, standard)):
+            paths = [str(path) for path in sources]
+            status = protoc.main(["protoc", f"-I{root}", f"--python_out={folder}", *paths])
+            if status:
+                raise SystemExit(f"protoc failed with status {status}")
+        texts = {path.name: path.read_text() for path in Path(folder).rglob("*.py")}
+    apart = {f"{path.stem}_pb2.py" for path in standard}
+    return {name: _packaged(text, name in apart) for name, text in texts.items()}
 
 
-def _packaged(text: str) -> str:
-    return _SIBLING_IMPORT.sub(r"from shmserve._generated import \1 as", text)
+def _packaged(text: str, apart: bool) -> str:
+    """The text as a module of our package; `apart`: with a descriptor pool of its own."""
+    text = _SIBLING_IMPORT.sub(r"from shmserve._generated import \1 as", text)
+    return text.replace(_SHARED_POOL, "_descriptor_pool.DescriptorPool()") if apart else text
 
 
 def stale(wanted: dict[str, str]) -> list[str]:

@@ -1,3 +1,3 @@
 """shmserve: a model server on a zero-copy shared-memory data plane."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -51,7 +51,7 @@ _OURS = {
         "onnxruntime": f"{_READERS}:onnxruntime",
         "pytorch": f"{_READERS}:pytorch",
         "ensemble": f"{_READERS}:ensemble",
-        "grps": "shmserve.grps.repository.reader:reader",
+        "grps": "shmserve.grps.repository.project_reader:reader",
     },
     HTTP_ROUTES: {"grps": "shmserve.grps.frontend.http.grps_routes:add_routes"},
     GRPC_SERVICES: {"grps": "shmserve.grps.frontend.rpcs:add_service"},

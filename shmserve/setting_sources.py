@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 
-from shmserve import setting_types
 from shmserve.errors import ConfigError
+from shmserve.settings import kinds
+from shmserve.settings.retired import Retired
 
 _MOST_SHOWN = 80  # characters of a value in an error
 _TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
@@ -24,26 +25,31 @@ _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
 class Declared(NamedTuple):
-    """A setting as it is declared. `separator`: of items in one text; `secret`: never shown."""
+    """A setting as it is declared. `separator`: of items in one text; `secret`: never shown;
+    `section`: heading under which the reference has the setting."""
 
     name: str
     type: Any
     default: Any
     separator: str = ","
     secret: bool = False
+    section: str = ""
 
     @property
     def wants(self) -> str:
         """What a value must be, in words."""
-        return setting_types.describe(self.name, self.type)
+        return kinds.describe(self.name, self.type)
+
+    @property
+    def description(self) -> str:
+        """What the setting does, in Markdown."""
+        return kinds.description(self.type)
 
     def text(self, value: Any) -> str:
         """A value as an environment variable would have it."""
         if self.secret and value:
             return "(not shown)"
-        if setting_types.is_size(self.name):
-            return setting_types.size_text(value)
-        return setting_types.text(value, self.separator)
+        return kinds.shown(self.name, value, self.separator)
 
 
 class GivenValue(NamedTuple):
@@ -57,28 +63,39 @@ class GivenValue(NamedTuple):
 class Sources:
     """What was given for the settings in `declared`: by the file, then by the environment.
 
-    `former`: names that settings had once, and their names today.
+    `former`: names that settings had once, and their names today; `retired`: settings that are
+    no more.
     """
 
-    def __init__(self, declared: Mapping[str, Declared], former: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        declared: Mapping[str, Declared],
+        former: Mapping[str, str],
+        retired: Mapping[str, Retired],
+    ) -> None:
         self.given: dict[str, GivenValue] = {}
         self.problems: list[str] = []
+        self.warnings: list[str] = []
         self._declared = declared
         self._former = former
+        self._retired = retired
+        self._gone: dict[str, GivenValue] = {}  # given for retired settings
 
     def take_variables(self, environ: Mapping[str, str], prefix: str) -> None:
         """Those variables that begin with `prefix`."""
-        names = {f"{prefix}{name.upper()}": name for name in (*self._declared, *self._former)}
+        known = (*self._declared, *self._former, *self._retired)
+        names = {f"{prefix}{name.upper()}": name for name in known}
         for variable, text in environ.items():
             if not variable.startswith(prefix):
                 continue
             name = names.get(variable)
             if name is None:
-                near = _near(variable, list(names))
+                near = _near(variable, [v for v, name in names.items() if name in self._declared])
                 self.problems.append(f"unknown setting {variable} in the environment{near}")
                 continue
             name = self._former.get(name, name)
-            self.given[name] = GivenValue(text, f"{variable} in the environment", name)
+            origin = f"{variable} in the environment"
+            self._values_of(name)[name] = GivenValue(text, origin, name)
 
     def take_file(self, path: str, variable: str) -> None:
         """A TOML file, whose tables are prefixes of names. `variable`: what has named it.
@@ -100,21 +117,34 @@ class Sources:
         for written, value in self._leaves(document, ""):
             name = self._former.get(written, written)
             origin = f"{path}, line {lines[written].pop(0)}" if lines.get(written) else path
-            if name not in self._declared:
+            given = self._values_of(name)
+            if name not in self._declared and name not in self._retired:
                 near = _near(name, list(self._declared))
                 self.problems.append(f"unknown setting {written} in {origin}{near}")
-            elif name in self.given:
-                self.problems.append(
-                    f"{name} is set twice: {self.given[name].origin}, and {origin}"
-                )
+            elif name in given:
+                self.problems.append(f"{name} is set twice: {given[name].origin}, and {origin}")
             else:
-                self.given[name] = GivenValue(value, origin, written)
+                given[name] = GivenValue(value, origin, written)
+
+    def _values_of(self, name: str) -> dict[str, GivenValue]:
+        return self._gone if name in self._retired else self.given
+
+    def _judge_retired(self) -> None:
+        """Warn of settings whose values describe what holds now, and refuse any other."""
+        for name, (value, origin, _) in self._gone.items():
+            retired = self._retired[name]
+            reason = retired.explanation(name)
+            if retired.holds(name, value):
+                self.warnings.append(f"{name} ({origin}) has no effect: {reason}")
+            else:
+                shown = _shortened(repr(value))
+                self.problems.append(f"{name} = {shown} ({origin}) is refused: {reason}")
 
     def _leaves(self, table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for key, value in table.items():
             name = prefix + key
             declared = self._declared.get(self._former.get(name, name))
-            is_table = declared is not None and setting_types.is_table(declared.type)
+            is_table = declared is not None and kinds.is_table(declared.type)
             if isinstance(value, dict) and not is_table:
                 yield from self._leaves(value, f"{name}_")
             else:
@@ -122,6 +152,7 @@ class Sources:
 
     def converted(self) -> dict[str, Any]:
         """The values as their settings have them; what cannot be converted is a problem."""
+        self._judge_retired()
         values = {}
         for name, given in self.given.items():
             declared = self._declared[name]
@@ -137,11 +168,11 @@ def _parsed(declared: Declared, value: Any) -> Any:
     """Texts of lists and tables split, of sizes and times without their units."""
     if not isinstance(value, str):
         return value
-    if setting_types.is_table(declared.type):
+    if kinds.is_table(declared.type):
         return _table(value)
-    if setting_types.is_list(declared.type):
+    if kinds.is_list(declared.type):
         return _items(value, declared.separator)
-    return setting_types.without_unit(declared.name, value)
+    return kinds.without_unit(declared.name, value)
 
 
 def _items(text: str, separator: str) -> list[str]:
@@ -169,7 +200,7 @@ def _problem(declared: Declared, given: GivenValue) -> str:
 
 def _culprit(name: str, value: Any, kind: Any) -> tuple[str, Any]:
     """What of a value cannot be converted, down to an entry of a table or an item of a list."""
-    kind = setting_types.bare(kind)
+    kind = kinds.bare(kind)
     parts: Iterator[tuple[str, Any]] = iter(())
     if isinstance(value, dict) and get_origin(kind) is dict:
         parts = ((f"{name}.{key}", item) for key, item in value.items())

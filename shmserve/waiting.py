@@ -67,6 +67,10 @@ class ThreadWaiter(Protocol):
 
     def beside(self, work: Callable[..., _Result], *args: Any) -> _Result: ...
 
+    def on_loop(self, call: Callable[..., _Result], *args: Any) -> _Result:
+        """Have a greenlet of this waiter's loop call it. From any other thread, which waits."""
+        ...
+
 
 class _Installed(threading.local):
     """Of each thread; None: it may block."""

@@ -13,10 +13,10 @@ from google.protobuf.message_factory import GetMessageClass
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.process.server import SERVICE, GrpcServer
 from shmserve.frontends.grpc.rpc_methods import RpcContext
-from shmserve.frontends.grpc.server import SERVICE, GrpcServer
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
 from shmserve.testing.running_server import WATCHDOG_S
@@ -135,8 +135,6 @@ class OneCaller(Callers):
 class Rig:
     """The real gRPC server over the fake dispatcher, and a client. `also`: an address more."""
 
-    engine = "http2"
-
     def __init__(
         self,
         dispatcher: FakeDispatcher | None = None,
@@ -144,9 +142,8 @@ class Rig:
         also: str | None = None,
         **settings: Any,
     ) -> None:
-        settings.setdefault("grpc_server", self.engine)
         self.dispatcher = dispatcher or fake_models.dispatcher()
-        self.served = GrpcServer(self.dispatcher, Settings(**settings), OneCaller(Caller(uid)))
+        self.served = GrpcServer(self.dispatcher, Settings(**settings), OneCaller(Caller(uid)))  # type: ignore[arg-type]
         self.target = f"127.0.0.1:{self.served.server.add_insecure_port('127.0.0.1:0')}"
         if also is not None:
             self.served.server.add_insecure_port(also)

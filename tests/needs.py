@@ -93,6 +93,15 @@ def _mounts() -> bool:
         return False
 
 
+@cache
+def _pidns() -> bool:
+    command = ("unshare", "--pid", "--fork", "--mount-proc", "true")
+    try:
+        return not subprocess.run(command, capture_output=True, timeout=20).returncode
+    except FileNotFoundError:
+        return False
+
+
 def _program(name: str) -> Callable[[], bool]:
     return lambda: shutil.which(name) is not None
 
@@ -113,6 +122,7 @@ NEEDS = {
     "netns": Need(_netns, "apt-get install -y iproute2, and be root with CAP_SYS_ADMIN"),
     "network": Need(lambda: bool(own_address()), "an IPv4 address beside that of loopback"),
     "openssl": Need(_program("openssl"), "apt-get install -y openssl"),
+    "pidns": Need(_pidns, "apt-get install -y util-linux, and be root with CAP_SYS_ADMIN"),
     "promtool": Need(_program("promtool"), "apt-get install -y prometheus, of which it is a part"),
     "seccomp": Need(
         lambda: _program("systemd-analyze")() and find_library("seccomp") is not None,

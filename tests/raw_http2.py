@@ -29,7 +29,7 @@ class RawClient:
         host, port = target.split(":")
         self.sock = socket.create_connection((host, int(port)), WATCHDOG_S)
         self._file = self.sock.makefile("rb")
-        self._decoder = Decoder()
+        self.decoder = Decoder()
         self.sock.sendall(PREFACE + frame_head(0, SETTINGS, 0, 0) + frame_head(0, SETTINGS, 1, 0))
 
     def send(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
@@ -66,7 +66,7 @@ class RawClient:
         """Of the next HEADERS."""
         for kind, _, _, payload in self.frames():
             if kind == HEADERS:
-                return {str(name): str(value) for name, value in self._decoder.decode(payload)}
+                return {str(name): str(value) for name, value in self.decoder.decode(payload)}
         raise AssertionError("the connection was closed")
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from bench.gpu.caller import Caller, DeviceMemory
 from bench.gpu.rounds import MAY_KEEP, free_bytes
 from bench.gpu.timing import FAKE, MIB, NO_TIMING
-from shmserve.cli import show
+from shmserve.cli.operating import show
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCHDOG_S = 60

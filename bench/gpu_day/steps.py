@@ -235,7 +235,7 @@ OF_THEMSELVES = "tests/cuda/test_bench.py", "tests/cuda/test_gpu_day.py"
 PRECOMPILED = "its kernels are precompiled CUDA code, which no stand-in can run"
 STEPS = (
     Step("devices", "devices, and trials of each", 60,
-         lambda *_: ["-m", "shmserve.cuda.doctor", "devices"], _read_devices, on=()),
+         lambda *_: ["-m", "shmserve.cuda.device_trials", "devices"], _read_devices, on=()),
     Step("doctor", "`shmserve doctor --gpu`", 60,
          lambda *_: ["-m", "shmserve.cli", "doctor", "--gpu", "--json"],
          lambda evidence, folder: _json_line(evidence, folder, "doctor")),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import shmserve
+from shmserve import library_telemetry
 from shmserve.config import CONFIG_VARIABLE
 from shmserve.errors import ShmserveError
 
@@ -39,7 +40,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of all commands; each names the module whose `main` does it."""
+    """Return the parser of all commands; each names its module, whose `main` runs it."""
     whole = _Parser(
         prog="shmserve",
         description="A model server on a zero-copy shared-memory data plane.",
@@ -55,46 +56,57 @@ def parser() -> argparse.ArgumentParser:
         made.set_defaults(module=module)
         return made
 
-    serve = command("serve", "serve", "run the server (gunicorn) in the foreground")
+    serve = command("serve", "serving.serve", "run the server (gunicorn) in the foreground")
     serve.add_argument("gunicorn", nargs="*", help="options for gunicorn, after --")
-    command("reload", "reload", "have a running service replace its processes (setting reload)")
-    init = command("init", "init", "make a model repository with examples, and a settings file")
+    command(
+        "reload", "serving.reload", "have a running service replace its processes (setting reload)"
+    )
+    init = command(
+        "init", "serving.init", "make a model repository with examples, and a settings file"
+    )
     init.add_argument("folder", metavar="DIR", help="an empty folder, or one to be made")
-    units = command("units", "units", "write systemd's units for this environment, as a service")
+    units = command(
+        "units", "serving.units", "write systemd's units for this environment, as a service"
+    )
     units.add_argument("root", metavar="ROOT", help="what to write below: /, or a folder to look")
     units.add_argument("--prefix", default="/usr/local", metavar="DIR", help="default: /usr/local")
     units.add_argument("--app", metavar="DIR", help="another environment, or a link to this one")
-    check = command("check", "check", "check the settings and every model folder")
+    check = command("check", "inspecting.check", "check the settings and every model folder")
     check.add_argument(
         "--load", action="store_true", help="load each model, too, in a process of its own"
     )
-    index = command("index", "index", "list a repository that a web server is to offer")
+    index = command("index", "inspecting.index", "list a repository that a web server is to offer")
     index.add_argument("folder", metavar="DIR", help="the repository; index.json is written there")
     settings = command(
-        "settings", "settings_reference", "show the settings and where they are from"
+        "settings", "inspecting.settings_reference", "show the settings and where they are from"
     )
+    settings.add_argument("names", nargs="*", metavar="NAME", help="explain these settings")
     shown = settings.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="one JSON array instead of a table")
     shown.add_argument("--markdown", action="store_true", help="the reference of all settings")
-    doctor = command("doctor", "doctor", "say what this host has and lacks, GPUs included")
+    doctor = command(
+        "doctor", "inspecting.doctor", "say what this host has and lacks, GPUs included"
+    )
     doctor.add_argument("--gpu", action="store_true", help="fail unless GPUs can be used")
     doctor.add_argument("--json", action="store_true", help="one JSON array instead of lines")
-    _add_show(command("show", "show", "ask a running server what is going on"))
+    _add_show(command("show", "operating.show", "ask a running server what is going on"))
     for name, text in (
         ("load", "have a running server load a model, or load it anew"),
         ("unload", "have a running server unload a model"),
         ("ready", "say whether a running server, or one model of it, is ready (status 1: not)"),
     ):
-        one = command(name, "model_commands", text)
+        one = command(name, "operating.model_commands", text)
         one.add_argument("model", metavar="MODEL", nargs="?" if name == "ready" else None)
         _add_address(one)
         one.add_argument("--key-file", metavar="FILE", help="of a key to show (docs/security.md)")
         if name == "ready":
             one.add_argument("--wait", type=float, default=0.0, metavar="S", help="for so long")
-    _add_measure(command("measure", "measure", "send a model generated requests and time them"))
-    _add_key(command("key", "key", "make keys for those who call"))
-    _add_cluster(command("cluster", "cluster", "serve on the nodes of a Ray cluster"))
-    complete = command("completion", "completion", "print a completion script for a shell")
+    _add_measure(
+        command("measure", "measuring.measure", "send a model generated requests and time them")
+    )
+    _add_key(command("key", "serving.key", "make keys for those who call"))
+    _add_cluster(command("cluster", "serving.cluster", "serve on the nodes of a Ray cluster"))
+    complete = command("completion", "shell_completion", "print a completion script for a shell")
     complete.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     return whole
 
@@ -165,8 +177,9 @@ def _add_cluster(cluster: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     arguments = parser().parse_args(argv)
+    library_telemetry.switch_off(os.environ)  # of what a command imports, and starts
     if (arguments.command, getattr(arguments, "what", "")) == ("show", "top"):
-        arguments.module = "top"
+        arguments.module = "operating.top"
     if arguments.config is not None:  # for the server that `serve` becomes, too
         os.environ[CONFIG_VARIABLE] = os.path.abspath(arguments.config)
     try:

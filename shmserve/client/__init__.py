@@ -12,8 +12,8 @@ imported when one is met. docs/client.md has the details.
 """
 
 from shmserve.client.api import Client, connect
-from shmserve.client.errors import InferenceError
 from shmserve.client.result import Result
-from shmserve.client.streams import ResultStream
+from shmserve.client.result_stream import ResultStream
+from shmserve.client.wire.inference_error import InferenceError
 
 __all__ = ["Client", "InferenceError", "Result", "ResultStream", "connect"]

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shmserve.client import api
-from shmserve.client.cancel_scope import CancelScope
-from shmserve.client.errors import CLOSED, LATE, InferenceError
 from shmserve.client.result import Result
-from shmserve.client.streams import ResultStream
+from shmserve.client.result_stream import ResultStream
+from shmserve.client.wire.cancel_scope import CancelScope
+from shmserve.client.wire.inference_error import CLOSED, LATE, InferenceError
 
 __all__ = ["AsyncClient", "AsyncResultStream", "connect"]
 

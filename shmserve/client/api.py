@@ -15,17 +15,17 @@ from weakref import WeakSet
 
 import numpy as np
 
-from shmserve.client import device_arrays
 from shmserve.client.client_call import ClientCall
-from shmserve.client.errors import InferenceError
-from shmserve.client.http_transport import Transport
-from shmserve.client.lanes import Lanes
-from shmserve.client.memory.shared_memory import SharedMemoryPools
+from shmserve.client.memory import device_arrays
+from shmserve.client.memory.shared_pools import SharedMemoryPools
 from shmserve.client.requester import Requester
 from shmserve.client.result import Result
+from shmserve.client.result_stream import ResultStream
 from shmserve.client.service_calls import ServiceCalls
-from shmserve.client.streams import ResultStream
 from shmserve.client.tensors import ClientTensor
+from shmserve.client.wire.http_transport import Transport
+from shmserve.client.wire.inference_error import InferenceError
+from shmserve.client.wire.lanes import Lanes
 
 Array = np.ndarray[Any, Any]
 

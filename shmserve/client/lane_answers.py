@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 
-from shmserve.client.attempt import RequestAttempt
-from shmserve.client.cancel_scope import cancellable
 from shmserve.client.client_call import ClientCall
-from shmserve.client.errors import LATE, InferenceError
-from shmserve.client.lanes import DIED, ClientLane, Key, Lanes
+from shmserve.client.placed_request import RequestAttempt
 from shmserve.client.result import Result
 from shmserve.client.result_reader import ResultReader
+from shmserve.client.wire.cancel_scope import cancellable
+from shmserve.client.wire.inference_error import LATE, InferenceError
+from shmserve.client.wire.lanes import DIED, ClientLane, Key, Lanes
 from shmserve.errors import PeerDied, ProtocolViolation
 from shmserve.protocol.control import lane_messages as wire
 

@@ -8,20 +8,20 @@ import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from shmserve.client.attempt import PoolOf, RequestAttempt
 from shmserve.client.client_call import ClientCall
-from shmserve.client.errors import InferenceError
-from shmserve.client.http_answers import HttpAnswers, generate_request
-from shmserve.client.http_transport import Reply, Transport, left_s
+from shmserve.client.http_stream import HttpAnswers, generate_request
 from shmserve.client.lane_answers import LaneAnswers
-from shmserve.client.lanes import Lanes, converse
 from shmserve.client.memory.block_pool import BlockPool
-from shmserve.client.memory.shared_memory import SharedMemoryPools
+from shmserve.client.memory.shared_pools import SharedMemoryPools
 from shmserve.client.output_sizes import DescribedModel, OutputSizes, stream_windows
+from shmserve.client.placed_request import PoolOf, RequestAttempt
 from shmserve.client.result import Result
 from shmserve.client.result_reader import ResultReader
+from shmserve.client.result_stream import AnswerSource
 from shmserve.client.service_calls import model_path
-from shmserve.client.streams import AnswerSource
+from shmserve.client.wire.http_transport import Reply, Transport, left_s
+from shmserve.client.wire.inference_error import InferenceError
+from shmserve.client.wire.lanes import Lanes, converse
 from shmserve.protocol.control.lane_messages import INLINE_BYTES, LaneAnswer
 from shmserve.protocol.decoding import json_decoder
 

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmserve.client import device_arrays, tensors
-from shmserve.client.errors import InferenceError
-from shmserve.client.http_transport import Reply
+from shmserve.client import tensors
+from shmserve.client.memory import device_arrays
 from shmserve.client.memory.block_pool import Block, BlockPool
 from shmserve.client.result import Result
+from shmserve.client.wire.http_transport import Reply
+from shmserve.client.wire.inference_error import InferenceError
 from shmserve.errors import InvalidArgument, UnreadableMessage
 from shmserve.protocol.control.client_messages import LaneOpened
 from shmserve.protocol.control.lane_messages import LaneAnswer, LaneReceipt, LaneWindow

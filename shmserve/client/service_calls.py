@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from shmserve.client.errors import InferenceError
-from shmserve.client.http_transport import Transport
+from shmserve.client.wire.http_transport import Transport
+from shmserve.client.wire.inference_error import InferenceError
 from shmserve.protocol.decoding import json_decoder
 
 _decode = json_decoder()

@@ -1,6 +1,7 @@
-"""Arrays to tensors of the protocol and back, without the server's table of datatypes.
+"""Arrays to tensors of the protocol and back.
 
-BF16 is the dtype of the package ml_dtypes, which a client has if it needs it.
+Types that numpy lacks, such as BF16, are those of the package ml_dtypes, which a client has if it
+needs them.
 """
 
 from __future__ import annotations
@@ -10,19 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from shmserve.client import device_arrays
+from shmserve.client.memory import device_arrays
 from shmserve.errors import ShmserveError
 from shmserve.tensor import bytes_codec
+from shmserve.tensor.datatype_table import ROWS
 
 Array = np.ndarray[Any, Any]
 
 BYTES = "BYTES"
-_BY_NAME: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    **{f"{s}INT{n}": np.dtype(f"{s.lower()}int{n}") for s in ("", "U") for n in (8, 16, 32, 64)},
-    **{f"FP{n}": np.dtype(f"float{n}") for n in (16, 32, 64)},
-}
-_BY_DTYPE = {dtype: name for name, dtype in _BY_NAME.items()}
+_ROWS = {row.name: row for row in ROWS if row.itemsize}
+_BY_DTYPE = {row.numpy_name: row.name for row in _ROWS.values()}
+NO_JSON = frozenset(row.name for row in ROWS if not row.json_ok)
 
 
 class ClientTensor:
@@ -91,11 +90,13 @@ def _array(name: str, value: Any) -> tuple[Any, int | None]:
 
 def _as(datatype: str, array: Array, value: Any, name: str) -> Array:
     """Numbers of a list in the model's datatype; what is of another kind is left to the server."""
-    if array.dtype.kind not in "iuf" or datatype not in (*_BY_NAME, "BF16"):
+    if array.dtype.kind not in "iuf" or datatype not in _ROWS:
         return array
     dtype = dtype_of(datatype)
-    if datatype == "BF16" and dtype == np.uint16:
-        raise ValueError(f"input '{name}': the model wants BF16, for which ml_dtypes is missing")
+    if dtype.name != _ROWS[datatype].numpy_name:
+        raise ValueError(
+            f"input '{name}': the model wants {datatype}, for which ml_dtypes is missing"
+        )
     if dtype.kind in "iu":
         return _integers(datatype, dtype, value, name)
     if dtype.kind == "b":
@@ -124,35 +125,32 @@ def datatype_of(dtype: np.dtype[Any], name: str) -> str:
     Raises:
         ValueError: it has none.
     """
-    datatype = _BY_DTYPE.get(dtype)
-    if datatype is not None:
+    datatype = _BY_DTYPE.get(dtype.name)
+    if datatype is not None and dtype.isnative:
         return datatype
     if dtype.kind in "SUO":
         return BYTES
-    if dtype.name == "bfloat16":
-        return "BF16"
     raise ValueError(f"input '{name}': arrays of {dtype} have no place in the protocol")
 
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
-    """The dtype of fixed-size elements. BF16 without ml_dtypes: its bits as uint16."""
-    if datatype == "BF16":
-        try:
-            import ml_dtypes
-        except ImportError:
-            return np.dtype(np.uint16)
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    return _BY_NAME[datatype]
+    """Return the dtype of fixed-size elements. Without ml_dtypes, BF16 is its bits as uint16."""
+    row = _ROWS[datatype]
+    if not row.extension:
+        return np.dtype(row.numpy_name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        return np.dtype(f"uint{8 * row.itemsize}")
+    extension: np.dtype[Any] = np.dtype(getattr(ml_dtypes, row.numpy_name))
+    return extension
 
 
 def nbytes_of(datatype: str, shape: tuple[int, ...]) -> int | None:
     """Bytes of a tensor; None where they depend on its elements or an open dimension."""
-    if datatype not in _BY_NAME and datatype != "BF16":
+    if datatype not in _ROWS or (shape and min(shape) < 0):
         return None
-    if shape and min(shape) < 0:
-        return None
-    return math.prod(shape) * (2 if datatype == "BF16" else _BY_NAME[datatype].itemsize)
+    return math.prod(shape) * _ROWS[datatype].itemsize
 
 
 def from_bytes(data: Any, datatype: str, shape: tuple[int, ...], name: str, model: str) -> Any:

@@ -99,7 +99,7 @@ def read(path: str) -> ClusterFile:
         if both := known.keys() & own.keys():
             raise ConfigError(f"models: {min(both)} in {path} would be of {name} and of another")
         known |= own
-    source = Sources(known, {})
+    source = Sources(known, {}, {})
     source.take_file(path, "the command")
     values = source.converted()
     problems = source.problems + _wrong_names(names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ def _connected(settings: ClusterSettings) -> Iterator[Any]:
         ConfigError: the extra is missing.
         Unavailable: there is no Ray at that address.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
 

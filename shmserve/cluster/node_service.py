@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from shmserve.client.errors import InferenceError
-from shmserve.client.http_transport import Transport
+from shmserve.client.wire.http_transport import Transport
+from shmserve.client.wire.inference_error import InferenceError
 from shmserve.cluster.cluster_file import ClusterSettings
 from shmserve.cluster.haproxy_slots import Address
 from shmserve.cluster.policies.cluster_plan import AGAIN_S
@@ -71,6 +71,52 @@ class _State:
     grpc_up: bool = False  # its process listens later than those of HTTP
     launches: int = 0
     problem: str = ""
+
+    def launched(self) -> None:
+        """A process of the service starts."""
+        self.launches += 1
+        self.grpc_up = False
+
+    def missed(self, error: Exception) -> None:
+        """A look at the service has failed."""
+        self.up, self.ready = False, frozenset()
+        self.unseen = f"the service does not answer as it should: {error}"
+
+    def looked(self, ready: frozenset[str], counts: dict[str, ReplicaCounts], changes: int) -> None:
+        """The service has answered a look that began after so many `changes`."""
+        self.up_at = time.monotonic()
+        if not self.up and not self.failed:
+            self.problem = ""
+        if changes == self.changes:  # else it may be older than the last change
+            self.up, self.ready, self.counts = True, ready, counts
+
+    def next_change(self) -> tuple[str, str] | None:
+        """Begin the next change, unloading first; None: all is as ordered."""
+        now = time.monotonic()
+        self.failed = {
+            name: (why, at) for name, (why, at) in self.failed.items() if now - at < AGAIN_S
+        }
+        if not self.up or self.orders is None:
+            return None
+        for name in sorted(self.ready - self.orders):
+            return "unload", name
+        for name in sorted(self.orders - self.ready - self.failed.keys()):
+            self.changing = name
+            return "load", name
+        return None
+
+    def changed(self, what: str, name: str, problem: str, may_retry: bool) -> None:
+        """A change is over, well if there is no problem. `may_retry`: at once, if it failed."""
+        self.changing = ""
+        self.changes += 1
+        if problem:
+            self.problem = problem
+            if what == "load" and not may_retry:
+                self.failed[name] = (problem, time.monotonic())
+        elif what == "load":
+            self.ready |= {name}
+        else:
+            self.ready -= {name}
 
 
 class NodeService:
@@ -145,8 +191,7 @@ class NodeService:
         wanted = (self._settings.service_http_port, self._settings.service_grpc_port)
         self._ports = tuple(port or _free_port(self._host) for port in wanted)  # type: ignore[assignment]
         with self._lock:
-            self._state.launches += 1
-            self._state.grpc_up = False
+            self._state.launched()
         return subprocess.Popen(
             [sys.executable, "-m", "shmserve.cluster.service_child", str(os.getpid())],
             env=self._environment(),
@@ -211,41 +256,24 @@ class NodeService:
                 counts = _counts(_ask(transport, "GET", "/v2/models/stats")) if ready else {}
             except (InferenceError, UnreadableMessage, KeyError, TypeError) as ex:
                 with self._lock:
-                    self._state.up, self._state.ready = False, frozenset()
-                    self._state.unseen = f"the service does not answer as it should: {ex}"
+                    self._state.missed(ex)
                 continue
             with self._lock:
-                self._state.up_at = time.monotonic()
-                if not self._state.up and not self._state.failed:
-                    self._state.problem = ""
-                if changes == self._state.changes:  # else it may be older than the last change
-                    self._state.up, self._state.ready, self._state.counts = True, ready, counts
+                self._state.looked(ready, counts, changes)
         transport.close()
 
     def _follow_orders(self) -> None:
         wait_s = self._settings.service_load_timeout_s + _ASK_S
         transport = Transport(f"unix:{self._socket}", wait_s)
         while not self._end.wait(_LOOK_S):
-            while (change := self._next_change()) and not self._end.is_set():
+            while not self._end.is_set():
+                with self._lock:
+                    change = self._state.next_change()
+                if change is None:
+                    break
                 if not self._change(transport, *change):
                     break  # not again at once
         transport.close()
-
-    def _next_change(self) -> tuple[str, str] | None:
-        """What to do next, unloading first; None: all is as ordered."""
-        with self._lock:
-            state, now = self._state, time.monotonic()
-            state.failed = {
-                name: (why, at) for name, (why, at) in state.failed.items() if now - at < AGAIN_S
-            }
-            if not state.up or state.orders is None:
-                return None
-            for name in sorted(state.ready - state.orders):
-                return "unload", name
-            for name in sorted(state.orders - state.ready - state.failed.keys()):
-                state.changing = name
-                return "load", name
-            return None
 
     def _change(self, transport: Transport, what: str, name: str) -> bool:
         """Load or unload a model; whether that went well."""
@@ -257,17 +285,7 @@ class NodeService:
             problem, status = f"{what} {name}: {ex}", getattr(ex, "status", 0)
             _log.warning("%s", problem)
         with self._lock:
-            state = self._state
-            state.changing = ""
-            state.changes += 1
-            if problem:
-                state.problem = problem
-                if what == "load" and status not in _NOT_NOW:
-                    state.failed[name] = (problem, time.monotonic())
-            elif what == "load":
-                state.ready |= {name}
-            else:
-                state.ready -= {name}
+            self._state.changed(what, name, problem, status in _NOT_NOW)
         return not problem
 
 

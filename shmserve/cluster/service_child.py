@@ -6,17 +6,16 @@ that started it is gone, however it went.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+from shmserve.transport.processes import end_with_parent
 
 
 def main() -> None:
     """Never returns."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    end_with_parent(signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):  # it went before it could be watched
         sys.exit(1)
     os.execv(sys.executable, [sys.executable, "-m", "shmserve", "serve"])

@@ -18,12 +18,14 @@ def main() -> int:
     parser.add_argument("--process-id", required=True)
     parser.add_argument("--master-fd", type=int, required=True)
     parser.add_argument("--epoch", required=True)
+    parser.add_argument("--grpc-unserved", default="", help="why no gRPC process serves")
     arguments = parser.parse_args()
     settings = config.load()
     setproctitle("shmserve: coordinator")
     logs.setup("coordinator", settings.log_level, settings.log_format)
     run_dir = config.run_dir(settings)
-    launch = Launch(settings, run_dir, arguments.process_id, arguments.epoch, arguments.master_fd)
+    started = (arguments.process_id, arguments.epoch, arguments.master_fd, arguments.grpc_unserved)
+    launch = Launch(settings, run_dir, *started)
     return service.run(launch, repository)
 
 

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from shmserve.errors import ConfigError
+from shmserve.log_fields import log_fields
 from shmserve.transport import listen_addresses
 
 _log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class AgentCheck:
                 self._selector.register(listener, selectors.EVENT_READ, self)
                 self._listeners.append(listener)
         except (ConfigError, OSError) as ex:
-            _log.error("%s: cannot listen address=%s error=%s", SETTING, bind, ex)
+            _log.error("%s: cannot listen", SETTING, extra=log_fields(address=bind, error=ex))
 
     def _tell(self, sock: socket.socket, now: float) -> None:
         sock.setblocking(False)

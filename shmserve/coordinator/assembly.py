@@ -9,32 +9,34 @@ import time
 from msgspec import Struct
 
 from shmserve.config import Settings
-from shmserve.coordinator import checkpoint as checkpoints
-from shmserve.coordinator.checkpoint import Checkpoint, CheckpointFile
 from shmserve.coordinator.effect_runner import EffectRunner
-from shmserve.coordinator.lane_desk import LaneDesk
 from shmserve.coordinator.models.desired_models import DesiredModels
 from shmserve.coordinator.models.model_control import ModelControl
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
 from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
-from shmserve.coordinator.publication import Publication
+from shmserve.coordinator.programs.lane_desk import LaneDesk
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.coordinator.resource_turns import RECONNECT_S, ResourceTurns
-from shmserve.coordinator.runtime_settings import RuntimeSettingsStore
+from shmserve.coordinator.state import checkpoint as checkpoints
+from shmserve.coordinator.state.checkpoint import Checkpoint, CheckpointFile
+from shmserve.coordinator.state.publication import Publication
+from shmserve.coordinator.state.runtime_settings import RuntimeSettingsStore
 from shmserve.coordinator.stats.admin_tables import OwnProcess
 from shmserve.coordinator.stats.counter_totals import SETTLE_S, CounterTotals
 from shmserve.coordinator.stats.introspection import Introspection
 from shmserve.coordinator.stats.monitoring import Monitoring
 from shmserve.coordinator.stats.stats_sources import StatsSources
-from shmserve.core.control.effects import Effect
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import Revision, VersionRecord
 from shmserve.core.control.watchdog import Watchdog
+from shmserve.core.effects import Effect
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import Snapshot
 from shmserve.core.scheduling.rate_limit_policy import amounts
 from shmserve.core.scheduling.rate_limiter import RateLimiter
+from shmserve.core.stats.request_counters import MAX_COUNTED
+from shmserve.log_fields import log_fields
 from shmserve.observe import gpus
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.shm.registry_page import RegistryWriter
@@ -45,13 +47,15 @@ _LEDGER_SETTLE_S = 0.2  # after a restart: holders say what they hold before mor
 
 
 class Launch(Struct, frozen=True):
-    """How the supervisor started us. `master_fd`: pidfd of the gunicorn master."""
+    """How the supervisor started us. `master_fd`: pidfd of the gunicorn master; `grpc_unserved`:
+    why no gRPC process serves, empty if one does or none is needed."""
 
     settings: Settings
     run_dir: str
     process: str
     epoch: str
     master_fd: int
+    grpc_unserved: str = ""
 
 
 class Outside(Struct, frozen=True):
@@ -89,9 +93,7 @@ def assemble(launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int
     settings, send, now = launch.settings, outside.send, time.monotonic()
     again = outside.writer.previous is not None
     ledger = Ledger(pool_bytes, arena_bytes, now + _LEDGER_SETTLE_S if again else 0.0)
-    reconciler = Reconciler(
-        ledger, settings.execute_timeout_s, settings.load_timeout_s, settings.load_attempts
-    )
+    reconciler = Reconciler(ledger, settings.execute_timeout_s, settings.load_timeout_s)
     limiter = RateLimiter(amounts(settings.rate_limit_resources), is_open=not again)
     regions = RegionRegistrations(
         *(settings, launch.run_dir, reconciler, send, outside.owners),
@@ -127,7 +129,7 @@ def _introspection(
     limiter: RateLimiter,
     now: float,
 ) -> Introspection:
-    again, most = outside.writer.previous is not None, launch.settings.max_counted_models
+    again, most = outside.writer.previous is not None, MAX_COUNTED
     settled_at = now + SETTLE_S if again else 0.0
     counters = CounterTotals(launch.run_dir, launch.epoch, outside.send, most, settled_at)
     sources = StatsSources(reconciler, regions.book, counters, outside.gpus, limiter)
@@ -154,7 +156,7 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
         effects += parts.reconciler.models.load(name, revision, now, required=True)
         parts.reconciler.models.by_name[name].implied = name in desired.implied
     for name, reason in desired.failures.items():
-        _log.error("model cannot be served model=%s reason=%s", name, reason)
+        _log.error("model cannot be served", extra=log_fields(model=name, reason=reason))
     parts.effects.perform([*effects, *parts.reconciler.scanned(desired.failures)])
 
 

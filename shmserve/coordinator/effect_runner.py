@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from shmserve.coordinator.checkpoint import CheckpointFile
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
 from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
-from shmserve.coordinator.publication import Publication
-from shmserve.core.control import effects
+from shmserve.coordinator.state.checkpoint import CheckpointFile
+from shmserve.coordinator.state.publication import Publication
+from shmserve.core import effects
 from shmserve.core.control.reconciler import Reconciler
+from shmserve.log_fields import log_fields, with_fields
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control.link_messages import Granted, Stop, Trim
 
@@ -54,6 +55,15 @@ class EffectRunner(Struct, frozen=True):
                     if effect.overrides:
                         self._jobs.remove(effect.overrides)
                 case effects.LogForOperators():
-                    flight_recorder.record("warning", "coordinator", effect.text)
-                    _log.warning("%s", effect.text)
+                    about = log_fields(**effect.fields)
+                    text = with_fields(effect.text, effect.fields)
+                    flight_recorder.record("warning", "coordinator", text)
+                    _log.warning("%s", effect.text, extra=about)
         self._sync.tell()
+
+    def look(self) -> None:
+        """Once a second: write down and publish what the run directory had no space for."""
+        if self._checkpoint.late:
+            self._checkpoint.write(self._reconciler, self._sync.instances, self._jobs.tried)
+        self._checkpoint.keep_room()
+        self._publication.look()

@@ -8,10 +8,11 @@ import selectors
 import socket
 import time
 
-from shmserve.coordinator import connections
-from shmserve.coordinator.connections import ProcessConnection
+from shmserve.coordinator import process_connections
 from shmserve.coordinator.message_router import MessageRouter
+from shmserve.coordinator.process_connections import ProcessConnection
 from shmserve.errors import PeerDied, ProtocolViolation, UnreadableMessage
+from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Hello, Welcome
@@ -38,7 +39,7 @@ class Links:
         self._buffer = message_buffer()
 
     def accept(self, listener: socket.socket) -> None:
-        connection = connections.accept(listener, self._buffer)
+        connection = process_connections.accept(listener, self._buffer)
         if connection is not None:
             self._selector.register(connection.sock, selectors.EVENT_READ, connection)
 
@@ -112,7 +113,9 @@ class Links:
 
     def _close(self, connection: ProcessConnection, why: str) -> None:
         process = connection.process or "unknown"
-        _log.warning("link closed process=%s pid=%d reason=%s", process, connection.pid, why)
+        _log.warning(
+            "link closed", extra=log_fields(process=process, pid=connection.pid, reason=why)
+        )
         self._doomed.append(connection)
 
     def bury(self, router: MessageRouter) -> None:

@@ -10,10 +10,12 @@ import logging
 
 from shmserve.coordinator.assembly import Parts
 from shmserve.coordinator.models.supervisor_sync import Send
-from shmserve.core.control.effects import Effect
 from shmserve.core.control.lifecycle import State
 from shmserve.core.control.watchdog import Verdict
+from shmserve.core.effects import Effect
+from shmserve.core.registry import FRONTENDS
 from shmserve.errors import ProtocolViolation
+from shmserve.log_fields import log_fields
 from shmserve.protocol.control import link_messages as link
 from shmserve.protocol.control import settings_messages as settings
 from shmserve.protocol.control.messages import ToCoordinator
@@ -46,6 +48,7 @@ class MessageRouter:
         self._watchdog = parts.watchdog
         self._lanes = parts.lanes
         self._turns = parts.turns
+        self._effects = parts.effects
         self._perform = parts.effects.perform
         self._send = send
         self._looked_at = 0.0
@@ -175,10 +178,11 @@ class MessageRouter:
 
     def drain(self, reason: str, announce: bool = False) -> None:
         if not self._reconciler.draining:
-            _log.info("draining reason=%s", reason)
+            _log.info("draining", extra=log_fields(reason=reason))
         self._perform(self._reconciler.drain(announce))
 
     def _look(self, now: float) -> None:
+        self._effects.look()
         for record in list(self._reconciler.processes.values()):
             if record.role == "executor":
                 self._watch(record.name, now)
@@ -219,6 +223,9 @@ class MessageRouter:
         if isinstance(message, link.Drain):
             self.drain(message.reason, message.announce)
             return []
+        if message.instance in FRONTENDS:
+            reason = message.reason if isinstance(message, link.Exited) else ""
+            return self._reconciler.serving(message.instance, reason)
         if message.instance not in self._reconciler.instances:
             return []  # of a model that is no longer served
         if isinstance(message, link.Started):

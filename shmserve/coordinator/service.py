@@ -18,24 +18,25 @@ from functools import partial
 
 from shmserve import model_places
 from shmserve.config import Settings, base_dir, state_dir
-from shmserve.coordinator import assembly, pool_sizing
+from shmserve.coordinator import assembly, pool_sizing, remote_start
 from shmserve.coordinator.agent_check import AgentCheck, AgentConnection
 from shmserve.coordinator.assembly import Launch, Outside, Parts
-from shmserve.coordinator.background import Background
-from shmserve.coordinator.checkpoint import Checkpoint, CheckpointFile
-from shmserve.coordinator.client_socket import ClientConnection, ClientSocket
-from shmserve.coordinator.connections import ProcessConnection
 from shmserve.coordinator.links import Links
 from shmserve.coordinator.message_router import MessageRouter
-from shmserve.coordinator.models import desired_models, remote_start
+from shmserve.coordinator.models import desired_models
+from shmserve.coordinator.models.background import Background
 from shmserve.coordinator.models.desired_models import DesiredModels, Library
-from shmserve.coordinator.models.remote_start import RemoteStart
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
+from shmserve.coordinator.process_connections import ProcessConnection
+from shmserve.coordinator.programs.client_socket import ClientConnection, ClientSocket
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.predecessor import Predecessor
+from shmserve.coordinator.remote_start import RemoteStart
+from shmserve.coordinator.state.checkpoint import Checkpoint, CheckpointFile
 from shmserve.coordinator.stats.history_file import HistoryFile
 from shmserve.core.control.silence import period_s
 from shmserve.errors import Unavailable, UnreadableMessage
+from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol.control import messages
@@ -59,9 +60,9 @@ def run(launch: Launch, library: Library) -> int:
     """One life of the coordinator; its exit status."""
     lock = rundir.lock(launch.run_dir, "coordinator")
     if not _acquire(lock):
-        _log.error("another coordinator runs pid=%s", lock.holder())
+        _log.error("another coordinator runs", extra=log_fields(pid=lock.holder()))
         return 1
-    flight_recorder.start(launch.run_dir, launch.process, launch.settings.max_events)
+    flight_recorder.start(launch.run_dir, launch.process)
     wake = WakeUp()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: wake.stop())
@@ -112,7 +113,7 @@ class CoordinatorLoop:
         if not again:
             swept = segment.sweep()
             if swept:
-                _log.info("removed what earlier services left segments=%d", swept)
+                _log.info("removed what earlier services left", extra=log_fields(segments=swept))
         file = CheckpointFile(run_dir, launch.epoch)
         checkpoint = file.read()
         waits = checkpoint is None and remote_start.waits(settings, library)
@@ -149,6 +150,7 @@ class CoordinatorLoop:
         if shortage:
             _log.error("not ready: %s (pool_bytes, %s)", shortage, pool_sizing.SHM)
         parts.reconciler.shortage = shortage
+        parts.reconciler.serving("grpc", launch.grpc_unserved)
         self._regions, self._introspection = parts.regions, parts.introspection
         self._history = self._history_file(settings)
         self._router = MessageRouter(parts, send)
@@ -177,7 +179,8 @@ class CoordinatorLoop:
         self._selector.register(wake.fd, selectors.EVENT_READ, None)
         self._selector.register(self._master_fd, selectors.EVENT_READ, None)
         self._predecessor = None if self._serves() else self._connect_predecessor(launch, parts)
-        _log.info("ready epoch=%s again=%s pool_bytes=%d", launch.epoch, again, pool_bytes)
+        about = log_fields(epoch=launch.epoch, again=again, pool_bytes=pool_bytes)
+        _log.info("ready", extra=about)
 
     def run(self, beat: Callable[[], bool]) -> None:
         """Until the supervisor or the master's end stops it.

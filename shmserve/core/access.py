@@ -1,6 +1,6 @@
 """Who may do what: kinds of callers, what they may do, and the table between them.
 
-Pure policy: doors say who calls (`core.regions.region_book.Caller`, as the kernel tells, with the
+Pure policy: doors say who calls (`core.caller.Caller`, as the kernel tells, with the
 scopes of the key that came along) and what for. docs/security.md has the table for people.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from shmserve.config import From, KeysFrom, Settings
-from shmserve.core.regions.region_book import Caller
+from shmserve.config import Settings
+from shmserve.core.caller import Caller
 from shmserve.errors import PermissionDenied, ShmserveError, Unauthenticated
+from shmserve.settings.field_kinds import From, KeysFrom
 
 # owner: the server's user, and root; local: another user of this host; browser: a page of
 # another origin, whoever's browser it is open in.

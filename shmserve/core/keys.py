@@ -30,6 +30,7 @@ from shmserve.errors import ConfigError
 
 HEADER = "shmserve-key"  # header field and metadata key; `Authorization: Bearer` is the other way
 KEY_BYTES = 32
+MAX_KEYS = 1024  # of a file
 PREFIX = "shmk_"  # so that those who look for leaked secrets find them
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SCOPES = get_args(Action)
@@ -54,19 +55,19 @@ def digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
-def parse(data: bytes, most: int) -> dict[bytes, Key]:
+def parse(data: bytes) -> dict[bytes, Key]:
     """The keys of a file, by their digests.
 
     Raises:
-        ConfigError: what is wrong with it, without any hash; or there are more than `most`.
+        ConfigError: what is wrong with it, without any hash; or there are more than `MAX_KEYS`.
     """
     try:
         document = tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as ex:
         kind = "UTF-8" if isinstance(ex, UnicodeDecodeError) else "TOML"
         raise ConfigError(f"keys_file: not {kind}") from None
-    if len(document) > most:
-        raise ConfigError(f"keys_file: more than {most} keys (setting max_keys)")
+    if len(document) > MAX_KEYS:
+        raise ConfigError(f"keys_file: more than {MAX_KEYS} keys")
     keys: dict[bytes, Key] = {}
     for name, table in document.items():
         check_name(name)

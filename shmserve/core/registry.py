@@ -11,7 +11,8 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from shmserve.core.control.runtime_settings import RuntimeSettings, TraceSettings
+from shmserve.core.live_settings import RuntimeSettings, TraceSettings
+from shmserve.core.region_kinds import SYSTEM, RegionKind, kind_of
 from shmserve.errors import NotFound, Unavailable
 from shmserve.tensor.spec import ModelSpec
 
@@ -52,9 +53,8 @@ class ModelEntry(Struct, frozen=True):
 
 
 ALL, ANY = ("all",), ("any",)  # what a server that is ready may require
+FRONTENDS = {"grpc": "gRPC process", "http": "HTTP worker"}  # by role
 _NAMED = 8  # models, in words why it is not
-
-SYSTEM, CUDA = "system", "cuda"  # kinds of regions
 
 
 class Region(Struct, frozen=True):
@@ -64,7 +64,8 @@ class Region(Struct, frozen=True):
     Attributes:
         number: what processes call it; never used again within an epoch.
         uid: who registered it (-1: a remote caller); `pid` and `started` (its start in clock
-            ticks since boot, or see `transport.process_identity`) name the process, 0: not known.
+            ticks since boot, or see `transport.trust.process_identity`) name the process, 0: not
+            known.
         device, inode, object_bytes: the object as it was when it was registered.
         copy: reached by copying only, never mapped (its owner has pulled memory away before).
         sealed: nobody can make its object smaller, so mapping it is safe for everybody.
@@ -95,8 +96,14 @@ class Region(Struct, frozen=True):
         return f"Region({self.number}, {self.name!r}, {self.kind}, {self.byte_size} bytes)"
 
     @property
-    def cuda(self) -> bool:
-        return self.kind == CUDA
+    def memory(self) -> RegionKind:
+        return kind_of(self.kind, self.sealed)
+
+    @property
+    def on_device(self) -> str:
+        """``cuda:0`` or the like; empty: the host's memory."""
+        device = self.memory.device
+        return f"{device}:{self.device_id}" if device else ""
 
     @property
     def end(self) -> int:
@@ -115,6 +122,7 @@ class Snapshot(Struct, frozen=True, dict=True):
     `tuning`: what clients have set; None: nobody has said yet.
     `flags`: what clients may change of extensions, by the names of their settings.
     `shortage`: why there is too little memory to be ready, whatever is loaded; empty: there is not.
+    `unserved`: frontends of which no process serves (`FRONTENDS`), and why, for operators alone.
     `requires`: the setting `ready_requires`: names of models, or what stands for them.
     `notices`: model -> what is to be told of it although it may serve; "": of all of them.
     """
@@ -133,6 +141,7 @@ class Snapshot(Struct, frozen=True, dict=True):
     shortage: str = ""
     requires: tuple[str, ...] = ALL
     notices: dict[str, str] = {}
+    unserved: dict[str, str] = {}
 
     @cached_property
     def ready_entries(self) -> dict[tuple[str, str], ModelEntry]:
@@ -215,6 +224,8 @@ class Snapshot(Struct, frozen=True, dict=True):
             return "it is about to stop"
         if self.shortage:
             return self.shortage
+        if self.unserved:
+            return " and ".join(f"no {FRONTENDS[kind]} serves" for kind in sorted(self.unserved))
         if self.complete:
             return ""
         why = self.notices.get("", "")

@@ -13,6 +13,10 @@ from shmserve.protocol.control.data_messages import RegionRef
 class InferenceCall(Protocol):
     """One request; closing it gives every slot back."""
 
+    def __enter__(self) -> InferenceCall: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None: ...
+
     @property
     def receipt(self) -> Receipt: ...
 

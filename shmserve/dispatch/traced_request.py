@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from shmserve.core.control.runtime_settings import TraceSettings
+from shmserve.core.live_settings import TraceSettings
 from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry
 from shmserve.core.trace_context import TraceContext
@@ -115,6 +115,16 @@ class Trace(Struct, eq=False):
                 self.tensors.append(
                     TracedTensor(activity, tensor.name, tensor.datatype, tensor.shape, bytes(data))
                 )
+
+    def fail(self, reason: str, told: str) -> None:
+        """The request has failed, if it has not before. `reason`: as it is counted; else empty."""
+        self.failure = reason or self.failure
+        if self.failure and not self.error:
+            self.error = told
+
+    def end(self, times: Times, receipt: Receipt) -> None:
+        """The request is over."""
+        self.times, self.receipt, self.executor = times, receipt, receipt.executor
 
     def add_step(self, step: Trace) -> None:
         """A request to a model of this ensemble begins."""

@@ -8,44 +8,36 @@ from __future__ import annotations
 
 import argparse
 import gc
-import io
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from typing import Any
 
-import msgspec
 from setproctitle import setproctitle
 
 from shmserve import config, ids
-from shmserve.core.scheduling.batch_policy import batch_policy
 from shmserve.core.scheduling.rate_limit_policy import RateLimit
-from shmserve.core.scheduling.sequence_policy import sequence_policy
 from shmserve.errors import ArenaExhausted, ShmserveError
 from shmserve.executor import host_policy, model_loading, rate_limited
 from shmserve.executor.backend import CPU, Backend
 from shmserve.executor.backends.model_errors import from_load, sanitised
 from shmserve.executor.custom_metrics import CustomMetrics
 from shmserve.executor.devices import Devices
-from shmserve.executor.lanes.lane_channels import LaneChannels
-from shmserve.executor.lanes.lane_counting import LaneCounting
-from shmserve.executor.lanes.lane_gate import LaneGate
-from shmserve.executor.loop.batch_loop import BatchLoop
-from shmserve.executor.loop.channels import Channels
-from shmserve.executor.loop.request_loop import RequestLoop
-from shmserve.executor.loop.sequence_loop import SequenceLoop
-from shmserve.executor.loop.sequence_stream_loop import SequenceStreamLoop
-from shmserve.executor.loop.serving_loop import ServingLoop
-from shmserve.executor.loop.stream_loop import StreamLoop
+from shmserve.executor.loop.loop import Loop
+from shmserve.executor.loop.loop_assembly import LoopLimits, make_loop
 from shmserve.executor.model_calls import ModelCalls
 from shmserve.executor.monitor import app_monitor
+from shmserve.executor.peers.channels import Channels
+from shmserve.executor.peers.lane_counting import LaneCounting
+from shmserve.executor.peers.lane_gate import LaneGate
+from shmserve.executor.peers.lane_peers import LanePeers
 from shmserve.executor.rate_limited import SharedResources
-from shmserve.executor.sequences.sequence_backend import SequenceBackend
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
-from shmserve.observe import flight_recorder, logs, model_output
+from shmserve.observe import flight_recorder, log_output, logs, model_output
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import ExecutorHello
 from shmserve.protocol.control.link_messages import (
@@ -77,6 +69,8 @@ from shmserve.transport.processes import follow, raise_oom_score
 log = logging.getLogger("shmserve.executor")
 
 _decode = msgpack_decoder(Instance)
+_OOM_SCORE_ADJ = 500  # at least: if memory runs out, executors go before the other processes
+_LOG_LINES_PER_S = 1000  # that the model prints and logs
 _FIRST_SEGMENT = 1 << 20  # most models need no more
 
 
@@ -90,7 +84,7 @@ class Executor:
         self.run_dir = config.run_dir(settings)
         self.endpoint = f"{process}.sock"
         self.loaded: Loaded | None = None
-        self.loop: ServingLoop | None = None
+        self.loop: Loop | None = None
         self.resources: SharedResources | None = None
         self.stopping = False
         mappings = Mappings()
@@ -117,7 +111,7 @@ class Executor:
         mode = instance.spec.parameters.get("client_shm_mode", settings.client_shm_mode)
         self.regions = ClientRegions(self.link, self.devices, copy=mode == "copy")
         epoch = self.epoch = process.rsplit("-", 1)[-1]
-        self.lanes: LaneChannels | None = None
+        self.channels: Channels | None = None
         self.memory = ArenaMemory(
             self.link,
             lambda: epoch,
@@ -128,7 +122,7 @@ class Executor:
         self.status = StatusPage(epoch)
         app_monitor.publish(self.status.words, VALUES)
         self.calls = ModelCalls(settings, instance.spec.name, process)
-        self.metrics = CustomMetrics(MetricsArea(self.status.segment.fd), settings)
+        self.metrics = CustomMetrics(MetricsArea(self.status.segment.fd))
 
     def run(self) -> int:
         """Load, serve, stop; the exit status."""
@@ -144,7 +138,12 @@ class Executor:
                     log.error("model not loaded: %s", ex.message)
                 self.link.send(LoadFailed(self.instance.name, sanitised(ex.message)))
                 return 1
-            self._serve(*loaded, limit)
+            try:
+                listener = transport.listen(os.path.join(self.run_dir, self.endpoint))
+            except OSError as ex:  # no inode, perhaps: the supervisor starts another executor
+                log.error("no socket can be made in run_dir: %s", ex.strerror)
+                return 1
+            self._serve(listener, *loaded, limit)
         finally:
             if loaded is not None:
                 loaded[0].close()
@@ -180,40 +179,23 @@ class Executor:
     def _limit(self, spec: ModelSpec) -> RateLimit | None:
         return rate_limited.limit_of(self.settings, self.instance.name, spec, self.device)
 
-    def _serve(self, backend: Backend, spec: ModelSpec, limit: RateLimit | None) -> None:
-        listener = transport.listen(os.path.join(self.run_dir, self.endpoint))
+    def _serve(
+        self, listener: socket.socket, backend: Backend, spec: ModelSpec, limit: RateLimit | None
+    ) -> None:
         try:
             self.memory.prepare()
         except ArenaExhausted as ex:  # then the first request asks again
             log.warning("no first segment yet: %s", ex)
         hello = ExecutorHello(messages.VERSION, self.process, self.instance.name)
-        lanes = self._lanes(spec)
-        channels = Channels(listener, hello, self.memory, self.status, self.devices.mappings, lanes)
-        self.lanes = lanes
+        lanes, mappings = self._lanes(spec), self.devices.mappings
+        channels = Channels(listener, hello, self.memory, self.status, mappings, lanes)
+        self.channels = channels
         workspace = Workspace(spec, self.memory, self.regions)
-        idle_s = self.settings.segment_idle_s
-        policy = batch_policy(spec.config)
-        sequences = sequence_policy(spec.config, self.settings.max_sequences)
+        settings = self.settings
+        limits = LoopLimits(settings.segment_idle_s, settings.max_streams)
         if limit is not None:
             self.resources = SharedResources(self.link.send, channels.wake)
-        most = self.settings.max_streams
-        if isinstance(backend, SequenceBackend) and sequences is not None:
-            if spec.decoupled:
-                self.loop = SequenceStreamLoop(
-                    *(backend, workspace, channels, idle_s),
-                    msgspec.structs.replace(sequences, max_streams=most),
-                    self.resources,
-                )
-            else:
-                self.loop = SequenceLoop(
-                    backend, workspace, channels, idle_s, sequences, self.resources
-                )
-        elif spec.decoupled:
-            self.loop = StreamLoop(backend, workspace, channels, idle_s, most, self.resources)
-        elif policy is not None:
-            self.loop = BatchLoop(backend, workspace, channels, idle_s, policy, self.resources)
-        else:
-            self.loop = RequestLoop(backend, workspace, channels, idle_s, self.resources)
+        self.loop = make_loop(backend, channels, workspace, limits, self.resources)
         gc.collect()
         gc.freeze()  # what a model keeps for life need not be looked at again and again
         if self.stopping:
@@ -222,9 +204,9 @@ class Executor:
         self.link.send(self.loaded)
         self.loop.run()
 
-    def _lanes(self, spec: ModelSpec) -> LaneChannels:
+    def _lanes(self, spec: ModelSpec) -> LanePeers:
         registry = RegistryReader(self.run_dir)
-        return LaneChannels(
+        return LanePeers(
             LaneGate(spec, self.settings, registry.current, os.geteuid()),
             self.memory,
             LaneCounting(spec, self.epoch, self.link.send),
@@ -256,14 +238,14 @@ class Executor:
         elif isinstance(message, Welcome):
             self.regions.clear()
             self._tell_page()
-            if self.lanes is not None:
-                self.lanes.welcomed()
+            if self.channels is not None:
+                self.channels.introduce_lanes()
             if self.resources is not None:
                 self.resources.welcomed()
         elif isinstance(message, LaneOffered):
             self._on_lane(message, [])
-        elif isinstance(message, MoveLanes) and self.lanes is not None:
-            self.lanes.move()
+        elif isinstance(message, MoveLanes) and self.channels is not None:
+            self.channels.move_lanes()
         elif isinstance(message, ResourcesAcquired) and self.resources is not None:
             self.resources.acquired(message.ticket)
 
@@ -273,8 +255,8 @@ class Executor:
         transport.close_all(fds)
 
     def _on_lane(self, message: LaneOffered, fds: list[int]) -> None:
-        if self.lanes is not None and fds:
-            self.lanes.offer(message, fds.pop())
+        if self.channels is not None and fds:
+            self.channels.offer_lane(message, fds.pop())
         else:  # the coordinator has counted it
             self.link.send(LanesOpen((message.uid,), ended=True))
 
@@ -331,19 +313,17 @@ def run_instance(process: str, master_fd: int, settings: config.Settings) -> int
         os.dup2(nothing.fileno(), 0)
     sys.argv = [""]  # a model's own use of it must not see the server's options
     sys.dont_write_bytecode = True  # repositories are not ours to write to
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what models print belongs to the log
-    raise_oom_score(settings.executor_oom_score_adj)
+    raise_oom_score(_OOM_SCORE_ADJ)
     setproctitle(f"shmserve: executor {instance.name}")
     logs.setup(f"executor {instance.name}", settings.log_level, settings.log_format)
-    model_output.limit(settings.model_log_lines_per_s)
-    flight_recorder.start(config.run_dir(settings), process, settings.max_events)
+    model_output.limit(_LOG_LINES_PER_S)
+    flight_recorder.start(config.run_dir(settings), process)
     executor = Executor(instance, process, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: executor.stop("SIGTERM"))
     follow(master_fd, lambda: executor.stop("the gunicorn master is gone"))
     status = executor.run()
-    logging.shutdown()
+    log_output.end()
     return status
 
 

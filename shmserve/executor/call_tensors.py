@@ -77,7 +77,7 @@ def check_call(
         binary_output=True,
     )
     validation.check_inputs(signature, request, settings, _no_region)
-    validation.check_outputs(signature, request, settings, _no_region)
+    validation.check_outputs(signature, request, _no_region)
 
 
 def _no_region(spec: ModelSpec, window: RegionWindow) -> NoReturn:

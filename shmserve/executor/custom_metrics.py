@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 
-from shmserve.config import Settings
 from shmserve.core.stats import custom_metrics
 from shmserve.core.stats.custom_metrics import Family, Labels, MetricKind, Series
 from shmserve.errors import (
@@ -30,6 +29,9 @@ from shmserve.shm.metrics_area import MetricsArea
 log = logging.getLogger(__name__)
 
 _MAX_HELP = 1024
+MAX_FAMILIES = 64  # names of metrics
+MAX_SERIES = 512  # names with labels
+MAX_TEXT = 256  # characters of a name, a label or its value
 
 
 class MetricRow:
@@ -112,9 +114,8 @@ _ALL: weakref.WeakSet[CustomMetrics] = weakref.WeakSet()
 class CustomMetrics:
     """All families of the model. Without an `area` nobody else sees them."""
 
-    def __init__(self, area: MetricsArea | None = None, settings: Settings | None = None) -> None:
+    def __init__(self, area: MetricsArea | None = None) -> None:
         self._area = area
-        self._settings = settings or Settings()
         self._lock = threading.Lock()  # guards all below
         self._families: dict[str, MetricRows] = {}
         self._words: memoryview[float] | None = None
@@ -185,9 +186,8 @@ class CustomMetrics:
             self._settled()
             family = self._families.get(name)
             if family is None:
-                most = self._settings.max_metric_families
-                if len(self._families) >= most:
-                    raise ResourceExhausted(f"the model has {most} of them (max_metric_families)")
+                if len(self._families) >= MAX_FAMILIES:
+                    raise ResourceExhausted(f"the model has {MAX_FAMILIES} metric names already")
                 family = self._families[name] = MetricRows(name, description, kind)
             elif family.kind is not kind:
                 raise InvalidArgument("Family name already exists with different type")
@@ -218,9 +218,8 @@ class CustomMetrics:
             self._settled()
             row = family.rows.get(key)
             if row is None:
-                most = self._settings.max_metric_series
-                if sum(len(f.rows) for f in self._families.values()) >= most:
-                    raise ResourceExhausted(f"the model has {most} of them (max_metric_series)")
+                if sum(len(f.rows) for f in self._families.values()) >= MAX_SERIES:
+                    raise ResourceExhausted(f"the model has {MAX_SERIES} metrics already")
                 row = family.rows[key] = MetricRow(family, key, tuple(buckets))
                 try:
                     self._publish()
@@ -325,15 +324,12 @@ class CustomMetrics:
                 raise InvalidArgument(fault)
 
     def _check_text(self, what: str, text: str) -> None:
-        most = self._settings.max_metric_text
         if not isinstance(text, str):
             raise InvalidArgument(f"the {what} is no text")
         if text.encode(errors="replace").decode() != text:
             raise InvalidArgument(f"the {what} is no UTF-8")
-        if len(text) > most:
-            raise InvalidArgument(
-                f"the {what} has {len(text)} characters, more than {most} (max_metric_text)"
-            )
+        if len(text) > MAX_TEXT:
+            raise InvalidArgument(f"the {what} has {len(text)} characters, more than {MAX_TEXT}")
 
 
 def _forked() -> None:

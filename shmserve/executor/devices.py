@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmserve.core import devices
+from shmserve.core import device_names
 from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument, ShmserveError, Unavailable
 from shmserve.shm.mappings import Mappings
@@ -49,7 +49,7 @@ class Devices:
     def of(cls, device: str, mappings: Mappings) -> Devices:
         """Those of an instance on `device` ("cpu", "cuda:K"). To be called before anything of
         the process looks for devices."""
-        return cls(devices.take(device, os.environ), mappings, devices.ordinal_of(device))
+        return cls(device_names.take(device, os.environ), mappings, device_names.ordinal_of(device))
 
     def stay_on_cpu(self) -> None:
         """The instance cannot use its device."""

@@ -22,8 +22,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from shmserve.config import Settings
 from shmserve.core.scheduling.caller_number import caller_number
-from shmserve.dispatch import Dispatcher, Outcome, RunOptions
 from shmserve.dispatch.inference_call import InferenceCall
+from shmserve.dispatch.outcome import Outcome, RunOptions
+from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import (
     DeadlineExceeded,
     NotFound,
@@ -39,6 +40,9 @@ from shmserve.protocol.oip import load_request
 from shmserve.protocol.oip.model_signature import make_signature
 
 log = logging.getLogger(__name__)
+
+MAX_CALLS = 256  # of one instance to other models, at a time
+MAX_DEPTH = 8  # models that call each other on behalf of one request
 
 
 class ModelCalls:
@@ -151,8 +155,7 @@ class ModelCalls:
         """Wait for the next answer on a thread; there are as many as calls may run."""
         with self._lock:
             if self._threads is None:
-                most = self._settings.max_model_calls
-                self._threads = ThreadPoolExecutor(most, thread_name_prefix="model-call")
+                self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="model-call")
             return self._threads.submit(running.next)
 
     # ------------------------------------------------------------------- inside
@@ -173,10 +176,9 @@ class ModelCalls:
             return self._dispatcher
 
     def _admit(self, running: DispatchedCall) -> None:
-        most = self._settings.max_model_calls
         with self._lock:
-            if len(self._running) >= most:
-                raise QueueFull(f"the model has {most} calls under way (max_model_calls)")
+            if len(self._running) >= MAX_CALLS:
+                raise QueueFull(f"the model has {MAX_CALLS} calls under way")
             self._running.add(running)
 
     def _callers(
@@ -185,11 +187,10 @@ class ModelCalls:
         """Who waits for the answer, this model as the last one."""
         known = dict.fromkeys(caller for request in calling for caller in request.callers)
         depth = 1 + max((caller.depth for caller in known), default=0)
-        most = self._settings.max_call_depth
-        if depth > most:
+        if depth > MAX_DEPTH:
             raise ResourceExhausted(
-                f"model '{call.model}' cannot be called: more than {most} models would wait for"
-                " each other (max_call_depth)"
+                f"model '{call.model}' cannot be called: more than {MAX_DEPTH} models would"
+                " wait for each other"
             )
         # A decoupled model serves others meanwhile, unless it is still in `execute`
         own_thread = threading.current_thread() is threading.main_thread()

@@ -6,7 +6,6 @@ import argparse
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,13 +17,13 @@ from setproctitle import setproctitle
 from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.core.control.silence import period_s
-from shmserve.dispatch.coordinator_client import CoordinatorClient
+from shmserve.dispatch.process.coordinator_client import CoordinatorClient
 from shmserve.exporter.intake import Intake
 from shmserve.exporter.metric_export import MetricExport
 from shmserve.exporter.otlp_settings import resource_attributes
 from shmserve.exporter.span_export import SpanExport, quiet
-from shmserve.frontends.http.routes.metrics import families
-from shmserve.observe import flight_recorder, logs
+from shmserve.frontends.http.routes.scrape.prometheus_text import families
+from shmserve.observe import flight_recorder, log_output, logs
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.transport import rundir
 from shmserve.transport.link import Link, LinkHandlers
@@ -86,7 +85,7 @@ def main() -> int:
 def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
     run_dir = config.run_dir(settings)
     process = ids.new_process_id("exporter", os.getpid())
-    flight_recorder.start(run_dir, process, settings.max_events)
+    flight_recorder.start(run_dir, process)
     resource = Resource.create(resource_attributes(settings, rundir.read_epoch(run_dir)))
     link = Link(run_dir, "exporter", process, _handlers())
     spans = SpanExport(settings, resource)
@@ -151,7 +150,6 @@ class Numbers:
 
 if __name__ == "__main__":
     status = main()
-    logging.shutdown()
-    sys.stdout.flush()
+    log_output.end()
     # An export that hangs must not keep a finished process from ending.
     os._exit(status)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+from collections.abc import Mapping
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.environment_variables import (
+    OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
+    OTEL_BSP_MAX_QUEUE_SIZE,
+    OTEL_BSP_SCHEDULE_DELAY,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -16,12 +23,33 @@ from shmserve.config import Settings
 from shmserve.exporter.collector import Collector, Fate, StatusSession
 from shmserve.exporter.otlp_settings import endpoint, headers
 from shmserve.exporter.span_queue import SpanQueue
+from shmserve.log_fields import log_fields
 from shmserve.protocol.control.span_messages import Span, Spans
 
 _log = logging.getLogger(__name__)
 
+_MAX_NUMBER = 1_000_000  # spans, or milliseconds
 _TELL_S = 60.0  # losses are told so often
 SCOPE = InstrumentationScope("shmserve", shmserve.__version__)
+
+
+def queue_of_environment(environ: Mapping[str, str]) -> SpanQueue:
+    """Return a queue as OpenTelemetry's variables for batches of spans describe it."""
+    limit = _number(environ, OTEL_BSP_MAX_QUEUE_SIZE, 8192)
+    batch = _number(environ, OTEL_BSP_MAX_EXPORT_BATCH_SIZE, 512)
+    delay_ms = _number(environ, OTEL_BSP_SCHEDULE_DELAY, 5000)
+    return SpanQueue(limit, min(batch, limit), delay_ms / 1000)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    """Return a variable's number, or the default if the variable is unset or no positive number."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    if text.isdecimal() and 0 < int(text) <= _MAX_NUMBER:
+        return int(text)
+    _log.warning("%s is no whole number from 1 to %d: %d holds", name, _MAX_NUMBER, default)
+    return default
 
 
 class SpanExport:
@@ -34,9 +62,7 @@ class SpanExport:
 
     def __init__(self, settings: Settings, resource: Resource) -> None:
         self._resource = resource
-        self._queue = SpanQueue(
-            settings.otlp_max_queue, settings.otlp_max_batch, settings.otlp_delay_s
-        )
+        self._queue = queue_of_environment(os.environ)
         session = StatusSession()
         exporter = OTLPSpanExporter(
             endpoint(settings, "traces"),
@@ -82,10 +108,8 @@ class SpanExport:
     def _tell(self) -> None:
         gone = self.lost + self.refused
         if gone > self._told:
-            _log.warning(
-                "%d spans more are lost; in all exported=%d lost=%d refused=%d",
-                *(gone - self._told, self.exported, self.lost, self.refused),
-            )
+            so_far = log_fields(exported=self.exported, lost=self.lost, refused=self.refused)
+            _log.warning("%d spans more are lost; in all", gone - self._told, extra=so_far)
             self._told = gone
 
     def _run(self) -> None:

@@ -10,7 +10,6 @@ import argparse
 import logging
 import os
 import signal
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,7 +22,8 @@ from shmserve.errors import ShmserveError
 from shmserve.fetcher import stores
 from shmserve.fetcher.cache import Cache
 from shmserve.fetcher.rounds import Rounds
-from shmserve.observe import flight_recorder, logs
+from shmserve.log_fields import log_fields
+from shmserve.observe import flight_recorder, log_output, logs
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.model_messages import FetchModels, ModelsFetched
 from shmserve.transport import rundir
@@ -63,7 +63,7 @@ def main() -> int:
 def _serve(settings: Settings, lock: FileLock, stop: threading.Event) -> None:
     run_dir = config.run_dir(settings)
     process = ids.new_process_id("fetcher", os.getpid())
-    flight_recorder.start(run_dir, process, settings.max_events)
+    flight_recorder.start(run_dir, process)
     folder = model_places.cache_dir(settings)
     desk = _Desk(settings, Cache(folder, settings.repository_cache_bytes, process))
     desk.link = Link(run_dir, "fetcher", process, _handlers(desk))
@@ -94,7 +94,7 @@ class _Desk:
             problems, unlisted = done.problems, done.unlisted
         except Exception as ex:  # whatever it was: who asked must not wait in vain
             why = ex.message if isinstance(ex, ShmserveError) else type(ex).__name__
-            _log.error("models not fetched reason=%s", why)
+            _log.error("models not fetched", extra=log_fields(reason=why))
             problems, unlisted = {}, (f"model_repository: {why}",)
         told = {name: why[:_TEXT] for name, why in list(problems.items())[:_TOLD]}
         self.link.send(ModelsFetched(message.ticket, told, tuple(w[:_TEXT] for w in unlisted)))
@@ -111,7 +111,6 @@ def _handlers(desk: _Desk) -> LinkHandlers:
 
 if __name__ == "__main__":
     status = main()
-    logging.shutdown()
-    sys.stdout.flush()
+    log_output.end()
     # A transfer that goes on must not keep a finished process from ending; what came is kept.
     os._exit(status)

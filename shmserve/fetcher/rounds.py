@@ -18,6 +18,7 @@ from shmserve.fetcher import model_fetch, remote_files
 from shmserve.fetcher.cache import Cache
 from shmserve.fetcher.model_fetch import FetchLimits, FileSource
 from shmserve.fetcher.remote_files import RemoteModel
+from shmserve.log_fields import log_fields
 from shmserve.repository import catalog
 from shmserve.repository.catalog import Catalog, CatalogEntry
 
@@ -119,7 +120,8 @@ class Rounds:
             there = self._cache.snapshot(entry.snapshot)
             return CatalogEntry(entry.snapshot if there else "", why)
         if digest != entry.snapshot:
-            _log.info("fetched model=%s bytes=%d from=%s", model.name, model.nbytes, url)
+            about = log_fields(model=model.name, nbytes=model.nbytes, source=url)
+            _log.info("fetched", extra=about)
         return CatalogEntry(digest)
 
     def _write(
@@ -179,8 +181,10 @@ class Rounds:
             before = self._told.get(url, {})
             for name, why in problems.items():
                 if before.get(name) != why:
-                    of_model = f"{url} model={name}" if name else url
-                    _log.error("not fetched: %s reason=%s", of_model, why)
+                    about = log_fields(reason=why)
+                    if name:
+                        about = log_fields(model=name, reason=why)
+                    _log.error("not fetched: %s", url, extra=about)
             if before and not problems:
                 _log.info("fetched again: %s", url)
             self._told[url] = problems

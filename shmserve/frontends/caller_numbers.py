@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import socket
 from ipaddress import IPv6Address, IPv6Network
-from urllib.parse import unquote
 
 from shmserve.core.keys import Key
 from shmserve.core.scheduling.caller_number import UNKNOWN, caller_number
-from shmserve.transport.peer_credentials import user_of
+from shmserve.transport.trust.peer_credentials import user_of
 
 IN_ENVIRON = "shmserve.caller_number"  # of HTTP requests; other servers than ours do not set it
 _NETWORK_BITS = 64  # what somebody with IPv6 has at least, and may choose addresses from
@@ -36,12 +35,6 @@ def of_host(host: str) -> int:
     if not host:
         return UNKNOWN
     return caller_number("address", _network_of(host) if ":" in host else host)
-
-
-def of_peer(peer: str) -> int:
-    """As `of_host`, of a client as `grpcio` writes it: ipv4:127.0.0.1:1234, ipv6:%5B::1%5D:1234;
-    it does not tell who comes over a Unix socket."""
-    return of_host(unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]"))
 
 
 def _network_of(host: str) -> str:

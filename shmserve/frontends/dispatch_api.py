@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from shmserve.core.control.runtime_settings import LogChange, TraceChange
+from shmserve.core.caller import Caller
+from shmserve.core.live_settings import LogChange, TraceChange
 from shmserve.core.memory.slots import Slot
-from shmserve.core.regions.region_book import Caller
-from shmserve.core.registry import SYSTEM, ModelEntry, Snapshot
+from shmserve.core.region_kinds import SYSTEM
+from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.dispatch.caller_shares import CallerShares
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import NO_OPTIONS, RunOptions

@@ -13,24 +13,29 @@ import itertools
 import logging
 import os
 import select
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
+from threading import get_ident
 from time import monotonic
 from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
 
+from shmserve.errors import Unavailable
 from shmserve.frontends.readiness import READ, WRITE, Readiness
 from shmserve.frontends.side_threads import SideThreads
 from shmserve.waiting import Readable
 
+CROWDED_IDLE_S = 1.0  # an idle connection gives way to a new one after this
 _MOST_EVENTS = 256  # taken at a time
 _ENDINGS = 3  # times that one is told to end, which may wait for something on its way out
 _RESTING = 64  # greenlets that are kept for what runs next
+_LOOK_S = 1.0  # until a thread that waits for the loop looks whether the loop is there
 _FEW_TIMERS = 1024  # beyond them the dead are no more than the living
 
 _Result = TypeVar("_Result")
@@ -44,16 +49,21 @@ class Hub:
     Args:
         threads: how many there may be beside it.
         setting: what their number is called.
+
+    Attributes:
+        at_turns_end: has the loop call a function when what is ready now has been looked at.
     """
 
     def __init__(self, threads: int, setting: str) -> None:
         self._main = getcurrent()
+        self._thread = 0  # that runs the loop
         self._epoll = select.epoll()
         self._watched: dict[int, Readiness] = {}
         self._timers: list[tuple[float, int, Readiness]] = []
         self._timers_most = _FEW_TIMERS
         self._numbers = itertools.count()
         self._soon: deque[Callable[[], object]] = deque()
+        self.at_turns_end = self._soon.append
         self._signalled = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._handlers: dict[int, Callable[[int], None]] = {}
@@ -72,6 +82,7 @@ class Hub:
         timers, soon, watched, poll = self._timers, self._soon, self._watched, self._epoll.poll
         handlers, fresh = self._handlers, self._fresh
         self._main = getcurrent()
+        self._thread = get_ident()
         self._leaving = False
         while not self._leaving and (now := monotonic()) < until:
             if timers and timers[0][0] <= now:
@@ -183,9 +194,37 @@ class Hub:
     def soon(self, call: Callable[[], object]) -> None:
         """Have the loop call it. From any thread."""
         self._soon.append(call)
-        if not self._signalled:
+        if not self._signalled and get_ident() != self._thread:  # else the loop is awake
             self._signalled = True
             os.eventfd_write(self._wake_fd, 1)
+
+    def on_loop(self, call: Callable[..., _Result], *args: Any) -> _Result:
+        """Have a greenlet call it, and wait for the result. From any thread but the loop's.
+
+        Raises:
+            Unavailable: the loop has ended.
+        """
+        assert get_ident() != self._thread, "it would wait for itself"
+        over = threading.Event()
+        results: list[Any] = []
+
+        def run() -> None:
+            try:
+                results.append((True, call(*args)))
+            except Exception as ex:
+                results.append((False, ex))
+            finally:
+                over.set()
+
+        self.soon(partial(self.enter, run))
+        while not over.wait(_LOOK_S) and not self._closed:
+            pass
+        if not results:
+            raise Unavailable("the server is stopping")
+        done, result = results.pop()
+        if not done:
+            raise result
+        return result  # type: ignore[no-any-return]
 
     # ------------------------------------------------- for who is called by the loop
 
@@ -206,10 +245,6 @@ class Hub:
         if self._handlers.pop(fd, None) is not None:
             with suppress(OSError):  # whoever closes it next must get that far
                 self._epoll.unregister(fd)
-
-    def at_turns_end(self, call: Callable[[], object]) -> None:
-        """Call it when what is ready now has been looked at."""
-        self._soon.append(call)
 
     def enter(self, run: Callable[..., object], *args: Any) -> None:
         """As `spawn`, at once: until it waits for something."""

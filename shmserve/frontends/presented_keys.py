@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from shmserve.config import Settings
 from shmserve.core.keys import Key, presented
-from shmserve.transport.key_file import KeyFile
+from shmserve.transport.trust.key_file import KeyFile
 
 UNKNOWN = "(unknown)"  # a key that is nobody's, or has expired
 

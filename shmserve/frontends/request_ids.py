@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 
 from shmserve.errors import Code, ModelFailure, ShmserveError
+from shmserve.log_fields import log_fields
 from shmserve.observe.model_output import LineRate
 
 HEADER = "X-Request-ID"
@@ -62,10 +63,10 @@ def log_failure(log: logging.Logger, what: str, request: str, error: Exception) 
     more = f" ({dropped} such lines were dropped)" if dropped else ""
     log.log(
         logging.ERROR if defect else logging.WARNING,
-        "%s failed status=%d request=%s error=%s%s",
-        *(_printable(what), status, request, text, more),
+        "%s failed%s",
+        *(_printable(what), more),
         exc_info=error if defect else None,
-        extra={"request": request, "status": status},
+        extra=log_fields(status=status, request=request, error=text),
     )
 
 

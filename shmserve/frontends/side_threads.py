@@ -13,9 +13,15 @@ _WAITING = 64  # for each thread
 
 class SideThreads:
     """At most `limit`, started when first needed; what comes beyond them waits for one, in a
-    queue that has a bound, too. `setting`: what `limit` is called."""
+    queue that has a bound, too.
 
-    def __init__(self, limit: int, setting: str) -> None:
+    Args:
+        setting: what `limit` is called.
+        or_here: where the system has no thread at all, whoever submits runs the item itself.
+    """
+
+    def __init__(self, limit: int, setting: str, or_here: bool = True) -> None:
+        self._or_here = or_here
         self._limit = limit
         self._setting = setting
         self._lock = threading.Lock()
@@ -27,7 +33,7 @@ class SideThreads:
         """Have it called, by a thread that has nothing to do or a new one. It must not raise.
 
         Raises:
-            Unavailable: too many wait already.
+            Unavailable: too many wait already, or the system has no thread.
         """
         with self._lock:
             if self._open >= self._limit * _WAITING:
@@ -44,7 +50,16 @@ class SideThreads:
                     self._started -= 1
                     alone = not self._started
                 if alone:
-                    self._work()
+                    self._work_without_threads()
+
+    def _work_without_threads(self) -> None:
+        if self._or_here:
+            self._work()
+            return
+        self._items.get()
+        with self._lock:
+            self._open -= 1
+        raise Unavailable("the server has no thread for the call now")
 
     def close(self) -> None:
         """Its threads end once they have done what waits."""

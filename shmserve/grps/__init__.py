@@ -17,12 +17,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shmserve.grps.protocol.message import GenericMap as Map
-    from shmserve.grps.protocol.message import GenericTensor as Tensor
-    from shmserve.grps.protocol.message import GrpsDataType as DataType
-    from shmserve.grps.protocol.message import GrpsMessage as Message
-    from shmserve.grps.protocol.message import GrpsStatus as Status
-    from shmserve.grps.protocol.message import failure
+    from shmserve.grps.protocol.grps_message import GenericMap as Map
+    from shmserve.grps.protocol.grps_message import GenericTensor as Tensor
+    from shmserve.grps.protocol.grps_message import GrpsDataType as DataType
+    from shmserve.grps.protocol.grps_message import GrpsMessage as Message
+    from shmserve.grps.protocol.grps_message import GrpsStatus as Status
+    from shmserve.grps.protocol.grps_message import failure
 
 __all__ = ["DataType", "Map", "Message", "Status", "Tensor", "failure"]
 _NAMES = {
@@ -39,6 +39,6 @@ def __getattr__(name: str) -> Any:
     """Looked up when asked for: messages need numpy, which processes without models do without."""
     if name not in _NAMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    from shmserve.grps.protocol import message
+    from shmserve.grps.protocol import grps_message
 
-    return getattr(message, _NAMES[name])
+    return getattr(grps_message, _NAMES[name])

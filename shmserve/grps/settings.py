@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from shmserve.config import ExtensionSettings, Settings
+from shmserve.settings.field_kinds import about
 
 ONLINE = "grps_online"  # the flag, as the registry has it
 
 
 class GrpsSettings(ExtensionSettings, frozen=True):
-    """`online`: whether GRPS's load balancers should send requests here before anybody says so;
-    `default_model`: of requests that name none, as name-version; "": the only one there is."""
+    """GRPS"""
 
     FLAGS: ClassVar[tuple[str, ...]] = ("online",)
 
-    online: bool = False
-    default_model: str = ""
+    online: Annotated[bool, about("GRPS readiness before a client says online or offline")] = False
+    default_model: Annotated[
+        str,
+        about(
+            "the model (name-version) of GRPS requests that name none; empty: the only model, or "
+            "the only one with GRPS parameters"
+        ),
+    ] = ""
 
 
 def of(settings: Settings) -> GrpsSettings:

@@ -9,6 +9,7 @@ file says that its writer lives. Of rings whose writers have ended the latest ar
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -26,45 +27,52 @@ from shmserve.core.stats.event_ring import EventRing, RecordedEvent
 
 _log = logging.getLogger(__name__)
 
+_RECORDS = 1000  # of a ring; and rows that are shown or kept
 KEPT_RINGS = 24  # of processes that have ended
 BAD_END = "bad-end.json"  # the rows as they were when the service or a process of it had to go
 _FOLDER = "events"
 _RING = ".ring"
 _MAX_BYTES = 64 << 20  # of a ring that is read
+_AGAIN_S = 1.0  # making a ring looks at all rings and at the file system
+_SPARE_INODES = 8  # left to the sockets of executors that are started again
 
 
 class _Recorder:
     """This process's ring."""
 
-    def __init__(self, run_dir: str, process: str, records: int) -> None:
+    def __init__(self, run_dir: str, process: str, records: int = _RECORDS) -> None:
         self._folder = _folder(run_dir)
         self._process = process
         self._ring = EventRing(records)
         self._fd = -1
-        self._broken = False
+        self._again_at = 0.0  # a ring that could not be made is not tried before
+        self._broken = ""  # why the last event could not be written
         self._lock = threading.Lock()
 
     def add(self, kind: str, subject: str, text: str) -> None:
         with self._lock:
-            if self._broken:
-                return
             try:
                 if self._fd < 0:
+                    if time.monotonic() < self._again_at:
+                        return
+                    self._again_at = time.monotonic() + _AGAIN_S
                     self._fd = _create(self._folder, self._process)
                 offset, record = self._ring.add(time.time(), kind, subject, text)
                 os.pwrite(self._fd, record, offset)
+                self._broken = ""
             except OSError as ex:  # the service is worth more than its history
-                self._broken = True
-                _log.error("no events are recorded from now on: %s", ex.strerror)
+                if self._broken != str(ex.strerror):
+                    self._broken = str(ex.strerror)
+                    _log.error("events are not recorded for now: %s", ex.strerror)
 
 
 _recorder: _Recorder | None = None
 
 
-def start(run_dir: str, process: str, records: int) -> None:
-    """From now on this process records its last `records` events; 0: none."""
+def start(run_dir: str, process: str) -> None:
+    """Record the events of this process from now on."""
     global _recorder
-    _recorder = _Recorder(run_dir, process, records) if records else None
+    _recorder = _Recorder(run_dir, process)
 
 
 def record(kind: str, subject: str, text: str = "") -> None:
@@ -73,26 +81,25 @@ def record(kind: str, subject: str, text: str = "") -> None:
         _recorder.add(kind, subject, text)
 
 
-def rows(run_dir: str, most: int) -> list[dict[str, Any]]:
+def rows(run_dir: str, limit: int | None = None) -> list[dict[str, Any]]:
     """The last events of all processes that have recorded some, the newest last."""
+    count = _RECORDS if limit is None else min(limit, _RECORDS)
     folder = _folder(run_dir)
     merged = [(event, name) for name in _rings(folder) for event in _read(folder, name)]
     merged.sort(key=lambda pair: (pair[0].last, pair[0].number))
     return [
         _row(event, name.removesuffix(_RING))
-        for event, name in merged[max(0, len(merged) - most) :]
+        for event, name in merged[max(0, len(merged) - count) :]
     ]
 
 
-def keep(run_dir: str, most: int) -> None:
+def keep(run_dir: str) -> None:
     """Write what `rows` says to a file of its own: something has ended badly, and what is recorded
     from now on must not push that out."""
-    if not most:
-        return
     path = os.path.join(_folder(run_dir), BAD_END)
     try:
         with open(path + ".new", "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(rows(run_dir, most))))
+            file.write(msgspec.json.format(msgspec.json.encode(rows(run_dir))))
         os.replace(path + ".new", path)
     except OSError as ex:
         _log.error("the last events were not written to a file: %s", ex.strerror)
@@ -126,6 +133,9 @@ def _create(folder: str, process: str) -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     _sweep(folder)
+    space = os.statvfs(folder)
+    if space.f_files and space.f_ffree < _SPARE_INODES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(os.path.join(folder, process + _RING), flags, 0o600)
     with contextlib.suppress(OSError):  # a file system without such locks, or just being looked at

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
-from shmserve.core import devices
-from shmserve.core.devices import Gpu
+from shmserve.core import device_names
+from shmserve.core.device_names import Gpu
 from shmserve.observe import gpus, nvml
 from shmserve.protocol.control.stats_messages import GpuReport
 
@@ -85,7 +85,7 @@ def visible_uuids() -> frozenset[str] | None:
     present = gpus.present()
     if not all(gpu.uuid for gpu in present):
         return None
-    tokens = devices.visible(os.environ.get(devices.VARIABLE), present)
+    tokens = device_names.visible(os.environ.get(device_names.VARIABLE), present)
     return frozenset(
         gpu.uuid
         for index, gpu in enumerate(present)

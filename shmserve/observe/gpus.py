@@ -11,8 +11,8 @@ import threading
 import time
 from typing import Any
 
-from shmserve.core import devices
-from shmserve.core.devices import Gpu
+from shmserve.core import device_names
+from shmserve.core.device_names import Gpu
 from shmserve.observe import nvml
 
 DEV = "/dev"
@@ -32,7 +32,9 @@ class _Cache:
         """Looked up again when they are too old."""
         with self._lock:
             if time.monotonic() >= self._until:
-                self._tokens = devices.visible(os.environ.get(devices.VARIABLE), present())
+                self._tokens = device_names.visible(
+                    os.environ.get(device_names.VARIABLE), present()
+                )
                 self._until = time.monotonic() + _KEEP_S
             return self._tokens
 
@@ -41,7 +43,7 @@ _cache = _Cache()
 
 
 def visible_devices() -> tuple[str, ...]:
-    """One token for each visible device (see `core.devices.visible`), some seconds old at most.
+    """Return a token per visible device (see `core.device_names.visible`), at most seconds old.
 
     May take `nvml.DEADLINE_S` where the driver hangs.
     """

@@ -1,85 +1,95 @@
-"""A log's stream that never keeps a process waiting, though nobody may read its other end."""
+"""Text streams in place of `sys.stdout` and `sys.stderr`: logging's handlers, warnings, tracebacks
+and prints all become whole lines for a writer that keeps nobody waiting."""
 
 from __future__ import annotations
 
+import io
 import os
-import select
-import socket
-import stat
+import threading
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
-_PATIENCE_S = 0.2  # for a reader that is merely behind
+_LONGEST = 8192  # characters without a line's end
 
 
-class DroppingStream:
-    """Writes to the pipe or socket below another stream without blocking.
+class LogStream(io.TextIOBase):
+    """Hands whole lines on. What C code writes goes past it, to the descriptor.
 
-    When its reader has been behind for `_PATIENCE_S`, lines are dropped until it goes on, and then
-    counted in a line of their own. Writes to anything else (a file, a terminal) are as they were.
-
-    `line`: what makes a line of the log of that.
-
-    Attributes:
+    Args:
         below: the stream that was there.
-        dropped: lines since the last that was written.
     """
 
-    def __init__(self, below: TextIO, line: Callable[[str], str] = str) -> None:
-        self.below = below
-        self._line = line
-        self.dropped = 0
-        self._socket: socket.socket | None = None
-        self._fd = -1
-        mode = os.fstat(below.fileno()).st_mode
-        if stat.S_ISFIFO(mode):  # opened anew: others, too, have what is below, and may wait
-            path = f"/proc/self/fd/{below.fileno()}"
-            try:
-                self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError:  # another user's: then it is as it was
-                return
-        elif stat.S_ISSOCK(mode):
-            self._socket = socket.socket(fileno=os.dup(below.fileno()))
-            self._fd = self._socket.fileno()
+    def __init__(self, below: TextIO) -> None:
+        self._below = below
+        self._write_lines: Callable[[str], object] = below.write
+        self._begun = ""
+        self._lock = threading.RLock()
+        os.register_at_fork(after_in_child=self._forked)
 
-    def write(self, text: str) -> None:
-        """Write a line, or drop it. The logging module's lock lets one in at a time."""
-        if self._fd < 0:
-            self.below.write(text)
-            return
-        lost = f"({self.dropped} lines of the log were dropped)" if self.dropped else ""
-        lost = f"{self._line(lost)}\n" if lost else ""
-        left = memoryview((lost + text).encode(errors="replace"))
-        whole = len(left)
-        while left:
-            try:
-                left = left[self._write(left) :]
-            except BlockingIOError:
-                begun = len(left) < whole
-                if (self.dropped and not begun) or not self._writable():
-                    self.dropped += 1
-                    return
-        self.dropped = 0
+    def use(self, write_lines: Callable[[str], object]) -> None:
+        """From now on `write_lines` takes texts of one or more whole lines."""
+        self._write_lines = write_lines
+
+    def write(self, text: str) -> int:
+        """Hand on what is whole lines by now."""
+        with self._lock:
+            lines, end, self._begun = (self._begun + text).rpartition("\n")
+            if end:
+                self._take(lines)
+            if len(self._begun) > _LONGEST:
+                self.flush_begun()
+        return len(text)
 
     def flush(self) -> None:
-        """What was written is gone already."""
-        if self._fd < 0:
-            self.below.flush()
+        """Nothing is held back but a line that has no end yet."""
 
-    def close(self) -> None:
-        """Give back what was opened; the stream below is its owner's."""
-        if self._socket is not None:
-            self._socket.close()
-        elif self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._socket = -1, None
+    def flush_begun(self) -> None:
+        """End the line that has been begun."""
+        with self._lock:
+            if self._begun:
+                begun, self._begun = self._begun, ""
+                self._take(begun)
 
-    def _write(self, data: memoryview) -> int:
-        if self._socket is not None:
-            return self._socket.send(data, socket.MSG_DONTWAIT)
-        return os.write(self._fd, data)
+    def writable(self) -> bool:
+        return True
 
-    def _writable(self) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        return bool(poll.poll(_PATIENCE_S * 1000))
+    def fileno(self) -> int:
+        return self._below.fileno()
+
+    def isatty(self) -> bool:
+        return self._below.isatty()
+
+    @property
+    def buffer(self) -> io.RawIOBase:
+        return _Bytes(self)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._below.encoding
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._below, name)  # errors, reconfigure
+
+    def _forked(self) -> None:
+        """Another thread may have held the lock; what was begun is the parent's to end."""
+        self._lock = threading.RLock()
+        self._begun = ""
+
+    def _take(self, lines: str) -> None:
+        """Lines that are whole, without the last one's end."""
+        self._write_lines(f"{lines}\n")
+
+
+class _Bytes(io.RawIOBase):
+    """The `buffer` of a stream: bytes become lines of the stream, too."""
+
+    def __init__(self, stream: LogStream) -> None:
+        self._stream = stream
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        raw = bytes(data)
+        self._stream.write(raw.decode(errors="replace"))
+        return len(raw)

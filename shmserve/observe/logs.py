@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import msgspec
 
-from shmserve.core.control.runtime_settings import LogSettings, initial_log
-from shmserve.observe.log_stream import DroppingStream
+from shmserve.core.live_settings import LogSettings, initial_log
+from shmserve.log_fields import ATTRIBUTE, with_fields
+from shmserve.observe import log_output
 
 TRACES = "shmserve.trace"  # its lines are wanted whatever the log settings say
 TEXT, JSON = "text", "json"  # forms of a line
 ACCESS_GRPC = "shmserve.access"
 _ACCESS = "gunicorn.access"
 _LIBRARIES = ("gunicorn.error",)  # loggers with handlers of their own
-_EXTRA = ("request", "status")  # what a record may have beside its message
-_encode = msgspec.json.Encoder().encode
+_EXTRA = ("request", "status")  # of any record: keys of the object beside its message
+_encode = msgspec.json.Encoder(enc_hook=str).encode  # a field may be an exception
 
 
 class _SettingsFilter(logging.Filter):
@@ -69,9 +70,13 @@ class _Line(logging.Formatter):
         if self.form != JSON:
             return super().format(record)
         fields = {name: getattr(record, name) for name in _EXTRA if hasattr(record, name)}
+        fields |= _fields_of(record)
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return self.line(record.created, record.levelname, record.name, record.getMessage(), fields)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        return with_fields(super().formatMessage(record), _fields_of(record))
 
     def printed(self, text: str) -> str:
         """What something has printed, like any other event; before `setup` as it is."""
@@ -82,18 +87,17 @@ class _Line(logging.Formatter):
     def line(
         self, moment: float, level: str, logger: str, message: str, more: dict[str, object]
     ) -> str:
-        """An object of JSON."""
-        return _encode(
-            {
-                "time": _iso(moment),
-                "level": level.lower(),
-                "process": self._who,
-                "pid": os.getpid(),
-                "logger": logger,
-                "message": message,
-                **more,
-            }
-        ).decode()
+        """Return an object of JSON. Fields of `more` that it has itself get the prefix `other_`."""
+        own = {
+            "time": _iso(moment),
+            "level": level.lower(),
+            "process": self._who,
+            "pid": os.getpid(),
+            "logger": logger,
+            "message": message,
+        }
+        fields = {f"other_{key}" if key in own else key: value for key, value in more.items()}
+        return _encode(own | fields).decode()
 
     def formatTime(  # noqa: N802 (logging's name)
         self, record: logging.LogRecord, datefmt: str | None = None
@@ -101,6 +105,12 @@ class _Line(logging.Formatter):
         if _filter.settings.format != "ISO8601":
             return super().formatTime(record, datefmt)
         return _iso(record.created)
+
+
+def _fields_of(record: logging.LogRecord) -> Mapping[str, object]:
+    """Return what `log_fields` has given to the log call."""
+    fields: Mapping[str, object] = getattr(record, ATTRIBUTE, {})
+    return fields
 
 
 def _iso(moment: float) -> str:
@@ -112,33 +122,24 @@ _filter = _SettingsFilter()
 _line = _Line()
 
 
-def setup(who: str, level: str, line_format: str = "default") -> None:
-    """Log to stderr. `who`: the process's role, and instance if it has one; `line_format`: the
-    setting `log_format`."""
+def setup(who: str, level: str, line_format: str = "default", forks: bool = False) -> None:
+    """Log to stderr.
+
+    Args:
+        who: the process's role, and instance if it has one.
+        level: the setting `log_level`.
+        line_format: the setting `log_format`.
+        forks: this process may have no thread, and the supervisor writes its lines.
+    """
     global _line
     _line = _Line(who, JSON if line_format == JSON else TEXT)
+    log_output.begin(printed, forks)
     logging.basicConfig()
     for wanted in (TRACES, ACCESS_GRPC):
         logging.getLogger(wanted).setLevel(logging.INFO)
     if not _filter.final:
         _filter.use(initial_log(level, line_format), final=False)
-    _never_wait()
     _install()
-
-
-def _never_wait() -> None:
-    """Whoever reads this process's output may stop: refusals and restarts must go on."""
-    streams: dict[object, DroppingStream] = {}
-    for name in ("", *_LIBRARIES, _ACCESS):
-        for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream in (
-                sys.__stderr__,
-                sys.__stdout__,
-            ):
-                below = handler.stream
-                if below not in streams:
-                    streams[below] = DroppingStream(below, printed)
-                handler.setStream(streams[below])
 
 
 def apply(settings: LogSettings) -> None:

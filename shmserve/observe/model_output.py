@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, TextIO
+from typing import TextIO
 
 from shmserve.observe import logs
-from shmserve.observe.log_stream import DroppingStream
+from shmserve.observe.log_stream import LogStream
 
 _LONGEST = 8192  # characters of a line; what is longer is several
 _OWN = "shmserve."  # the server's loggers
@@ -43,63 +42,32 @@ class LineRate:
             return dropped
 
 
-class ModelOutput(io.TextIOBase):
-    """In place of `sys.stdout` or `sys.stderr`. What goes to the descriptor past it (by C code, or
-    through `buffer`) is not counted."""
+class ModelOutput(LogStream):
+    """In place of `sys.stdout` or `sys.stderr`: every line has the instance's name and counts."""
 
     def __init__(self, below: TextIO, rate: LineRate) -> None:
-        self._below = below
-        self._never_waits = DroppingStream(below)
+        super().__init__(below)
         self._rate = rate
-        self._begun = ""
-        self._lock = threading.RLock()
 
-    def write(self, text: str) -> int:
-        """Write what is whole lines by now."""
-        with self._lock:
-            *lines, self._begun = (self._begun + text).split("\n")
-            if len(self._begun) > _LONGEST:
-                lines, self._begun = [*lines, self._begun], ""
-            for line in lines:
-                for start in range(0, max(len(line), 1), _LONGEST):  # an empty one is one, too
-                    self._write_line(line[start : start + _LONGEST])
-        return len(text)
+    def flush(self) -> None:
+        """Write what has no end yet, too: a question without a line's end, or the last words."""
+        self.flush_begun()
+
+    def _take(self, lines: str) -> None:
+        for line in lines.split("\n"):
+            for start in range(0, max(len(line), 1), _LONGEST):  # an empty one is one, too
+                self._write_line(line[start : start + _LONGEST])
 
     def _write_line(self, line: str) -> None:
         dropped = self._rate.take()
         if dropped is None:
             return
         if dropped:
-            lost = f"({dropped} lines of this model were dropped: model_log_lines_per_s)"
+            lost = f"({dropped} lines of this model were dropped: it prints too many)"
             line = f"{logs.printed(lost)}\n{logs.printed(line)}"
         else:
             line = logs.printed(line)
-        self._never_waits.write(f"{line}\n")
-
-    def flush(self) -> None:
-        """Write what has no end yet, too: a question without a line's end, or the last words."""
-        with self._lock:
-            if self._begun:
-                begun, self._begun = self._begun, ""
-                self._write_line(begun)
-            if not self._below.closed:  # finalisers flush, too, behind whoever has closed that
-                self._never_waits.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._below.fileno()
-
-    def isatty(self) -> bool:
-        return self._below.isatty()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._below.encoding
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._below, name)  # buffer, encoding, errors, reconfigure
+        super()._take(line)
 
 
 class _ModelLines(logging.Filter):
@@ -125,5 +93,7 @@ def limit(per_s: int) -> None:
     rate = LineRate(per_s)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_ModelLines(rate))
-    sys.stdout = ModelOutput(sys.stdout, rate)
-    sys.stderr = ModelOutput(sys.stderr, rate)
+    sys.stdout, sys.stderr = (
+        below and ModelOutput(below, rate)  # a process may have been started without
+        for below in (sys.stdout, sys.stderr)
+    )

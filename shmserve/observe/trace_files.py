@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shmserve.config import Settings
-from shmserve.core.control.trace_files import ALL_IN_ONE
+from shmserve.core.trace_grants import ALL_IN_ONE
 from shmserve.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _MODE = 0o600
 _LOCK_S, _LOCK_TICK_S = 2.0, 0.01
 _TELL_S = 60.0  # the same trouble again
+MAX_FILE_BYTES = 256 << 20  # entries beyond it are lost
+MAX_FILES = 1000  # entries for further files are lost
 
 
 def begin(settings: Settings) -> None:
@@ -51,27 +53,25 @@ class TraceWriter:
     """For one thread of a process.
 
     Args:
-        settings: `trace_file`, `max_trace_file_bytes`, `max_trace_files`.
+        settings: `trace_file`.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._path = settings.trace_file
-        self._most_bytes = settings.max_trace_file_bytes
-        self._most_files = settings.max_trace_files
         self._told: deque[tuple[str, float]] = deque(maxlen=4)
 
     def append(self, number: int, entries: list[bytes]) -> None:
         """Add entries to a file, by its number or `ALL_IN_ONE`; what goes wrong is in the log."""
         path = self._path if number == ALL_IN_ONE else f"{self._path}.{number}"
         try:
-            if number >= self._most_files:
-                self._tell("there are enough files (setting max_trace_files)")
+            if number >= MAX_FILES:
+                self._tell(f"there are {MAX_FILES} files already")
                 return
             with _locked(path) as fd:
                 if fd is None:
                     self._tell("somebody else has locked the file")
-                elif not _add(fd, _BETWEEN.join(entries), self._most_bytes):
-                    self._tell("the file is full (setting max_trace_file_bytes), or not ours")
+                elif not _add(fd, _BETWEEN.join(entries), MAX_FILE_BYTES):
+                    self._tell(f"the file is full ({MAX_FILE_BYTES >> 20} MiB), or not ours")
         except OSError as ex:
             self._tell(ex.strerror or "it cannot be written")
 

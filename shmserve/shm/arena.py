@@ -1,4 +1,4 @@
-"""The arena of this process: `core.memory.arena`'s bookkeeping with memory behind it.
+"""The arena of this process: `core.memory.slot_allocator`'s bookkeeping with memory behind it.
 
 The one writer (I1) of its segments. Thread-safe: every decision runs under one lock,
 making and mapping segments does not.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from shmserve import waiting
-from shmserve.core.memory.arena import Arena, ArenaStats, NeedSegment
+from shmserve.core.memory.slot_allocator import Arena, ArenaStats, NeedSegment
 from shmserve.core.memory.slots import Slot
 from shmserve.errors import ArenaExhausted, StaleDescriptor, TooLarge, Unavailable
 from shmserve.protocol.control.data_messages import Descriptor, SegmentOffer

@@ -6,7 +6,6 @@ descriptor stands for it, whatever becomes of the name. Nothing here unlinks any
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 
@@ -52,34 +51,6 @@ def facts(fd: int, own: frozenset[tuple[int, int]] = frozenset()) -> ObjectFacts
     return ObjectFacts(device, inode, info.st_size, info.st_uid, regular, ours)
 
 
-def is_sealed_memory(fd: int) -> bool:
-    """Whether it is memory that keeps its size; never waits, whatever `fd` is.
-
-    Only memfds can be sealed: objects of shm_open refuse it. The order matters to callers
-    that do not trust `fd`: fstat of a file may wait for whoever serves its file system.
-    """
-    needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-    try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & needed == needed
-    except OSError:
-        return False
-
-
-def check_sealed(fd: int, region: str) -> None:
-    """Check that a sealed object can be mapped, now and later, without surprises.
-
-    Raises:
-        InvalidArgument: it cannot be written, or consists of huge pages, which may be missing
-            when they are touched.
-    """
-    readonly = fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10)
-    mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & readonly or mode != os.O_RDWR:
-        raise InvalidArgument(f"shared memory region '{region}': the memory must be writable")
-    if os.fstatvfs(fd).f_bsize != os.sysconf("SC_PAGE_SIZE"):
-        raise InvalidArgument(f"shared memory region '{region}': huge pages are not supported")
-
-
 def is_object_of(region: Region, fd: int) -> bool:
     """Whether it is the object a region was registered on."""
     info = os.fstat(fd)
@@ -88,7 +59,7 @@ def is_object_of(region: Region, fd: int) -> bool:
 
 def reopen(region: Region) -> int | None:
     """The object a region was registered on, if its key still leads there."""
-    if region.sealed:  # it came as a descriptor and has no key
+    if not region.memory.has_key:
         return None
     try:
         fd = open_object(region.key, region.name)

@@ -28,6 +28,7 @@ class ClientRegion:
             InvalidArgument: the object has become smaller than the region.
         """
         self.region = region
+        self._may_shrink = not region.memory.keeps_size
         self.copy = copy
         self.address = self.size = 0  # of the mapping; none: where it is copied
         self._fd = fd
@@ -59,7 +60,7 @@ class ClientRegion:
             InvalidArgument: for the request at hand; the region is of no use any more.
         """
         # A seek costs less than fstat; the position is used by nobody: we read and write at offsets
-        if not self.region.sealed and os.lseek(self._fd, 0, os.SEEK_END) < self.region.end:
+        if self._may_shrink and os.lseek(self._fd, 0, os.SEEK_END) < self.region.end:
             raise Shrunk(self.region)
 
     def view(self, at: RegionRef) -> memoryview:

@@ -29,6 +29,7 @@ import msgspec
 from shmserve.core.registry import Snapshot
 from shmserve.errors import Unavailable, UnreadableMessage
 from shmserve.protocol.decoding import msgpack_decoder
+from shmserve.shm.replaced_file import ReplacedFile
 
 PAGE_FILE = "registry.page"
 SNAPSHOT_FILE = "registry.msgpack"
@@ -52,6 +53,7 @@ class RegistryWriter:
         self._run_dir = run_dir
         self.epoch = epoch
         self.previous = self._load_previous()
+        self._file = ReplacedFile(os.path.join(run_dir, SNAPSHOT_FILE))
         page = os.path.join(run_dir, PAGE_FILE)
         if self.previous is None or not _is_page(page):
             self._make_page(page)
@@ -62,18 +64,21 @@ class RegistryWriter:
         if self.previous is not None:  # it may have died between the file and the word
             self._generation = max(self._generation, self.previous.generation)
 
-    def publish(self, snapshot: Snapshot) -> Snapshot:
-        """Make `snapshot` the current one; returns it with the generation it got."""
+    def publish(self, snapshot: Snapshot) -> Snapshot | None:
+        """Make `snapshot` the current one. Return it with its generation, or None if the file
+        cannot be written: then the snapshot before stays the current one."""
         numbered = msgspec.structs.replace(
             snapshot, epoch=self.epoch, generation=self._generation + 1
         )
-        path = os.path.join(self._run_dir, SNAPSHOT_FILE)
-        with open(path + ".new", "wb") as file:
-            file.write(_encode(numbered))
-        os.replace(path + ".new", path)
+        if not self._file.write(_encode(numbered)):
+            return None
         self._generation = numbered.generation
         self._words[_GENERATION_WORD] = numbered.generation
         return numbered
+
+    def keep_room(self) -> None:
+        """Allocate room for the next snapshot, if there is none yet."""
+        self._file.keep_room()
 
     def close(self) -> None:
         self._words.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from functools import partial
@@ -14,12 +13,14 @@ def main() -> int:
     parser.add_argument("--process-id", required=True)
     parser.add_argument("--master-fd", type=int, required=True)
     parser.add_argument("--lock-fd", type=int, required=True)
+    parser.add_argument("--log-fd", type=int, default=-1, help="where the master says its lines")
     parser.add_argument("--grpc-fds", type=int, nargs="*", default=[])
     parser.add_argument("--report-fd", type=int, default=-1, help="where a predecessor waits")
     parser.add_argument("--patient-until", type=float, default=0.0, help="clients wait for models")
     parser.add_argument("--stored", nargs="*", default=[], help="NAME=FD that systemd has kept")
     parser.add_argument("--notify-socket", default="")
     parser.add_argument("--watchdog-usec", type=int, default=0)
+    parser.add_argument("--main-is-master", action="store_true", help="there is no keeper")
     parser.add_argument("--begun", type=float, help="when the service did; absent: long ago")
     parser.add_argument("--http", nargs="*", default=[], help="addresses, to be told")
     parser.add_argument("--grpc", nargs="*", default=[], help="the same")
@@ -35,7 +36,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from setproctitle import setproctitle  # after the fork: the half that exits is quick
 
     from shmserve import config, model_places
-    from shmserve.observe import logs
+    from shmserve.observe import log_output, logs
     from shmserve.shm.registry_page import RegistryReader
     from shmserve.supervisor import launch
     from shmserve.supervisor.announce import Announcer
@@ -47,12 +48,19 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = config.load()
     setproctitle(f"shmserve: supervisor ({config.run_dir(settings)})")
     logs.setup("supervisor", settings.log_level, settings.log_format)
+    if arguments.log_fd >= 0:
+        log_output.receive(arguments.log_fd)
     run_dir = config.run_dir(settings)
     fetcher = [sys.executable, "-m", "shmserve.fetcher"]
     commands = Commands(
         coordinator=[sys.executable, "-m", "shmserve.coordinator"],
         executor=[sys.executable, "-m", "shmserve.executor"],
-        grpc=[sys.executable, "-m", "shmserve.frontends.grpc"],
+        grpc=[
+            sys.executable,
+            "-m",
+            "shmserve.observe.last_words",
+            "shmserve.frontends.grpc.process",
+        ],
         template=(sys.executable, "-m", "shmserve.executor.template"),
         exporter=[sys.executable, "-m", "shmserve.exporter"] if settings.exports else None,
         fetcher=fetcher if model_places.fetches(settings) else None,
@@ -64,14 +72,15 @@ def _run(arguments: argparse.Namespace) -> int:
         report = StartReport(arguments.begun, doors)
     watchdog_s = arguments.watchdog_usec / 1e6
     speaks = partial(launch.serves, settings)
-    main_pid = 0  # the first generation's is known
-    if run_dir != config.base_dir(settings):
+    main_pid = 0  # the first generation's is known, and a keeper's never changes
+    if arguments.main_is_master and run_dir != config.base_dir(settings):
         main_pid = rundir.lock(run_dir, "master").holder() or 0
     reader = RegistryReader(run_dir)
     announcer = Announcer(notifier, reader, watchdog_s, report, speaks, main_pid)
     inherited = Inherited(
         *(arguments.master_fd, arguments.lock_fd, tuple(arguments.grpc_fds)),
         *(arguments.report_fd, arguments.patient_until, _named(arguments.stored)),
+        begins=arguments.begun is not None,
     )
     process = arguments.process_id
     return Supervisor(settings, run_dir, process, inherited, commands, announcer).run()
@@ -83,6 +92,8 @@ def _named(stored: list[str]) -> tuple[tuple[str, int], ...]:
 
 if __name__ == "__main__":
     status = main()
-    logging.shutdown()
+    from shmserve.observe import log_output
+
+    log_output.end()
     # Python's own end waits for what other threads hold; nothing of a finished supervisor may stay.
     os._exit(status)

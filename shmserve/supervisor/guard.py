@@ -14,6 +14,7 @@ import time
 from shmserve import config
 from shmserve.config import Settings
 from shmserve.core.control.silence import Silence, period_s
+from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder
 from shmserve.supervisor import launch
 from shmserve.transport.processes import has_ended, send_signal
@@ -85,9 +86,10 @@ def _end_if_silent(settings: Settings, silence: Silence) -> None:
     pid, pidfd = holder
     try:
         if pid == seen[0]:  # not one that another guard has started meanwhile
-            _log.error("the supervisor gives no sign of life, killing it pid=%d", pid)
+            about = log_fields(pid=pid)
+            _log.error("the supervisor gives no sign of life, killing it", extra=about)
             flight_recorder.record("process killed", "supervisor", "it gives no sign of life")
-            flight_recorder.keep(config.run_dir(settings), settings.max_events)
+            flight_recorder.keep(config.run_dir(settings))
             send_signal(pidfd, signal.SIGKILL)
     finally:
         os.close(pidfd)

@@ -1,10 +1,10 @@
 """The service's start and stop as the gunicorn master sees them, and starting a supervisor.
 
 Light on purpose: the master imports this and nothing else of the server. It holds no
-thread, no mapping; what it has is a lock (so that one service owns the run directory), a
-pidfd of itself (so that everybody notices its end), addresses of gRPC and of the agent (nobody
-listens on those sockets: they keep others out) and this module's state, which a reload of
-gunicorn.conf.py does not touch.
+thread (the supervisor writes its log), no mapping; what it has is a lock (so that one service owns
+the run directory), a pidfd of itself (so that everybody notices its end), the keeper's pipe,
+addresses of gRPC and of the agent (nobody listens on those sockets: they keep others out), the
+socket of its log, and this module's state, which a reload of gunicorn.conf.py does not touch.
 
 The order of a start: `prepare`, `claim`, gunicorn listens, `begin`. What cannot work is found
 before anything is launched.
@@ -21,15 +21,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from shmserve import config, ids, model_places
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
-from shmserve.supervisor import activation, handover, single_models
+from shmserve.log_fields import log_fields
+from shmserve.observe import last_words, log_output
+from shmserve.supervisor import single_models
+from shmserve.supervisor.generations import activation, handover, keeper
 from shmserve.transport import listen_addresses, rundir
 from shmserve.transport.listen_addresses import ListenAddress
-from shmserve.transport.processes import FileLock, has_ended, pidfd_open, send_signal, spawn_role
+from shmserve.transport.processes import (
+    FileLock,
+    end_with_parent,
+    has_ended,
+    pidfd_open,
+    send_signal,
+    spawn_role,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +66,15 @@ class _LaunchState:
     # Beside it, of the directory that the history is in; and those that a predecessor has still
     also: tuple[FileLock, ...] = ()
     report: tuple[int, ...] = ()  # where a predecessor waits for what becomes of this generation
+    keeper_fd: int = -1  # the keeper's pipe, in the master alone; -1: there is none
+    keeper_pid: int = 0  # 0: gunicorn was started directly
+    tied: bool = False  # the kernel ends this master with the keeper
     stored: Sequence[tuple[str, int]] = ()  # clients' memory, from the service before
     passed: bool = False  # by systemd, or by a predecessor: gunicorn's sockets
     bound: bool = False  # gunicorn's sockets are what a predecessor has bound
     supervisor: FileLock | None = None  # whose file stays the one of the service's start
     master_fd: int = -1
+    failure: BinaryIO | None = None  # supervisors' standard input: why the start has failed
     stopping_fd: int = -1  # eventfd, for a handover: this master has begun to stop
     notify_socket: str = ""
     ending: bool = False
@@ -69,6 +83,80 @@ class _LaunchState:
     places: tuple[socket.socket, ...] = ()  # addresses kept for gRPC processes, and the agent
     watchdog_usec: int = 0
     begun: float = 0.0  # when `prepare` was called
+    warnings: tuple[str, ...] = ()  # about settings
+
+    def read_settings(self) -> Settings:
+        self.report = activation.take(os.environ, activation.REPORT)
+        if passed := os.environ.pop(keeper.VARIABLE, ""):
+            self.keeper_fd, self.keeper_pid = map(int, passed.split(":"))
+            os.set_inheritable(self.keeper_fd, False)
+        found = config.read()
+        listen_addresses.check_http(found.settings)
+        self.settings, self.warnings = found.settings, found.warnings
+        return found.settings
+
+    def tie(self) -> None:
+        """Have the kernel end this master with its parent, the keeper."""
+        end_with_parent()
+        self.tied = True
+
+    def take_passed(self) -> None:
+        """Take what systemd, or a predecessor, has passed to this master."""
+        self.begun = time.monotonic()
+        self.grpc_fds = activation.take(os.environ, activation.GRPC)
+        self.stored = activation.take_all(os.environ, activation.REGIONS)
+        self.passed = activation.has_http(os.environ)
+        self.bound = activation.are_bound(os.environ)
+
+    def own_folders(self, settings: Settings, lock: FileLock, also: tuple[FileLock, ...]) -> None:
+        """The run directory is this service's, and so is what `also` locks."""
+        self.settings, self.lock, self.also = settings, lock, also
+        self.run_dir_fd = rundir.keep_from_cleaners(config.base_dir(settings))
+
+    def be_master(self, run_dir: str) -> None:
+        """Take the master's part: the supervisor's lock file, sd_notify, and a pidfd of itself."""
+        self.supervisor = rundir.lock(run_dir, "supervisor")
+        self.supervisor.pin()
+        # gunicorn would announce readiness before any model is loaded; the supervisor does it.
+        self.notify_socket = os.environ.pop("NOTIFY_SOCKET", "")
+        self.watchdog_usec = int(os.environ.pop("WATCHDOG_USEC", "") or 0)
+        own = pidfd_open(os.getpid())
+        assert own is not None
+        self.master_fd = own
+        self.stopping_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self.failure = last_words.make()
+
+    def let_go_of_report(self) -> None:
+        """Nobody waits any more for what becomes of this generation."""
+        for fd in self.report:
+            os.close(fd)
+        self.report = ()
+
+    def let_go_of_stored(self) -> None:
+        """The supervisor has the clients' memory now."""
+        for _, fd in self.stored:
+            os.close(fd)
+        self.stored = ()
+
+    def keep_places(self, places: Iterable[socket.socket]) -> None:
+        self.places += tuple(places)
+
+    def let_go_of_places(self) -> None:
+        for place in self.places:
+            place.close()
+        self.places = ()
+
+    def let_go_of_keeper(self) -> None:
+        if self.keeper_fd >= 0:
+            os.close(self.keeper_fd)
+            self.keeper_fd = -1
+
+    def end(self, level: int, reason: str) -> None:
+        """Have this master end, by the signal that ends gunicorn."""
+        _log.log(level, "%s: ending", reason)
+        if not self.ending:
+            self.ending = True
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 _state = _LaunchState()
@@ -80,12 +168,7 @@ def settings() -> Settings:
     Raises:
         ConfigError: a setting that cannot work, or that gunicorn could not read.
     """
-    if _state.settings is None:
-        _state.report = activation.take(os.environ, activation.REPORT)
-        found = config.load()
-        listen_addresses.check_http(found)
-        _state.settings = found
-    return _state.settings
+    return _state.settings or _state.read_settings()
 
 
 def changed_on_disk() -> bool:
@@ -104,7 +187,10 @@ def supervisor_lock(settings: Settings) -> FileLock:
 
 def beat() -> None:
     """The master's sign of life. Ends this generation if its run directory is not its own any more,
-    another one serves in its place, or who was to let it serve is gone."""
+    another one serves in its place, or who was to let it serve is gone. Ends this process at once
+    if the keeper is gone: whoever started the keeper takes the service for ended."""
+    if _state.keeper_fd >= 0 and not _state.tied:
+        _tie_to_keeper()
     lock = _state.lock
     if lock is None or not lock.held or _state.ending or _state.settings is None:
         return
@@ -114,22 +200,25 @@ def beat() -> None:
                 awaited.acquire()
     given_up = any(map(handover.given_up, _state.report))  # first: it may have been let serve
     if serves(_state.settings):
-        for fd in _state.report:  # nobody waits there any more
-            os.close(fd)
-        _state.report = ()
+        _state.let_go_of_report()
     elif not _state.report:
-        _state.ending = True
-        _log.info("another generation serves: ending")
+        _state.end(logging.INFO, "another generation serves")
     elif given_up:
-        _state.ending = True
-        _log.error("the reload has been given up: ending")
+        _state.end(logging.ERROR, "the reload has been given up")
     if not lock.beat():
-        _state.ending = True
-        _log.critical(
-            "run_dir: its files have been removed, so another server could use it: ending"
-        )
-    if _state.ending:
-        os.kill(os.getpid(), signal.SIGTERM)
+        reason = "run_dir: its files have been removed, so another server could use it"
+        _state.end(logging.CRITICAL, reason)
+
+
+def _tie_to_keeper() -> None:
+    """Have this master end with its keeper, whatever it hangs in, as soon as the keeper is its
+    parent. Other processes see the master's end, and end within 5 s."""
+    if os.getppid() == _state.keeper_pid:
+        _state.tie()
+    if handover.given_up(_state.keeper_fd):  # before that
+        _log.critical("the keeper was killed: ending")
+        log_output.end()
+        os._exit(1)
 
 
 def master_fd() -> int:
@@ -143,18 +232,14 @@ def prepare(settings: Settings) -> None:
     Raises:
         ConfigError: a setting that cannot work, or another service in one of its directories.
     """
-    _state.begun = time.monotonic()
+    for warning in _state.warnings:
+        _log.warning("%s", warning)
     for entry in settings.model_repository:
         _, path = model_places.single_of(entry) or ("", entry)
         if not model_places.is_remote(path) and not os.path.isdir(path):
             raise ConfigError(f"model_repository: {path!r} is not a directory")
     run_dir = config.run_dir(settings)
-    _state.grpc_fds = activation.take(os.environ, activation.GRPC)
-    _state.stored = activation.take_all(os.environ, activation.REGIONS)
-    _state.passed = activation.has_http(os.environ)
-    _state.bound = activation.are_bound(os.environ)
-    if _state.grpc_fds and settings.grpc_server != "http2":
-        raise ConfigError("grpc_server: only 'http2' can serve on a socket that systemd passes")
+    _state.take_passed()
     if _state.grpc_fds and not settings.grpc_processes:
         raise ConfigError("grpc_processes: 0, but systemd passes a socket for gRPC")
     rundir.prepare(run_dir)
@@ -166,9 +251,7 @@ def prepare(settings: Settings) -> None:
             f"run_dir: {run_dir} is in use by another server (pid {lock.holder()});"
             " set another (SHMSERVE_RUN_DIR)"
         )
-    _lock_folders(settings, run_dir)
-    _state.settings, _state.lock = settings, lock
-    _state.run_dir_fd = rundir.keep_from_cleaners(config.base_dir(settings))
+    _state.own_folders(settings, lock, _folder_locks(settings, run_dir))
     limit_s = settings.drain_timeout_s + _PREDECESSOR_S
     for name in rundir.generations(run_dir):
         _await_predecessors(os.path.join(run_dir, name), limit_s)
@@ -178,31 +261,22 @@ def prepare(settings: Settings) -> None:
     if run_dir == config.base_dir(settings):
         rundir.serve(run_dir, "")
     single_models.lay_out(settings)
-    _state.supervisor = rundir.lock(run_dir, "supervisor")
-    _state.supervisor.pin()
+    _state.be_master(run_dir)
     rundir.write_epoch(run_dir, ids.new_epoch())
-    # gunicorn would announce readiness before any model is loaded; the supervisor does it.
-    _state.notify_socket = os.environ.pop("NOTIFY_SOCKET", "")
-    _state.watchdog_usec = int(os.environ.pop("WATCHDOG_USEC", "") or 0)
-    own = pidfd_open(os.getpid())
-    assert own is not None
-    _state.master_fd = own
-    _state.stopping_fd = os.eventfd(0, os.EFD_CLOEXEC)
 
 
-def _lock_folders(settings: Settings, run_dir: str) -> None:
-    """Have what is the service's alone beside the run directory; raises as `prepare`."""
+def _folder_locks(settings: Settings, run_dir: str) -> tuple[FileLock, ...]:
+    """Lock what is the service's alone beside the run directory; raises as `prepare`."""
     base, state_dir = config.base_dir(settings), config.state_dir(settings)
     if run_dir == base:
         for name in rundir.generations(base):
             if (pid := rundir.lock(os.path.join(base, name), "master").holder()) is not None:
                 raise ConfigError(f"run_dir: {base} is in use by another server (pid {pid})")
         lock = rundir.lock_state(state_dir, run_dir) if settings.dashboard else None
-        _state.also = () if lock is None else (lock,)
-        return
+        return () if lock is None else (lock,)
     # They are the predecessor's until it ends: `beat` takes them
     folders = {os.path.realpath(folder) for folder in (base, state_dir) if os.path.isdir(folder)}
-    _state.also = tuple(rundir.lock(folder, "master") for folder in folders)
+    return tuple(rundir.lock(folder, "master") for folder in folders)
 
 
 def serves(settings: Settings) -> bool:
@@ -218,7 +292,7 @@ def follows() -> bool:
 def await_turn(settings: Settings, waits: Callable[[], bool]) -> None:
     """In an HTTP worker: accept nothing before this generation serves. On sockets of systemd's
     clients wait for the models, too, instead of being refused. Ends when `waits` says no."""
-    from shmserve.supervisor.takeover import LoadingWatch
+    from shmserve.supervisor.generations.takeover import LoadingWatch
 
     models = LoadingWatch(config.run_dir(settings), _state.begun + settings.load_timeout_s)
     while waits() and not (serves(settings) and (models.settled() or not _state.passed)):
@@ -239,7 +313,8 @@ def hand_over(http: Sequence[int], environ: dict[str, str]) -> NoReturn:
     name = activation.BOUND if _has_bound() else "http"
     named = [(name, fd) for fd in http]
     fds = (_state.master_fd, _state.stopping_fd)
-    handover.run(handover.Old(_state.settings, *fds, named, _state.grpc_fds, environ))
+    kept = (_state.keeper_fd, _state.keeper_pid)
+    handover.run(handover.Old(_state.settings, *fds, named, _state.grpc_fds, environ, *kept))
 
 
 def _has_bound() -> bool:
@@ -267,7 +342,7 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
             if not _state.report:  # else the predecessor listens there
                 listen_addresses.require_free(setting, place)
             if setting in ("grpc_bind", "agent_bind"):
-                _state.places += tuple(listen_addresses.reserve(setting, place))
+                _state.keep_places(listen_addresses.reserve(setting, place))
         except ConfigError as ex:
             wrong.append(ex.message)
     if wrong:
@@ -295,10 +370,9 @@ def _wanted(
 
 
 def forked() -> None:
-    """In an HTTP worker: the addresses that are kept are the master's."""
-    for place in _state.places:
-        place.close()
-    _state.places = ()
+    """In an HTTP worker: the addresses that are kept, and the keeper's pipe, are the master's."""
+    _state.let_go_of_places()
+    _state.let_go_of_keeper()
 
 
 def begin(settings: Settings, http: Iterable[str] = ()) -> None:
@@ -310,9 +384,7 @@ def begin(settings: Settings, http: Iterable[str] = ()) -> None:
     told += ["--grpc", *_grpc_addresses(settings)]
     told += ["--stored", *(f"{name}={fd}" for name, fd in _state.stored)]
     ensure(settings, _state.master_fd, told)
-    for _, fd in _state.stored:
-        os.close(fd)
-    _state.stored = ()
+    _state.let_go_of_stored()
 
 
 def _grpc_addresses(settings: Settings) -> list[str]:
@@ -339,6 +411,9 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
     arguments = ["--detach", "--process-id", ids.new_process_id("supervisor", os.getpid())]
     arguments += ["--master-fd", str(master_pidfd), "--lock-fd", str(lock.pin())]
     arguments += ["--grpc-fds", *map(str, _state.grpc_fds)]
+    log_fds = () if (fd := log_output.relayed_to()) < 0 else (fd,)
+    if log_fds:
+        arguments += ["--log-fd", str(fd)]
     if _state.report and not serves(settings):
         arguments += ["--report-fd", str(_state.report[0])]
     if _state.grpc_fds:
@@ -346,6 +421,8 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
     if _state.notify_socket:
         arguments += ["--notify-socket", _state.notify_socket]
         arguments += ["--watchdog-usec", str(_state.watchdog_usec)]
+        if not _state.keeper_pid:  # else the keeper is the main process, whoever serves
+            arguments += ["--main-is-master"]
     arguments += more
     environ = {k: v for k, v in os.environ.items() if k not in _MASTER_ONLY}
     process = spawn_role(
@@ -354,10 +431,12 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
         keep=(
             master_pidfd,
             lock.pin(),
+            *log_fds,
             *_state.grpc_fds,
             *_state.report,
             *(fd for _, fd in _state.stored),
         ),
+        stdin=_state.failure,
         environ=environ,
         new_session=True,
     )
@@ -367,7 +446,7 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
         process.kill()
         status = process.wait()
     if status != 0:
-        _log.error("the supervisor could not be started status=%d", status)
+        _log.error("the supervisor could not be started", extra=log_fields(status=status))
     return status == 0
 
 
@@ -384,7 +463,11 @@ def stopping(settings: Settings, http: Iterable[object]) -> None:
 
 
 def end(settings: Settings) -> None:
-    """Stop the service: drain, then nothing is left. For the master's exit."""
+    """Stop the service: drain, then nothing is left. For the master's exit.
+
+    Raises:
+        SystemExit: with status 1: the service has never served all that it should.
+    """
     if _state.lock is None or not _state.lock.held:
         return  # never begun, or not by this process
     run_dir = config.run_dir(settings)
@@ -397,10 +480,12 @@ def end(settings: Settings) -> None:
         pid, pidfd = holder
         send_signal(pidfd, signal.SIGTERM)
         if not has_ended(pidfd, limit):
-            _log.error("the %s did not end within %g s, killing it pid=%d", role, limit, pid)
+            about = log_fields(pid=pid)
+            _log.error("the %s did not end within %g s, killing it", role, limit, extra=about)
             send_signal(pidfd, signal.SIGKILL)
             has_ended(pidfd, 5.0)
         os.close(pidfd)
+    failure = _state.failure and last_words.read(_state.failure)
     if _state.lock.intact():
         rundir.clean(run_dir)
         base = config.base_dir(settings)
@@ -408,6 +493,8 @@ def end(settings: Settings) -> None:
             rundir.serve(base, "")
         if run_dir != base:
             rundir.drop_generation(base, os.path.basename(run_dir))
+    if failure:
+        sys.exit(f"shmserve: {failure}")
 
 
 def _await_predecessors(run_dir: str, limit_s: float) -> None:

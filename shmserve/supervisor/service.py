@@ -25,7 +25,8 @@ from msgspec import Struct
 from shmserve import ids
 from shmserve.config import Settings, base_dir
 from shmserve.core.control.lifecycle import Restarts
-from shmserve.observe import flight_recorder
+from shmserve.log_fields import log_fields
+from shmserve.observe import flight_recorder, last_words
 from shmserve.protocol.control.link_messages import (
     Adopt,
     Desired,
@@ -38,14 +39,15 @@ from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.region_messages import DropRegions, StoredRegions, StoreRegions
 from shmserve.protocol.control.stats_messages import DropPages, PageOwner, StoredPages, StorePages
 from shmserve.supervisor.announce import Announcer
-from shmserve.supervisor.children import Child
-from shmserve.supervisor.executor_template import ExecutorTemplate
-from shmserve.supervisor.executors import Executors
 from shmserve.supervisor.fd_store import FdStore
-from shmserve.supervisor.frontends import Frontends
-from shmserve.supervisor.lasting_regions import LastingRegions, restored
-from shmserve.supervisor.life_watch import LifeWatch
-from shmserve.supervisor.takeover import LoadingWatch, TakeOver
+from shmserve.supervisor.generations.lasting_regions import LastingRegions, restored
+from shmserve.supervisor.generations.takeover import LoadingWatch, TakeOver
+from shmserve.supervisor.processes.children import Child
+from shmserve.supervisor.processes.executor_template import ExecutorTemplate
+from shmserve.supervisor.processes.executors import Executors
+from shmserve.supervisor.processes.frontends import Frontends
+from shmserve.supervisor.processes.life_watch import LifeWatch
+from shmserve.supervisor.processes.serving_watch import ServingWatch
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.link import Link, LinkHandlers
@@ -84,7 +86,8 @@ class Commands(Struct, frozen=True):
 class Inherited(Struct, frozen=True):
     """Descriptors that a supervisor is started with: the gunicorn master's pidfd, its own lock,
     sockets that gRPC processes are to listen on, and where a predecessor waits; -1: none does.
-    `patient_until` (monotonic): clients wait on those sockets for the models."""
+    `patient_until` (monotonic): clients wait on those sockets for the models. `begins`: this is the
+    service's first supervisor."""
 
     master_fd: int
     lock_fd: int
@@ -92,6 +95,7 @@ class Inherited(Struct, frozen=True):
     report_fd: int = -1
     patient_until: float = 0.0
     stored: tuple[tuple[str, int], ...] = ()  # by systemd for the next start: names, descriptors
+    begins: bool = False
 
 
 class Supervisor:
@@ -141,6 +145,8 @@ class Supervisor:
         turn, keep = self._take_over.turn_fd, inherited.grpc_fds
         command = [*(commands.grpc or []), "--turn-fd", str(turn), "--listen-fds", *map(str, keep)]
         self._frontends = Frontends(run_dir, "grpc", command, count, master_fd, (turn, *keep))
+        waits = inherited.report_fd >= 0 or inherited.patient_until > 0
+        self._serving = ServingWatch(self._frontends, self._link.send, inherited.begins, waits)
         helpers = {"exporter": commands.exporter, "fetcher": commands.fetcher}
         self._helpers = [
             Frontends(run_dir, role, command, 1, master_fd)
@@ -165,7 +171,6 @@ class Supervisor:
             run_dir,
             settings.watchdog_s,
             settings.watchdog_s + settings.drain_timeout_s,
-            settings.max_events,
         )
         self._looked_at = 0.0
         self._touched_at = time.monotonic()
@@ -176,9 +181,9 @@ class Supervisor:
     def run(self) -> int:
         """Until the service ends; 0 at once if another supervisor runs."""
         if not self._lock.acquire():
-            _log.debug("another supervisor runs pid=%s", self._lock.holder())
+            _log.debug("another supervisor runs", extra=log_fields(pid=self._lock.holder()))
             return 0
-        flight_recorder.start(self._run_dir, self._process, self._settings.max_events)
+        flight_recorder.start(self._run_dir, self._process)
         flight_recorder.record("process started", "supervisor", f"pid {os.getpid()}")
         adopt_orphans()  # executors that the template has forked
         raise_fd_limit()  # a region is a descriptor: here, in the coordinator, in executors
@@ -273,8 +278,15 @@ class Supervisor:
         if now >= self._looked_at + self._life.look_s:
             self._looked_at = now
             self._look(now)
-        if why := self._take_over.turn(self._frontends.listening):
+        broken = ""
+        if not self._drain_reason:
+            broken = self._serving.turn(now, self._take_over.may_listen)
+        if why := self._take_over.turn(self._frontends.listening, broken):
             _log.error("this generation will not serve: %s", why)
+            send_signal(self._master_fd, signal.SIGTERM)
+        elif broken:
+            _log.critical("the service ends: %s", broken)
+            last_words.tell(broken)  # to the master, which ends with status 1
             send_signal(self._master_fd, signal.SIGTERM)
         self._announcer.turn(now)
         # A supervisor that was started again knows no region before its coordinator tells it.
@@ -300,6 +312,7 @@ class Supervisor:
         now = time.monotonic()
         if isinstance(message, Welcome):
             self._part.clear()
+            self._serving.tell_again()
             self._executors.report()
         elif isinstance(message, Adopt):
             for name, pid, process in message.instances:
@@ -331,7 +344,7 @@ class Supervisor:
         reason = describe_status(child.reap())
         self._coordinator_due = self._coordinator_restarts.ended(now)
         level = logging.INFO if self._drain_reason else logging.WARNING
-        _log.log(level, "coordinator ended pid=%d reason=%s", child.pid, reason)
+        _log.log(level, "coordinator ended", extra=log_fields(pid=child.pid, reason=reason))
 
     # ------------------------------------------------------------ the coordinator
 
@@ -343,7 +356,7 @@ class Supervisor:
         if holder is not None:
             pid, pidfd = holder
             self._coordinator = Child("coordinator", pid, pidfd, None, now)
-            _log.info("adopted the coordinator pid=%d", pid)
+            _log.info("adopted the coordinator", extra=log_fields(pid=pid))
         else:
             self._coordinator = self._start_coordinator(now)
         if self._coordinator is not None:
@@ -354,19 +367,22 @@ class Supervisor:
         process = ids.new_process_id("coordinator", os.getpid())
         arguments = ["--process-id", process, "--epoch", self._epoch]
         arguments += ["--master-fd", str(self._master_fd)]
+        if self._serving.reason:
+            arguments += ["--grpc-unserved", self._serving.reason]
         try:
             popen = spawn([*self._command, *arguments], keep=(self._master_fd,))
         except OSError as ex:
-            _log.error("coordinator not started error=%s", ex)
+            _log.error("coordinator not started", extra=log_fields(error=ex))
             self._coordinator_due = self._coordinator_restarts.ended(now, at_once=False)
             return None
-        _log.info("started coordinator process=%s pid=%d", process, popen.pid)
+        _log.info("started coordinator", extra=log_fields(process=process, pid=popen.pid))
         return Child.of("coordinator", popen, now)
 
     # ------------------------------------------------------------------ the drain
 
     def _drain(self) -> None:
-        _log.info("draining reason=%s limit_s=%g", self._drain_reason, self._drain_limit_s)
+        about = log_fields(reason=self._drain_reason, limit_s=self._drain_limit_s)
+        _log.info("draining", extra=about)
         flight_recorder.record("service draining", "supervisor", self._drain_reason)
         started = time.monotonic()
         self._announcer.stopping()
@@ -386,7 +402,7 @@ class Supervisor:
             return  # what has these names now is another service's
         rundir.clean_sockets(self._run_dir)
         if has_ended(self._master_fd):
-            flight_recorder.keep(self._run_dir, self._settings.max_events)
+            flight_recorder.keep(self._run_dir)
             rundir.clean(self._run_dir)
 
     def _end_all(self, remaining: Callable[[], list[Child]], started: float) -> None:
@@ -403,7 +419,7 @@ class Supervisor:
             self._turn(_TELL_S)
             if left < -5.0:  # killed, and still there: in the kernel, nothing helps
                 pids = [child.pid for child in children]
-                _log.error("processes do not end pids=%s", pids)
+                _log.error("processes do not end", extra=log_fields(pids=pids))
                 return
 
     def _end_helpers(self) -> None:

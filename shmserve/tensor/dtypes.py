@@ -1,8 +1,4 @@
-"""Datatypes of the protocol: names, sizes and numpy types.
-
-Source: Open Inference Protocol V2, "Tensor Data Types"; Triton adds BF16
-(2 bytes, little-endian) and its ModelConfig names (``TYPE_FP32``, ``TYPE_STRING``).
-"""
+"""Datatypes of the protocol with numpy's types: the table (`datatype_table.py`) by names."""
 
 from __future__ import annotations
 
@@ -12,44 +8,31 @@ from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
-from msgspec import Struct
+from msgspec import structs
+
+from shmserve.tensor.datatype_table import ROWS, DatatypeRow
 
 
-class Datatype(Struct, frozen=True):
-    """One datatype. `itemsize` is in bytes; 0 for BYTES, whose elements vary."""
+class Datatype(DatatypeRow, frozen=True, kw_only=True):
+    """A row of the table, with numpy's type."""
 
-    name: str
-    config_name: str
-    itemsize: int
     numpy: np.dtype[Any]
-    json_ok: bool = True  # FP16 and BF16 travel in binary form only
+
+    @property
+    def classifiable(self) -> bool:
+        """Whether elements are numbers that a classification can rank."""
+        return self.json_ok and self.numpy.kind in "iuf"
 
 
 Objects = Sequence[Any] | np.ndarray[Any, Any]
 
 
-def _datatype(name: str, numpy: Any, config: str | None = None, json_ok: bool = True) -> Datatype:
-    dtype = np.dtype(numpy)
-    size = 0 if dtype == np.object_ else dtype.itemsize
-    return Datatype(name, f"TYPE_{config or name}", size, dtype, json_ok)
+def _datatype(row: DatatypeRow) -> Datatype:
+    dtype = np.dtype(getattr(ml_dtypes, row.numpy_name) if row.extension else row.numpy_name)
+    return Datatype(**structs.asdict(row), numpy=dtype)
 
 
-_ALL: Final = (
-    _datatype("BOOL", np.bool_),
-    _datatype("UINT8", np.uint8),
-    _datatype("UINT16", np.uint16),
-    _datatype("UINT32", np.uint32),
-    _datatype("UINT64", np.uint64),
-    _datatype("INT8", np.int8),
-    _datatype("INT16", np.int16),
-    _datatype("INT32", np.int32),
-    _datatype("INT64", np.int64),
-    _datatype("FP16", np.float16, json_ok=False),
-    _datatype("BF16", ml_dtypes.bfloat16, json_ok=False),
-    _datatype("FP32", np.float32),
-    _datatype("FP64", np.float64),
-    _datatype("BYTES", np.object_, "STRING"),
-)
+_ALL: Final = tuple(map(_datatype, ROWS))
 
 DATATYPES: Final[dict[str, Datatype]] = {d.name: d for d in _ALL}
 BY_CONFIG_NAME: Final[dict[str, Datatype]] = {d.config_name: d for d in _ALL}

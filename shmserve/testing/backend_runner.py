@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shmserve import repository
-from shmserve.core.devices import ordinal_of
+from shmserve.core.device_names import ordinal_of
 from shmserve.cuda import runtime
 from shmserve.errors import Internal, ProtocolViolation, ShmserveError
 from shmserve.executor import backends

@@ -13,11 +13,13 @@ import msgspec
 from msgspec import Struct
 
 from shmserve import config, waiting
-from shmserve.core.control.runtime_settings import LogChange, RuntimeSettings, TraceChange
+from shmserve.core.caller import Caller
+from shmserve.core.live_settings import LogChange, RuntimeSettings, TraceChange
 from shmserve.core.memory.slots import Slot
+from shmserve.core.region_kinds import SYSTEM
 from shmserve.core.regions.cuda_allocation import cuda_region
-from shmserve.core.regions.region_book import Caller, ObjectFacts, RegionBook
-from shmserve.core.registry import SYSTEM, LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.core.regions.region_book import ObjectFacts, RegionBook
+from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.dispatch.caller_shares import CallerShares
 from shmserve.dispatch.outcome import NO_OPTIONS, Outcome, OutputTensor, RunOptions
 from shmserve.dispatch.receipt import Receipt
@@ -130,7 +132,8 @@ class FakeCall:
         if isinstance(result, Outcome):
             yield msgspec.structs.replace(result, final=True)
             return
-        for outcome in result:
+        outcomes = iter(result)
+        while (outcome := waiting.beside(next, outcomes, None)) is not None:
             yield msgspec.structs.replace(outcome, final=False)
         yield Outcome()
 

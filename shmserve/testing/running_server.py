@@ -26,18 +26,19 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from shmserve.cli import show
+from shmserve.cli.operating import show
 from shmserve.errors import Unavailable
 
 WATCHDOG_S = 90.0
+_UNLINKED = ("keeper", "master", "template")  # roles without a link to the coordinator
 _SIDE_BY_SIDE = 16  # processes of pytest-xdist whose ports are apart
 _BIRTH_S = 10.0  # a segment has a name for microseconds, unless its process starves right then
 ROOT = Path(__file__).parents[2]
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WATCHDOG_S) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WATCHDOG_S) -> None:
     """Poll until `condition` holds; a watchdog, not an assertion about speed.
 
     Raises:
@@ -106,7 +107,9 @@ STARTED: weakref.WeakSet[RunningServer] = weakref.WeakSet()  # those that have a
 
 class RunningServer:
     """One service in a run directory of its own. `settings` are keys of `config.Settings`, `within`
-    is a command that runs its command, such as ``ip netns exec <name>``."""
+    is a command that runs its command, such as ``ip netns exec <name>``, `output` a descriptor for
+    its output instead of a file. `kept`: it is started by ``shmserve serve`` and so has a keeper,
+    which then is `master`; False: by gunicorn."""
 
     def __init__(
         self,
@@ -114,6 +117,8 @@ class RunningServer:
         environ: Mapping[str, str] | None = None,
         gunicorn: tuple[str, ...] = (),
         within: tuple[str, ...] = (),
+        output: int | None = None,
+        kept: bool = False,
         **settings: object,
     ) -> None:
         self.run_dir = str(settings.get("run_dir") or folder_of(self))
@@ -125,6 +130,8 @@ class RunningServer:
         self.log_path = Path(self.run_dir) / "log"
         self._gunicorn = gunicorn
         self._within = within
+        self._output = output
+        self._kept = kept
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
         values: dict[str, object] = {
             "run_dir": self.run_dir,
@@ -146,14 +153,14 @@ class RunningServer:
     def start(self, wait_ready: bool = True) -> None:
         """Run the command of the README; returns when every model and everybody else is there."""
         STARTED.add(self)
-        with self.log_path.open("ab") as log:
+        command = ["gunicorn", "-c", str(ROOT / "gunicorn.conf.py"), *self._gunicorn]
+        command += ["shmserve.app"]
+        if self._kept:
+            command = ["shmserve", "serve", "--", *self._gunicorn]
+        with self.log_path.open("ab") as file:
+            log = file if self._output is None else self._output
             self.master = subprocess.Popen(
-                [
-                    *self._within,
-                    *(sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn.conf.py")),
-                    *self._gunicorn,
-                    "shmserve.app",
-                ],
+                [*self._within, sys.executable, "-m", *command],
                 cwd=ROOT,
                 env=self.environ,
                 stdout=log,
@@ -210,7 +217,7 @@ class RunningServer:
         if self.master is not None:
             self.master.wait(WATCHDOG_S)
 
-    def __enter__(self) -> RunningServer:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
@@ -230,7 +237,7 @@ class RunningServer:
         self,
         method: str,
         path: str,
-        body: bytes | None = None,
+        body: bytes | str | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = WATCHDOG_S,
     ) -> tuple[int, dict[str, str], bytes]:
@@ -301,8 +308,9 @@ class RunningServer:
 
         def all_linked() -> bool:
             linked = {row["pid"] for row in self.show("processes")}
-            master = self.master.pid if self.master is not None else 0
-            return set(self.processes()) - {master, *self.pids("template")} <= linked
+            unlinked = {pid for role in _UNLINKED for pid in self.pids(role)}
+            started = self.master.pid if self.master is not None else 0
+            return set(self.processes()) - {started, *unlinked} <= linked
 
         wait_until(all_linked, "processes have no link")
 

@@ -31,6 +31,7 @@ from shmserve.errors import (
     Unavailable,
     UnreadableMessage,
 )
+from shmserve.log_fields import log_fields
 from shmserve.observe import logs
 from shmserve.protocol.control import link_messages, messages
 from shmserve.protocol.control.messages import ANSWERS, FromCoordinator, ToCoordinator
@@ -196,7 +197,8 @@ class Link:
         if not isinstance(answer, link_messages.Granted):
             raise ProtocolViolation(f"a {type(answer).__name__} in answer to a Grant")
         if not answer.granted:
-            _log.info("pool budget refused process=%s reason=%s", self._process, answer.reason)
+            about = log_fields(process=self._process, reason=answer.reason)
+            _log.info("pool budget refused", extra=about)
         return answer.granted
 
     def arena_bytes(self) -> int:
@@ -223,10 +225,11 @@ class Link:
             except PeerDied:
                 pass
             except (DeadlineExceeded, ProtocolViolation) as ex:
-                _log.warning("link broken process=%s error=%s", self._process, ex)
+                about = log_fields(process=self._process, error=ex)
+                _log.warning("link broken", extra=about)
                 pause = _RETRY_CAP_S
             except Exception:  # whatever it was: without its link the process is lost
-                _log.exception("link broken process=%s", self._process)
+                _log.exception("link broken", extra=log_fields(process=self._process))
                 pause = _RETRY_CAP_S
             finally:
                 if self.connected:
@@ -315,7 +318,7 @@ class Link:
             else:
                 handlers.on_message(message)
         except Exception:  # a callback's fault must not cost the process its link
-            _log.exception("link callback failed process=%s", self._process)
+            _log.exception("link callback failed", extra=log_fields(process=self._process))
 
     def _answered(self, message: Any, fds: list[int]) -> None:
         with self._lock:

@@ -6,6 +6,8 @@ import logging
 import socket
 from collections.abc import Sequence
 
+from shmserve.log_fields import log_fields
+
 _log = logging.getLogger(__name__)
 
 
@@ -26,6 +28,6 @@ class Notifier:
                 sock.connect(self.address)
                 socket.send_fds(sock, ["\n".join(lines).encode()], list(fds))
         except OSError as ex:
-            _log.debug("the service manager was not reached error=%s", ex)
+            _log.debug("the service manager was not reached", extra=log_fields(error=ex))
             return False
         return True

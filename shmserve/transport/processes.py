@@ -26,6 +26,7 @@ from typing import BinaryIO
 _log = logging.getLogger(__name__)
 
 _MAX_FDS = 1 << 16
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # struct flock of Linux on 64-bit machines: type, whence, start, length, pid
 _FLOCK = struct.Struct("hhqqi4x")
@@ -96,6 +97,7 @@ def spawn_role(
     arguments: Sequence[str],
     *,
     keep: Sequence[int],
+    stdin: BinaryIO | None = None,
     environ: dict[str, str],
     new_session: bool,
 ) -> subprocess.Popen[bytes]:
@@ -106,6 +108,7 @@ def spawn_role(
     return spawn(
         [sys.executable, "-m", f"shmserve.{role}", *arguments],
         keep=keep,
+        stdin=stdin,
         environ=environ,
         new_session=new_session,
     )
@@ -133,8 +136,17 @@ def spawn(
 
 def adopt_orphans() -> None:
     """Be, instead of init, the parent of this process's descendants that lose theirs."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when its parent of now ends; forks are not concerned."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
 
 
 def reap_orphans(known: Set[int]) -> None:

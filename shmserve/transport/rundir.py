@@ -12,7 +12,8 @@
     registry.page, registry.msgpack   see shmserve.shm.registry_page
     history           the metrics page's, where there is no other state_dir
     totals.msgpack    what ended processes counted: shmserve.coordinator.stats.counter_totals
-    registry.models   see shmserve.coordinator.checkpoint
+    registry.models   see shmserve.coordinator.state.checkpoint
+    <file>.new        room for the next content of these, too: shmserve.shm.replaced_file
     single/           models that are no repository's, laid out: shmserve.supervisor.single_models
     overrides/        a folder for each load request that brings a configuration or files
     g<number>/        the same of a generation that a reload has started

@@ -9,7 +9,12 @@ PACKAGE = Path(__file__).parents[2] / "shmserve"
 HERE = "protocol/decoding.py"
 # What our own parent or child has written, or what a faster way of its own follows on.
 OTHERS = {
-    *("executor/__main__.py", "cli/try_load.py", "cli/trials.py", "cuda/doctor.py"),
+    *(
+        "executor/__main__.py",
+        "cli/inspecting/try_load.py",
+        "cli/inspecting/trials.py",
+        "cuda/device_trials.py",
+    ),
     *("tensor/config_document.py", "grps/protocol/ndarray_json.py"),
     *("client/api.py", "coordinator/stats/counter_totals.py", "grps/protocol/json_reader.py"),
 }

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from shmserve import config
-from shmserve.cli import settings_reference
-from shmserve.cli.setting_texts import SECTIONS
+from shmserve.cli.inspecting import settings_reference
 from shmserve.protocol.control import client_messages, lane_messages, messages
 from shmserve.protocol.control.message import Message
 
@@ -19,8 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_reference_of_the_settings_is_what_the_code_has() -> None:
-    texts = [name for section in SECTIONS.values() for name in section]
-    assert sorted(texts) == sorted(config.declared()), "shmserve/cli/setting_texts.py"
+    assert all(setting.description for setting in config.declared().values() if setting.section)
     written = (ROOT / "docs/settings.md").read_text()
     assert written == settings_reference.markdown(), "run: make docs"
 
@@ -125,7 +123,7 @@ def test_texts_of_the_troubleshooting_are_in_the_code() -> None:
     texts = _texts_of_the_code()
     rows = (ROOT / "docs/troubleshooting.md").read_text().splitlines()
     quoted = [
-        text
+        re.sub(r" \w+=…", "", text)  # fields of a log line are no text of the code
         for row in rows
         if row.startswith("| `")
         for text in re.findall(r"`([^`]+)`", row.split(" | ")[0])

@@ -38,7 +38,7 @@ def test_every_dependency_of_the_server_is_fetched_in_a_version_that_will_do() -
     needed = {canonicalize_name(r.name): r for r in map(Requirement, project["dependencies"])}
     for name in needed.keys() - OF_THE_HOST - OF_THE_TREE:
         assert versions[name] in needed[name].specifier, name
-    for name in ("nvidia-ml-py", "pytest", "pytest-timeout", "hypothesis", "tritonclient"):
+    for name in ("nvidia-ml-py", "pytest", "pytest-timeout", "hypothesis", "tritonclient"):  # type: ignore[assignment]
         assert name in versions
 
 

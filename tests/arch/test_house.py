@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grimp
@@ -28,6 +28,8 @@ SOURCES = {
     if "_generated" not in path.parts
 }
 MOST_PARAMETERS = 6
+MOST_FILES = 16
+MOST_TWICE = 15
 OFTEN = {"__init__.py", "__main__.py", "model.py"}
 
 CONSTRUCTORS = {"InferenceRequest"}  # its parameters are those of Triton's class of that name
@@ -41,6 +43,17 @@ def classes() -> Iterator[ast.ClassDef]:
 def test_no_file_name_stands_more_than_twice() -> None:
     counts = Counter(path.name for path in SOURCES if path.name not in OFTEN)
     assert {name for name, count in counts.items() if count > 2} == set()
+
+
+def test_no_folder_has_too_many_files() -> None:
+    counts = Counter(str(path.parent) for path in SOURCES)
+    assert {name for name, count in counts.items() if count > MOST_FILES} == set()
+
+
+def test_few_file_names_stand_twice() -> None:
+    counts = Counter(path.name for path in SOURCES if not path.name.startswith("__"))
+    twice = {name for name, count in counts.items() if count > 1}
+    assert len(twice) <= MOST_TWICE, sorted(twice)
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -72,6 +85,76 @@ def circles(imports: dict[str, set[str]]) -> set[tuple[str, ...]]:
 def test_a_circle_is_found() -> None:
     imports = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": {"d"}, "f": {"e"}}
     assert circles(imports) == {("a", "b", "c"), ("d", "e")}
+
+
+EXECUTOR = "the executor's rooms are not sorted into floors yet"
+# Folders whose files import each other's, with the reason. A folder is a layer: what two folders
+# share belongs to a third one below both.
+PAIRS = {
+    (".", "cli"): "`python -m shmserve` is the command line, and settings and errors lie beside it",
+    ("executor", "executor/backends"): EXECUTOR,
+    ("executor", "executor/backends/native"): EXECUTOR,
+    ("executor", "executor/backends/triton"): EXECUTOR,
+    ("executor", "executor/loop"): EXECUTOR,
+    ("executor", "executor/tensors"): EXECUTOR,
+    ("executor/backends", "executor/backends/native"): EXECUTOR,
+    ("executor/backends", "executor/backends/triton"): EXECUTOR,
+    ("executor/backends", "executor/sequences"): EXECUTOR,
+}
+
+
+def test_no_folders_import_each_other() -> None:
+    assert folder_pairs(SOURCES) == set(PAIRS)
+
+
+def folder_pairs(sources: Mapping[Path, ast.Module]) -> set[tuple[str, str]]:
+    """Return each two folders that import from each other, for type checks included."""
+    homes = {module_name(path): str(path.parent) for path in sources}
+    edges = set()
+    for path, tree in sources.items():
+        home = str(path.parent)
+        for name in imported_names(tree):
+            if homes.get(name, home) != home:
+                edges.add((home, homes[name]))
+    return {(one, other) for one, other in edges if one < other and (other, one) in edges}
+
+
+def module_name(path: Path) -> str:
+    parts = ("shmserve", *path.with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize(
+    ("place", "statement", "pair"),
+    [
+        # From the parent to a room that knows the parent, for a type alone, and between two rooms
+        ("core", "from shmserve.core.control.rollout import Rollout", ("core", "core/control")),
+        (
+            "dispatch",
+            "if TYPE_CHECKING:\n    from shmserve.dispatch.calls import call",
+            ("dispatch", "dispatch/calls"),
+        ),
+        (
+            "dispatch/pool",
+            "import shmserve.dispatch.calls.attempt",
+            ("dispatch/calls", "dispatch/pool"),
+        ),
+    ],
+)
+def test_folders_that_import_each_other_are_found(
+    place: str, statement: str, pair: tuple[str, str]
+) -> None:
+    spoiled = {**SOURCES, Path(place) / "breach.py": ast.parse(statement)}
+    assert folder_pairs(spoiled) - set(PAIRS) == {pair}
 
 
 def test_no_two_classes_have_one_name() -> None:
@@ -118,6 +201,7 @@ BREACHES = {
     "C14": ("shmserve/repository", "fsspec"),
     "C15": ("shmserve/cluster/policies", "socket"),
     "C16": ("shmserve/coordinator", "ray"),
+    "C17": ("shmserve/executor/peers", "shmserve.executor.loop"),
 }
 
 

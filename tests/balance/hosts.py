@@ -91,7 +91,7 @@ class Host(RunningServer):
         self,
         method: str,
         path: str,
-        body: bytes | None = None,
+        body: bytes | None = None,  # type: ignore[override]
         headers: Mapping[str, str] | None = None,
         timeout_s: float = WATCHDOG_S,
     ) -> tuple[int, dict[str, str], bytes]:

@@ -65,7 +65,7 @@ def _stopping(role: str) -> Disturbance:
     @contextlib.contextmanager
     def stop(scene: Scene) -> Iterator[None]:
         server = scene.server
-        pids = server.pids(role) if role != "master" else [server.master.pid]  # type: ignore[union-attr]
+        pids = server.pids(role) if role != "master" else [server.master.pid]
         pid = scene.rng.choice(pids) if pids else 0
         with contextlib.suppress(ProcessLookupError):  # a watchdog may replace it meanwhile
             if pid:

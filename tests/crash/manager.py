@@ -25,7 +25,7 @@ MOST_STORED = 4096  # FileDescriptorStoreMax=
 # In the process that becomes the service: descriptors by name, and the command.
 _BECOME = """
 import os, sys
-from shmserve.supervisor.activation import exec_with
+from shmserve.supervisor.generations.activation import exec_with
 named = [text.rpartition("=") for text in sys.argv[1].split()]
 exec_with(sys.argv[2:], dict(os.environ), [(name, int(fd)) for name, _, fd in named])
 """

@@ -91,7 +91,7 @@ def settled(server: RunningServer, processes: int) -> None:
 
 
 def leaving(server: RunningServer) -> bool:
-    """Whether an revision is still going."""
+    """Whether a revision is still going."""
     return any(row["state"] == "UNLOADING" for row in server.show("models"))
 
 

@@ -142,20 +142,22 @@ class Drill:
         print(json.dumps(told), flush=True)
 
     def reload(self) -> None:
+        main = self.manager.main
         status, said = self.manager.reload()
         self.expect(status == 0, f"a reload failed: {said}")
         self.manager.settle()
-        self.fds.append(open_fds(self.manager.main))
+        self.expect(self.manager.main == main, "another main process")
+        self.fds.append(open_fds(self.server.pids("master")[0]))
         self.expect(self.fds[-1] <= self.fds[0], f"descriptors of masters: {self.fds}")
 
     def killed_while_loading(self) -> None:
         """kill -9 of the new master, as soon as there is one."""
-        before = rundir.serving(self.server.run_dir)
+        before, masters = rundir.serving(self.server.run_dir), self.server.pids("master")
         results: list[tuple[int, str]] = []
         asking = threading.Thread(target=lambda: results.append(self.manager.reload()))
         asking.start()
         wait_until(lambda: len(self.server.pids("master")) == 2, "no new master")
-        new = next(p for p in self.server.pids("master") if p != self.manager.main)
+        (new,) = set(self.server.pids("master")) - set(masters)
         wait_until(lambda: len(self.server.pids("coordinator")) == 2, "no new coordinator")
         os.kill(new, signal.SIGKILL)
         asking.join()

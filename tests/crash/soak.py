@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from shmserve.cli.line_chart import svg
+from shmserve.cli.measuring.line_chart import svg
 from shmserve.testing.running_server import RunningServer, open_fds, rss_bytes, wait_until
 from tests.crash.load import GrpcClient, Load, Verdict
 from tests.crash.region_load import RegionClient

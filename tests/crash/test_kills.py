@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,32 +23,36 @@ HERE = Path(__file__).parent
 MODELS = HERE.parent / "repositories" / "basic"
 
 # What `Load` talks to: nothing else need be started.
-LOADED = {"model_control": "explicit", "load_models": "echo,pair", "grpc_processes": 0}
+LOADED: dict[str, Any] = {
+    "model_control": "explicit",
+    "load_models": "echo,pair",
+    "grpc_processes": 0,
+}
 BATCHES = LOADED | {"load_models": "echo,pair,gathered"}
 
 # Where each process dies: before the n-th call of a function.
 POINTS = {
-    "frontend, slot reserved": "shmserve.dispatch.call:Call.add_input:20",
-    "frontend, request sent": "shmserve.dispatch.attempt:Attempt._wait:20",
-    "frontend, answer received": "shmserve.dispatch.call:Call._output:20",
-    "frontend, slots not yet released": "shmserve.dispatch.call:Call.close:20",
-    "executor, request received": "shmserve.executor.runner:Runner.run:20",
+    "frontend, slot reserved": "shmserve.dispatch.calls.call:Call.add_input:20",
+    "frontend, request sent": "shmserve.dispatch.calls.attempt:Attempt._wait:20",
+    "frontend, answer received": "shmserve.dispatch.calls.call:Call._output:20",
+    "frontend, slots not yet released": "shmserve.dispatch.calls.call:Call.close:20",
+    "executor, request received": "shmserve.executor.loop.request_runner:RequestRunner.run:20",
     "executor, output reserved": "shmserve.executor.tensors.request:ExecutorRequest.offer:20",
     "executor, output written": "shmserve.executor.tensors.request:Outputs.lease:20",
-    "executor, answer not yet sent": "shmserve.executor.loop.channels:Channels.send:20",
-    "executor, request of a lane read": "shmserve.executor.lanes.lane_gate:LaneGate.admit:20",
+    "executor, answer not yet sent": "shmserve.executor.peers.channels:Channels.send:20",
+    "executor, request of a lane read": "shmserve.executor.peers.lane_gate:LaneGate.admit:20",
     "executor, answer of a lane not yet sent": (
-        "shmserve.executor.lanes.lane_channels:LaneChannels.send:20"
+        "shmserve.executor.peers.lane_peers:LanePeers.answered:20"
     ),
     "executor, segment about to be made": "shmserve.shm.segment:Segment.__init__:3",
     "any, segment still has its name": "posix_ipc:unlink_shared_memory:3",
-    "executor, model loaded": "shmserve.executor.loop.request_loop:RequestLoop.run:1",
+    "executor, model loaded": "shmserve.executor.loop.loop:Loop.run:1",
     "executor, batch is being gathered": "shmserve.executor.tensors.batch:GatheredBatch.add:20",
-    "executor, batch gathered": "shmserve.executor.batch_runner:BatchRunner._infer:20",
+    "executor, batch gathered": "shmserve.executor.loop.batch_runner:BatchRunner._infer:20",
     "executor, half a batch leased": "shmserve.executor.tensors.batch:BatchedOutputs.lease:20",
     "coordinator, snapshot unpublished": "shmserve.shm.registry_page:RegistryWriter.publish:3",
     "coordinator, budget asked": "shmserve.core.memory.budget:Ledger.grant:2",
-    "supervisor, before it starts one": "shmserve.supervisor.executors:Executors._start:2",
+    "supervisor, before it starts": "shmserve.supervisor.processes.executors:Executors._start:2",
 }
 
 
@@ -60,7 +65,7 @@ def test_a_process_that_dies_at_a_named_point_costs_its_own_request_at_most(
     environ = {"PYTHONPATH": str(HERE / "points"), "CRASH_POINT": point, "CRASH_FLAG": str(flag)}
     models, settings, asked = MODELS, LOADED, ALONE
     if "batch" in point.lower():
-        models, settings, asked = with_batches(tmp_path / "models"), BATCHES, WITH_BATCHES
+        models, settings, asked = with_batches(tmp_path / "models"), BATCHES, WITH_BATCHES  # type: ignore[assignment]
     with RunningServer(models, environ, **settings) as server:
         with Load(server, clients=4, models=asked) as verdict:
             wait_until(lambda: not flag.exists(), f"nothing died at {point}")

@@ -16,9 +16,9 @@ import numpy as np
 
 import shmserve.client
 from shmserve.client import Client
-from shmserve.client.errors import InferenceError
-from shmserve.client.http_transport import Reply
 from shmserve.client.result_reader import HEADER_LENGTH
+from shmserve.client.wire.http_transport import Reply
+from shmserve.client.wire.inference_error import InferenceError
 
 REGIONS = "/v2/cudasharedmemory/region/"
 NO_GPUS = "failed to register CUDA shared memory region: 'r', GPUs not supported"

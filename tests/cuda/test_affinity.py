@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shmserve.core.registry import CUDA, ModelEntry, Region, Snapshot
-from shmserve.dispatch.executor_connection import ExecutorConnection
-from shmserve.dispatch.executor_pool import ExecutorPool
+from shmserve.core.region_kinds import CUDA
+from shmserve.core.registry import ModelEntry, Region, Snapshot
+from shmserve.dispatch.pool.executor_connection import ExecutorConnection
+from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.errors import QueueFull
 from shmserve.protocol.control.data_messages import Execute, OutputPlace, RegionRef, WireTensor
 from tests.unit.rig import SPEC, Rig

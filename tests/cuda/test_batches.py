@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,7 +13,7 @@ import pytest
 
 from shmserve.errors import Code
 from shmserve.executor.backend import BatchForm, Output, Request, Response
-from shmserve.executor.batch_runner import BatchMember, BatchRunner
+from shmserve.executor.loop.batch_runner import BatchMember, BatchRunner
 from shmserve.protocol.control.data_messages import Execute, RegionRef, WireTensor
 from tests.cuda.exporting import exported
 from tests.cuda.test_running import NBYTES, Bench
@@ -36,9 +37,11 @@ class BatchBench(Bench):
         backend = FunctionBackend(watched)
         backend.reads_on_device = True
         backend.batching = BatchForm.STACKED
-        self.batches = BatchRunner(backend, self.workspace, lambda *_: False)
+        self.batches = BatchRunner(
+            backend, self.workspace, self.statistics, lambda *_: False, nullcontext()
+        )
 
-    def run_batch(self, *tensors: WireTensor) -> list[BatchMember]:
+    def run_batch(self, *tensors: WireTensor) -> Sequence[BatchMember]:
         connection: Any = Mock(frontend=self.frontend)
         batch = [
             (connection, Execute(number, "", (tensor,), (), {}, 0, 0))

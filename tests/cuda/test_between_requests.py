@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from shmserve.dispatch import Call
+from shmserve.dispatch.calls.call import Call
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import Cancelled
 from shmserve.executor.backend import Request, Response
@@ -49,7 +49,7 @@ def test_one_that_is_cancelled_then_leaves_nothing_on_the_device(
         return add_one(request)
 
     def ask(name: str) -> None:
-        with plane.dispatcher.call(entry, RunOptions(name), True) as calls[name]:
+        with plane.dispatcher.call(entry, RunOptions(name), True) as calls[name]:  # type: ignore[assignment]
             feed(calls[name], NUMBERS)
             try:
                 calls[name].execute()
@@ -79,10 +79,7 @@ def test_what_idle_executors_have_pinned_is_let_go(
     """Its owner, a frontend, may have freed it long ago."""
     devices = Devices(0, Mappings())
     monkeypatch.setattr(rig, "Devices", lambda *_: devices)
-    monkeypatch.setattr("shmserve.executor.loop.serving_loop.WAKE_S", 0.02)
-    monkeypatch.setattr(
-        f"shmserve.executor.loop.{'stream' if decoupled else 'request'}_loop.WAKE_S", 0.02
-    )
+    monkeypatch.setattr("shmserve.executor.loop.loop.WAKE_S", 0.02)
     pinned: list[int] = []
 
     def model(request: Request) -> Response | None:
@@ -98,7 +95,7 @@ def test_what_idle_executors_have_pinned_is_let_go(
         entry = plane.serve(model, spec=structs.replace(rig.SPEC, decoupled=decoupled))
         monkeypatch.setattr(plane.executors[0].loop, "_idle_s", 0.0)
         with plane.dispatcher.call(entry) as call:
-            feed(call, np.zeros(1 << 16, np.float32))
+            feed(call, np.zeros(1 << 16, np.float32))  # type: ignore[arg-type]
             if decoupled:
                 assert len(list(call.stream())) == 1
             else:
@@ -115,8 +112,7 @@ def test_an_idle_executor_ends_with_its_device(
     devices = Devices(0, Mappings())
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(rig, "Devices", lambda *_: devices)
-    for module in ("serving_loop", "request_loop"):
-        monkeypatch.setattr(f"shmserve.executor.loop.{module}.WAKE_S", 0.02)
+    monkeypatch.setattr("shmserve.executor.loop.loop.WAKE_S", 0.02)
     monkeypatch.setattr("os.kill", lambda *arguments: killed.append(arguments))
     plane = rig.Rig(tmp_path)
     try:

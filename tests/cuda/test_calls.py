@@ -34,7 +34,7 @@ def test_what_is_passed_on_is_followed() -> None:
         ("libcuda.cuMemGetAddressRange_v2", "cuda/ipc.py"),
         ("cupy.cuda.Device.use", "executor/backends/native/instance_device.py"),
         ("cupy.empty", "executor/sequences/sequence_requests.py"),
-        ("cupy.ndarray.set", "client/device_arrays.py"),
+        ("cupy.ndarray.set", "client/memory/device_arrays.py"),
         ("cupy.cuda.runtime.free", "client/memory/device_blocks.py"),
         ("cupy.cuda.Stream.use", "cuda/device.py"),
         ("pynvml.nvmlDeviceGetPowerUsage", "observe/gpu_use.py"),

@@ -50,7 +50,7 @@ class Sizes(Mapping[str, int]):
 def test_what_is_referenced_stays_what_it_was(
     fake_cupy: Any, stub: StubServer, steps: list[tuple[str, int]]
 ) -> None:
-    memory = BlockPool(DeviceBlocks(stub, 0), 12 * MIB)
+    memory = BlockPool(DeviceBlocks(stub, 0), 12 * MIB)  # type: ignore[arg-type]
     check(memory, Sizes(stub), steps, 12 * MIB)
     gc.collect()
     assert fake_cupy._fake.used(0) == 0

@@ -74,7 +74,11 @@ def test_a_killed_program_leaves_nothing(
 
 
 def test_a_server_that_is_restarted(cuda_environment: dict[str, str]) -> None:
-    settings = {"model_control": "explicit", "load_models": "plus_one", "http_workers": 1}
+    settings: dict[str, Any] = {
+        "model_control": "explicit",
+        "load_models": "plus_one",
+        "http_workers": 1,
+    }
     with (
         RunningServer(MODELS, cuda_environment, **settings, grpc_processes=0) as server,
         start(server, cuda_environment, "restart") as process,
@@ -90,7 +94,11 @@ def test_a_server_that_is_restarted(cuda_environment: dict[str, str]) -> None:
 
 
 def test_a_server_without_gpus(cuda_environment: dict[str, str]) -> None:
-    settings = {"model_control": "explicit", "load_models": "identity", "grpc_processes": 0}
+    settings: dict[str, Any] = {
+        "model_control": "explicit",
+        "load_models": "identity",
+        "grpc_processes": 0,
+    }
     with RunningServer(environ={"CUDA_VISIBLE_DEVICES": ""}, **settings) as server:
         assert run(server, cuda_environment, "without", "identity") == {"system regions": True}
     assert server.leaks() == []

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.core.registry import CUDA, Region
-from shmserve.cuda import doctor
+from shmserve.core.region_kinds import CUDA
+from shmserve.core.registry import Region
+from shmserve.cuda import device_trials
 from shmserve.cuda.device import Device
 from shmserve.cuda.ipc import Handles
 from shmserve.errors import (
@@ -206,7 +207,7 @@ def test_memory_is_unpinned_also_when_something_on_the_device_failed(
 
 @pytest.mark.parametrize("writable", [False, True])
 def test_idle_memory_of_peers_is_pinned_no_more(cupy: Any, shared: int, writable: bool) -> None:
-    (facts, *_) = doctor.devices().devices
+    (facts, *_) = device_trials.devices().devices
     if refused := facts.pin_writable:  # copies work all the same
         pytest.skip(f"shared memory cannot be pinned here: {refused}")
     mappings = Mappings()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.cli import doctor, trials
-from shmserve.cli.trials import Trial, TrialFailed
+from shmserve.cli.inspecting import doctor, trials
+from shmserve.cli.inspecting.trials import Trial, TrialFailed
 from shmserve.config import Settings
-from shmserve.cuda.doctor import CudaFacts
+from shmserve.cuda.device_trials import CudaFacts
 from tests.cuda import fake, standin
 
 
@@ -113,11 +113,11 @@ def test_a_host_without_devices(compiled: Path) -> None:
 def test_missing_packages_name_their_extras(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor.gpu_findings.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor.gpu_findings.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(doctor, "_KERNEL", (0, 0))
-    monkeypatch.setattr(doctor.gpus, "present", list)
-    monkeypatch.setattr(doctor.gpus, "visible_devices", tuple)
-    monkeypatch.setattr(doctor.gpu_findings.nvml, "bindings", lambda: None)
+    monkeypatch.setattr(doctor.gpus, "present", list)  # type: ignore[attr-defined]
+    monkeypatch.setattr(doctor.gpus, "visible_devices", tuple)  # type: ignore[attr-defined]
+    monkeypatch.setattr(doctor.gpu_findings.nvml, "bindings", lambda: None)  # type: ignore[attr-defined]
     assert doctor.run(Settings(), gpu=False, as_json=False) == 0
     told = capsys.readouterr().out
     for package, extra in (
@@ -154,7 +154,7 @@ def test_a_driver_that_hangs_or_kills_is_told(
 
 def test_the_command_line_itself_imports_no_cuda() -> None:
     program = (
-        "import sys, shmserve.cli.doctor, shmserve.cuda.doctor\n"
+        "import sys, shmserve.cli.inspecting.doctor, shmserve.cuda.device_trials\n"
         "print([m for m in sys.modules if m in ('cupy', 'torch', 'onnxruntime')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.core.devices import Gpu
+from shmserve.core.device_names import Gpu
 from shmserve.observe import gpu_use, gpus, nvml
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.testing.running_server import wait_until

@@ -340,6 +340,6 @@ def test_without_cupy_the_arrays_module_says_what_is_missing(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cupy", None)
-    context = Context(None, "", "m/1/0", GPU)  # type: ignore[arg-type]
+    context = Context(None, "", "m/1/0", GPU)
     with pytest.raises(ShmserveError, match=r"pip install 'shmserve\[gpu\]'"):
         _ = context.xp

@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 
 from shmserve import repository
-from shmserve.cli import try_load
+from shmserve.cli.inspecting import try_load
 from shmserve.errors import Internal
 from shmserve.executor import model_loading
 from shmserve.executor.devices import Devices

@@ -114,7 +114,7 @@ def test_a_device_that_has_no_mig_mode(
 
 
 def test_a_state_that_nobody_asked_for_lies_on_the_device(cupy: Any) -> None:
-    request = SequenceRequest(FakeBackendRequest({}), {}, ("STATE",), cupy)
+    request = SequenceRequest(FakeBackendRequest({}), {}, ("STATE",), cupy)  # type: ignore[arg-type]
     state = request.offer_on_device("STATE", "FP32", (2, 3))
     assert isinstance(state, cupy.ndarray)
     assert state.shape == (2, 3)

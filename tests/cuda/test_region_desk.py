@@ -19,6 +19,7 @@ from shmserve.coordinator.stats import admin_tables
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import InstanceRecord, Revision, VersionRecord
 from shmserve.core.memory.budget import Ledger
+from shmserve.core.regions import region_book
 from shmserve.core.registry import Region, Snapshot
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.region_messages import (
@@ -36,7 +37,7 @@ from shmserve.protocol.control.region_messages import (
 )
 from shmserve.shm import registry_page
 from shmserve.tensor.spec import ModelSpec
-from shmserve.transport.process_identity import started_at
+from shmserve.transport.trust.process_identity import started_at
 
 HANDLE = b"0123456789abcdef" * 4
 SPEC = ModelSpec("m", "1", "", "python", 0, (), ())
@@ -75,10 +76,11 @@ class World:
         self.counted += 1
         return self.gpus[min(self.counted, len(self.gpus)) - 1]
 
-    def _publish(self) -> None:
+    def _publish(self) -> bool:
         book = self.regions.book
         snapshot = Snapshot("e", 1, regions=book.regions, next_region=book.next_number)
         self.published = registry_page._decode(registry_page._encode(snapshot))
+        return True
 
     def say(self, message: Any, process: str = "http-1") -> list[tuple[str, Any]]:
         """A message to the coordinator, and all that it says then."""
@@ -133,7 +135,7 @@ def test_an_executor_of_that_device_looks_first(world: World) -> None:
     assert not world.regions.urgent
     assert world.published is not None
     (region,) = world.published.regions.values()
-    assert (region.number, region.name, region.handle, region.cuda) == (1, "r", HANDLE, True)
+    assert (region.number, region.name, region.handle, region.kind) == (1, "r", HANDLE, "cuda")
 
 
 def test_any_gpu_looks_if_that_one_has_no_executor(tmp_path: Path) -> None:
@@ -221,8 +223,11 @@ def test_of_two_with_one_name_the_first_to_be_looked_at_wins(world: World) -> No
     assert refused.error_code == "ALREADY_EXISTS"
 
 
-def test_what_is_refused_before_anybody_looks(tmp_path: Path) -> None:
-    world = World(tmp_path, "cuda:0", client_shm_max_regions=2, client_shm_max_region_bytes=100)
+def test_what_is_refused_before_anybody_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region_book, "MAX_REGION_BYTES", 100)
+    world = World(tmp_path, "cuda:0", client_shm_max_regions=2)
 
     def code(**arguments: Any) -> str:
         ((process, answer),) = world.register(**arguments)

@@ -11,7 +11,8 @@ import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
-from shmserve.core.regions.region_book import Caller, ObjectFacts
+from shmserve.core.caller import Caller
+from shmserve.core.regions.region_book import ObjectFacts
 from shmserve.errors import ShmserveError
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.protocol.control.data_messages import RegionRef
@@ -36,7 +37,7 @@ class Http:
         self.ours, self.theirs = socket.socketpair()
 
     def ask(self, method: str, path: str, body: bytes = b"") -> http_client.Answer:
-        return self.client.ask(method, path, body, **{"gunicorn.socket": self.ours})
+        return self.client.ask(method, path, body, **{"gunicorn.socket": self.ours})  # type: ignore[arg-type]
 
     def register(self, body: str, name: str = "r") -> http_client.Answer:
         return self.ask("POST", f"{BASE}/region/{name}/register", body.encode())
@@ -185,7 +186,7 @@ def test_both_kinds_share_one_namespace() -> None:
     caller = Caller(0)
     dispatcher = fake_models.dispatcher()
     dispatcher.coordinator.devices = 1
-    regions = SharedMemory(dispatcher, Settings())
+    regions = SharedMemory(dispatcher, Settings())  # type: ignore[arg-type]
     regions.register(caller, "host", "/k", 0, 64)
     regions.register_cuda(caller, "gpu", HANDLE, 0, 64)
     told = {}
@@ -219,7 +220,7 @@ def test_both_kinds_share_one_namespace() -> None:
 def test_windows_need_no_alignment() -> None:
     dispatcher = fake_models.dispatcher()
     dispatcher.coordinator.devices = 1
-    regions = SharedMemory(dispatcher, Settings())
+    regions = SharedMemory(dispatcher, Settings())  # type: ignore[arg-type]
     dispatcher.coordinator.book.register(Caller(0), "host", "k", 0, 9, ObjectFacts(1, 1, 9, 0))
     regions.register_cuda(Caller(0), "gpu", HANDLE, 0, 64)
     spec = dispatcher.model("identity").spec

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.cli import show
+from shmserve.cli.operating import show
 from shmserve.testing.running_server import RunningServer, wait_until
 from tests.cuda.exporting import exported
 from tests.integration.region_client import Client, Memory

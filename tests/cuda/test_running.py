@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from shmserve.core.registry import CUDA, Region
+from shmserve.core.region_kinds import CUDA
+from shmserve.core.registry import Region
+from shmserve.core.stats.executor_counters import NWORDS
 from shmserve.cuda.runtime import no_memory
 from shmserve.errors import Code
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.executor.devices import Devices
-from shmserve.executor.loop.connections import FrontendProcess
-from shmserve.executor.runner import Runner
+from shmserve.executor.loop.request_runner import RequestRunner
+from shmserve.executor.loop.run_statistics import RunStatistics
+from shmserve.executor.peers.frontend_connections import FrontendConnection, FrontendProcess
 from shmserve.executor.sequences.sequence_backend import _own
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
@@ -78,12 +81,17 @@ class Bench:
         self.theirs = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
         self.frontend = FrontendProcess("http-1", mappings)
         self.ours = PeerSegments()
-        self.following: tuple[FrontendProcess, Execute] | None = None
+        self.following: tuple[FrontendConnection, Execute] | None = None
         backend = FunctionBackend(model)
         backend.reads_on_device = ordinal is not None
         self.regions = ClientRegions(self.desk, self.devices)
         self.workspace = Workspace(SPEC, self.memory, self.regions)
-        self.runner = Runner(backend, self.workspace, lambda: False, lambda: self.following)
+        self.statistics = RunStatistics([0] * NWORDS, SPEC)  # type: ignore[arg-type]
+        connection: Any = SimpleNamespace(frontend=self.frontend)
+        self.connection: FrontendConnection = connection
+        self.runner = RequestRunner(
+            backend, self.workspace, self.statistics, lambda *_: False, lambda: self.following
+        )
 
     def slot(self, values: np.ndarray[Any, Any]) -> WireTensor:
         """An input in a slot of the frontend's."""
@@ -99,16 +107,16 @@ class Bench:
         return Execute(1, "", (tensor,), (), {}, 0, 0, places=places)
 
     def run(self, message: Execute) -> Answer:
-        answer, segments = self.runner.run(self.frontend, message, 0)
-        offers, fds = self.memory.offers(segments, set())
-        self.ours.accept(offers, fds)
-        return answer
+        (outcome,) = self.runner.run([(self.connection, message)], 0)
+        assert outcome.answer is not None
+        self.ours.accept(*self.memory.offers(outcome.segments, set()))
+        return outcome.answer
 
     def result(self, answer: Answer) -> np.ndarray[Any, Any]:
         """The output, read as the frontend reads it."""
         assert not answer.error_code, answer.error
         at = answer.outputs[0].at
-        return np.frombuffer(self.ours.view(at), np.float32)
+        return np.frombuffer(self.ours.view(at), np.float32)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self.memory.close()
@@ -319,7 +327,7 @@ def test_the_next_request_is_brought_while_this_one_runs(
 
     one = bench(model)
     first, second = one.message(one.slot(NUMBERS)), one.message(one.slot(NUMBERS * 2))
-    one.following = (one.frontend, second)
+    one.following = (one.connection, second)
     assert np.array_equal(one.result(one.run(first)), NUMBERS + 1)
     one.following = None
     assert brought[0] >= 2 * NBYTES  # both inputs are on the device before the model has begun
@@ -335,7 +343,7 @@ def test_a_next_request_that_never_comes_costs_nothing(
     before = pool.used_bytes()
     one = bench(add_one)
     cancelled = one.message(one.slot(NUMBERS * 2))
-    one.following = (one.frontend, cancelled)
+    one.following = (one.connection, cancelled)
     one.run(one.message(one.slot(NUMBERS)))
     one.following = None
     other = one.run(one.message(one.slot(NUMBERS * 3)))
@@ -353,9 +361,9 @@ def test_what_is_brought_in_vain_has_arrived_when_it_is_given_up(
     one = bench(add_one)
     queues = one.devices.open().cupy._queues
     if end == "dropped":
-        one.following = (one.frontend, one.message(one.slot(NUMBERS * 2)))
+        one.following = (one.connection, one.message(one.slot(NUMBERS * 2)))
         one.runner._inputs_on_device(one.frontend, one.message(one.slot(NUMBERS)))
-        one.runner.let_go()
+        one.runner.rest()
     else:
         one.desk.add(9, b"x" * 64)
         assert one.run(one.message(one.slot(NUMBERS), RegionRef(9, 0, NBYTES))).error_code
@@ -371,7 +379,7 @@ def test_what_is_wrong_with_the_next_request_is_its_own_affair(
     good = one.message(one.slot(NUMBERS))
     bad = one.message(WireTensor("IN", "FP32", (COUNT,), RegionRef(9, 0, NBYTES)))
     one.desk.add(9, b"x" * 64)
-    one.following = (one.frontend, bad)
+    one.following = (one.connection, bad)
     assert np.array_equal(one.result(one.run(good)), NUMBERS + 1)
     assert one.desk.sent == [RegionsClosed((9,))]  # whoever unregisters it need not wait
     answer = one.run(bad)
@@ -426,9 +434,9 @@ def test_a_model_that_lacks_memory_has_the_device_for_itself(
     monkeypatch.setenv("FAKE_CUDA_MEMORY", str(2 * NBYTES + 2048))
     one = request.getfixturevalue("bench")(model)
     first, second, third = (one.message(one.slot(NUMBERS * n)) for n in range(3))
-    one.following = (one.frontend, second)
+    one.following = (one.connection, second)
     assert one.run(first).error_code == Code.RESOURCE_EXHAUSTED
-    one.following = (one.frontend, third)
+    one.following = (one.connection, third)
     assert np.array_equal(one.result(one.run(second)), NUMBERS)
     one.following = None
     assert np.array_equal(one.result(one.run(third)), NUMBERS * 2)
@@ -456,7 +464,7 @@ def test_what_cupy_has_no_use_for_is_there_for_others(
     first, second = (one.message(one.slot(NUMBERS)) for _ in range(2))
     more = structs.replace(one.slot(NUMBERS), name="MORE")
     following = structs.replace(second, inputs=(*second.inputs, more)[:inputs])
-    one.following = (one.frontend, following) if inputs else None
+    one.following = (one.connection, following) if inputs else None
     one.run(first)
     assert freed
     one.following = None

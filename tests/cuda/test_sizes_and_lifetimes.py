@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from shmserve.client import Client
-from shmserve.core.registry import CUDA, Region
+from shmserve.core.region_kinds import CUDA
+from shmserve.core.registry import Region
 from shmserve.cuda.device import Device
 from shmserve.cuda.ipc import Handles, bytes_behind
 from shmserve.executor.tensors.cuda_region import CudaRegion

@@ -12,8 +12,8 @@ from msgspec import structs
 
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output, Response
-from shmserve.executor.loop.connections import FrontendConnection
-from shmserve.executor.loop.stream import Stream
+from shmserve.executor.loop.response_stream import Stream
+from shmserve.executor.peers.frontend_connections import FrontendConnection
 from shmserve.transport.channel import Channel
 from tests.cuda.test_running import NBYTES, NUMBERS, Bench, add_one
 

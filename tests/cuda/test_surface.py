@@ -50,7 +50,8 @@ def parameters(value: Any) -> set[str] | None:
 def test_what_the_fake_offers_is_there(library: str) -> None:
     names = {n: p for n, p in offered().items() if n.partition(".")[0] == library}
     assert len(names) > 20
-    module, missing = importlib.import_module(library), []
+    module = importlib.import_module(library)
+    missing: list[str] = []
     for name, keywords in names.items():
         value: Any = module
         for part in name.split(".")[1:]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shmserve import repository
-from shmserve.cuda import doctor
+from shmserve.cuda import device_trials
 from shmserve.errors import ConfigError
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create, cuda_errors
@@ -77,7 +77,7 @@ class Torch:
         self.loaded_on = map_location
         return Doubling()
 
-    def from_dlpack(self, capsule: Any) -> Tensor:
+    def from_dlpack(self, capsule: Any) -> Tensor:  # type: ignore[valid-type]
         return Tensor(self._cupy.from_dlpack(SimpleCapsule(capsule)))
 
     def set_num_threads(self, count: int) -> None:
@@ -110,7 +110,7 @@ class Doubling:
 @pytest.fixture
 def torch(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Torch:
     module = Torch(cupy)
-    monkeypatch.setitem(sys.modules, "torch", module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", module)
     return module
 
 
@@ -144,7 +144,7 @@ def test_a_torch_that_sees_no_gpu(torch: Torch, context: Context) -> None:
         create(context.spec).load(context)
     with pytest.raises(ConfigError, match="torch sees none here"):
         torch_inferer.device_of("cuda:0")
-    assert doctor.torch() == doctor.LibraryFacts("2.0", "CUDA 12.8", False)
+    assert device_trials.torch() == device_trials.LibraryFacts("2.0", "CUDA 12.8", False)
 
 
 def test_the_device_of_an_error_where_torch_is_alone(

@@ -168,7 +168,7 @@ def test_what_is_not_contiguous_is_refused(cupy: Any) -> None:
 
 def test_device_arrays_go_in_by_dlpack_only(cupy: Any) -> None:
     with pytest.raises(TypeError, match=r"needs a numpy array.*Tensor\.from_dlpack"):
-        Tensor("A", cupy.asarray(X))  # type: ignore[arg-type]
+        Tensor("A", cupy.asarray(X))
 
 
 @pytest.mark.parametrize("number", [None, 1, -1, 0], ids=str)

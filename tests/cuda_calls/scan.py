@@ -59,7 +59,7 @@ RESULTS = {
 }
 WITH_DEVICE_ARRAYS = (
     "shmserve/cuda/device.py",
-    "shmserve/client/device_arrays.py",
+    "shmserve/client/memory/device_arrays.py",
     "shmserve/client/memory/device_blocks.py",
     "shmserve/executor/tensors/cuda_region.py",
     "shmserve/executor/backends/dlpack.py",

@@ -39,7 +39,7 @@ MISTAKES = (
     ),
     Mistake(
         "a client's copy is used before it is there", "missing wait",
-        "shmserve/client/device_arrays.py",
+        "shmserve/client/memory/device_arrays.py",
         "            cupy().cuda.get_current_stream().synchronize()\n", "            pass\n",
         ("client_arrays", "client_memory"),
     ),

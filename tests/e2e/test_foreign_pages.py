@@ -95,7 +95,11 @@ def browser() -> Iterator[Browser]:
 def service(elsewhere: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("models")
     shutil.copytree(MODELS / "echo", folder / "echo")
-    settings = {"model_control": "explicit", "load_models": "echo", "grps_online": "true"}
+    settings: dict[str, Any] = {
+        "model_control": "explicit",
+        "load_models": "echo",
+        "grps_online": "true",
+    }
     friend = f"http://friend.example:{elsewhere}"
     with RunningServer(folder, **settings, grpc_processes=0, allowed_origins=friend) as server:
         yield server

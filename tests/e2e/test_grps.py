@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +19,10 @@ ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "tests" / "repositories" / "grps_project"
 
 
-@pytest.fixture(params=["grpcio", "http2"])
-def grps_server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+@pytest.fixture
+def grps_server() -> Iterator[RunningServer]:
     bind = f"127.0.0.1:{free_port()}"
-    settings = {"grpc_bind": bind, "http_workers": 2, "grpc_server": request.param}
+    settings: dict[str, Any] = {"grpc_bind": bind, "http_workers": 2}
     with RunningServer(REPOSITORY, **settings) as server:
         yield server
     assert server.leaks() == []

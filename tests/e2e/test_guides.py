@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from shmserve.core.stats.request_counters import Reason
-from shmserve.frontends.http.routes import gpu_metrics
+from shmserve.frontends.http.routes.scrape import gpu_metrics
 from shmserve.testing.running_server import WATCHDOG_S, RunningServer
 from tests.guide_blocks import ROOT, RUN, Block, blocks, prints
 

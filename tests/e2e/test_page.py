@@ -165,8 +165,8 @@ def test_gpus_have_charts_of_their_own(browser: Browser, busy: RunningServer) ->
     )
     (row,) = busy.show("gpus")
     assert (row["gpu"], row["temperature_celsius"]) == (1, 41)
-    _, _, text = busy.request("GET", "/metrics")
-    assert re.search(rb'^shmserve_gpu_power_watts{gpu="1",.*} 150.001$', text, re.M)
+    _, _, text = busy.request("GET", "/metrics")  # type: ignore[assignment]
+    assert re.search(rb'^shmserve_gpu_power_watts{gpu="1",.*} 150.001$', text, re.M)  # type: ignore[call-overload]
     page.get_by_label("60 min").check()
     expect(page.locator("#now-title")).to_have_text("This minute")
     expect(cells.nth(2)).to_have_text("31 %")

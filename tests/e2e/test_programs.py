@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,18 +41,7 @@ def test_tritonclient_on_every_shipped_worker(server: RunningServer) -> None:
     assert served(lines, "sync") == served(lines, "aio") == SHIPPED - DECOUPLED
 
 
-@pytest.fixture(scope="module")
-def http2_server() -> Iterator[RunningServer]:
-    with RunningServer(grpc_server="http2") as server:
-        yield server
-    assert server.leaks() == []
-
-
-@pytest.mark.parametrize("engine", ["server", "http2_server"])
-def test_tritonclient_over_grpc_on_every_shipped_worker(
-    engine: str, request: pytest.FixtureRequest
-) -> None:
-    server: RunningServer = request.getfixturevalue(engine)
+def test_tritonclient_over_grpc_on_every_shipped_worker(server: RunningServer) -> None:
     lines = run_client(server.grpc_address, "grpc_program.py").split("\n")
     assert served(lines, "sync") == SHIPPED - DECOUPLED
     assert served(lines, "stream") == served(lines, "aio") == SHIPPED

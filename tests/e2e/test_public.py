@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,11 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def public_server() -> Iterator[RunningServer]:
     repository = HERE.parent / "repositories" / "triton_examples"
-    settings = {"server_name": "triton", "model_control": "explicit", "load_models": "*"}
+    settings: dict[str, Any] = {
+        "server_name": "triton",
+        "model_control": "explicit",
+        "load_models": "*",
+    }
     with RunningServer(repository, **settings) as server:
         yield server
     assert server.leaks() == []

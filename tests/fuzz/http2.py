@@ -208,7 +208,7 @@ class Server:
         self.collect()
         assert self.connection._output.pending < 30_000 + (1 << 20) + (130 << 10)
         assert len(self.connection._streams.open) <= LIMITS.max_streams
-        assert len(self.connection._reader._rest) <= LIMITS.max_header_block_bytes + 300
+        assert len(self.connection.reader._rest) <= LIMITS.max_header_block_bytes + 300
 
     def collect(self) -> None:
         for token in self.connection.released():

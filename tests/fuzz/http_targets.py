@@ -14,12 +14,12 @@ import numpy as np
 from gunicorn.config import Config
 
 from shmserve.config import Settings
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.errors import InvalidArgument
-from shmserve.frontends.http.app import create_app
 from shmserve.frontends.http.error_handlers import ErrorHandlers
-from shmserve.frontends.http.server.connection import HttpConnection
-from shmserve.frontends.http.server.context import Hooks, ServingContext
+from shmserve.frontends.http.routes.application import create_app
+from shmserve.frontends.http.server.http_connection import HttpConnection
+from shmserve.frontends.http.server.worker_context import Hooks, ServingContext
 from shmserve.frontends.oip.generate import parse_generate
 from shmserve.protocol.oip import tensor_json
 from shmserve.protocol.oip.model_signature import make_signature
@@ -28,7 +28,7 @@ from shmserve.tensor.dtypes import DATATYPES
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
 
-LIMITS = Settings(max_request_bytes=1 << 20, max_head_bytes=4096, max_chunks=50)
+LIMITS = Settings(max_request_bytes=1 << 20, max_head_bytes=4096)
 # One of them fails in its own ways, which is no fault of a parser.
 _DISPATCHER = FakeDispatcher([row for row in fake_models.models() if row[0].name != "failing"])
 
@@ -39,7 +39,7 @@ def _defect(_: ErrorHandlers, req: Any, resp: Any, ex: Exception, params: Any) -
 
 
 with mock.patch.object(ErrorHandlers, "on_unexpected", _defect):
-    _APP = create_app(_DISPATCHER, LIMITS)
+    _APP = create_app(_DISPATCHER, LIMITS)  # type: ignore[arg-type]
 _TOLD = (501, 503, 505)  # answers from 500 on that a client can bring about
 _SPECS = {spec.name: spec for spec, _ in fake_models.models()}
 _GENERATED = [make_signature(_SPECS[name]) for name in ("identity", "identity_bytes", "batched")]
@@ -248,7 +248,7 @@ def oip_json(data: bytes) -> None:
             continue
         try:
             count = min(int(np.prod(given.shape, dtype=object)), 1 << 20)
-            tensor = tensor_json.decode(given.data, known, count, given.where, LIMITS)
+            tensor = tensor_json.decode(given.data, known, count, given.where)
             buffer = bytearray(tensor.nbytes)
             tensor.write(memoryview(buffer))
         except InvalidArgument:
@@ -276,7 +276,7 @@ def generate(data: bytes) -> None:
     """A request of the generate extension, for models of several signatures."""
     for signature in _GENERATED:
         try:
-            parse_generate(signature, data, LIMITS)
+            parse_generate(signature, data)
         except InvalidArgument:
             continue
 

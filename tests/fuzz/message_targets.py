@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shmserve.config import Settings
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.core.registry import Region, Snapshot
 from shmserve.errors import InvalidArgument, NotFound, Unimplemented, UnreadableMessage
-from shmserve.executor.lanes.lane_gate import LaneGate
+from shmserve.executor.peers.lane_gate import LaneGate
 from shmserve.grps.protocol import custom_http
 from shmserve.protocol.control import client_messages, lane_messages, messages
 from shmserve.protocol.control.data_messages import Answer, Cancel, Release

@@ -9,7 +9,7 @@ from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, InvalidArgument
 from shmserve.grps.protocol import json_reader, json_writer, message_wire
-from shmserve.grps.protocol.message import GenericMap, GenericTensor, GrpsMessage, GrpsStatus
+from shmserve.grps.protocol.grps_message import GenericMap, GenericTensor, GrpsMessage, GrpsStatus
 from shmserve.protocol.protobuf import incoming_request
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest, parse_request
 from shmserve.protocol.triton_config import model_config
@@ -31,7 +31,7 @@ class _Place:
 def model_infer(data: bytes) -> None:
     """A ModelInferRequest: refused, or read as by protobuf's classes, and in pieces as whole."""
     try:
-        whole = parse_request(data, LIMITS)
+        whole = parse_request(data)
         for source in whole.inputs:
             wild_wire.elements(source.contents)
     except InvalidArgument:
@@ -42,7 +42,7 @@ def model_infer(data: bytes) -> None:
         incoming = incoming_request.IncomingRequest(len(data), LIMITS, _Place)
         for at in range(0, len(data), step):
             incoming.feed(memoryview(data)[at : at + step])
-    apart = parse_request(incoming.rest(), LIMITS, incoming.raw)
+    apart = parse_request(incoming.rest(), incoming.raw)
     assert _tensors(apart) == _tensors(whole)
 
 
@@ -90,11 +90,11 @@ def grps_wire(data: bytes) -> None:
 def grps_json(data: bytes) -> None:
     """The same as JSON."""
     try:
-        message = json_reader.parse(data, LIMITS)
+        message = json_reader.parse(data)
     except InvalidArgument:
         return
     once = json_writer.encode(message)
-    assert json_writer.encode(json_reader.parse(once, LIMITS)) == once
+    assert json_writer.encode(json_reader.parse(once)) == once
 
 
 def _grps() -> list[GrpsMessage]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from shmserve.cli import show
+from shmserve.cli.operating import show
 from shmserve.core.registry import Snapshot
 from shmserve.errors import ShmserveError, Unavailable
 from shmserve.shm.registry_page import RegistryReader

@@ -30,7 +30,7 @@ helper, T = onnx.helper, onnx.TensorProto
 def write_ragged(folder: Path) -> None:
     """Doubles what it gets, and says how much of it each request has sent."""
     values = {
-        name: helper.make_tensor_value_info(name, T.FLOAT, shape)
+        name: helper.make_tensor_value_info(name, T.FLOAT, shape)  # type: ignore[arg-type]
         for name, shape in (("X", ["N"]), ("T", ["B"]), ("Y", ["N"]), ("COUNT", ["B", 1]))
     }
     nodes = [
@@ -61,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     shutil.copytree(MODELS, models, dirs_exist_ok=True)
     (models / "sum" / "1").mkdir(parents=True)
     values = [helper.make_tensor_value_info(name, T.FLOAT, ["N", "M"]) for name in "ABY"]
-    graph = helper.make_graph([helper.make_node("Add", ["A", "B"], ["Y"])], "g", *[values[:2]],
+    graph = helper.make_graph([helper.make_node("Add", ["A", "B"], ["Y"])], "g", *[values[:2]],  # type: ignore[arg-type, call-arg]
                               [values[2]])  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, models / "sum" / "1" / "model.onnx")

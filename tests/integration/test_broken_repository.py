@@ -18,7 +18,7 @@ from tests.crash.reload import control
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-SERVER = {
+SERVER: dict[str, Any] = {
     "model_control": "explicit", "load_models": "*", "http_workers": 1, "grpc_processes": 0,
 }  # fmt: skip
 GOOD = [f"good{number:02}" for number in range(12)]
@@ -179,7 +179,7 @@ def test_check_gives_up_what_does_not_load(tmp_path: Path) -> None:
     assert "did not load within 1 s" in line
 
 
-def check(repository: Path, load: bool, **settings: object) -> dict[str, str]:
+def check(repository: Path, load: bool, **settings: Any) -> dict[str, str]:
     """What is told of each model; it must be that something is wrong."""
     server = RunningServer(repository, **settings)  # for its environment only
     done = subprocess.run(

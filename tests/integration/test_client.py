@@ -19,7 +19,7 @@ import pytest
 
 import shmserve.client
 from shmserve.client import Client, InferenceError, api
-from shmserve.client.memory import shared_memory
+from shmserve.client.memory import shared_pools
 from shmserve.testing.running_server import RunningServer, wait_until
 
 MODELS = Path("tests/repositories/basic")
@@ -100,7 +100,7 @@ def test_that_there_is_no_shared_memory_is_told_once(
 ) -> None:
     monkeypatch.setattr(api, "_warned", set())
     monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(shared_memory, "_SERVICES", "/nonexistent")
+    monkeypatch.setattr(shared_pools, "_SERVICES", "/nonexistent")
     monkeypatch.setattr(os, "getuid", lambda: 0x7FFFFFFF)  # whose server has not been started
     for place, named, why in (
         (server.base_url, None, "no client socket is known for this address: connect to the unix:"),

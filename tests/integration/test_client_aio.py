@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.client import InferenceError, Result, aio, device_arrays
+from shmserve.client import InferenceError, Result, aio
 from shmserve.client.aio import AsyncClient, AsyncResultStream
-from shmserve.client.cancel_scope import CancelScope
-from shmserve.client.http_transport import Transport
+from shmserve.client.memory import device_arrays
 from shmserve.client.memory.device_blocks import DeviceBlocks
+from shmserve.client.wire.cancel_scope import CancelScope
+from shmserve.client.wire.http_transport import Transport
 from shmserve.errors import InvalidArgument
 from shmserve.testing.running_server import RunningServer, open_fds, wait_until
 from tests.holding import Hold, given_up

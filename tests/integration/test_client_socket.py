@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.cli.show import ask
+from shmserve.cli.operating.show import ask
 from shmserve.errors import UnreadableMessage
 from shmserve.protocol.control import client_messages as wire
 from shmserve.protocol.control.client_messages import (
@@ -33,7 +33,7 @@ from shmserve.protocol.control.client_messages import (
 from shmserve.testing.running_server import RunningServer, open_fds, wait_until
 
 MODELS = Path("tests/repositories/basic")
-SMALL = {"http_workers": 1, "grpc_processes": 0}
+SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
 SIZE = 1 << 16
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -115,7 +115,11 @@ def test_a_region_and_its_life(server: RunningServer, path: str) -> None:
 def test_no_key_comes_in_here(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.touch(0o600)
-    settings = {"model_control": "explicit", "keys_file": keys, "keys_required_from": "anyone"}
+    settings: dict[str, Any] = {
+        "model_control": "explicit",
+        "keys_file": keys,
+        "keys_required_from": "anyone",
+    }
     with RunningServer(**SMALL, **settings) as server:
         path = f"{server.run_dir}/{wire.SOCKET_NAME}"
         for message, fds in (

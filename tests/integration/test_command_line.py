@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from shmserve.testing.running_server import ROOT, RunningServer
 
 
-def shmserve(server: RunningServer, *words: str) -> subprocess.CompletedProcess[str]:
+def shmserve(
+    server: RunningServer, *words: str, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "shmserve", *words],
-        env=server.environ,
+        env=environ or server.environ,
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -45,6 +48,19 @@ def test_what_cannot_be_measured_is_told(server: RunningServer) -> None:
     done = shmserve(server, "measure", "repeat_int32", "--over", "http")
     assert done.returncode == 1
     assert "decoupled" in done.stdout
+
+
+def test_a_service_without_keeper_or_systemd_is_not_handed_over(server: RunningServer) -> None:
+    """Whoever started gunicorn would take the old master's end for the end of the service."""
+    masters, environ = server.pids("master"), {**server.environ, "SHMSERVE_RELOAD": "handover"}
+    done = shmserve(server, "reload", environ=environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "shmserve: the generation before serves on: gunicorn was started directly, so its end would"
+        " be the end of the service for whoever did that; start it with `shmserve serve`\n"
+    )
+    assert server.pids("master") == masters
+    assert server.ready()
 
 
 def test_readiness_and_control(server: RunningServer) -> None:

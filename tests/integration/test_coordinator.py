@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shmserve.cli import show
-from shmserve.core.control.runtime_settings import TraceChange
+from shmserve.cli.operating import show
+from shmserve.core.live_settings import TraceChange
 from shmserve.errors import PeerDied, Unavailable
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import (

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from shmserve import config
-from shmserve.dispatch import Dispatcher, RunOptions
+from shmserve.dispatch.outcome import RunOptions
+from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import Cancelled, DeadlineExceeded, ExecutorLost, ShmserveError
 from shmserve.testing.running_server import RunningServer, wait_until
 from tests.integration.region_client import Client, Memory
@@ -212,7 +213,7 @@ def run(
 
 def feed(call: Any, array: Array) -> None:
     reservation = call.reserve(array.nbytes)
-    reservation.view[:] = memoryview(array).cast("B")
+    reservation.view[:] = array.data.cast("B")
     call.add_input("IN", "FP32", array.shape, reservation)
 
 

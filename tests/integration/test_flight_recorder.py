@@ -7,11 +7,12 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from shmserve.observe import flight_recorder
 from shmserve.testing.running_server import RunningServer, wait_until
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "model_control": "explicit",
     "load_models": "identity",
     "http_workers": 1,
@@ -83,10 +84,3 @@ def test_refusals_and_deaths_are_shown_in_order_also_after_everything_was_killed
         assert any(line.startswith("service ready") for line in lines(rows))
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     assert server.leaks() == []
-
-
-def test_without_events_nothing_is_written():
-    with RunningServer(**SMALL, max_events=0) as server:
-        server.infer("identity", {"inputs": []})
-        assert not Path(server.run_dir, "events").exists()
-        assert shown(server) == []

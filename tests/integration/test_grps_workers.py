@@ -14,8 +14,8 @@ import pytest
 
 from shmserve import config
 from shmserve._generated import grps_pb2
-from shmserve.dispatch import Dispatcher
 from shmserve.dispatch.outcome import RunOptions
+from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import ExecutorLost, ModelFailure, ShmserveError, Unavailable, WorkLost
 from shmserve.grps.protocol import custom_http
 from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
@@ -53,7 +53,7 @@ def answers(
     frontend: Dispatcher, model: str, parameters: dict[str, Any] | None = None, **inputs: bytes
 ) -> list[dict[str, bytes]]:
     """Every answer's outputs; an error is raised after what came before it was checked."""
-    found = []
+    found: list = []
     options = RunOptions(parameters=parameters or {})
     with frontend.call(frontend.ready_model(model), options) as call:
         for name, data in inputs.items():
@@ -139,7 +139,7 @@ def test_custom_http(frontend: Dispatcher) -> None:
 def run_line(frontend: Dispatcher, array: Array) -> tuple[Array, dict[str, Any]]:
     with frontend.call(frontend.ready_model("line")) as call:
         reservation = call.reserve(array.nbytes)
-        reservation.view[:] = memoryview(array).cast("B")
+        reservation.view[:] = array.data.cast("B")
         call.add_input("X", "FP32", array.shape, reservation)
         (output,) = call.execute().outputs
         return np.frombuffer(bytes(output.view), np.float32), call.receipt.as_dict()

@@ -81,7 +81,7 @@ def test_instances_keep_to_their_policies(tmp_path: Path) -> None:
     try:
         found = {}
         for name in ("plain", "named", "unknown"):
-            wait_until(lambda name=name: answers(server, name), f"{name} is not loaded")
+            wait_until(lambda name=name: answers(server, name), f"{name} is not loaded")  # type: ignore[misc]
             _, document = server.infer(name, ASKED)
             found[name] = {o["name"]: o["data"] for o in document["outputs"]}
         assert found["plain"] == {"CORES": [first], "BOUND": [0]}

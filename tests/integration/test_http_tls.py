@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -29,17 +30,17 @@ pytestmark = pytest.mark.needs("openssl")
 class Encrypted(RunningServer):
     """`folder` has the certificates; with `mutual` clients need one."""
 
-    def __init__(self, folder: Path, engine: str, mutual: bool) -> None:
+    def __init__(self, folder: Path, mutual: bool) -> None:
         self.folder, self.mutual = folder, mutual
         make_certificates(folder, "server", "client", "renewed")
-        files = {
+        files: dict[str, Any] = {
             f"{door}_tls_{what}": folder / f"server.{end}"
             for door in ("http", "grpc")
             for what, end in _ENDS
         }
         if mutual:
             files |= {f"{door}_tls_client_ca": folder / "ca.pem" for door in ("http", "grpc")}
-        super().__init__(MODELS, grpc_server=engine, http_workers=1, head_timeout_s=HEAD_S, **files)
+        super().__init__(MODELS, http_workers=1, head_timeout_s=HEAD_S, **files)
         self.tls = self.context("client")
 
     def context(self, name: str = "") -> ssl.SSLContext:
@@ -53,11 +54,11 @@ class Encrypted(RunningServer):
         return socket.create_connection((self.http_host, self.http_port), WATCHDOG_S)
 
 
-@pytest.fixture(scope="module", params=[("grpcio", False), ("http2", True)], ids=["tls", "mutual"])
+@pytest.fixture(scope="module", params=[False, True], ids=["tls", "mutual"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Encrypted]:
-    with Encrypted(tmp_path_factory.mktemp("tls"), *request.param) as server:
+    with Encrypted(tmp_path_factory.mktemp("tls"), request.param) as server:
         yield server
     assert server.leaks() == []
 
@@ -141,7 +142,7 @@ def test_large_tensors_are_received_in_their_place(server: Encrypted) -> None:
             connection.putheader(name, value)
         connection.endheaders()
         connection.send(document)
-        connection.send(memoryview(array).cast("B"))
+        connection.send(array.data.cast("B"))
         answer = connection.getresponse()
         body = answer.read()
         length = int(answer.headers["Inference-Header-Content-Length"])
@@ -180,7 +181,7 @@ def test_who_does_not_shake_hands_holds_nobody(server: Encrypted) -> None:
     assert server.request("GET", "/v2/health/ready")[0] == 200
     for sock in (*silent, half, speaks_plainly):
         with sock:  # each is ended, which is what the watchdog waits for
-            assert b"HTTP" not in b"".join(iter(lambda s=sock: _rest(s), b""))
+            assert b"HTTP" not in b"".join(iter(lambda s=sock: _rest(s), b""))  # type: ignore[misc]
     wait_until(lambda: "TLS with" in server.log(), "it is told")
 
 
@@ -232,7 +233,7 @@ def test_new_certificates_without_a_restart(server: Encrypted) -> None:
 
 def test_another_worker_class_does_not_speak_plainly_instead(tmp_path: Path) -> None:
     make_certificates(tmp_path, "server")
-    files = {f"http_tls_{what}": tmp_path / f"server.{end}" for what, end in _ENDS}
+    files: dict[str, Any] = {f"http_tls_{what}": tmp_path / f"server.{end}" for what, end in _ENDS}
     server = RunningServer(MODELS, gunicorn=("-k", "gthread"), **files)
     server.start(wait_ready=False)
     assert server.master is not None
@@ -249,4 +250,4 @@ def _name(server: Encrypted, port: int) -> str:
         socket.create_connection((server.http_host, port), WATCHDOG_S) as sock,
         context.wrap_socket(sock, server_hostname="localhost") as tls,
     ):
-        return dict(part[0] for part in tls.getpeercert()["subject"])["commonName"]
+        return dict(part[0] for part in tls.getpeercert()["subject"])["commonName"]  # type: ignore[misc]

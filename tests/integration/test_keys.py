@@ -1,4 +1,4 @@
-"""Keys, over every door of a real server and on both engines of gRPC."""
+"""Keys, over every door of a real server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.cli import key as command
+from shmserve.cli.serving import key as command
 from shmserve.config import Settings
 from shmserve.testing.running_server import RunningServer, wait_until
 from tests.grpc_client import Client
@@ -56,7 +56,7 @@ def make(name: str, scopes: list[str], path: str) -> str:
 class Keyed(RunningServer):
     """A server with keys, by the names that say what they are for."""
 
-    def __init__(self, folder: str, engine: str) -> None:
+    def __init__(self, folder: str, required_from: str) -> None:
         self.keys_file = f"{folder}/keys.toml"
         self.keys: dict[str, str] = {}
         for name, scopes in (
@@ -71,9 +71,8 @@ class Keyed(RunningServer):
             model_control="explicit",
             load_models="echo",
             keys_file=self.keys_file,
-            keys_required_from="local" if engine == "http2" else "remote",
+            keys_required_from=required_from,
             client_socket=f"{folder}/client",
-            grpc_server=engine,
             http_workers=1,
             grpc_socket_mode="0600",
         )
@@ -81,7 +80,7 @@ class Keyed(RunningServer):
         self.environ["SHMSERVE_GRPC_BIND"] = f"{self.grpc_address},unix:{folder}/grpc"
 
 
-@pytest.fixture(scope="module", params=["grpcio", "http2"])
+@pytest.fixture(scope="module", params=["remote", "local"])
 def server(request: pytest.FixtureRequest) -> Iterator[Keyed]:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)

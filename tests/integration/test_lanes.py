@@ -32,7 +32,7 @@ from tests.integration.lane_client import (
 )
 
 MODELS = "tests/repositories/basic,tests/repositories/streams"
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "model_control": "explicit",
     "load_models": "echo,pair,misbehaving,teller",
     "http_workers": 1,
@@ -306,7 +306,7 @@ REFUSED: dict[str, tuple[tuple[LaneTensor, ...], dict[str, Any], int, str]] = {
     "rank": ((LaneTensor("IN", "FP32", (1, 1), b"abcd"),), {}, 400, "unexpected shape"),
     "size": ((LaneTensor("IN", "FP32", (2,), b"abcd"),), {}, 400, "Expected 8, got 4"),
     "negative": ((LaneTensor("IN", "FP32", (-1,), b""),), {}, 400, "negative"),
-    "endless": ((LaneTensor("IN", "FP32", (1 << 63,), b""),), {}, 400, "max_elements"),
+    "endless": ((LaneTensor("IN", "FP32", (1 << 63,), b""),), {}, 400, "total element count"),
     "nowhere": ((LaneTensor("IN", "FP32", (1,), None),), {}, 400, "has no bytes"),
     "too large": ((BIG,), {}, 400, "must lie in a registered region"),
     "no region": ((in_region("nobody-s", 1),), {}, 404, NOT_OURS),

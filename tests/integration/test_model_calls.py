@@ -25,7 +25,7 @@ MIB16 = 16 << 20
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    settings = {"model_control": "explicit", "load_models": "*"}
+    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "*"}
     with RunningServer(MODELS, **settings, http_workers=1, grpc_processes=0) as server:
         yield server
         wait_until(lambda: held(server) == [], "slots come back")

@@ -62,7 +62,7 @@ def repository(tmp_path: Path, hold: Path) -> Path:
 
 @pytest.fixture
 def server(repository: Path) -> Iterator[RunningServer]:
-    settings = {"model_control": "explicit", "load_models": "echo,slow"}
+    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "echo,slow"}
     with RunningServer(repository, **settings, grpc_processes=0) as server:
         yield server
     assert server.leaks() == []

@@ -116,7 +116,7 @@ def server(
     folder = tmp_path_factory.mktemp("models")
     for model in MODELS:
         (folder / Path(model).name).symlink_to(REPOSITORIES / model)
-    settings = {
+    settings: dict[str, Any] = {
         "trace_mode": "opentelemetry",
         "trace_level": "TIMESTAMPS",
         "trace_rate": 0,
@@ -127,11 +127,11 @@ def server(
         "otlp_headers": f"x-api-key={KEY}",
         "otlp_service_name": "models",
         "otlp_resource": "deployment.environment.name=test",
-        "otlp_delay_s": 0.1,
         "otlp_timeout_s": 1,
         "otlp_metrics_interval_s": 0.5,
     }
-    with RunningServer(folder, {"NO_PROXY": "127.0.0.1"}, **settings) as server:
+    environ = {"NO_PROXY": "127.0.0.1", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    with RunningServer(folder, environ, **settings) as server:
         server.wait_instances()
         yield server
     assert server.leaks() == []

@@ -25,7 +25,10 @@ CLOSED = f"{PREFIX}Response sender has been closed."
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    settings = {"model_control": "explicit", "load_models": "metered,sender,sender_stream"}
+    settings: dict[str, Any] = {
+        "model_control": "explicit",
+        "load_models": "metered,sender,sender_stream",
+    }
     with RunningServer(MODELS, **settings, http_workers=1, grpc_processes=0) as server:
         server.wait_instances()
         yield server

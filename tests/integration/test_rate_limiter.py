@@ -73,7 +73,7 @@ def times(server: RunningServer, model: str, number: int) -> list[tuple[int, int
             ran.append(json.loads(text)["TIMES"])
             continue
         sequence = {"sequence_id": number, "sequence_start": True, "sequence_end": True}
-        more = {"parameters": sequence} if model == "sequenced" else {}
+        more: dict[str, Any] = {"parameters": sequence} if model == "sequenced" else {}
         status, answer = ask(server, model, **more)
         assert status == 200, answer
         ran.append(answer["outputs"][0]["data"])
@@ -132,7 +132,7 @@ def test_a_restarted_coordinator_knows_who_holds_and_who_waits(
 def test_a_deadline_passes_while_a_request_waits_for_resources(
     models: Path, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    settings = {"rate_limit": "execution_count", "request_timeout_s": 2.0}
+    settings: dict[str, Any] = {"rate_limit": "execution_count", "request_timeout_s": 2.0}
     with RunningServer(models, http_workers=1, grpc_processes=0, **settings) as server:
         with Hold(tmp_path) as holding:
             threads.submit(ask, server, "alone", f"hold:{holding.path}")

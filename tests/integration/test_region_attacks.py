@@ -38,7 +38,7 @@ MODELS = Path(__file__).parents[1] / "repositories" / "regions"
 class Attacked(RunningServer):
     """A server whose Unix socket every user can reach."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.folder = folder_of(self)
         os.chmod(self.folder, 0o755)
         self.public = os.path.join(self.folder, "http.sock")
@@ -311,7 +311,7 @@ def test_sigbus_costs_only_the_one_who_caused_it(tmp_path: Path) -> None:
         for thread in threads:
             thread.join(WATCHDOG_S)
         assert errors == []
-        wait_until(lambda: "region quarantined name='cut' uid=" in server.log(), "quarantine")
+        wait_until(lambda: "region quarantined name=cut uid=" in server.log(), "quarantine")
         # Whoever did it once is served by copying from now on.
         os.truncate(memory.path, 8192)
         client.unregister("cut")
@@ -446,7 +446,10 @@ def test_remote_callers_register_nothing_unless_allowed(allowed: bool) -> None:
     class Open(RunningServer):
         def __init__(self) -> None:
             port = free_port()
-            settings = {"client_shm_allow_remote": str(allowed).lower(), "grpc_processes": 0}
+            settings: dict[str, Any] = {
+                "client_shm_allow_remote": str(allowed).lower(),
+                "grpc_processes": 0,
+            }
             super().__init__(MODELS, http_bind=f"0.0.0.0:{port}", **settings)
             self.http_port = port
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ CROWD, CALLERS, LIMBO = 10_000, 16, 256
 
 def test_ten_thousand_regions() -> None:
     """Of callers who may have so many: all can be used, and none is left in the end."""
-    settings = {"client_shm_max_regions": CROWD, "grpc_processes": 0}
+    settings: dict[str, Any] = {"client_shm_max_regions": CROWD, "grpc_processes": 0}
     with RunningServer(MODELS, **settings) as server, Memory(1 << 16) as memory:
         client = Client(server.http_port)
         assert client.register("first", memory.name, 4096)[0] == 200

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmserve.cli import show
+from shmserve.cli.operating import show
 from shmserve.testing.running_server import RunningServer, wait_until
 from tests.integration.region_client import Client, Memory
 

@@ -62,7 +62,7 @@ def index(server: RunningServer) -> dict[str, dict[str, str]]:
     return {row["name"]: row for row in json.loads(body) if row.get("state") != "UNAVAILABLE"}
 
 
-def service(store: Faulty, folder: Path, **settings: object) -> RunningServer:
+def service(store: Faulty, folder: Path, **settings: Any) -> RunningServer:
     environ = {**KEYS, "AWS_ENDPOINT_URL": store.url}
     return RunningServer(
         "s3://models/prod",

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from shmserve.testing.running_server import ROOT, RunningServer
 
 MODELS = ROOT / "tests/repositories/basic"
-SMALL = {"http_workers": 1, "grpc_processes": 0, "model_control": "explicit", "load_models": "echo"}
+SMALL: dict[str, Any] = {
+    "http_workers": 1,
+    "grpc_processes": 0,
+    "model_control": "explicit",
+    "load_models": "echo",
+}
 MIB = 1 << 20
 
 

@@ -44,7 +44,12 @@ AGENT_BIND = "SHMSERVE_AGENT_BIND"
 @pytest.fixture
 def counted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningServer]:
     """A server that has counted nothing yet; its parameter: settings of its own."""
-    settings = {"http_workers": 2, "grpc_processes": 0, "max_queue": 2, "trace_rate": 500}
+    settings: dict[str, Any] = {
+        "http_workers": 2,
+        "grpc_processes": 0,
+        "max_queue": 2,
+        "trace_rate": 500,
+    }
     settings |= {"metrics_bind": f"127.0.0.1:{free_port()}", "trace_file": tmp_path / "t.json"}
     settings |= {"agent_bind": f"127.0.0.1:{free_port()}"}
     (tmp_path / "t.json").write_text("of an earlier service")
@@ -194,7 +199,7 @@ def repeat(count: int, delay_ms: int = 0) -> pb.ModelInferRequest:
 
 
 def test_answers_of_streams_are_counted_by_their_place() -> None:
-    only = {"model_control": "explicit", "load_models": "repeat_int32"}
+    only: dict[str, Any] = {"model_control": "explicit", "load_models": "repeat_int32"}
     with RunningServer(http_workers=1, **only) as server:
         server.wait_instances()
         with Client(server.grpc_address) as client:
@@ -217,7 +222,7 @@ def test_answers_of_streams_are_counted_by_their_place() -> None:
 
 
 def test_a_model_that_is_loaded_again_goes_on_counting() -> None:
-    settings = {"model_control": "explicit", "load_models": "*", "http_workers": 1}
+    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "*", "http_workers": 1}
     with RunningServer(MODELS, **settings, grpc_processes=0) as server:
         for _ in range(3):
             assert server.infer("echo", GOOD)[0] == 200
@@ -400,7 +405,11 @@ def test_no_more_requests_are_traced_than_were_asked_for(counted: RunningServer)
         "trace_file": "t.json",
         "trace_mode": "triton",
     }
-    settings = {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "1", "trace_count": "7"}
+    settings: dict[str, Any] = {
+        "trace_level": ["TIMESTAMPS", "TENSORS"],
+        "trace_rate": "1",
+        "trace_count": "7",
+    }
     post(counted, path, settings)
     seen = load(counted, 4, [("pair", GOOD)] * 10 + [("echo", GOOD)])
     assert seen["pair"][200] > 7

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from shmserve import config
-from shmserve.dispatch import Dispatcher
 from shmserve.dispatch.outcome import RunOptions
+from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.tensor import bytes_codec
 from shmserve.testing.running_server import RunningServer, rss_bytes, wait_until
@@ -248,7 +248,7 @@ def test_the_http_worker_is_killed_in_mid_stream() -> None:
 
 
 def test_accepted_streams_end_before_the_service_does() -> None:
-    small = {"http_workers": 1, "grpc_processes": 0}
+    small: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
     with RunningServer(MODELS, **small, drain_timeout_s=60) as server:
         reader = Reader(server, "slowly:60")
         reader.until(b'"N":3')
@@ -262,7 +262,11 @@ def test_accepted_streams_end_before_the_service_does() -> None:
 
 
 def test_the_watchdog_knows_long_streams_from_stuck_ones() -> None:
-    limits = {"execute_timeout_s": 3, "request_timeout_s": 60, "stream_credit": CREDIT}
+    limits: dict[str, Any] = {
+        "execute_timeout_s": 3,
+        "request_timeout_s": 60,
+        "stream_credit": CREDIT,
+    }
     with RunningServer(MODELS, http_workers=1, grpc_processes=0, **limits) as server:
         pid = number(server, "pid")
         slow = Reader(server, "big:1000000")  # nobody reads: not the model's fault

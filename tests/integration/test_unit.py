@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def start_confined(server, folder, *options):
             [
                 *(sys.executable, str(ROOT / "tests/integration/confined.py"), str(UNIT)),
                 *(str(folder), *options),
-                *(sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", "shmserve.app"),
+                *(sys.executable, "-m", "shmserve", "serve"),
             ],
             cwd=ROOT,
             env=server.environ,
@@ -29,17 +30,15 @@ def start_confined(server, folder, *options):
 
 @pytest.mark.needs("seccomp")
 @pytest.mark.parametrize(
-    ("engine", "options"),
-    [("grpcio", ()), pytest.param("http2", ("--mounts",), marks=pytest.mark.needs("mounts"))],
+    "options", [(), pytest.param(("--mounts",), marks=pytest.mark.needs("mounts"))]
 )
-def test_it_serves_over_every_socket_as_the_unit_confines_it(tmp_path, engine, options):
+def test_it_serves_over_every_socket_as_the_unit_confines_it(tmp_path, options):
     """The layout is the unit's: sockets where clients reach them, the run directory below."""
     os.chmod(tmp_path, 0o755)
     server = RunningServer(
         model_control="explicit",
         load_models="identity",
         http_workers=1,
-        grpc_server=engine,
     )
     server.unix_path = f"{tmp_path}/http.sock"
     server.environ["SHMSERVE_HTTP_BIND"] = f"127.0.0.1:{server.http_port},unix:{server.unix_path}"
@@ -76,11 +75,15 @@ def check_mounts(pid, folder):
 
 
 def test_executors_go_first_where_memory_runs_out():
-    settings = {"model_control": "explicit", "load_models": "identity", "http_workers": 1}
-    with RunningServer(**settings, executor_oom_score_adj=321) as server:
+    settings: dict[str, Any] = {
+        "model_control": "explicit",
+        "load_models": "identity",
+        "http_workers": 1,
+    }
+    with RunningServer(**settings) as server:
         found = {
             title: int(Path(f"/proc/{pid}/oom_score_adj").read_text())
             for pid, title in server.processes().items()
         }
-        assert found.pop("shmserve: executor identity/1/0") == 321
-        assert max(found.values()) < 321
+        assert found.pop("shmserve: executor identity/1/0") == 500
+        assert max(found.values()) < 500

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from shmserve.core.memory.arena import MAX_SHARED, Arena, NeedSegment, own_segment_size
 from shmserve.core.memory.buddy import MIN_BLOCK, Buddy
+from shmserve.core.memory.slot_allocator import MAX_SHARED, Arena, NeedSegment, own_segment_size
 from shmserve.core.memory.slots import TRANSITIONS, Slot, SlotEvent, SlotState
 from shmserve.errors import ProtocolViolation, StaleDescriptor
 

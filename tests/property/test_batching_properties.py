@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from shmserve.core.scheduling.batch_policy import BatchPolicy, QueuePolicy
-from shmserve.core.scheduling.batch_queue import BatchQueue, Turn, Waiting
+from shmserve.core.scheduling.batch_queue import BatchQueue, Turn, Waiting  # type: ignore[attr-defined]
 
 _POLICIES = st.builds(
     QueuePolicy,
@@ -100,11 +100,11 @@ class BatcherMachine(RuleBasedStateMachine):
         self._check_ended(turn := self.queue.next(self.now, hurry))
         expected = self._in_order()
         count = len(turn.batch)
-        assert [w.key for w in turn.batch] == [a.waiting.key for a in expected[:count]]
+        batch = [asked.waiting for asked in expected[:count]]
+        assert [-item for item in turn.batch] == [waiting.key for waiting in batch]
         del expected[:count]
-        rows = sum(waiting.rows for waiting in turn.batch)
-        assert rows <= self.policy.max_size
-        assert len({waiting.kind for waiting in turn.batch}) <= 1
+        assert sum(waiting.rows for waiting in batch) <= self.policy.max_size
+        assert len({waiting.kind for waiting in batch}) <= 1
         if not count and self.model:  # it waits for others, and never too long
             oldest = min(asked.waiting.arrived_ns for asked in self.model)
             assert not hurry
@@ -113,23 +113,23 @@ class BatcherMachine(RuleBasedStateMachine):
             ends = [asked.waiting.deadline_ns or 1 << 63 for asked in self.model]
             assert self.now + turn.wait_ns <= min(oldest + self.policy.max_delay_ns, *ends)
         if count and self.policy.max_delay_ns and not hurry:
-            self._check_reason(turn, expected)
+            self._check_reason(batch, expected)
         self.model = [asked for asked in self.model if asked in expected]
         self.told += count
-        assert len(self.queue) == len(self.model)
+        assert len(self.queue.waiting) == len(self.model)
         assert self.pushed == self.told + len(self.model)
 
-    def _check_reason(self, turn: Turn[int, int], left: list[Asked]) -> None:
+    def _check_reason(self, batch: list[Waiting[int, int]], left: list[Asked]) -> None:
         """With a delay, a batch goes early only where it is worth it, or cannot grow."""
-        rows = sum(waiting.rows for waiting in turn.batch)
+        rows = sum(waiting.rows for waiting in batch)
         most = max(self.policy.preferred)
         is_blocked = bool(left) and (
-            left[0].waiting.kind != turn.batch[0].kind or rows + left[0].waiting.rows > most
+            left[0].waiting.kind != batch[0].kind or rows + left[0].waiting.rows > most
         )
-        is_due = min(w.arrived_ns for w in turn.batch) + self.policy.max_delay_ns <= self.now
+        is_due = min(w.arrived_ns for w in batch) + self.policy.max_delay_ns <= self.now
         assert is_due or is_blocked or rows in self.policy.preferred or rows >= most
 
-    def _check_ended(self, turn: Turn[int, int]) -> None:
+    def _check_ended(self, turn: Turn[int]) -> None:
         late, rejected = [], []
         for asked in list(self.model):
             waiting = asked.waiting

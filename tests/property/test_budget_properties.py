@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shmserve.core.control.effects import AnswerGrant, AskTrim
+from shmserve.core.effects import AnswerGrant, AskTrim
 from shmserve.core.memory.budget import MAX_PARKED, PARK_S, Ledger
 
 POOL, FLOOR, LESS = 1000, 100, 10

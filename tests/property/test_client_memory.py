@@ -51,7 +51,7 @@ steps = st.lists(
 @given(steps)
 def test_what_is_referenced_stays_what_it_was(steps: list[tuple[str, int]]) -> None:
     server = FakeServer()
-    check(BlockPool(HostBlocks(server), LIMIT), server.regions, steps, LIMIT)
+    check(BlockPool(HostBlocks(server), LIMIT), server.regions, steps, LIMIT)  # type: ignore[arg-type]
 
 
 def check(
@@ -98,7 +98,7 @@ def holds(array: Any, value: int) -> bool:
 
 def test_memory_is_used_again() -> None:
     server = FakeServer()
-    memory = BlockPool(HostBlocks(server), LIMIT)
+    memory = BlockPool(HostBlocks(server), LIMIT)  # type: ignore[arg-type]
     seen = set()
     for _ in range(5):
         block = memory.acquire(20_000)
@@ -114,7 +114,7 @@ def test_memory_is_used_again() -> None:
 
 def test_what_the_server_may_still_write_to_is_given_up() -> None:
     server = FakeServer()
-    memory = BlockPool(HostBlocks(server), LIMIT)
+    memory = BlockPool(HostBlocks(server), LIMIT)  # type: ignore[arg-type]
     block = memory.acquire(10)
     assert block is not None
     memory.taint([block])
@@ -128,7 +128,7 @@ def test_what_the_server_may_still_write_to_is_given_up() -> None:
 
 def test_blocks_are_tainted_at_any_moment() -> None:
     """Also by what ends in the midst of the pool's own work, as finalizers may."""
-    memory = BlockPool(HostBlocks(FakeServer()), LIMIT)
+    memory = BlockPool(HostBlocks(FakeServer()), LIMIT)  # type: ignore[arg-type]
     block = memory.acquire(10)
     assert block is not None
     with memory._lock:
@@ -147,7 +147,7 @@ def test_blocks_are_tainted_at_any_moment() -> None:
 
 def test_unused_blocks_make_room_for_others() -> None:
     server = FakeServer()
-    memory = BlockPool(HostBlocks(server), 100 * 1024)
+    memory = BlockPool(HostBlocks(server), 100 * 1024)  # type: ignore[arg-type]
     first = memory.acquire(64 * 1024)
     assert first is not None
     assert memory.acquire(64 * 1024) is None, "there is no room for two"
@@ -161,7 +161,7 @@ def test_unused_blocks_make_room_for_others() -> None:
 
 def test_quota_of_the_server() -> None:
     server = FakeServer(quota=1)
-    memory = BlockPool(HostBlocks(server), LIMIT)
+    memory = BlockPool(HostBlocks(server), LIMIT)  # type: ignore[arg-type]
     first = memory.acquire(1)
     assert first is not None
     assert memory.acquire(1) is None
@@ -181,10 +181,10 @@ def test_size_classes_waste_at_most_a_quarter(nbytes: int) -> None:
 
 
 def test_blocks_cannot_change_their_size() -> None:
-    memory = BlockPool(HostBlocks(FakeServer()), LIMIT)
+    memory = BlockPool(HostBlocks(FakeServer()), LIMIT)  # type: ignore[arg-type]
     block = memory.acquire(1)
     assert block is not None
     for size in (0, 1 << 20):
         with pytest.raises(PermissionError):
-            os.ftruncate(block.fd, size)
+            os.ftruncate(block.fd, size)  # type: ignore[attr-defined]
     memory.close()

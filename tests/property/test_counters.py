@@ -61,7 +61,7 @@ def write_runs(runs: list) -> memoryview:
     page = words(executor_counters.NWORDS)
     counters = ExecutorCounters(page)
     for now, (batch, times, queued) in enumerate(runs, 1):
-        counters.executed(batch, now, *times, queued[0])
+        counters.executed(batch, now, *times, queued[0])  # type: ignore[call-arg]
         for queue_ns in queued[1:]:
             counters.shared(queue_ns, *times)
     return page

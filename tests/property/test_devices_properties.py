@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmserve.core.devices import VARIABLE, Gpu, choose, device_name, visible
+from shmserve.core.device_names import VARIABLE, Gpu, choose, device_name, visible
 
 HEX = st.text("0123456789abcdef", min_size=6, max_size=6)
 

@@ -69,13 +69,13 @@ class PlainRequest:
             )
             del left[index]
             counts = {self.given[t] for t in step.inputs.values()} - {None}
-            count = self.runs[index] = counts.pop() if counts else 1  # type: ignore[assignment]
+            count = self.runs[index] = counts.pop() if counts else 1
             times: int | None = count if step.behind >= 0 else None
             if step.streams:
                 times = sum(answers[index][:count])
             self.given.update(dict.fromkeys(step.outputs.values(), times))
         counts = {self.given[t.name] for t in whole.outputs} - {None}
-        self.answers: int = counts.pop() if counts else 1  # type: ignore[assignment]
+        self.answers: int = counts.pop() if counts else 1
 
 
 @given(graphs(forward_only=True), st.data())

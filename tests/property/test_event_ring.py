@@ -13,7 +13,7 @@ STEPS = st.tuples(
 def replay(steps, records):
     """The file before and at each write, and what was told until then, as it should be counted."""
     ring, file, now = EventRing(records), bytearray(), 1000.0
-    told = []  # [subject, first, last, count]
+    told: list = []  # [subject, first, last, count]
     for subject, pause in steps:
         now += pause
         before, expected = bytes(file), [list(event) for event in told]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shmserve._generated import grps_pb2 as pb
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
-from shmserve.frontends.http.app import create_app
+from shmserve.frontends.http.routes.application import create_app
 from shmserve.grps.frontend import answers
 from shmserve.grps.frontend.exchange import options_of
 from shmserve.grps.frontend.grps_service import Grps
@@ -36,7 +36,7 @@ kinds = st.sampled_from(["application/json", "application/octet-stream", "text/p
 
 @pytest.fixture(scope="module")
 def client() -> falcon.testing.TestClient:
-    app = create_app(models.dispatcher(*SERVED), Settings())
+    app = create_app(models.dispatcher(*SERVED), Settings())  # type: ignore[arg-type]
     return falcon.testing.TestClient(app, headers={"Host": "localhost"})
 
 
@@ -74,7 +74,7 @@ def test_wire(message: pb.GrpsMessage, changes: list[tuple[int, int]], name: str
     for at, byte in changes:
         if at < len(data):
             data[at] = byte
-    grps = Grps(models.dispatcher(*SERVED), Settings())
+    grps = Grps(models.dispatcher(*SERVED), Settings())  # type: ignore[arg-type]
     code = run(grps, bytes(data), name)
     assert code in ACCEPTED
 

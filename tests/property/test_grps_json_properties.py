@@ -13,13 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmserve._generated import grps_pb2 as pb
-from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.grps.protocol import json_reader, json_writer, message_wire
-from shmserve.grps.protocol.message import GrpsMessage
+from shmserve.grps.protocol.grps_message import GrpsMessage
 from shmserve.protocol.shortest_floats import shortest
-
-LIMITS = Settings()
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=5)
 floats = st.floats(width=32)
@@ -89,7 +86,7 @@ def test_what_protobuf_writes_is_read_as_it_was(
     text = json_format.MessageToJson(
         message, preserving_proto_field_name=not camel, use_integers_for_enums=numbers
     )
-    read = as_proto(json_reader.parse(text.encode(), LIMITS))
+    read = as_proto(json_reader.parse(text.encode()))
     assert same(json_format.MessageToDict(read), json_format.MessageToDict(message))
 
 
@@ -178,7 +175,7 @@ documents = st.dictionaries(
 @given(documents.map(lambda d: json.dumps(d).encode()) | st.binary(max_size=30))
 def test_no_text_breaks_the_parser(text: bytes) -> None:
     try:
-        message = json_reader.parse(text, LIMITS)
+        message = json_reader.parse(text)
     except InvalidArgument:
         return
     json_writer.encode(message)
@@ -190,7 +187,7 @@ def test_what_is_accepted_is_what_protobuf_accepts(document: dict[str, Any]) -> 
     """Within what a request may be; protobuf tells payloads from nulls as we do."""
     text = json.dumps(document)
     try:
-        message = json_reader.parse(text.encode(), LIMITS)
+        message = json_reader.parse(text.encode())
     except InvalidArgument:
         return
     if document.get("ndarray") is not None:
@@ -218,7 +215,7 @@ def test_nested_lists(case: tuple[tuple[int, ...], list[float]], indent: int) ->
     shape, values = case
     array = np.array(values, np.float32).reshape(shape)
     text = json.dumps({"ndarray": array.tolist()}, indent=indent or None).encode()
-    (tensor,) = json_reader.parse(text, LIMITS).gtensors or ()
+    (tensor,) = json_reader.parse(text).gtensors or ()
     assert tensor.shape == shape
     assert np.array_equal(tensor.array, array, equal_nan=True)
     nested = json.loads(json_writer.encode_ndarray(GrpsMessage(gtensors=[tensor])))["ndarray"]
@@ -232,11 +229,11 @@ def test_nests_are_regular_for_us_where_they_are_for_numpy(value: Any) -> None:
         wanted = np.array(value, np.float64)
     except ValueError:
         with pytest.raises(InvalidArgument):
-            json_reader.parse(text, LIMITS)
+            json_reader.parse(text)
         return
     if wanted.ndim < 2 and not wanted.size:
         with pytest.raises(InvalidArgument, match="empty"):
-            json_reader.parse(text, LIMITS)
+            json_reader.parse(text)
         return
-    (tensor,) = json_reader.parse(text, LIMITS).gtensors or ()
+    (tensor,) = json_reader.parse(text).gtensors or ()
     assert tensor.shape == wanted.shape

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shmserve.errors import InvalidArgument
 from shmserve.grps.protocol import message_wire
-from shmserve.grps.protocol.message import (
+from shmserve.grps.protocol.grps_message import (
     NUMPY,
     GenericMap,
     GenericTensor,
@@ -19,7 +19,7 @@ from shmserve.grps.protocol.message import (
 from shmserve.protocol.protobuf import varints
 from shmserve.protocol.protobuf.wire import encode_varint
 
-_names = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+_names = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)  # type: ignore[arg-type]
 _int32 = st.integers(-(2**31), 2**31 - 1)
 _int64 = st.integers(-(2**63), 2**63 - 1)
 _double = st.floats(allow_nan=False)

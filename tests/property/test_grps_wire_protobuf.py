@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from shmserve._generated import grps_pb2
 from shmserve.errors import InvalidArgument
 from shmserve.grps.protocol import message_wire
-from shmserve.grps.protocol.message import GrpsMessage
+from shmserve.grps.protocol.grps_message import GrpsMessage
 from tests.property.test_grps_wire_properties import messages, same
 
 

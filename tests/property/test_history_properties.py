@@ -144,7 +144,7 @@ def test_one_that_was_saved_on_the_way_is_the_same(
         return
     later = {KEY: (KIND, Sample([count], count, [nan] * 3))}
     for each in (history, other):
-        each.add(other.next, 1.0, later)
+        each.add(other.next, 1.0, later)  # type: ignore[arg-type]
     for level in range(len(LEVELS)):
         assert other.span(level) == history.span(level)
         assert other.part(KEY, level) == history.part(KEY, level)

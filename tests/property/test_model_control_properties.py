@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shmserve import ids
-from shmserve.coordinator import checkpoint as plans
+from shmserve.coordinator.state import checkpoint as plans
 from shmserve.core.control.reconciler import GRACE_S, Reconciler
 from shmserve.core.control.records import InstanceRecord, Revision, VersionRecord
 from shmserve.core.control.rollout import LINGER_S

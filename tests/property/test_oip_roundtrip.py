@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
-from shmserve.frontends.http.app import create_app
+from shmserve.frontends.http.routes.application import create_app
 from shmserve.protocol.oip import tensor_json
 from shmserve.protocol.oip.answer import json_data
 from shmserve.protocol.oip.request import parse_request
@@ -22,7 +22,7 @@ from shmserve.tensor.dtypes import DATATYPES
 from shmserve.testing import fake_models
 
 LIMITS = Settings()
-_APP = create_app(fake_models.dispatcher(), LIMITS)
+_APP = create_app(fake_models.dispatcher(), LIMITS)  # type: ignore[arg-type]
 
 _FIXED = [name for name, d in DATATYPES.items() if d.json_ok and d.itemsize]
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -58,7 +58,7 @@ def tensors(draw: st.DrawFn) -> tuple[str, bytes, int]:
 
 def through_json(name: str, data: bytes, count: int) -> bytes:
     text = msgspec.json.encode(json_data(data, name, (count,), "OUT", "m"))
-    decoded = tensor_json.decode(msgspec.Raw(text), DATATYPES[name], count, "in", LIMITS)
+    decoded = tensor_json.decode(msgspec.Raw(text), DATATYPES[name], count, "in")
     buffer = bytearray(decoded.nbytes)
     decoded.write(memoryview(buffer))
     return bytes(buffer)

@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shmserve.config import Settings
+from shmserve.core.caller import Caller
+from shmserve.core.region_kinds import CUDA, SYSTEM
 from shmserve.core.regions import region_book as rules
 from shmserve.core.regions.cuda_allocation import check_allocation, cuda_region
-from shmserve.core.regions.region_book import Caller, ObjectFacts, RegionBook
+from shmserve.core.regions.region_book import ObjectFacts, RegionBook
 from shmserve.core.regions.region_names import object_name
-from shmserve.core.registry import CUDA, SYSTEM
 from shmserve.errors import InvalidArgument, NotFound, PermissionDenied, ShmserveError
 from shmserve.protocol.control.region_messages import ProbeRegion, RegionGiven, RegisterCudaRegion
 
@@ -128,7 +129,7 @@ class BookMachine(RuleBasedStateMachine):
             return
         assert (region.kind, region.offset, region.byte_size) == known
         assert region.offset + offset + size <= region.end
-        assert region.cuda or region.end <= 100
+        assert not region.memory.has_descriptor or region.end <= 100
 
     @invariant()
     def everybody_sees_just_their_own(self):

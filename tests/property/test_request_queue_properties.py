@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -37,20 +38,35 @@ class TurnsMachine(RuleBasedStateMachine):
     def wait(self, step: int) -> None:
         self.now += step
 
-    @rule()
-    def pop(self) -> None:
-        expected = [-item for item in self.queue.in_turn()]
-        assert self.queue.peek() == (-expected[0] if expected else None)
-        popped = self.queue.pop(self.now)
-        if popped is None:
-            assert not self.waiting
-            return
-        item, in_time = popped
-        assert -item == expected[0]
-        end = self.deadlines[-item]
-        assert in_time is (not end or self.now < end)
-        self._served(-item)
-        assert [-item for item in self.queue.in_turn()] == expected[1:]
+    def expected_late(self) -> list[int]:
+        return sorted(n for n, end in self.deadlines.items() if end and self.now >= end)
+
+    def check_late(self, late: Sequence[int], expected: list[int]) -> None:
+        assert sorted(-item for item in late) == expected
+        for number in expected:
+            self._gone(number)
+        ends = [end for end in self.deadlines.values() if end]
+        assert self.queue.next_end_ns <= min(ends, default=1 << 63)
+
+    @rule(may_run=st.booleans())
+    def next(self, may_run: bool) -> None:
+        late = self.expected_late()
+        ordered = [-item for item in self.queue.in_turn()]
+        assert self.queue.peek() == (-ordered[0] if ordered else None)
+        turn = self.queue.next(self.now, may_run=may_run)
+        self.check_late(turn.late, late)
+        assert turn.is_due is bool(self.waiting)
+        assert len(turn.batch) == (may_run and turn.is_due)
+        for item in turn.batch:
+            if not late:  # else turns may have passed to others
+                assert -item == ordered[0]
+            self._served(-item)
+        if not late:
+            assert [-item for item in self.queue.in_turn()] == ordered[len(turn.batch) :]
+        ends = [end for end in self.deadlines.values() if end]
+        if turn.is_due and not may_run and ends:
+            assert turn.wait_ns is not None
+            assert self.now + turn.wait_ns <= min(ends)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -75,14 +91,11 @@ class TurnsMachine(RuleBasedStateMachine):
             assert [-item for item in self.queue.in_turn()] == ordered
 
     @rule()
-    def pop_late(self) -> None:
-        late = [n for n, end in self.deadlines.items() if end and self.now >= end]
-        popped = self.queue.pop_late(self.now)
-        assert (popped is None) is not bool(late)
-        if popped is not None:
-            assert popped[1] is False
-            assert -popped[0] in late
-            self._gone(-popped[0])
+    def expire(self) -> None:
+        expected = self.expected_late()
+        late, rejected = self.queue.expire(self.now)
+        assert not rejected
+        self.check_late(late, expected)
 
     def _served(self, number: int) -> None:
         caller = self._gone(number)
@@ -107,8 +120,8 @@ class TurnsMachine(RuleBasedStateMachine):
         ordered = [-item for item in self.queue.in_turn()]
         for line in self.waiting.values():
             assert [number for number in ordered if number in line] == line
-        assert len(self.queue) == len(ordered) == sum(map(len, self.waiting.values()))
-        assert sorted(self.queue) == sorted(ordered)
+        assert len(self.queue.waiting) == len(ordered) == sum(map(len, self.waiting.values()))
+        assert sorted(self.queue.waiting) == sorted(ordered)
         if len(self.waiting) == 1:
             assert ordered == sorted(ordered)
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from shmserve.core.memory.lru_book import LruBook
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.dispatch.cache.response_cache import CacheInput, digest
 from shmserve.dispatch.outcome import RunOptions
-from shmserve.dispatch.response_cache import CacheInput, digest
 from tests.unit.rig import SPEC
 
 LIMIT = 100
@@ -86,7 +86,7 @@ def key_of(request: Any) -> bytes | None:
     instance = LiveInstance(f"m/1/0@{revision}", "x", "x.sock", 1)
     entry = ModelEntry(SPEC, ModelState.READY, (instance,))
     options = RunOptions(parameters=parameters, outputs=outputs, request_id=str(id(request)))
-    tensors = [CacheInput(*tensor[:3], memoryview(tensor[3])) for tensor in inputs]
+    tensors = [CacheInput(*tensor[:3], memoryview(tensor[3])) for tensor in inputs]  # type: ignore[call-arg]
     return digest(entry, Snapshot("e", 1), options, tensors)
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from shmserve.core.scheduling.batch_queue import Turn
+from shmserve.core.scheduling.batch_queue import Turn  # type: ignore[attr-defined]
 from shmserve.core.scheduling.sequence_policy import SequencePolicy
 from shmserve.core.scheduling.sequence_queue import SequenceQueue, Step
 
@@ -121,7 +121,8 @@ class SequenceMachine(RuleBasedStateMachine):
             for step in list(life.waiting):
                 if step.key % 2 == odd:
                     self.forget_one(step.key)
-        self.queue.drop_where(lambda key: key % 2 == odd)
+        for key in [key for key in self.queue.waiting if key % 2 == odd]:
+            self.queue.cancel(key)
 
     def forget_one(self, key: int) -> None:
         """Take it out of the model, too, and with one that begins what follows it, which is
@@ -175,11 +176,13 @@ class SequenceMachine(RuleBasedStateMachine):
             for step in steps
         }
 
-    def check(self, turn: Turn[int, int], hurry: bool) -> None:
-        assert len(turn.batch) <= self.policy.max_size
-        assert len({waiting.kind for waiting in turn.batch}) <= 1
+    def check(self, turn: Turn[int], hurry: bool) -> None:
+        waits = {step.key: step for life in self.lives.values() for step in life.waiting}
+        batch = [waits[-item] for item in turn.batch]
+        assert len(batch) <= self.policy.max_size
+        assert len({waiting.kind for waiting in batch}) <= 1
         of_batch = []
-        for waiting in turn.batch:
+        for waiting in batch:
             (id, life), = [
                 (id, life) for id, life in self.lives.items() if waiting in life.waiting
             ]  # fmt: skip
@@ -196,13 +199,13 @@ class SequenceMachine(RuleBasedStateMachine):
         if self.policy.by_slot:
             assert of_batch == sorted(of_batch)
         else:
-            arrivals = [waiting.arrived_ns for waiting in turn.batch]
+            arrivals = [waiting.arrived_ns for waiting in batch]
             assert arrivals == sorted(arrivals)
         in_slots = [life for life in self.lives.values() if life.ran or life.running]
         assert len(in_slots) <= self.policy.slots
         if not turn.batch and (hurry or not self.policy.max_delay_ns):
             assert not any(life.waiting for life in in_slots)
-            assert not len(self.queue) or len(in_slots) == self.policy.slots
+            assert not len(self.queue.waiting) or len(in_slots) == self.policy.slots
 
     @precondition(lambda self: self.is_running())
     @rule(odd=st.booleans())
@@ -237,8 +240,8 @@ class SequenceMachine(RuleBasedStateMachine):
         if not hasattr(self, "queue"):
             return
         waiting = {step.key for life in self.lives.values() for step in life.waiting}
-        assert set(self.queue) == waiting
-        assert len(self.queue) + self.told + len(self.orphaned) == self.number
+        assert set(self.queue.waiting) == waiting
+        assert len(self.queue.waiting) + self.told + len(self.orphaned) == self.number
         free = self.policy.slots - len(self.lives)
         assert self.queue.free_slots == max(0, free)
         assert bool(self.queue.backlog) <= (free < 0)
@@ -251,7 +254,7 @@ class SequenceMachine(RuleBasedStateMachine):
             if self.is_running():
                 self.done({})
             self.turn(hurry=True)
-        assert len(self.queue) == 0
+        assert len(self.queue.waiting) == 0
 
 
 TestSequences = SequenceMachine.TestCase

@@ -67,7 +67,7 @@ def test_names_by_place_by_argument_or_in_order(make: Any, inputs: str, outputs:
     second = next(n for n in inputs.split() if n != first)
     total = next(n for n in outputs.split() if n.endswith("__0") or n == "SUM")
     difference = next(n for n in outputs.split() if n != total)
-    got = arrays(ask(backend, spec, **{first: X, second: X + 1}))
+    got = arrays(ask(backend, spec, **{first: X, second: X + 1}))  # type: ignore[arg-type]
     assert got[total].tolist() == [1, 3, 5, 7]
     assert got[difference].tolist() == [-1, -1, -1, -1]
 

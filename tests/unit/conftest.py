@@ -7,13 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 ONCE_A_SECOND = (
-    "shmserve.dispatch.dispatcher._MAINTENANCE_S",
-    "shmserve.dispatch.attempt._TICK_S",
+    "shmserve.dispatch.process.dispatcher._MAINTENANCE_S",
+    "shmserve.dispatch.calls.attempt._TICK_S",
     "shmserve.grps.executor.project_backend._LOOK_S",
-    "shmserve.executor.loop.serving_loop.WAKE_S",
-    "shmserve.executor.loop.request_loop.WAKE_S",
-    "shmserve.executor.loop.stream_loop.WAKE_S",
-    "shmserve.frontends.grpc.client_deadlines._TICK_S",
+    "shmserve.executor.loop.loop.WAKE_S",
+    "shmserve.frontends.grpc.call_pools._TICK_S",
 )
 
 

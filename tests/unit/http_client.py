@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shmserve.config import Settings
-from shmserve.frontends.http.app import worker_application
+from shmserve.frontends.http.routes.application import worker_application
 from shmserve.frontends.http.server.response import BufferBody
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
@@ -66,7 +66,7 @@ class Answer:
 class Client:
     def __init__(self, settings: Settings | None = None) -> None:
         self.dispatcher: FakeDispatcher = fake_models.dispatcher()
-        self.app: Any = worker_application(self.dispatcher, settings or Settings())
+        self.app: Any = worker_application(self.dispatcher, settings or Settings())  # type: ignore[arg-type]
 
     def ask(
         self,

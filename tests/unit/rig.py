@@ -17,22 +17,15 @@ import msgspec
 
 from shmserve import config
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
-from shmserve.core.scheduling.batch_policy import batch_policy
-from shmserve.core.scheduling.sequence_policy import sequence_policy
-from shmserve.dispatch import Dispatcher
+from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import Unavailable
-from shmserve.executor.backend import BatchForm, Context, Request, Response
+from shmserve.executor.backend import Backend, BatchForm, Context, Request, Response
 from shmserve.executor.devices import Devices
-from shmserve.executor.lanes.lane_channels import LaneChannels
-from shmserve.executor.lanes.lane_counting import LaneCounting
-from shmserve.executor.lanes.lane_gate import LaneGate
-from shmserve.executor.loop.batch_loop import BatchLoop
-from shmserve.executor.loop.channels import Channels
-from shmserve.executor.loop.request_loop import RequestLoop
-from shmserve.executor.loop.sequence_loop import SequenceLoop
-from shmserve.executor.loop.sequence_stream_loop import SequenceStreamLoop
-from shmserve.executor.loop.serving_loop import ServingLoop
-from shmserve.executor.loop.stream_loop import StreamLoop
+from shmserve.executor.loop.loop_assembly import LoopLimits, make_loop
+from shmserve.executor.peers.channels import Channels
+from shmserve.executor.peers.lane_counting import LaneCounting
+from shmserve.executor.peers.lane_gate import LaneGate
+from shmserve.executor.peers.lane_peers import LanePeers
 from shmserve.executor.sequences.sequence_backend import SequenceBackend
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
@@ -153,7 +146,7 @@ class NoCoordinator:
         pass
 
 
-def no_lanes(memory: ArenaMemory, spec: ModelSpec = SPEC) -> LaneChannels:
+def no_lanes(memory: ArenaMemory, spec: ModelSpec = SPEC) -> LanePeers:
     """What an executor has whom nobody offers a lane."""
 
     def nothing_published() -> Snapshot:
@@ -161,7 +154,7 @@ def no_lanes(memory: ArenaMemory, spec: ModelSpec = SPEC) -> LaneChannels:
 
     gate = LaneGate(spec, config.Settings(), nothing_published, 0)
     counting = LaneCounting(spec, "cafe0123", lambda *_: None)
-    return LaneChannels(gate, memory, counting, config.Settings(), lambda _: None)
+    return LanePeers(gate, memory, counting, config.Settings(), lambda _: None)
 
 
 class ThreadExecutor:
@@ -184,25 +177,12 @@ class ThreadExecutor:
             regions.devices.mappings,
             self.lanes,
         )
-        backend = model if isinstance(model, FunctionBackend) else FunctionBackend(model)
+        backend: Backend = model if isinstance(model, FunctionBackend) else FunctionBackend(model)
+        if isinstance(spec.config.sequence_batching, SequenceEntry):
+            context = Context(spec, str(run_dir), self.instance.name, "cpu")
+            backend = SequenceBackend(backend, spec, spec.config.sequence_batching, context)
         workspace = Workspace(spec, self.memory, regions)
-        parts = (backend, workspace, self.channels, 60.0)
-        policy, sequences = batch_policy(spec.config), sequence_policy(spec.config, max_sequences=4)
-        context = Context(spec, str(run_dir), self.instance.name, "cpu")
-        self.loop: ServingLoop
-        if sequences is not None:
-            assert isinstance(spec.config.sequence_batching, SequenceEntry)
-            wrapped = SequenceBackend(backend, spec, spec.config.sequence_batching, context)
-            if spec.decoupled:
-                self.loop = SequenceStreamLoop(wrapped, *parts[1:], sequences)
-            else:
-                self.loop = SequenceLoop(wrapped, *parts[1:], sequences)
-        elif spec.decoupled:
-            self.loop = StreamLoop(*parts, max_streams)
-        elif policy is not None:
-            self.loop = BatchLoop(*parts, policy)
-        else:
-            self.loop = RequestLoop(*parts)
+        self.loop = make_loop(backend, self.channels, workspace, LoopLimits(60.0, max_streams, 4))
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
         self.thread.start()
 

@@ -48,7 +48,7 @@ def test_ours_need_no_entry_points() -> None:
 
 
 def test_an_extension_is_found_by_its_name(install: object) -> None:
-    install(extensions.BACKENDS, ("ours_too", "collections:OrderedDict.fromkeys"))
+    install(extensions.BACKENDS, ("ours_too", "collections:OrderedDict.fromkeys"))  # type: ignore[operator]
     assert list(extensions.names(extensions.BACKENDS))[-1] == "ours_too"
     assert extensions.load(extensions.BACKENDS, "ours_too")("a") == {"a": None}
     with pytest.raises(ConfigError, match=r"there is no extension 'theirs' of"):
@@ -65,7 +65,7 @@ def test_an_extension_is_found_by_its_name(install: object) -> None:
 def test_a_name_that_cannot_be_used_stops_the_start(
     install: object, points: list[tuple[str, str]], why: str
 ) -> None:
-    install(extensions.BACKENDS, *points)
+    install(extensions.BACKENDS, *points)  # type: ignore[operator]
     with pytest.raises(ConfigError, match=why):
         config.load({})
 
@@ -74,7 +74,7 @@ def test_a_name_that_cannot_be_used_stops_the_start(
 def test_what_cannot_be_imported_is_told_without_paths(
     install: object, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    install(extensions.BACKENDS, ("bad", target))
+    install(extensions.BACKENDS, ("bad", target))  # type: ignore[operator]
     with pytest.raises(ConfigError) as told:
         extensions.load(extensions.BACKENDS, "bad")
     assert told.value.message == (
@@ -92,7 +92,7 @@ class OtherSettings(ExtensionSettings, frozen=True):
 
 
 def test_settings_of_an_extension(install: object, tmp_path: Path) -> None:
-    install(extensions.SETTINGS, ("other", f"{__name__}:OtherSettings"))
+    install(extensions.SETTINGS, ("other", f"{__name__}:OtherSettings"))  # type: ignore[operator]
     file = tmp_path / "settings.toml"
     file.write_text("[other]\nlimit = 5\nopen = true\n[grps]\nonline = true\n")
     environ = {"SHMSERVE_CONFIG": str(file), "SHMSERVE_OTHER_NAMES": "a, b"}

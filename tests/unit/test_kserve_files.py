@@ -109,7 +109,7 @@ def test_the_parts_fit_each_other(name: str, container: Any, spec: Any) -> None:
 
 
 def nbytes(text: str) -> int:
-    number, unit = re.fullmatch(r"([0-9]+)([A-Za-z]+)", text).groups()  # type: ignore[union-attr]
+    number, unit = re.fullmatch(r"([0-9]+)([A-Za-z]+)", text).groups()
     return int(number) * UNITS[unit]
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shmserve import config, model_places, setting_types
+from shmserve import config, model_places
 from shmserve.errors import ConfigError
+from shmserve.settings import kinds
+from shmserve.settings.retired import RETIRED
 
 
 def problems(environ: dict[str, str]) -> list[str]:
@@ -60,14 +62,14 @@ def test_no_time_is_longer_than_clocks_can_add_up() -> None:
 
 
 def test_rates_are_no_times() -> None:
-    assert problems({"SHMSERVE_MODEL_LOG_LINES_PER_S": "2min"})
+    assert problems({"SHMSERVE_MIN_BYTES_PER_S": "2min"})
     assert config.load({"SHMSERVE_MIN_BYTES_PER_S": "2MiB"}).min_bytes_per_s == 2 << 20
 
 
 def test_sizes_are_shown_as_they_may_be_given() -> None:
     for nbytes in (0, 1, 1000, 1024, 3 << 20, 1 << 40):
-        text = setting_types.size_text(nbytes)
-        assert int(setting_types.without_unit("x_bytes", text)) == nbytes
+        text = kinds.size_text(nbytes)
+        assert int(kinds.without_unit("x_bytes", text)) == nbytes
 
 
 def test_all_that_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
@@ -190,3 +192,86 @@ def test_a_remote_repository_is_a_catalog_of_the_cache() -> None:
 )
 def test_where_the_cache_is(environ: dict[str, str], folder: str) -> None:
     assert model_places.cache_dir(config.Settings(), environ) == folder
+
+
+def test_a_setting_that_is_no_more_is_taken_where_it_changes_nothing(tmp_path):
+    file = tmp_path / "old.toml"
+    file.write_text('grpc_server = "http2"\n')
+    reading = config.read({"SHMSERVE_CONFIG": str(file)})
+    assert reading.warnings == (
+        f"grpc_server ({file}, line 1) has no effect: since 0.2 gRPC has one engine, "
+        "the one that was called http2; delete the setting",
+    )
+    with pytest.raises(ConfigError) as caught:
+        config.read({"SHMSERVE_GRPC_SERVER": "grpcio"})
+    assert caught.value.message == (
+        "grpc_server = 'grpcio' (SHMSERVE_GRPC_SERVER in the environment) is refused: since 0.2 "
+        "gRPC has one engine, the one that was called http2; delete the setting"
+    )
+
+
+@pytest.mark.parametrize("given", ["65536", "64k", "64KiB", "0.0625 MiB"])
+def test_values_of_retired_settings_are_compared_as_numbers(given: str, tmp_path: Path) -> None:
+    reading = config.read({"SHMSERVE_MAX_SMALL_BODY_BYTES": given})
+    assert reading.warnings == (
+        "max_small_body_bytes (SHMSERVE_MAX_SMALL_BODY_BYTES in the environment) has no effect: "
+        "since 0.2 it is always 64KiB, as no service needed another value; delete the setting",
+    )
+    in_toml = in_file(tmp_path, f'grpc_silence_s = "10000ms"\n[max_small]\nbody_bytes = "{given}"')
+    assert len(config.read(in_toml).warnings) == 2
+
+
+def test_every_retired_setting_is_taken_with_what_holds_now() -> None:
+    assert not RETIRED.keys() & config.declared().keys()
+    environ = {
+        f"SHMSERVE_{name.upper()}": kinds.shown(name, retired.value)
+        for name, retired in RETIRED.items()
+    }
+    assert len(config.read(environ).warnings) == len(RETIRED)
+
+
+@pytest.mark.parametrize("given", ["65537", "much", "64s", "-1"])
+def test_a_refusal_tells_at_once_all_that_an_upgrade_takes_away(given: str) -> None:
+    told = problems(
+        {
+            "SHMSERVE_MAX_EVENTS": "1000",
+            "SHMSERVE_MAX_CHUNKS": given,
+            "SHMSERVE_OTLP_DELAY_S": "1s",
+            "SHMSERVE_HTTP_WORKERS": "0",
+        }
+    )
+    assert [line.partition(" (")[0] for line in told] == [
+        f"max_chunks = '{given}'",
+        "otlp_delay_s = '1s'",
+        "bad setting http_workers = '0'",
+        "max_events",
+    ]
+    assert told[0].endswith(
+        "is refused: since 0.2 it is always 65536, as no service needed another value; "
+        "delete the setting"
+    )
+    assert "OTEL_BSP_SCHEDULE_DELAY" in told[1]
+
+
+def test_the_environment_wins_for_retired_settings_too(tmp_path: Path) -> None:
+    in_toml = in_file(tmp_path, "max_events = 5")
+    (warning,) = config.read({**in_toml, "SHMSERVE_MAX_EVENTS": "1000"}).warnings
+    assert warning.startswith("max_events (SHMSERVE_MAX_EVENTS in the environment) has no effect")
+    (tmp_path / "s.toml").write_text("max_events = 1000")
+    (line,) = problems({**in_toml, "SHMSERVE_MAX_EVENTS": "5"})
+    assert line.startswith("max_events = '5' (SHMSERVE_MAX_EVENTS in the environment) is refused")
+
+
+def test_no_setting_is_offered_that_is_no_more(tmp_path: Path) -> None:
+    for name in ("executor_oom_score_ad", "max_metric_familie"):
+        (line,) = problems({f"SHMSERVE_{name.upper()}": "1"})
+        assert line == f"unknown setting SHMSERVE_{name.upper()} in the environment"
+        (line,) = problems(in_file(tmp_path, f"{name} = 1"))
+        assert "did you mean" not in line
+
+
+def test_each_setting_has_a_section_and_a_description() -> None:
+    declared = config.declared()
+    assert declared["max_queue"].section == "Limits on requests"
+    assert declared["grps_online"].section == "GRPS"
+    assert declared["max_queue"].description.startswith("requests waiting for or running on")

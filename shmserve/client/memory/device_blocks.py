@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from shmserve.client import device_arrays
-from shmserve.client.cancel_scope import shielded
-from shmserve.client.errors import InferenceError
-from shmserve.client.http_transport import Transport
+from shmserve.client.memory import device_arrays
 from shmserve.client.memory.block_pool import size_class
+from shmserve.client.wire.cancel_scope import shielded
+from shmserve.client.wire.http_transport import Transport
+from shmserve.client.wire.inference_error import InferenceError
 from shmserve.errors import InvalidArgument, ResourceExhausted, ShmserveError, Unavailable
 
 # What CUDA allocates: smaller pieces share one, and are opened together (CUDA C++ Programming

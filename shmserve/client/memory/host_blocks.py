@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from shmserve.client.client_connection import ControlConnection
 from shmserve.client.memory.block_pool import size_class
+from shmserve.client.wire.client_connection import ControlConnection
 
 Array = np.ndarray[Any, Any]
 

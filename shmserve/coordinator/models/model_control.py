@@ -22,12 +22,12 @@ from shmserve.coordinator.models.remote_models import RemoteModels
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
 from shmserve.coordinator.models.supervisor_sync import SupervisorSync
 from shmserve.core.control import compositions
-from shmserve.core.control.effects import Effect
 from shmserve.core.control.reconciler import Reconciler
-from shmserve.core.control.records import Revision
-from shmserve.core.control.rollout import in_words
+from shmserve.core.control.records import Revision, in_words
+from shmserve.core.effects import Effect
 from shmserve.core.registry import ModelState
 from shmserve.errors import Code
+from shmserve.log_fields import log_fields
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.model_messages import (
     LoadModel,
@@ -79,8 +79,10 @@ class ModelControl:
         """A frontend wants a model loaded or unloaded."""
         load = isinstance(message, LoadModel)
         overrides = message.overrides if isinstance(message, LoadModel) else ""
-        request = ControlRequest(message.name, load, asker, message.ticket, overrides)
-        request.dependents = isinstance(message, UnloadModel) and message.dependents
+        dependents = isinstance(message, UnloadModel) and message.dependents
+        request = ControlRequest(
+            message.name, load, asker, message.ticket, overrides, dependents=dependents
+        )
         refusal = self._refusal(request)
         if refusal:
             self._answer(request, *refusal)
@@ -138,7 +140,7 @@ class ModelControl:
                 steps = model.steps() if model is not None and request.dependents else set()
                 effects = self._reconciler.models.unload(name, now, removed=request.removed)
                 self._perform(self._reconciler.excuse(name) + effects)
-                _log.info("model unloaded model=%s", name)
+                _log.info("model unloaded", extra=log_fields(model=name))
                 self._unload_steps(steps, now)
                 self._finish(request)
         del self._queues[name]
@@ -194,7 +196,7 @@ class ModelControl:
         name = request.name
         request.kept, request.stage = read.kept, Stage.LOADING
         revision = self._revision(read, request.overrides if read.kept else "")
-        _log.info("loading model=%s revision=%d", name, revision.number)
+        _log.info("loading", extra=log_fields(model=name, revision=revision.number))
         effects = self._reconciler.models.load(name, revision, now)
         self._perform(self._reconciler.excuse(name) + effects)
 
@@ -272,7 +274,7 @@ class ModelControl:
         """A refusal in Triton's words: its clients tell a bad configuration by how it begins."""
         if not reason:
             return "", ""
-        _log.error("model not loaded model=%s reason=%s", name, reason)
+        _log.error("model not loaded", extra=log_fields(model=name, reason=reason))
         return Code.INVALID_ARGUMENT, f"{begin}load failed for model '{name}': {reason}"
 
     def _finish(self, request: ControlRequest, code: str = "", error: str = "") -> None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from shmserve import model_places
 from shmserve.config import Settings
 from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
+from shmserve.log_fields import log_fields
 from shmserve.protocol.control.model_messages import FetchModels, ModelsFetched
 from shmserve.repository import catalog
 
@@ -92,9 +93,8 @@ class RemoteModels:
         """What is due: a round, the end of a question."""
         for ticket, question in list(self._questions.items()):
             if now >= question.due:
-                _log.error(
-                    "the fetcher does not answer models=%s", ",".join(question.message.names)
-                )
+                names = ",".join(question.message.names)
+                _log.error("the fetcher does not answer", extra=log_fields(models=names))
                 del self._questions[ticket]
                 question.done(ModelsFetched(ticket, {}, ("the fetcher does not answer",)))
         due = self._polls or not self._settled

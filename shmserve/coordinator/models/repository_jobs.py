@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from shmserve.coordinator.background import Background
 from shmserve.coordinator.models import model_reader
+from shmserve.coordinator.models.background import Background
 from shmserve.coordinator.models.desired_models import Library
 from shmserve.coordinator.models.model_reader import ModelReader
 from shmserve.transport import rundir

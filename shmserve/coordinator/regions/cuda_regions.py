@@ -12,11 +12,13 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from shmserve.core.caller import Caller
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.regions.cuda_allocation import check_allocation, cuda_region, refusal
-from shmserve.core.regions.region_book import Caller, RegionBook
+from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.registry import Region
 from shmserve.errors import Code, InvalidArgument, ResourceExhausted, ShmserveError
+from shmserve.log_fields import log_fields
 from shmserve.protocol.control.region_messages import (
     ProbeRegion,
     RegionAnswer,
@@ -132,7 +134,8 @@ class CudaRegions(Struct):
 
     def _unproved(self, parked: _ParkedRegistration, why: str) -> None:
         region = parked.region
-        _log.info("CUDA region unproved name=%r uid=%d reason=%s", region.name, region.uid, why)
+        about = log_fields(name=region.name, uid=region.uid, reason=why)
+        _log.info("CUDA region unproved", extra=about)
         self._enter(parked)
 
     def _enter(self, parked: _ParkedRegistration) -> None:

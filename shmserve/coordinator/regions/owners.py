@@ -8,8 +8,8 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from shmserve.core.registry import Region
-from shmserve.transport.process_identity import is_of
 from shmserve.transport.processes import pidfd_open
+from shmserve.transport.trust.process_identity import is_of
 
 Process = tuple[int, int]  # pid and start: pids alone are used again
 

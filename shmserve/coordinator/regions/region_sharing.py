@@ -88,11 +88,13 @@ class RegionSharing:
         news = [n for n in dict.fromkeys(numbers) if n not in self.theirs]
         self.theirs.clear()
         regions = [region for n in news if (region := book.get(n)) is not None]
-        regions = [region for region in regions if region.cuda or region.number in fds]
+        regions = [
+            region for region in regions if not region.memory.has_descriptor or region.number in fds
+        ]
         self._all = False
         for start in range(0, max(len(regions), 1 if whole else 0), MAX_FDS):
             part = tuple(regions[start : start + MAX_FDS])
-            riding = tuple(fds[region.number] for region in part if not region.cuda)
+            riding = tuple(fds[region.number] for region in part if region.memory.has_descriptor)
             self._told += 1
             say(SharedRegions(self._told, part, (), book.next_number), riding)
         lost = list(self.gone) if whole else list(gone)

@@ -23,10 +23,12 @@ from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.region_sharing import RegionSharing
 from shmserve.coordinator.regions.system_regions import SystemRegions
 from shmserve.coordinator.regions.tombstones import Tombstones
+from shmserve.core.caller import Caller
 from shmserve.core.control.reconciler import Reconciler
-from shmserve.core.regions.region_book import Caller, RegionBook
+from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.registry import Region, Snapshot
 from shmserve.errors import Code, InvalidArgument
+from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control.messages import FromCoordinator, ToCoordinator
 from shmserve.protocol.control.region_messages import (
@@ -104,7 +106,7 @@ class RegionRegistrations:
         """What another generation's coordinator tells; the fds are of those that have any."""
         left = iter(fds)
         for region in message.regions:
-            fd = None if region.cuda else next(left, None)
+            fd = next(left, None) if region.memory.has_descriptor else None
             if region.number not in self.sharing.gone:
                 self._adopt(region, fd, now)
             elif fd is not None:
@@ -112,13 +114,13 @@ class RegionRegistrations:
         close_all(list(left))
         self._drop(list(message.gone), "the other generation's clients took it back", now)
         if self.sharing.first and message.next_number:  # theirs and ours must differ
-            self.book.next_number = max(self.book.next_number, message.next_number + _APART)
+            self.book.skip_to(message.next_number + _APART)
         self.sharing.taken(message)
 
     def _adopt(self, region: Region, fd: int | None, now: float) -> None:
         """A region that was registered elsewhere, or before: as if it were here."""
         there = self.book.get(region.number)
-        missing = fd is None and not region.cuda
+        missing = fd is None and region.memory.has_descriptor
         if there is not None or missing or (fd and not client_object.is_object_of(region, fd)):
             if fd is not None:
                 os.close(fd)
@@ -141,7 +143,7 @@ class RegionRegistrations:
         self._restored = True
         self.book.restore(previous.regions, previous.next_region)
         regions = list(previous.regions.values())
-        if not all(r.cuda for r in regions):
+        if any(r.memory.has_descriptor for r in regions):
             self._reopen_at, self._awaited_until = now + _PATIENCE_S, now + _LOST_S
         for region in regions:
             if not self._owners.add(region):
@@ -154,7 +156,7 @@ class RegionRegistrations:
         for number, fd in zip(message.numbers, fds, strict=False):
             if number in known_regions and self.book.get(number) is None:
                 self._adopt(known_regions[number], fd, now)
-                self.book.next_number = max(self.book.next_number, number + 1)
+                self.book.skip_to(number + 1)
                 if self.book.get(number) is None:
                     useless.append(number)
                 continue
@@ -195,7 +197,7 @@ class RegionRegistrations:
         self._reopen_at = 0.0
         lost = []
         for region in self.book.regions.values():
-            if not region.cuda and region.number not in self._fds:
+            if region.memory.has_descriptor and region.number not in self._fds:
                 fd = client_object.reopen(region)
                 if fd is None:
                     lost.append(region)
@@ -268,7 +270,7 @@ class RegionRegistrations:
         if region is None:
             region, fd = self._tombstones.get(number)
             gone = True
-        missing = region is not None and not region.cuda and fd is None
+        missing = region is not None and region.memory.has_descriptor and fd is None
         if missing and self._awaited_until:
             self._parked.append((process, message))
             return
@@ -277,7 +279,7 @@ class RegionRegistrations:
             given = RegionGiven(message.ticket, None, True, Code.NOT_FOUND, text)
             self._send(process, given, ())
             return
-        if region.cuda and not gone:
+        if region.memory.closes_late and not gone:
             self.closing.given(number, process)
         fds = () if fd is None else (fd,)
         self._send(process, RegionGiven(message.ticket, region, gone), fds)
@@ -302,7 +304,9 @@ class RegionRegistrations:
             self._remapped += self.book.strike(uid)
             text = "its region killed an executor"
             flight_recorder.record("region strike", f"uid {uid}", text)
-            _log.warning("a region killed an executor: its owner's are copied uid=%d", uid)
+            _log.warning(
+                "a region killed an executor: its owner's are copied", extra=log_fields(uid=uid)
+            )
             self._changed = True
         return new
 
@@ -328,14 +332,14 @@ class RegionRegistrations:
         self.closing.tick(now)
         self._tombstones.expire(now)
 
-    def settle(self, publish: Callable[[], None], supervisor: str) -> None:
-        """Publish what has changed, then let everybody know."""
+    def settle(self, publish: Callable[[], bool], supervisor: str) -> None:
+        """Publish what has changed, then let everybody know; nobody before it is published."""
+        if self._changed and not publish():
+            return
         unstored, self._unstored = self._unstored, []
         for number in unstored:
             if supervisor and number in self._fds:
                 self._store(supervisor, (number,))
-        if self._changed:
-            publish()
         self.sharing.tell(self.book, self._fds, unstored, self._gone)
         answers, self._answers = self.sharing.released(self._answers), []
         for process, answer in answers:
@@ -376,15 +380,15 @@ class RegionRegistrations:
             return False
         self._changed = True
         flight_recorder.record("region quarantined", f"uid {region.uid}", f"pid {region.pid}")
-        _log.warning(
-            "region quarantined name=%r uid=%d pid=%d", region.name, region.uid, region.pid
-        )
+        about = log_fields(name=region.name, uid=region.uid, pid=region.pid)
+        _log.warning("region quarantined", extra=about)
         return True
 
     def _drop(self, numbers: list[int], why: str, now: float) -> None:
         gone = self.book.drop(numbers)
         for region in gone:
-            _log.info("region dropped name=%r uid=%d reason=%s", region.name, region.uid, why)
+            about = log_fields(name=region.name, uid=region.uid, reason=why)
+            _log.info("region dropped", extra=about)
         self.forget(gone, now)
 
     def forget(self, gone: list[Region], now: float) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from shmserve.core.regions.region_book import Caller, RegionBook
+from shmserve.core.caller import Caller
+from shmserve.core.region_kinds import RegionKind
+from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.registry import Region
 from shmserve.errors import ShmserveError
 from shmserve.protocol.control.region_messages import RegionAnswer, RegisterRegion
@@ -49,10 +51,10 @@ class SystemRegions(Struct, frozen=True):
             raise
         self._entered(region, fd)
 
-    def register_sealed(
-        self, caller: Caller, name: str, offset: int, byte_size: int, fd: int
+    def register_passed(
+        self, caller: Caller, name: str, offset: int, byte_size: int, fd: int, kind: RegionKind
     ) -> None:
-        """Enter a sealed object (`client_object.check_sealed`); takes over `fd`. To register
+        """Enter an object that `passed_memory` has checked; takes over `fd`. To register
         the very same thing twice is no error: the first answer may have been lost.
 
         Raises:
@@ -61,7 +63,7 @@ class SystemRegions(Struct, frozen=True):
         try:
             facts = client_object.facts(fd)
             region = self._book.register(
-                caller, name, "", offset, byte_size, facts, again=True, sealed=True
+                caller, name, "", offset, byte_size, facts, again=True, kind=kind
             )
         except ShmserveError:
             os.close(fd)

@@ -112,7 +112,7 @@ def region_rows(book: RegionBook) -> list[Row]:
             "key": region.key,
             "offset": region.offset,
             "bytes": region.byte_size,
-            "device": f"cuda:{region.device_id}" if region.cuda else "",
+            "device": region.on_device,
             "uid": region.uid,
             "pid": region.pid,
             "copy": region.copy,

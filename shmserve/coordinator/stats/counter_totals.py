@@ -8,7 +8,6 @@ it contains, so that none is added twice, however often coordinators die in betw
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections import Counter
@@ -39,12 +38,11 @@ from shmserve.protocol.control.stats_messages import (
 )
 from shmserve.protocol.decoding import msgpack_decoder
 from shmserve.shm import counter_page, metrics_area
+from shmserve.shm.replaced_file import ReplacedFile
 from shmserve.shm.status_page import BUSY_SINCE, COUNTERS, DEPTH, RUNNING, VALUES
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.processes import has_ended, pidfd_open
-
-_log = logging.getLogger(__name__)
 
 # After a restart: for the supervisor to give back the pages it keeps. It takes a moment; only one
 # that hangs needs as much, and no answer is better than counters that seem to start anew.
@@ -145,12 +143,14 @@ class CounterTotals:
         self, run_dir: str, epoch: str, send: Send, limit: int, settle_until: float = 0.0
     ) -> None:
         self._path = os.path.join(run_dir, rundir.TOTALS_FILE)
+        self._file = ReplacedFile(self._path)
         self._send = send
         self._limit = limit
         self._settle_until = settle_until
         self._pages: dict[str, _Page] = {}
         self._read_at = -inf
         self._totals = self._load(epoch)
+        self._write()  # the file is there before the file system may be full
 
     # ------------------------------------------------------------------ pages
 
@@ -222,6 +222,8 @@ class CounterTotals:
         """Add up what processes counted that have ended; the last that each of them said."""
         ended = [p for p in self._pages.values() if not p.linked and _has_ended(p.owner.pid)]
         if not ended:
+            if self._file.late:
+                self._write()
             return []
         total = _Sum(self._totals.models, self._totals.keys)
         readings = []
@@ -233,10 +235,13 @@ class CounterTotals:
             role = page.owner.role
             if role != "lane":  # that is no process
                 self._totals.ends[role] = self._totals.ends.get(role, 0) + 1
-        self._totals.models = self._bounded(list(total.models.values()), served)
-        self._totals.keys = self._most_used(total.keys)
         names = [page.owner.process for page in ended]
-        self._totals.added = [*self._totals.added, *names][-_REMEMBERED:]
+        self._totals = replace(
+            self._totals,
+            models=self._bounded(list(total.models.values()), served),
+            keys=self._most_used(total.keys),
+            added=[*self._totals.added, *names][-_REMEMBERED:],
+        )
         self._write()
         for page in ended:
             del self._pages[page.owner.process]
@@ -325,12 +330,7 @@ class CounterTotals:
         return totals if totals.epoch == epoch else Totals(epoch)
 
     def _write(self) -> None:
-        try:
-            with open(self._path + ".new", "wb") as file:
-                file.write(msgspec.msgpack.encode(self._totals))
-            os.replace(self._path + ".new", self._path)
-        except OSError as ex:  # the numbers are right as long as this coordinator lives
-            _log.error("totals of ended processes not written: %s", ex.strerror)
+        self._file.write(msgspec.msgpack.encode(self._totals))
 
 
 def _read(page: _Page) -> CounterReading | None:
@@ -375,7 +375,7 @@ def _has_ended(pid: int) -> bool:
 def _regions(book: RegionBook) -> tuple[RegionsReport, ...]:
     by_kind: dict[str, list[int]] = {}
     for region in book.regions.values():
-        kind = "sealed" if region.sealed else region.kind
+        kind = region.memory.counted_as
         numbers = by_kind.setdefault(kind, [0, 0, 0])
         numbers[0] += 1
         numbers[1] += region.byte_size

@@ -19,6 +19,7 @@ from shmserve.coordinator.stats.monitoring import Monitoring
 from shmserve.core.stats.time_series import SavedSeries
 from shmserve.errors import UnreadableMessage
 from shmserve.protocol.decoding import msgpack_decoder
+from shmserve.shm.replaced_file import ReplacedFile
 
 _log = logging.getLogger(__name__)
 
@@ -37,11 +38,11 @@ class HistoryFile:
 
     def __init__(self, folder: str, monitoring: Monitoring, later: Later, now: float) -> None:
         self._path = os.path.join(folder, FILE)
+        self._file = ReplacedFile(self._path)
         self._monitoring = monitoring
         self._later = later
         self._due = now + SAVE_S
         self._writing = threading.Lock()
-        self._broken = ""
 
     def read(self) -> None:
         """Give the history what was written last, if there is something that can be read."""
@@ -73,14 +74,7 @@ class HistoryFile:
         if not self._writing.acquire(timeout=wait_s):
             return
         try:
-            with open(self._path + ".new", "wb") as file:
-                file.write(_MAGIC + zlib.compress(data, 1))
-            os.replace(self._path + ".new", self._path)
-            self._broken = ""
-        except OSError as ex:
-            if self._broken != str(ex.strerror):
-                self._broken = str(ex.strerror)
-                _log.error("the history was not written to state_dir: %s", ex.strerror)
+            self._file.write(_MAGIC + zlib.compress(data, 1))
         finally:
             self._writing.release()
 

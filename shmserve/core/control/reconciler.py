@@ -13,16 +13,20 @@ Which revision of a model has which instances is decided in `core.control.rollou
 
 from __future__ import annotations
 
-from shmserve.core.control.effects import Desire, Dismiss, Effect, LogForOperators, Publish
 from shmserve.core.control.lifecycle import Event, State
 from shmserve.core.control.records import InstanceRecord, ProcessRecord, refused
 from shmserve.core.control.rollout import Rollouts
+from shmserve.core.effects import Desire, Dismiss, Effect, LogForOperators, Publish
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
+from shmserve.log_fields import LogFields
 from shmserve.tensor.spec import ModelSpec
 
+WORKERS_S = 10.0  # without any HTTP worker: longer than a restart takes
 GRACE_S = 2.0  # after a restart: how long executors have to say hello again
+
+_LOAD_ATTEMPTS = 3  # processes that may end while they load a model for the first time
 
 
 class Reconciler:
@@ -33,7 +37,7 @@ class Reconciler:
         ledger: Ledger,
         execute_timeout_s: float,
         load_timeout_s: float,
-        load_attempts: int = 3,
+        load_attempts: int = _LOAD_ATTEMPTS,
     ) -> None:
         self.ledger = ledger
         self._execute_timeout_s = execute_timeout_s
@@ -46,6 +50,8 @@ class Reconciler:
         self.complete = False
         self.draining = False
         self.shortage = ""  # of memory, at start
+        self.unserved: dict[str, str] = {}  # roles of frontends -> why none serves
+        self._workers_seen_at: float | None = None  # when an HTTP worker was last linked
         self._dismissed = False  # executors were told to finish
 
     # ------------------------------------------------------------ what should be
@@ -64,6 +70,7 @@ class Reconciler:
 
     def restore(self, previous: Snapshot, now: float) -> None:
         """After a restart: trust what was published until the grace is over."""
+        self.unserved = {**previous.unserved, **self.unserved}
         for model in self.models.by_name.values():
             for version in model.serving.versions if model.serving is not None else []:
                 entry = previous.models.get(model.name, {}).get(version.spec.version)
@@ -75,10 +82,7 @@ class Reconciler:
                 for record in version.instances:
                     known = live.get(record.name)
                     if known is not None:
-                        record.state, record.since, record.loaded = State.READY, now, True
-                        record.pid, record.process = known.pid, known.process
-                        record.endpoint, record.awaited_until = known.endpoint, now + GRACE_S
-                        record.device = known.device
+                        record.restore(known, now, now + GRACE_S)
 
     def desired(self) -> list[str]:
         return [r.name for r in self.instances.values() if r.desired]
@@ -111,6 +115,7 @@ class Reconciler:
                 if name not in self.failures
             },
             shortage=self.shortage,
+            unserved=dict(self.unserved),
         )
 
     # ----------------------------------------------------------- any process
@@ -128,6 +133,8 @@ class Reconciler:
         effects = self.gone(process, now) if process in self.processes else []
         self.ledger.joined(process, held_bytes, first_bytes)
         self.processes[process] = ProcessRecord(process, role, pid, now)
+        if role == "http" and role in self.unserved:
+            effects += [LogForOperators("HTTP is served again"), *self.serving(role, "")]
         if role == "executor":
             effects += self._executor_joined(process, pid, instance, now)
         if role == "supervisor":
@@ -140,23 +147,50 @@ class Reconciler:
         if left is None:
             return []
         effects = self.ledger.left(process, now)
+        if left.role == "http":
+            self._workers_seen_at = now
         record = self.instances.get(left.instance)
         if record is not None and record.process == process:
             was_live = record.live
             self.models.step(record, Event.LOST, now)
-            record.process = record.endpoint = ""
+            record.lose_link()
             effects += [Publish()] if was_live else []
             effects += self._settle(record, now)
         return effects
 
+    def serving(self, role: str, reason: str) -> list[Effect]:
+        """Note whether frontends of a role serve. `reason`: why none does; empty: one does."""
+        if self.unserved.get(role, "") == reason:
+            return []
+        self.unserved.pop(role, None)
+        if reason:
+            self.unserved[role] = reason
+        return [Publish()]
+
+    def _look_for_workers(self, now: float) -> list[Effect]:
+        """Tell others when no HTTP worker has been linked for long, although gunicorn starts them
+        again. A coordinator counts from its first look: it may follow one that saw the last end."""
+        linked = any(p.role == "http" for p in self.processes.values())
+        if linked or self._workers_seen_at is None:
+            self._workers_seen_at = now
+        late = now - self._workers_seen_at >= WORKERS_S
+        if not late or self.draining or "http" in self.unserved:
+            return []
+        reason = f"none has come for {WORKERS_S:g} s"
+        return [
+            LogForOperators("not ready: no HTTP worker serves", LogFields(reason=reason)),
+            *self.serving("http", reason),
+        ]
+
     def tick(self, now: float) -> list[Effect]:
         """What only time decides. Call it at least once a second."""
-        effects = self.ledger.expire(now)
+        effects = self.ledger.expire(now) + self._look_for_workers(now)
         for record in list(self.instances.values()):
             if record.awaited_until and now >= record.awaited_until:
                 self.models.step(record, Event.LOST, now)
                 record.forget_process()
-                effects += [LogForOperators(f"instance={record.name} did not come back"), Publish()]
+                about = LogFields(instance=record.name)
+                effects += [LogForOperators("executor did not come back", about), Publish()]
             if record.left or record.state in (State.FAILED, State.STOPPING):
                 continue
             reason = f"the model did not load within {self._load_timeout_s:g} s"
@@ -164,8 +198,7 @@ class Reconciler:
             if not record.loaded and now > record.deadline:
                 effects += self._give_up(record, reason, now)
             elif late and now - record.since > self._load_timeout_s:
-                record.reason = reason
-                effects += self._stop(record, now)
+                effects += self._stop(record, reason, now)
         return effects + self.models.tick(now)
 
     def drain(self, announce: bool = False) -> list[Effect]:
@@ -200,11 +233,10 @@ class Reconciler:
             return []  # an earlier process of it
         was_live, was_stopping = record.live, record.state is State.STOPPING
         self.models.step(record, Event.EXITED, now)
-        record.exits += 1
+        record.count_end()
         effects: list[Effect] = [Desire()] if was_stopping else []
         if not was_stopping and record.state is not State.FAILED:
-            record.reason = f"its executor ended: {reason}"
-            record.tries += self.models.unproven(record)
+            record.fail_try(f"its executor ended: {reason}", self.models.unproven(record))
             if record.tries >= self._load_attempts:
                 what = f"its executor ended {record.tries} times while it loaded the model"
                 effects = self._give_up(record, f"{what}: {reason}", now)
@@ -228,8 +260,7 @@ class Reconciler:
         if (spec.name, spec.version) != known or not endpoint or "/" in endpoint:
             raise ProtocolViolation(f"{process} loaded something else than {record.name}")
         self.models.step(record, Event.LOADED, now)
-        record.endpoint, record.reason, record.awaited_until = endpoint, "", 0.0
-        record.loaded, record.device = True, device or record.device
+        record.accept_load(endpoint, device)
         version.spec, version.loaded = spec, True
         return [Publish(), *self._settle(record, now)]
 
@@ -253,16 +284,15 @@ class Reconciler:
         late = busy_ms > limit_s * 1000
         if not late or record.left or record.state not in (State.LOADING, State.READY):
             return []
-        record.reason = f"a request ran longer than execute_timeout_s ({limit_s:g} s)"
-        return self._stop(record, now)
+        reason = f"a request ran longer than execute_timeout_s ({limit_s:g} s)"
+        return self._stop(record, reason, now)
 
     def silent(self, process: str, now: float) -> list[Effect]:
         """The executor runs nothing, and yet answers nothing."""
         record = self._of_executor(process)
         if record is None or record.left or record.state is not State.READY:
             return []
-        record.reason = "its executor gave no sign of life"
-        return self._stop(record, now)
+        return self._stop(record, "its executor gave no sign of life", now)
 
     def _executor_joined(self, process: str, pid: int, name: str, now: float) -> list[Effect]:
         if not name:  # it did not say: the supervisor may have
@@ -302,30 +332,32 @@ class Reconciler:
             self.models.step(record, Event.LOST, now)
         effects: list[Effect] = [Publish()] if was_live else []
         if rival in self.processes:
-            self.processes[rival].instance = ""
+            self.processes[rival].release()
             effects.append(Dismiss(rival, "another executor runs this instance"))
         return effects
 
-    def _stop(self, record: InstanceRecord, now: float) -> list[Effect]:
+    def _stop(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
+        record.reason = reason
         self.models.step(record, Event.STOP, now)
-        text = f"stopping instance={record.name} pid={record.pid} reason={record.reason}"
-        return [LogForOperators(text), Publish(), Desire()]
+        about = LogFields(instance=record.name, pid=record.pid, reason=record.reason)
+        return [LogForOperators("stopping", about), Publish(), Desire()]
 
     def _give_up(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
         """It has not loaded its model and will not be tried again; its process goes."""
         rival = record.process
-        record.process = record.endpoint = ""
+        record.lose_link()
         effects: list[Effect] = []
         if rival in self.processes:
-            self.processes[rival].instance = ""
+            self.processes[rival].release()
             effects = [Dismiss(rival, "its model took too long to load")]
         return effects + self._failed(record, reason, now)
 
     def _failed(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
         self.models.step(record, Event.LOAD_FAILED, now)
         record.reason = reason
-        text = f"model cannot be loaded instance={record.name} reason={reason}"
-        return [LogForOperators(text), Publish(), Desire(), *self._settle(record, now)]
+        about = LogFields(instance=record.name, reason=reason)
+        told = LogForOperators("model cannot be loaded", about)
+        return [told, Publish(), Desire(), *self._settle(record, now)]
 
     def _settle(self, record: InstanceRecord, now: float) -> list[Effect]:
         return self.models.settle(self.models.home(record.name)[0], now)

@@ -22,6 +22,10 @@ class ProcessRecord:
     since: float
     instance: str = ""  # executors: what they run
 
+    def release(self) -> None:
+        """It runs its instance no more."""
+        self.instance = ""
+
 
 @dataclass(slots=True)
 class InstanceRecord:
@@ -64,6 +68,42 @@ class InstanceRecord:
     def gone(self) -> bool:
         """Whether it is going and no process of it is left."""
         return self.left and not self.pid and not self.process
+
+    def enter(self, state: State, now: float) -> None:
+        """Come into a state."""
+        self.state, self.since = state, now
+
+    def restore(self, published: LiveInstance, now: float, until: float) -> None:
+        """After a coordinator restart: its executor served, and has `until` then to say hello."""
+        self.enter(State.READY, now)
+        self.loaded, self.awaited_until = True, until
+        self.pid, self.process = published.pid, published.process
+        self.endpoint, self.device = published.endpoint, published.device
+
+    def accept_load(self, endpoint: str, device: str) -> None:
+        """Its executor has loaded the model and takes requests. `device`: if it said where."""
+        self.endpoint, self.reason, self.awaited_until = endpoint, "", 0.0
+        self.loaded, self.device = True, device or self.device
+
+    def lose_link(self) -> None:
+        self.process = self.endpoint = ""
+
+    def count_end(self) -> None:
+        """A process of it has ended."""
+        self.exits += 1
+
+    def fail_try(self, reason: str, tries: int) -> None:
+        """A process of it ended by itself. `tries`: 1 if none has loaded the model yet."""
+        self.reason = reason
+        self.tries += tries
+
+    def begin_load(self, now: float, limit_s: float) -> None:
+        """It is new, and must have loaded its model within the limit."""
+        self.since, self.deadline = now, now + limit_s
+
+    def dismiss(self) -> None:
+        """It is never desired again."""
+        self.left = True
 
     def forget_process(self) -> None:
         self.pid = 0
@@ -175,6 +215,29 @@ class ModelRecord:
     removed: bool = False  # its folder is gone: forget it with its last process
     implied: bool = False
 
+    def begin_load(self, revision: Revision, required: bool) -> None:
+        """Serve a revision, loaded or not: nothing that works is replaced by it."""
+        self.serving, self.loading, self.required = revision, True, required
+        self.unloaded = {}
+
+    def end_load(self, problems: dict[str, str], refused: dict[str, str]) -> None:
+        """A load is over, with these problems of versions, `refused` among them."""
+        self.coming, self.loading = None, False
+        self.error, self.refused = in_words(problems), refused
+
+    def replace(self, coming: Revision) -> None:
+        """A revision takes over from the one that has served."""
+        self.serving, self.coming = coming, None
+
+    def unload(self, removed: bool) -> None:
+        """Serve nothing; the versions that were served are remembered unless `removed`."""
+        self.refused, self.error, self.removed = {}, "", removed
+        if removed:
+            self.unloaded = {}
+        elif self.serving is not None:
+            self.unloaded = {v.spec.version: v.spec for v in self.serving.versions}
+        self.serving = None
+
     @property
     def changing(self) -> bool:
         """Whether a load is under way."""
@@ -204,6 +267,14 @@ class ModelRecord:
             version: ModelEntry(spec, state, (), UNLOADED, required=False)
             for version, spec in self.unloaded.items()
         }
+
+
+def in_words(problems: dict[str, str]) -> str:
+    """Problems of versions in one sentence; empty: there are none."""
+    return "; ".join(
+        f"version {version}: {reason}" if version and f"version {version}" not in reason else reason
+        for version, reason in sorted(problems.items())
+    )
 
 
 def refused(models: Iterable[ModelRecord]) -> dict[str, str]:

@@ -11,11 +11,12 @@ looked up find it, and then until its processes have ended.
 
 from __future__ import annotations
 
-from shmserve.core.control.effects import Desire, Effect, Forget, LogForOperators, Publish
 from shmserve.core.control.lifecycle import Event, State, step
 from shmserve.core.control.records import InstanceRecord, ModelRecord, Revision, VersionRecord
+from shmserve.core.effects import Desire, Effect, Forget, LogForOperators, Publish
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import ProtocolViolation
+from shmserve.log_fields import LogFields
 
 LINGER_S = 0.5
 
@@ -65,15 +66,14 @@ class Rollouts:
         model.removed, model.error, model.refused = False, "", {}
         for version in revision.versions:
             for record in version.instances:
-                record.since, record.deadline = now, now + self._load_timeout_s
+                record.begin_load(now, self._load_timeout_s)
         self._enter(model, revision)
         if model.serving is not None and model.serving.working:
             model.coming = revision
         else:
             if model.serving is not None:
                 self._leave(model, model.serving, now, 0.0)
-            model.serving, model.loading, model.required = revision, True, required
-            model.unloaded = {}
+            model.begin_load(revision, required)
         return [Publish(), Desire(), *self.settle(model, now)]
 
     def unload(self, name: str, now: float, *, removed: bool = False) -> list[Effect]:
@@ -82,13 +82,9 @@ class Rollouts:
         if model is None:
             return []
         assert not model.changing
-        model.refused, model.error, model.removed = {}, "", removed
         if model.serving is not None:
-            model.unloaded = {v.spec.version: v.spec for v in model.serving.versions}
             self._leave(model, model.serving, now, LINGER_S)
-            model.serving = None
-        if removed:
-            model.unloaded = {}
+        model.unload(removed)
         return [Publish(), Desire(), *self.settle(model, now)]
 
     def refuse(self, name: str, problems: dict[str, str]) -> list[Effect]:
@@ -111,10 +107,8 @@ class Rollouts:
         if model.coming is not None:
             effects = self._settle_coming(model, model.coming, now)
         elif model.loading and model.serving is not None and model.serving.settled:
-            model.loading = False
-            problems = model.serving.problems()
-            model.error = in_words(problems)
-            model.refused = {v: why for v, why in problems.items() if v in model.serving.failures}
+            problems, failures = model.serving.problems(), model.serving.failures
+            model.end_load(problems, {v: why for v, why in problems.items() if v in failures})
             effects = [Publish()]
         for revision in list(model.leaving):
             if all(record.gone for record in revision.instances()):
@@ -139,21 +133,21 @@ class Rollouts:
     def step(self, record: InstanceRecord, event: Event, now: float) -> None:
         after = step(record.state, event, record.name)
         if after is not record.state:
-            record.state, record.since = after, now
+            record.enter(after, now)
 
     def _settle_coming(self, model: ModelRecord, coming: Revision, now: float) -> list[Effect]:
         problems = coming.problems()
         old = model.serving
         assert old is not None
         if problems:
-            model.coming = None
+            model.end_load(problems, problems)
             self._leave(model, coming, now, 0.0)
-            model.error, model.refused = in_words(problems), problems
-            text = f"load failed, the model as it was goes on model={model.name}"
-            return [LogForOperators(f"{text} reason={model.error}"), Publish(), Desire()]
+            text = "load failed, the model as it was goes on"
+            about = LogFields(model=model.name, reason=model.error)
+            return [LogForOperators(text, about), Publish(), Desire()]
         if not coming.complete:
             return []
-        model.serving, model.coming = coming, None
+        model.replace(coming)
         self._leave(model, old, now, LINGER_S)
         return [Publish(), Desire()]
 
@@ -173,7 +167,7 @@ class Rollouts:
                 self._send_away(record, now)
 
     def _send_away(self, record: InstanceRecord, now: float) -> None:
-        record.left = True
+        record.dismiss()
         if record.state in (State.STARTING, State.LOADING, State.READY):
             self.step(record, Event.STOP, now)
 
@@ -183,11 +177,3 @@ class Rollouts:
             del self.instances[name]
             del self._homes[name]
         return Forget(names, revision.overrides)
-
-
-def in_words(problems: dict[str, str]) -> str:
-    """Problems of versions in one sentence; empty: there are none."""
-    return "; ".join(
-        f"version {version}: {reason}" if version and f"version {version}" not in reason else reason
-        for version, reason in sorted(problems.items())
-    )

@@ -32,6 +32,10 @@ class _Silence:
     quiet: int = 0
     asked: int = 0
 
+    def end(self) -> None:
+        """The process has answered."""
+        self.quiet = self.asked = 0
+
 
 class Watchdog:
     """Looks come once a second. Pure; `execute_timeout_s` shortens its patience."""
@@ -74,8 +78,7 @@ class Watchdog:
 
     def answered(self, process: str) -> None:
         """It lives."""
-        silence = self._silences.setdefault(process, _Silence())
-        silence.quiet = silence.asked = 0
+        self._silences.setdefault(process, _Silence()).end()
 
     def gone(self, process: str) -> None:
         """It has no link any more."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from shmserve.core.control.effects import AnswerGrant, AskTrim, Effect
+from shmserve.core.effects import AnswerGrant, AskTrim, Effect
 from shmserve.errors import ProtocolViolation
 
 PARK_S = 0.25  # how long a request waits for others to trim

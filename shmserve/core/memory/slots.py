@@ -2,7 +2,7 @@
 
 One `Slot` is a range of bytes in a segment of one arena. Only the arena's owner
 process holds this bookkeeping (I1, I7); peers know a slot by (slot, generation).
-Every change of state is a look-up in `TRANSITIONS`, in the steps of `core.memory.arena`.
+Every change of state is a look-up in `TRANSITIONS`, in the steps of `core.memory.slot_allocator`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
+from shmserve.core.region_kinds import CUDA
 from shmserve.core.regions.region_names import check_name
-from shmserve.core.registry import CUDA, Region
+from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument
 
 HANDLE_BYTES = 64  # of a cudaIpcMemHandle_t

@@ -17,8 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shmserve.config import Settings
+from shmserve.core.caller import REMOTE_UID, Caller
+from shmserve.core.region_kinds import BY_KEY, SYSTEM, RegionKind
 from shmserve.core.regions.region_names import check_name, object_name
-from shmserve.core.registry import SYSTEM, Region
+from shmserve.core.registry import Region
 from shmserve.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -27,24 +29,9 @@ from shmserve.errors import (
     ResourceExhausted,
 )
 
-REMOTE_UID = -1
 _MAX_SIZE = (1 << 63) - 1
+MAX_REGION_BYTES = 1 << 40
 _MAX_UINT64 = (1 << 64) - 1
-
-
-class Caller(Struct, frozen=True):
-    """Who asks, as the kernel says. `uid` -1: a remote caller; `pid` 0: not known; `socket`: the
-    inode of its TCP socket, 0: it has none; `scopes`: of the key that came along."""
-
-    uid: int = REMOTE_UID
-    pid: int = 0
-    started: int = 0
-    socket: int = 0
-    scopes: tuple[str, ...] = ()
-
-    @property
-    def remote(self) -> bool:
-        return self.uid == REMOTE_UID
 
 
 def acting(caller: Caller, server_uid: int) -> Caller:
@@ -81,12 +68,14 @@ def visible(
     server_uid: int,
     kind: str = "",
 ) -> list[Region]:
-    """The regions the caller may see, by name; of one kind, or of both."""
+    """The regions the caller may see, by name; of one family, or of all."""
     prefix = region_key(caller, "", settings, server_uid)
     if prefix is None:
         return []
     inside = [region for key, region in regions.items() if key.startswith(prefix)]
-    return sorted((r for r in inside if kind in ("", r.kind)), key=lambda region: region.name)
+    return sorted(
+        (r for r in inside if kind in ("", r.memory.family)), key=lambda region: region.name
+    )
 
 
 class RegionBook:
@@ -99,6 +88,10 @@ class RegionBook:
         self.next_number = 1
         self._keys: dict[int, str] = {}  # by number
         self._strikes: set[int] = set()  # uids whose memory vanished under an executor
+
+    def skip_to(self, number: int) -> None:
+        """Give new regions no number below this one."""
+        self.next_number = max(self.next_number, number)
 
     def restore(self, regions: Mapping[str, Region], next_number: int) -> None:
         """Continue what an earlier coordinator published."""
@@ -144,18 +137,18 @@ class RegionBook:
         byte_size: int,
         facts: ObjectFacts,
         again: bool = False,
-        sealed: bool = False,
+        kind: RegionKind = BY_KEY,
     ) -> Region:
         """Add a region. `again`: the question was asked before and its answer lost, so that
-        finding the very same registration is no error. `sealed`: the object came as a
-        descriptor and cannot be made smaller; it has no key.
+        finding the very same registration is no error. `kind`: if it has no key, the object
+        came as a descriptor.
 
         Raises:
             InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted: as checked in
                 the order of docs/ARCHITECTURE.md, section 3.
         """
         self.may_register(caller)
-        if not sealed:
+        if kind.has_key:
             object_name(key, name)
         check_name(name)
         self._check_object(caller, name, facts)
@@ -167,7 +160,8 @@ class RegionBook:
         region = Region(
             name, 0, key, offset, byte_size, caller.uid, caller.pid,
             caller.started, facts.device, facts.inode, facts.size,
-            copy=caller.uid in self._strikes and not sealed, sealed=sealed,
+            kind=kind.kind, copy=caller.uid in self._strikes and not kind.keeps_size,
+            sealed=kind.keeps_size,
         )  # fmt: skip
         return self.enter(region, again)
 
@@ -213,10 +207,9 @@ class RegionBook:
 
     def _check_quotas(self, candidate: Region) -> None:
         settings, byte_size = self._settings, candidate.byte_size
-        if byte_size > settings.client_shm_max_region_bytes:
+        if byte_size > MAX_REGION_BYTES:
             raise InvalidArgument(
-                f"a shared memory region may have {settings.client_shm_max_region_bytes} bytes,"
-                f" not {byte_size} (setting client_shm_max_region_bytes)"
+                f"a shared memory region may have {MAX_REGION_BYTES} bytes, not {byte_size}"
             )
         own = [region.byte_size for region in self.regions.values() if region.uid == candidate.uid]
         if len(own) >= settings.client_shm_max_regions:
@@ -236,7 +229,11 @@ class RegionBook:
             return self.drop(region.number for region in gone)
         place = region_key(caller, name, self._settings, self._server_uid)
         region = self.regions.get(place) if place is not None else None
-        return self.drop([region.number]) if region is not None and region.kind == kind else []
+        return (
+            self.drop([region.number])
+            if region is not None and region.memory.family == kind
+            else []
+        )
 
     def drop(self, numbers: Iterable[int]) -> list[Region]:
         """Remove regions by number; returns those that were there."""
@@ -265,7 +262,7 @@ class RegionBook:
         changed = [
             (key, region)
             for key, region in self.regions.items()
-            if region.uid == uid and not (region.sealed or region.copy or region.cuda)
+            if region.uid == uid and not (region.memory.keeps_size or region.copy)
         ]
         for key, region in changed:
             self.regions[key] = replace(region, copy=True)

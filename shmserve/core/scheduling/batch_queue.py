@@ -13,17 +13,14 @@ begins with his.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Set
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Hashable, Iterator, Set
+from typing import Generic
 
 from msgspec import Struct
 
 from shmserve.core.scheduling.batch_policy import BatchPolicy, QueuePolicy
 from shmserve.core.scheduling.request_queue import RequestQueue
-
-Key = TypeVar("Key", bound=Hashable)
-Item = TypeVar("Item")
-_NEVER = 1 << 63
+from shmserve.core.scheduling.scheduler import NEVER_NS, Item, Key, Turn
 
 
 class Waiting(Struct, Generic[Key, Item]):
@@ -48,36 +45,6 @@ class Waiting(Struct, Generic[Key, Item]):
     caller: int = 0
 
 
-class Turn(Struct, Generic[Key, Item], frozen=True):
-    """What is to be done now: run `batch`, tell `late` and `rejected` so. `wait_ns`: when to ask
-    again at the latest if nothing comes; None: not before. `is_due`: there is a batch to run, also
-    if it may not yet."""
-
-    batch: list[Waiting[Key, Item]]
-    late: list[Item]
-    rejected: list[Item]
-    wait_ns: int | None
-    is_due: bool
-
-
-class BatchSource(Protocol[Key, Item]):
-    """What a loop that runs batches needs of its queue, however that decides (`BatchQueue`)."""
-
-    next_end_ns: int
-
-    def cancel(self, key: Key) -> Item | None: ...
-
-    def drop_where(self, is_wanted: Callable[[Key], bool]) -> None: ...
-
-    def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Key, Item]: ...
-
-    def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]: ...
-
-    def __iter__(self) -> Iterator[Key]: ...
-
-    def __len__(self) -> int: ...
-
-
 class _Level(Generic[Key, Item]):
     """One priority: those in time by turns, then those that were too slow, as they came."""
 
@@ -87,24 +54,25 @@ class _Level(Generic[Key, Item]):
         self.delayed: OrderedDict[Key, Waiting[Key, Item]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self.in_time) + len(self.delayed)
+        return len(self.in_time.waiting) + len(self.delayed)
 
     def all(self) -> Iterator[Waiting[Key, Item]]:
         yield from self.in_time.in_turn()
         yield from self.delayed.values()
 
-    def remove(self, key: Key) -> Waiting[Key, Item] | None:
-        return self.in_time.cancel(key) or self.delayed.pop(key, None)
+    def remove(self, key: Key) -> Waiting[Key, Item]:
+        return self.in_time.cancel(key) or self.delayed.pop(key)
 
-    def take(self, key: Key) -> bool:
-        """It runs now; False: it is not here."""
-        return (self.in_time.take(key) or self.delayed.pop(key, None)) is not None
+    def take(self, key: Key) -> Waiting[Key, Item]:
+        """Take out a request that runs now."""
+        return self.in_time.take(key) or self.delayed.pop(key)
 
 
 class BatchQueue(Generic[Key, Item]):
-    """The waiting requests of one model instance.
+    """A scheduler (`scheduler.Scheduler`) of batches.
 
     Attributes:
+        waiting: the level of each waiting request, by key, in order of arrival.
         next_end_ns: nothing is past its deadline, or has waited too long, before.
     """
 
@@ -112,7 +80,8 @@ class BatchQueue(Generic[Key, Item]):
         self._policy = policy
         self._levels: list[_Level[Key, Item]] = [_Level(p) for p in policy.levels]
         self._most_wanted = max(policy.preferred, default=policy.max_size)
-        self.next_end_ns = _NEVER
+        self.waiting: dict[Key, _Level[Key, Item]] = {}
+        self.next_end_ns = NEVER_NS
 
     def push(self, waiting: Waiting[Key, Item], priority: object = 0, timeout_ns: int = 0) -> bool:
         """Append what is not here yet; False: its level is full. `priority` and `timeout_ns` are
@@ -124,34 +93,29 @@ class BatchQueue(Generic[Key, Item]):
         timeout_ns = policy.timeout_of(timeout_ns)
         if timeout_ns:
             waiting.expires_ns = waiting.arrived_ns + timeout_ns
+        if waiting.key in self.waiting:  # of a peer that breaks this rule the latest counts
+            self.cancel(waiting.key)
+        self.waiting[waiting.key] = level
         level.in_time.push(waiting.key, waiting, caller=waiting.caller)
         self.next_end_ns = min(self.next_end_ns, _first_end(waiting))
         return True
 
     def cancel(self, key: Key) -> Item | None:
         """Take an item out that has not started; None if it is not here."""
-        for level in self._levels:
-            waiting = level.remove(key)
-            if waiting is not None:
-                return waiting.item
-        return None
+        level = self.waiting.pop(key, None)
+        return None if level is None else level.remove(key).item
 
-    def drop_where(self, is_wanted: Callable[[Key], bool]) -> None:
-        """Take out every item whose key `is_wanted` (those of a connection that closed, say)."""
-        for key in [key for key in self if is_wanted(key)]:
-            self.cancel(key)
-
-    def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Key, Item]:
+    def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Item]:
         """The next batch if it is to run now, and what never will. `hurry`: no more will come,
         so it waits for nothing. Unless it `may_run` it stays, and may grow."""
         late, rejected = self.expire(now_ns)
         chosen, at_ns = self._choose(now_ns, hurry)
         batch = chosen if may_run else []
         for waiting in batch:
-            any(level.take(waiting.key) for level in self._levels)
+            self.waiting.pop(waiting.key).take(waiting.key)
         soonest = min(at_ns, self.next_end_ns)
-        wait_ns = None if soonest == _NEVER else max(0, soonest - now_ns)
-        return Turn(batch, late, rejected, wait_ns, bool(chosen))
+        wait_ns = None if soonest == NEVER_NS else max(0, soonest - now_ns)
+        return Turn([w.item for w in batch], late, rejected, wait_ns, bool(chosen))
 
     def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]:
         """Take out what is past its deadline, and what has waited too long and is rejected for
@@ -173,8 +137,8 @@ class BatchQueue(Generic[Key, Item]):
                     continue
                 else:
                     rejected.append(waiting.item)
-                level.remove(waiting.key)
-        self.next_end_ns = min(map(_first_end, self._all()), default=_NEVER)
+                self.cancel(waiting.key)
+        self.next_end_ns = min(map(_first_end, self._all()), default=NEVER_NS)
         return late, rejected
 
     def _choose(self, now_ns: int, hurry: bool) -> tuple[list[Waiting[Key, Item]], int]:
@@ -196,13 +160,13 @@ class BatchQueue(Generic[Key, Item]):
             if rows in policy.preferred:
                 best = len(batch)
         if not batch:
-            return batch, _NEVER
+            return batch, NEVER_NS
         due_ns = min(waiting.arrived_ns for waiting in batch) + policy.max_delay_ns
         is_due = policy.max_delay_ns > 0 and now_ns >= due_ns
         if best and not is_due:
-            return batch[:best], _NEVER
+            return batch[:best], NEVER_NS
         if out or is_due or hurry or not policy.max_delay_ns or rows >= self._most_wanted:
-            return batch, _NEVER
+            return batch, NEVER_NS
         return [], due_ns
 
     def _all(self, out: Set[int] = frozenset()) -> Iterator[Waiting[Key, Item]]:
@@ -217,13 +181,6 @@ class BatchQueue(Generic[Key, Item]):
             if out:
                 return
 
-    def __iter__(self) -> Iterator[Key]:
-        """The keys of everything that waits."""
-        return (waiting.key for waiting in self._all())
-
-    def __len__(self) -> int:
-        return sum(map(len, self._levels))
-
 
 def _first_end(waiting: Waiting[Key, Item]) -> int:
-    return min(waiting.deadline_ns or _NEVER, waiting.expires_ns or _NEVER)
+    return min(waiting.deadline_ns or NEVER_NS, waiting.expires_ns or NEVER_NS)

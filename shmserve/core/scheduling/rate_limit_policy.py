@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import UNSET, Struct
 
-from shmserve.core.devices import device_name
+from shmserve.core.device_names import device_name
 from shmserve.errors import ConfigError
 from shmserve.tensor.config_document import GroupEntry
 

@@ -48,6 +48,20 @@ class _Instance(Struct):
     holding: int = 0
     asked: int = 0
 
+    def ask(self, ticket: int, now: int, order: int) -> None:
+        """Want a turn, not before `now` of virtual time, and hold nothing."""
+        self.holding, self.waiting = 0, ticket
+        self.due, self.asked = max(self.due, now), order
+
+    def take(self) -> int:
+        """Take the turn that was asked for; return its ticket."""
+        self.holding, self.waiting = self.waiting, 0
+        self.due += self.limit.priority
+        return self.holding
+
+    def release(self) -> None:
+        self.holding = self.waiting = 0
+
 
 class RateLimiter:
     """Everybody who needs resources, and what there is of them.
@@ -83,14 +97,12 @@ class RateLimiter:
         if ticket == member.holding:
             return [Acquisition(process, ticket)]
         if ticket != member.waiting:
-            member.holding, member.waiting = 0, ticket
-            member.due, member.asked = max(member.due, self._now), next(self._questions)
+            member.ask(ticket, self._now, next(self._questions))
         return self._serve()
 
     def release(self, process: str) -> list[Acquisition]:
         """A process holds nothing any more, and wants nothing."""
-        member = self._members[process]
-        member.holding = member.waiting = 0
+        self._members[process].release()
         return self._serve()
 
     def leave(self, process: str) -> list[Acquisition]:
@@ -127,10 +139,8 @@ class RateLimiter:
             for resource in member.limit.resources:  # also if it waits: it is kept for it
                 free[resource.key] -= resource.count
             if fits:
-                member.holding, member.waiting = member.waiting, 0
                 self._now = max(self._now, member.due)
-                member.due += member.limit.priority
-                turns.append(Acquisition(name, member.holding))
+                turns.append(Acquisition(name, member.take()))
         return turns
 
     def _free(self) -> dict[tuple[str, str], int]:

@@ -13,25 +13,27 @@ Invariants (tests/property/test_request_queue_properties.py):
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator, Set
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Sequence, Set
+from typing import Any, Generic
 
-Key = TypeVar("Key", bound=Hashable)
-Item = TypeVar("Item")
+from shmserve.core.scheduling.scheduler import NEVER_NS, Item, Key, Turn
+
+_NOTHING: Turn[Any] = Turn()
 
 
 class RequestQueue(Generic[Key, Item]):
-    """First in, first out of each caller; what was cancelled or is past its deadline never
-    runs.
+    """A scheduler (`scheduler.Scheduler`): first in, first out of each caller.
 
     Attributes:
-        waiting: the caller of everything that waits, by key, as it came; only to be read.
+        waiting: the caller of each waiting request, by key, in order of arrival; only to be read.
+        next_end_ns: no waiting request's deadline passes before this time.
     """
 
     def __init__(self) -> None:
         # By caller, whose turn is next first; none of them is empty
         self._lines: OrderedDict[int, OrderedDict[Key, tuple[Item, int]]] = OrderedDict()
         self.waiting: dict[Key, int] = {}
+        self.next_end_ns = NEVER_NS
 
     def push(self, key: Key, item: Item, deadline_ns: int = 0, caller: int = 0) -> None:
         """Append. `deadline_ns` 0: none. `caller`: whose it is; 0: nobody knows. `key` must not
@@ -43,6 +45,8 @@ class RequestQueue(Generic[Key, Item]):
         if line is None:
             line = self._lines[caller] = OrderedDict()
         line[key] = (item, deadline_ns)
+        if 0 < deadline_ns < self.next_end_ns:
+            self.next_end_ns = deadline_ns
 
     def cancel(self, key: Key) -> Item | None:
         """Take an item out that has not started; None if it is not here. Nobody's turn passes."""
@@ -62,37 +66,45 @@ class RequestQueue(Generic[Key, Item]):
             self._lines.move_to_end(caller)
         return self.cancel(key)
 
-    def pop(self, now_ns: int) -> tuple[Item, bool] | None:
-        """The next item and whether it is still in time; None if the queue is empty."""
+    def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Item]:
+        """Take out the next request, if one may run, and all late ones."""
+        late: Sequence[Item] = ()
+        if now_ns >= self.next_end_ns:
+            late, _ = self.expire(now_ns)
         if not self._lines:
-            return None
+            return Turn(late=late) if late else _NOTHING
+        if not may_run:
+            end_ns = self.next_end_ns
+            return Turn((), late, (), None if end_ns == NEVER_NS else end_ns - now_ns, True)
         caller = next(iter(self._lines))
         line = self._lines[caller]
-        key, (item, deadline_ns) = line.popitem(last=False)
+        key, (item, _) = line.popitem(last=False)
         del self.waiting[key]
         if line:
             self._lines.move_to_end(caller)
         else:
             del self._lines[caller]
-        return item, not deadline_ns or now_ns < deadline_ns
+        return Turn((item,), late, is_due=True)
 
-    def pop_late(self, now_ns: int) -> tuple[Item, bool] | None:
-        """As `pop`, where nothing may run: an item that is not in time; None: all are."""
-        for line in self._lines.values():
-            for key, (item, end_ns) in line.items():
-                if end_ns and now_ns >= end_ns:
-                    self.cancel(key)
-                    return item, False
-        return None
+    def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]:
+        """Take out, and return, all requests whose deadline has passed. None are ever rejected."""
+        late: list[Item] = []
+        if now_ns >= self.next_end_ns:
+            ends_ns = {k: ns for line in self._lines.values() for k, (_, ns) in line.items() if ns}
+            for key, end_ns in ends_ns.items():
+                if now_ns >= end_ns and (item := self.cancel(key)) is not None:
+                    late.append(item)
+            self.next_end_ns = min((ns for ns in ends_ns.values() if ns > now_ns), default=NEVER_NS)
+        return late, []
 
     def peek(self) -> Item | None:
-        """The item that `pop` would give now; None if the queue is empty."""
+        """The item that `next` would run now; None if the queue is empty."""
         for line in self._lines.values():
             return next(iter(line.values()))[0]
         return None
 
     def in_turn(self, out: Set[int] = frozenset()) -> Iterator[Item]:
-        """Everything that waits, in the order in which `pop` would give it, were nothing to come
+        """Everything that waits, in the order in which `next` would run it, were nothing to come
         or go. The queue must not change meanwhile; what is left of callers in `out`, which may,
         is passed over."""
         lines = deque((caller, iter(line.values())) for caller, line in self._lines.items())
@@ -102,15 +114,3 @@ class RequestQueue(Generic[Key, Item]):
                 yield item
                 lines.append((caller, line))
                 break
-
-    def drop_where(self, is_wanted: Callable[[Key], bool]) -> list[Item]:
-        """Take out every item whose key `is_wanted` (those of a connection that closed, say)."""
-        gone = [self.cancel(key) for key in [k for k in self.waiting if is_wanted(k)]]
-        return [item for item in gone if item is not None]
-
-    def __iter__(self) -> Iterator[Key]:
-        """The keys of everything that waits, as it came."""
-        return iter(self.waiting)
-
-    def __len__(self) -> int:
-        return len(self.waiting)

@@ -11,6 +11,7 @@ from shmserve.tensor.config_document import ConfigDocument, DirectEntry, OldestE
 
 _US = 1000  # nanoseconds
 DEFAULT_IDLE_US = 1_000_000
+MAX_SEQUENCES = 1024
 
 
 class SequencePolicy(Struct, frozen=True):
@@ -25,7 +26,6 @@ class SequencePolicy(Struct, frozen=True):
         max_delay_ns: how long a smaller batch waits for others.
         idle_ns: a sequence without a request for so long has ended.
         max_sequences: with and without a slot.
-        max_streams: of a decoupled model, whose sequences go on while they are open.
     """
 
     slots: int
@@ -35,8 +35,7 @@ class SequencePolicy(Struct, frozen=True):
     enough: int = 1
     max_delay_ns: int = 0
     idle_ns: int = DEFAULT_IDLE_US * _US
-    max_sequences: int = 1024
-    max_streams: int = 256
+    max_sequences: int = MAX_SEQUENCES
 
     def one_by_one(self) -> SequencePolicy:
         """The same for a model that takes no batches: there is nothing to wait for."""
@@ -51,7 +50,9 @@ class SequencePolicy(Struct, frozen=True):
         return max((size for size in self.preferred if size <= ready), default=0)
 
 
-def sequence_policy(config: ConfigDocument, max_sequences: int) -> SequencePolicy | None:
+def sequence_policy(
+    config: ConfigDocument, max_sequences: int = MAX_SEQUENCES
+) -> SequencePolicy | None:
     """The policy of a configuration; None: its requests belong to no sequences."""
     entry = config.sequence_batching
     if entry is UNSET:

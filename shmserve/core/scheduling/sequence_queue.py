@@ -9,17 +9,15 @@ as well when nothing has come for too long. Who finds no slot free waits until o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol
 
-from shmserve.core.scheduling.batch_queue import Turn, Waiting
+from shmserve.core.scheduling.batch_queue import Waiting
+from shmserve.core.scheduling.scheduler import NEVER_NS, Item, Key, Turn
 from shmserve.core.scheduling.sequence_policy import SequencePolicy
 
-Key = TypeVar("Key", bound=Hashable)
-Item = TypeVar("Item")
 SequenceId = int | str  # 5 and "5" are two sequences
-_NEVER = 1 << 63
 
 
 class Listener(Protocol):
@@ -60,6 +58,43 @@ class _Sequence(Generic[Key, Item]):
         self.running: Step[Key, Item] | None = None
         self.quiet_ns = 0
 
+    def append(self, step: Step[Key, Item]) -> None:
+        self.waiting.append(step)
+        self.is_open = not step.end
+
+    def withdraw(self, key: Key) -> tuple[Step[Key, Item], list[Step[Key, Item]]]:
+        """Take a request out; without the first of a sequence those behind it go, too."""
+        waiting = self.waiting
+        index = next(index for index, step in enumerate(waiting) if step.key == key)
+        step = waiting[index]
+        del waiting[index]
+        self.quiet_ns = max(self.quiet_ns, step.arrived_ns)
+        orphans = []
+        if step.start:
+            while index < len(waiting) and not waiting[index].start:
+                orphans.append(waiting[index])
+                del waiting[index]
+            if index == len(waiting):
+                self.is_open = False
+        return step, orphans
+
+    def withdraw_all(self) -> list[Step[Key, Item]]:
+        """Take all requests out that wait; none may follow."""
+        steps = list(self.waiting)
+        self.waiting.clear()
+        self.is_open = False
+        return steps
+
+    def run_next(self) -> None:
+        """Hand the first request to the model."""
+        self.running = self.waiting.popleft()
+
+    def end_run(self, now_ns: int) -> Step[Key, Item] | None:
+        """The model is done with the request that ran; return it."""
+        step, self.running = self.running, None
+        self.quiet_ns = now_ns
+        return step
+
     def has_expired(self, now_ns: int) -> bool:
         """Whether one of its requests has waited too long; it matters while it has no slot."""
         return any(step.expires_ns and now_ns >= step.expires_ns for step in self.waiting)
@@ -68,25 +103,26 @@ class _Sequence(Generic[Key, Item]):
 def _ends_ns(step: Step[Key, Item], sequence: _Sequence[Key, Item]) -> int:
     """From when on a request that waits is not to run any more."""
     expires_ns = step.expires_ns if sequence.slot is None else 0
-    return min(step.deadline_ns or _NEVER, expires_ns or _NEVER)
+    return min(step.deadline_ns or NEVER_NS, expires_ns or NEVER_NS)
 
 
 class SequenceQueue(Generic[Key, Item]):
-    """The waiting requests of one model instance, by their sequences.
+    """A scheduler (`scheduler.Scheduler`) of requests by their sequences.
 
     Attributes:
-        next_end_ns: nothing is past its deadline before.
+        waiting: the sequence of each waiting request, by key.
+        next_end_ns: nothing is past its deadline, or to be rejected, before.
         backlog: sequences that wait for a slot, in order.
     """
 
     def __init__(self, policy: SequencePolicy, listener: Listener) -> None:
-        self.next_end_ns = _NEVER
+        self.next_end_ns = NEVER_NS
         self.backlog: deque[_Sequence[Key, Item]] = deque()
         self._policy = policy
         self._listener = listener
         self._live: dict[SequenceId, _Sequence[Key, Item]] = {}
         self._slots: list[_Sequence[Key, Item] | None] = [None] * policy.slots
-        self._of_key: dict[Key, _Sequence[Key, Item]] = {}  # of requests that wait
+        self.waiting: dict[Key, _Sequence[Key, Item]] = {}
         self._orphans: list[Item] = []  # what began their sequence never ran
 
     # ------------------------------------------------------------------ intake
@@ -109,40 +145,27 @@ class SequenceQueue(Generic[Key, Item]):
             self.backlog.append(sequence)
             self._listener.began(id)
             self._fill_slots()
-        sequence.waiting.append(step)
-        sequence.is_open = not step.end
-        self._of_key[step.key] = sequence
+        sequence.append(step)
+        self.waiting[step.key] = sequence
         self.next_end_ns = min(self.next_end_ns, _ends_ns(step, sequence))
 
     def cancel(self, key: Key) -> Item | None:
         """Take a request out that has not started; None if it is not here. Without the one that
         begins it there is no sequence: those behind are told so at the next turn."""
-        sequence = self._of_key.pop(key, None)
+        sequence = self.waiting.pop(key, None)
         if sequence is None:
             return None
-        waiting = sequence.waiting
-        index = next(index for index, step in enumerate(waiting) if step.key == key)
-        step = waiting[index]
-        del waiting[index]
-        sequence.quiet_ns = max(sequence.quiet_ns, step.arrived_ns)
-        if step.start:
-            while index < len(waiting) and not waiting[index].start:
-                orphan = waiting[index]
-                del waiting[index], self._of_key[orphan.key]
-                self._orphans.append(orphan.item)
-            if index == len(waiting):
-                sequence.is_open = False
+        step, orphans = sequence.withdraw(key)
+        for orphan in orphans:
+            del self.waiting[orphan.key]
+            self._orphans.append(orphan.item)
+            self.next_end_ns = 0  # it is to be told now
         self._end_if_over(sequence)
         return step.item
 
-    def drop_where(self, is_wanted: Callable[[Key], bool]) -> None:
-        """Take out every request whose key `is_wanted` (those of a connection that closed)."""
-        for key in [key for key in self._of_key if is_wanted(key)]:
-            self.cancel(key)
-
     # -------------------------------------------------------------------- turns
 
-    def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Key, Item]:
+    def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Item]:
         """The next batch if it is to run now, and what never will. `hurry`: no more will come,
         so neither a batch nor a slot is kept for it. Unless it `may_run` it stays."""
         late, orphans = self.expire(now_ns)
@@ -150,12 +173,11 @@ class SequenceQueue(Generic[Key, Item]):
         chosen, at_ns = self._choose(now_ns, hurry)
         batch = chosen if may_run else []
         for step in batch:
-            sequence = self._of_key.pop(step.key)
-            sequence.waiting.popleft()
-            sequence.running = step
+            sequence = self.waiting.pop(step.key)
+            sequence.run_next()
         soonest = min(at_ns, idle_at_ns, self.next_end_ns)
-        wait_ns = None if soonest == _NEVER else max(0, soonest - now_ns)
-        return Turn([*batch], late, orphans, wait_ns, bool(chosen))
+        wait_ns = None if soonest == NEVER_NS else max(0, soonest - now_ns)
+        return Turn([step.item for step in batch], late, orphans, wait_ns, bool(chosen))
 
     def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]:
         """Take out what is past its deadline, and what has lost the request that began its
@@ -169,16 +191,14 @@ class SequenceQueue(Generic[Key, Item]):
                 if is_late and self.cancel(step.key) is not None:
                     late.append(step.item)
             left = [_ends_ns(step, each) for each in self._live.values() for step in each.waiting]
-            self.next_end_ns = min(left, default=_NEVER)
+            self.next_end_ns = min(left, default=NEVER_NS)
         orphans, self._orphans = self._orphans, []
         return late, orphans
 
     def _give_up(self, sequence: _Sequence[Key, Item]) -> None:
-        steps = list(sequence.waiting)
-        sequence.waiting.clear()
-        sequence.is_open = False
+        steps = sequence.withdraw_all()
         for step in steps:
-            del self._of_key[step.key]
+            del self.waiting[step.key]
         self._listener.gave_up([step.item for step in steps])
         self._end(sequence)
 
@@ -188,13 +208,12 @@ class SequenceQueue(Generic[Key, Item]):
         """The batch has run. `again`: those of it that run once more, and as what. Each keeps its
         slot; where there are more than a batch takes, its turn comes behind theirs."""
         for sequence in [each for each in self._slots if each is not None and each.running]:
-            step, sequence.running = sequence.running, None
-            sequence.quiet_ns = now_ns
+            step = sequence.end_run(now_ns)
             if step is not None and step.key in again:
                 step = again[step.key]
                 sequence.waiting.appendleft(step)
-                self._of_key[step.key] = sequence
-                self.next_end_ns = min(self.next_end_ns, step.deadline_ns or _NEVER)
+                self.waiting[step.key] = sequence
+                self.next_end_ns = min(self.next_end_ns, step.deadline_ns or NEVER_NS)
                 continue
             if step is not None and step.end and sequence.waiting and self.backlog:
                 self._free(sequence)  # its successor takes its turn behind those that wait
@@ -216,7 +235,7 @@ class SequenceQueue(Generic[Key, Item]):
 
     def _end_idle(self, now_ns: int, hurry: bool) -> int:
         """End what nothing has come for; when the next one would be."""
-        soonest = _NEVER
+        soonest = NEVER_NS
         for sequence in self._slots:
             if sequence is None or sequence.waiting or sequence.running:
                 continue
@@ -233,7 +252,7 @@ class SequenceQueue(Generic[Key, Item]):
         policy = self._policy
         heads = [each.waiting[0] for each in self._slots if each is not None and each.waiting]
         if not heads:
-            return [], _NEVER
+            return [], NEVER_NS
         oldest = min(heads, key=lambda step: step.arrived_ns)
         agreeing = [step for step in heads if step.kind == oldest.kind]
         if not policy.by_slot:
@@ -241,10 +260,10 @@ class SequenceQueue(Generic[Key, Item]):
         batch = agreeing[: policy.max_size]
         due_ns = oldest.arrived_ns + policy.max_delay_ns
         if hurry or (policy.max_delay_ns and now_ns >= due_ns):
-            return batch, _NEVER
+            return batch, NEVER_NS
         size = policy.size_now(len(batch))
         if size or not policy.max_delay_ns:
-            return batch[: size or len(batch)], _NEVER
+            return batch[: size or len(batch)], NEVER_NS
         return [], due_ns
 
     # -------------------------------------------------------------------- slots
@@ -272,10 +291,3 @@ class SequenceQueue(Generic[Key, Item]):
         del self._live[sequence.id]
         self._listener.ended(sequence.id)
         self._fill_slots()
-
-    def __iter__(self) -> Iterator[Key]:
-        """The keys of everything that waits."""
-        return iter(self._of_key)
-
-    def __len__(self) -> int:
-        return len(self._of_key)

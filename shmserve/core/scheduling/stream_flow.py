@@ -1,6 +1,6 @@
 """The life of one stream of answers in an executor, and how far it may run ahead.
 
-Pure: threads, time and bytes are the business of `shmserve.executor.loop.stream`. A stream is
+Pure: threads, time and bytes are the business of `executor.loop.response_stream`. A stream is
 shared by three parties: the model sends, the frontend grants credit or loses interest,
 the server ends what the model cannot end any more.
 """

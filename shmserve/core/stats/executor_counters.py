@@ -175,9 +175,13 @@ def read(words: Words) -> ExecutorCounts | None:
         list(words[at : at + BUCKETS])
         for at in range(_HISTOGRAMS, _HISTOGRAMS + len(STAGES) * BUCKETS, BUCKETS)
     ]
-    counts = ExecutorCounts(words[_LAST], words[_OTHER_ELEMENTS], buckets=histograms)
-    counts.requests = sum(histograms[0])
-    counts.stage_ns = list(words[_QUEUE_NS : _SHARED_NS + 3])
+    counts = ExecutorCounts(
+        words[_LAST],
+        words[_OTHER_ELEMENTS],
+        requests=sum(histograms[0]),
+        stage_ns=list(words[_QUEUE_NS : _SHARED_NS + 3]),
+        buckets=histograms,
+    )
     for row in range(BATCH_ROWS):
         at = _BATCHES + row * _BATCH_WORDS
         values = list(words[at + 1 : at + _BATCH_WORDS])

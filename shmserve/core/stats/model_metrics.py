@@ -34,7 +34,7 @@ class ModelMetrics(Struct):
 
 
 def parse(data: Any) -> dict[str, ModelMetrics]:
-    """What one process told, as name -> (kind, count, value); what makes no sense is left out."""
+    """Return the metrics that one process sent, by name. Malformed ones are left out."""
     metrics: dict[str, ModelMetrics] = {}
     for name, entry in data.items() if isinstance(data, dict) else ():
         if len(metrics) >= _MAX_NAMES:

@@ -46,6 +46,7 @@ COPIES = ("in", "batch", "out", "device")  # stages of the receipt
 CACHE = ("hits", "hit_ns", "misses", "miss_ns")  # of looking for answers that are kept
 HITS, MISSES = CACHE.index("hits"), CACHE.index("misses")
 OTHER = ("(other)", "")
+MAX_COUNTED = 128  # model versions, and keys, that one frontend counts apart
 _NAME_WORDS = 36  # length in bytes, then "name/version"
 _NAME_BYTES = (_NAME_WORDS - 1) * 8
 _SUCCEEDED = _NAME_WORDS

@@ -19,12 +19,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from shmserve.cuda import runtime
 from shmserve.executor.backends.array_views import array_at, device_array_at
-from shmserve.tensor.dtypes import DATATYPES
+from shmserve.tensor.dtypes import DATATYPES, from_numpy
 
 CPU = (1, 0)
 CUDA = 2  # kDLCUDA
@@ -34,16 +33,9 @@ _LEGACY_STREAM = 1  # what the protocol calls the default stream
 
 _NAME = ctypes.create_string_buffer(b"dltensor")
 _USED = ctypes.create_string_buffer(b"used_dltensor")  # capsules keep the pointer: it must stay
-_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
-_BFLOAT = 4
-_BF16 = np.dtype(ml_dtypes.bfloat16)
-_BITS = np.dtype(np.uint16)  # of BF16, as numpy knows them
-
 # (type code, bits) of every datatype but BYTES
 _DTYPES: dict[tuple[int, int], np.dtype[Any]] = {
-    (_BFLOAT if d.numpy == _BF16 else _CODES[d.numpy.kind], 8 * d.itemsize): d.numpy
-    for d in DATATYPES.values()
-    if d.itemsize
+    (d.dlpack, 8 * d.itemsize): d.numpy for d in DATATYPES.values() if d.itemsize
 }
 
 
@@ -102,17 +94,17 @@ def export(array: Any, owner: object = None) -> object:
     Raises:
         TypeError: DLPack has no such element type.
     """
-    code = _BFLOAT if array.dtype == _BF16 else _CODES.get(array.dtype.kind)
-    if code is None or not array.dtype.isnative or array.itemsize > 8:
+    kind = from_numpy(array.dtype)
+    if kind is None or not kind.itemsize:
         raise TypeError(f"DLPack has no element type for {array.dtype}")
     if any(stride % array.itemsize for stride in array.strides):
         array = np.ascontiguousarray(array)
     device = device_of(array)
     address = array.ctypes.data if device == CPU else array.data.ptr
-    dtype = _BITS if code == _BFLOAT else array.dtype
+    dtype = np.dtype(f"u{kind.itemsize}") if kind.extension else array.dtype
     capsule = array_at(address, array.shape, dtype, (array, owner), array.strides).__dlpack__()
     tensor = _Managed.from_address(_pointer(capsule, ctypes.addressof(_NAME))).tensor
-    tensor.data, tensor.code = address, code
+    tensor.data, tensor.code = address, kind.dlpack
     tensor.device_type, tensor.device_id = device
     return capsule
 

@@ -1,1 +1,1 @@
-"""The executor's loops: channels to frontends, requests one by one, streams of answers."""
+"""The executor's loop: which requests run next, how the model runs them, and their answers."""

@@ -1,4 +1,5 @@
-"""The open streams of one model instance, on the side of the thread that talks to frontends."""
+"""Stream book: the open streams of one model instance, as the thread that has the channels sees
+them. The model's threads only `post`."""
 
 from __future__ import annotations
 
@@ -6,57 +7,82 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Container, Iterable
-from typing import Generic, TypeVar
+from collections.abc import Collection
 
 from shmserve.errors import Code, Internal, ProtocolViolation
-from shmserve.executor.loop.channels import Channels
-from shmserve.executor.loop.connections import FrontendConnection
-from shmserve.executor.loop.serving_loop import Key
-from shmserve.executor.loop.stream import Posted, Stream, StreamAbandoned
+from shmserve.executor.loop.response_stream import Posted, Stream, StreamAbandoned
+from shmserve.executor.loop.run_statistics import RunStatistics
+from shmserve.executor.loop.runner import Key
+from shmserve.executor.peers.channels import Channels
+from shmserve.executor.peers.frontend_connections import FrontendConnection
 from shmserve.executor.tensors.workspace import Workspace
-from shmserve.protocol.control.data_messages import Answer, Execute
+from shmserve.protocol.control.data_messages import Answer, Execute, Timing
 
 log = logging.getLogger(__name__)
 
-_SILENT_NS = 5_000_000_000  # a stream that says nothing for so long may have lost its sender
+_SILENT_NS = 5_000_000_000  # a stream without a word for so long may have lost its sender
 _COLLECT_NS = 10_000_000_000
 
-More = TypeVar("More")  # what a loop posts to itself besides
 
-
-class StreamBook(Generic[More]):
-    """The streams whose final flag the model owes, and what comes from them.
+class StreamBook:
+    """Streams whose final answer the model owes, and answers on their way to frontends.
 
     Attributes:
-        streams: by request.
+        streams: open streams, by request.
+        running: streams whose request the model has now; some may have ended already.
+        paused: streams whose request waits to run again; some may have ended already.
+        ended: number of streams that have ended.
         outbox: what threads of the model have posted; bounded by the streams' credit.
     """
 
-    def __init__(self, channels: Channels, workspace: Workspace) -> None:
+    def __init__(
+        self,
+        channels: Channels,
+        workspace: Workspace,
+        statistics: RunStatistics,
+        max_streams: int,
+        counts_runs: bool,
+    ) -> None:
+        """`counts_runs`: count each run of the model, and not each stream as one execution."""
         self.streams: dict[Key, Stream] = {}
-        self.outbox: deque[Posted | StreamAbandoned | More] = deque()
+        self.running: dict[Key, Stream] = {}
+        self.paused: dict[Key, Stream] = {}
+        self.ended = 0
+        self.outbox: deque[Posted | StreamAbandoned] = deque()
         self._channels = channels
         self._workspace = workspace
+        self._statistics = statistics
+        self._max_streams = max_streams
+        self._counts_runs = counts_runs
+        self._counted = 0  # requests of the current run, once the run is counted
         self._collected_ns = 0
 
-    def post(self, event: Posted | StreamAbandoned | More) -> None:
-        """Hand something to the loop's thread; from any thread, also from a finalizer."""
+    def post(self, event: Posted | StreamAbandoned) -> None:
+        """Hand an answer to the loop; from any thread, also from a finalizer."""
         self.outbox.append(event)
         self._channels.wake()
 
-    # ---------------------------------------------------- the thread of the loop
+    @property
+    def has_room(self) -> bool:
+        """Return True if the model may be given another stream. Paused ones take no room."""
+        return self.count_with(()) < self._max_streams
+
+    def count_with(self, running: Collection[Key]) -> int:
+        """Return the number of streams and of these running requests. A request without an open
+        stream counts until the model has returned from it; a paused stream does not count."""
+        streams = self.streams
+        paused = sum(key in streams for key in self.paused)
+        return len(streams) - paused + sum(key not in streams for key in running)
 
     def open(self, connection: FrontendConnection, message: Execute) -> Stream | None:
-        """The stream of a request that is to run; None: it may have none, and its frontend has
-        been told."""
-        key = (connection, message.request)
+        """Open the stream of a request that is to run. Return None if it may have none; its
+        frontend has been told."""
+        key = connection, message.request
+        if connection.closed:
+            return None
         if not message.credit:
-            answer = Answer(
-                message.request,
-                error_code=Code.UNIMPLEMENTED,
-                error="a decoupled model needs a stream",
-            )
+            text = "a decoupled model needs a stream"
+            answer = Answer(message.request, error_code=Code.UNIMPLEMENTED, error=text)
             self._channels.send(connection, answer, [])
             return None
         try:
@@ -70,31 +96,74 @@ class StreamBook(Generic[More]):
         self._channels.stream_begun(*key)
         return stream
 
-    def has_lost_sender(self, event: StreamAbandoned) -> None:
-        """Nobody can send any more: the stream ends with an error."""
+    def violated(self, key: Key, error: ProtocolViolation) -> None:
+        """Close a stream and its channel: the request named what it may not."""
+        self.streams.pop(key, None)
+        self._channels.expel(key[0], str(error))
+
+    def deliver(self) -> None:
+        """Send what was posted, after which there may be fewer streams."""
+        while self.outbox:
+            event = self.outbox.popleft()
+            if isinstance(event, Posted):
+                self._deliver(event)
+            else:
+                self._has_lost_sender(event)
+
+    def _deliver(self, posted: Posted) -> None:
+        stream, answer = posted.stream, posted.answer
+        key = stream.connection, stream.number
+        is_open = self.streams.get(key) is stream
+        self._count(key, posted)
+        if answer.final:
+            self.streams.pop(key, None)
+            self._channels.stream_ended(*key)
+        if is_open and not stream.connection.closed:
+            stream.frontend.hold(posted.leases)
+            self._channels.send(stream.connection, answer, posted.segments)
+        else:
+            for lease in posted.leases:
+                self._workspace.memory.release(*lease)
+
+    def _count(self, key: Key, posted: Posted) -> None:
+        """Count an answer before it is sent: whoever has the answer finds it counted."""
+        stream, answer, spent = posted.stream, posted.answer, posted.stream.spent
+        if not answer.error_code and key in self.running:
+            self.count_run()
+        self._statistics.answered(spent, answer)
+        if not answer.final or key not in self.streams:
+            return
+        self.ended += 1
+        if answer.error_code:
+            return
+        if self._counts_runs:
+            self._statistics.finished(Timing(spent.queue_ns, 0, spent.infer_ns, spent.output_ns))
+        else:
+            self._statistics.streamed(spent, stream.message)
+
+    def count_run(self, infer_ns: int = 0, is_over: bool = False) -> None:
+        """Count a run of a model with sequences: before the first answer of the run is sent, and
+        again with its time when the run is over."""
+        if not self._counts_runs:
+            return
+        runs = 0 if self._counted else 1
+        if not self._counted:
+            self._counted = sum(not stream.has_failed for stream in self.running.values())
+        if self._counted:
+            self._statistics.iterated(self._counted, Timing(infer=infer_ns), runs)
+        if is_over:
+            self._counted = 0
+
+    def _has_lost_sender(self, event: StreamAbandoned) -> None:
+        """End a stream with an error: nobody can send its final answer any more."""
         name = event.stream.frontend.name
         log.warning("request %d of %s has no final response", event.stream.number, name)
         event.stream.fail(
             Internal("the model let go of the request without sending its final response")
         )
 
-    def deliver(self, posted: Posted) -> None:
-        """Send an answer, after which there may be no stream any more."""
-        stream, answer = posted.stream, posted.answer
-        key = (stream.connection, stream.number)
-        wanted = self.streams.get(key) is stream and not stream.connection.closed
-        if answer.final:
-            self.streams.pop(key, None)
-            self._channels.stream_ended(*key)
-        if not wanted:
-            for lease in posted.leases:
-                self._workspace.memory.release(*lease)
-            return
-        stream.frontend.hold(posted.leases)
-        self._channels.send(stream.connection, answer, posted.segments)
-
     def grant(self, key: Key, answers: int) -> None:
-        """The frontend has consumed answers of a stream, which may have ended meanwhile."""
+        """Let a stream, which may have ended meanwhile, go on: answers have been consumed."""
         stream = self.streams.get(key)
         try:
             if stream is not None:
@@ -102,18 +171,24 @@ class StreamBook(Generic[More]):
         except ProtocolViolation as ex:
             self._channels.expel(key[0], str(ex))
 
-    def mute(self, connection: FrontendConnection) -> None:
-        """It is closed: nobody wants what its streams say."""
+    def mute(self, key: Key) -> None:
+        """Send no further answer of a cancelled stream, if one is open."""
+        stream = self.streams.get(key)
+        if stream is not None:
+            stream.mute()
+
+    def mute_all(self, connection: FrontendConnection) -> None:
+        """Send no further answers on a connection that has closed."""
         for (owner, _), stream in self.streams.items():
             if owner is connection:
                 stream.mute()
 
-    def quiet_since(self, others: Iterable[Stream] = (), paused: Container[Key] = ()) -> int:
-        """Since when the model has not moved the stream that it has left alone longest, in
-        nanoseconds, 0 if there is none; those that wait for their frontends or are
-        `paused` are none. Senders that are garbage by then are collected."""
-        streams = [stream for key, stream in self.streams.items() if key not in paused]
-        streams.extend(others)
+    def quiet_since(self) -> int:
+        """Return since when the model has not moved the stream that it has left alone longest, in
+        nanoseconds; 0: there is none. Streams that are paused or wait for their frontends do not
+        count. Garbage senders are collected now and then."""
+        streams = [stream for key, stream in self.streams.items() if key not in self.paused]
+        streams.extend(self.running.values())
         since = min((s.moved_ns for s in streams if not s.waiting), default=0)
         now = time.monotonic_ns()
         if since and now - since > _SILENT_NS and now - self._collected_ns > _COLLECT_NS:

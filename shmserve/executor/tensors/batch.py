@@ -16,7 +16,7 @@ import numpy as np
 from shmserve.core.memory.slots import Slot
 from shmserve.errors import Internal, ShmserveError
 from shmserve.executor.backend import Output, Response
-from shmserve.executor.loop.connections import FrontendProcess
+from shmserve.executor.peers.frontend_connections import FrontendProcess
 from shmserve.executor.tensors.device_rows import DeviceRows
 from shmserve.executor.tensors.inputs import Input
 from shmserve.executor.tensors.request import ExecutorRequest, Outputs, Watch, offset_within

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from shmserve.core.devices import device_name
+from shmserve.core.device_names import device_name
 from shmserve.errors import Internal
 from shmserve.executor.devices import Devices
 from shmserve.executor.tensors.cuda_region import CudaInput

@@ -1,6 +1,7 @@
 """The client regions an executor has mapped: each once, on first use.
 
-`forget` and `clear` come from the link's thread, everything else from the loop's.
+`forget` and `clear` come from the link's thread, everything else from the loop's two threads and
+from the model's.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from shmserve.core.registry import CUDA, Region
+from shmserve.core.registry import Region
 from shmserve.errors import Code, ShmserveError, Unavailable, from_code
 from shmserve.executor.devices import Devices
 from shmserve.executor.tensors.cuda_region import CudaRegion
@@ -88,7 +89,7 @@ class ClientRegions:
             close_all(fds)
             raise Unavailable("the coordinator gave no answer about a shared memory region")
         given = answer.region
-        if given is None or len(fds) != (0 if given.kind == CUDA else 1):
+        if given is None or len(fds) != int(given.memory.has_descriptor):
             close_all(fds)
             if answer.error_code:
                 raise from_code(Code(answer.error_code), answer.error)
@@ -104,14 +105,14 @@ class ClientRegions:
         return region
 
     def _opened(self, region: Region, fds: list[int]) -> ClientRegion | CudaRegion:
-        if region.kind == CUDA:
+        if not region.memory.has_descriptor:
             try:
                 return CudaRegion(region, *self.devices.import_region(region))
             except ShmserveError:
                 self._link.send(RegionsClosed((region.number,)))
                 raise
         # What cannot be pulled away is mapped whatever the mode: copying would protect nobody.
-        copy = (self._copy and not region.sealed) or region.copy
+        copy = (self._copy and not region.memory.keeps_size) or region.copy
         return ClientRegion(region, fds[0], copy)
 
     def forget(self, numbers: Iterable[int]) -> None:

@@ -13,7 +13,7 @@ from shmserve.core.memory.slots import Slot
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output, Response, Responses
 from shmserve.executor.devices import is_on_device
-from shmserve.executor.loop.connections import FrontendProcess
+from shmserve.executor.peers.frontend_connections import FrontendProcess
 from shmserve.executor.tensors.cuda_region import CudaInput
 from shmserve.executor.tensors.device_rows import DeviceRows
 from shmserve.executor.tensors.inputs import Array, Input, from_bytes

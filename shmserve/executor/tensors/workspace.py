@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from shmserve.core.memory.slots import Slot, SlotState
 from shmserve.errors import StaleDescriptor
-from shmserve.executor.loop.connections import FrontendProcess
+from shmserve.executor.peers.frontend_connections import FrontendProcess
 from shmserve.executor.tensors.cuda_region import CudaInput, CudaPlace, CudaRegion
 from shmserve.executor.tensors.inputs import UNSHARED, Array, Input
 from shmserve.executor.tensors.mapped_regions import ClientRegions
@@ -53,7 +53,7 @@ class Offer(Struct):
 
 
 class Workspace:
-    """Of one model. Any thread, but for `settle` and `trim`: the loop's.
+    """Of one model. Any thread, but for `settle` and `trim`: the one that has the channels.
 
     Attributes:
         outputs: names of all outputs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.errors import DeadlineExceeded
 from shmserve.frontends.grpc.callers import Callers

@@ -1,37 +1,24 @@
-"""Who a call comes from, as the kernel says.
-
-The `grpcio` library tells no more than the client's address, so each look is at what is connected
-now: it counts only if it is unambiguous and the call's connection is still there afterwards.
-"""
+"""Who a call comes from: the user at the other end of its connection, and the key it brings."""
 
 from __future__ import annotations
 
 import logging
-import os
-import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
-from urllib.parse import unquote
 
 from msgspec.structs import replace
 
 from shmserve.core.access import Access, Action
+from shmserve.core.caller import Caller
 from shmserve.core.keys import HEADER
-from shmserve.core.regions.region_book import Caller
 from shmserve.frontends import caller_numbers
-from shmserve.frontends.access import ACTION_OF, RELAYED
 from shmserve.frontends.deciding_fields import refuse_alike
 from shmserve.frontends.grpc.rpc_methods import RpcContext
+from shmserve.frontends.oip.origins import ACTION_OF, RELAYED
 from shmserve.frontends.oip.restricted_apis import Category
 from shmserve.frontends.presented_keys import PresentedKeys
-from shmserve.transport import peer_credentials
-from shmserve.transport.listen_addresses import ListenAddress
-from shmserve.transport.peer_credentials import REMOTE
 
 _log = logging.getLogger("shmserve.grpc")
-
-Address = tuple[str, int]
-_ANY = ("0.0.0.0", "::")
 
 
 class Callers(Protocol):
@@ -45,46 +32,6 @@ class Callers(Protocol):
 def relayed(context: RpcContext) -> bool:
     """Whether a proxy says that it passes on somebody else's call."""
     return any(key in RELAYED for key, _ in context.invocation_metadata())
-
-
-class AddressCallers:
-    """`private`: only the server's own user can connect to the Unix sockets. The kernel knows
-    who is at the other end of one, but gRPC does not say which one a call came over."""
-
-    def __init__(self, binds: Iterable[ListenAddress], private: bool) -> None:
-        self._local = Caller(os.geteuid()) if private else REMOTE
-        self._listens = [pair for bind in binds if not bind.path for pair in _resolved(bind)]
-
-    def of(self, context: RpcContext) -> Caller:
-        """The caller of a call; nobody known if it is relayed for somebody else."""
-        if relayed(context):
-            return REMOTE
-        scheme, _, rest = context.peer().partition(":")
-        if scheme == "unix":
-            return self._local
-        host, _, port = unquote(rest).rpartition(":")
-        if not port.isdecimal():
-            return REMOTE
-        client = (host.removeprefix("[").removesuffix("]"), int(port))
-        # The same client address may be connected to several of ours, for several users.
-        callers = {
-            peer_credentials.of_addresses(client, server) for server in self._servers(client)
-        }
-        callers.discard(REMOTE)
-        users = {caller.uid for caller in callers}
-        if len(users) != 1 or not context.is_active():
-            return REMOTE
-        return callers.pop() if len(callers) == 1 else Caller(users.pop())
-
-    def _servers(self, client: Address) -> set[Address]:
-        """Where on our side a connection of this client may end: all of them, whichever of this
-        host's addresses they lead to, or another user's could be taken for it."""
-        anywhere = {port for host, port in self._listens if host in _ANY}
-        servers = {(host, port) for host, port in self._listens if host not in _ANY}
-        if anywhere:
-            found = peer_credentials.servers_of(client)
-            servers |= {(host, port) for host, port in found if port in anywhere}
-        return servers
 
 
 class KeyedCallers:
@@ -158,8 +105,3 @@ def _field_of(context: RpcContext) -> Callable[[str], str | None]:
         return next((value for value in values if isinstance(value, str)), None)
 
     return field
-
-
-def _resolved(bind: ListenAddress) -> list[Address]:
-    addresses = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM)
-    return [(str(address[0]), int(address[1])) for *_, address in addresses]

@@ -12,22 +12,24 @@ import grpc
 from shmserve.config import Settings
 from shmserve.core.access import Action
 from shmserve.errors import InvalidArgument, ResourceExhausted, ShmserveError
-from shmserve.frontends.access import Origins
 from shmserve.frontends.deciding_fields import DecidingFields
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.grpc.call_pools import AwaitedRequests, CallPool, ClientDeadlines
 from shmserve.frontends.grpc.callers import CallAccess
-from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of, trace_refused
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMethod, RpcSubjects
-from shmserve.frontends.grpc.silent_calls import AwaitedRequests
 from shmserve.frontends.grpc.tensor_message import TensorIntake
-from shmserve.frontends.grpc.thread_pools import BoundedPool, check_admitted
+from shmserve.frontends.oip.origins import Origins
 from shmserve.frontends.oip.restricted_apis import Category, Restricted, known
 from shmserve.frontends.request_ids import KEY, of_metadata, request_id
 from shmserve.observe.logs import ACCESS_GRPC
 
 _access = logging.getLogger(ACCESS_GRPC)
 _NO_MESSAGE = "the call has no request message"
+MAX_MESSAGE_BYTES = (1 << 31) - 1  # what protobuf can have
+MAX_SMALL_MESSAGE_BYTES = 4 << 20  # to rpcs without tensors or files
+MESSAGE_TIMEOUT_S = 300.0  # silence of a client before the message of an inference or load ends
+STREAM_IDLE_S = 3600.0  # a stream without anything to do ends after this
 _OF_PAGES = ("origin", "sec-fetch-site")
 
 Unary = Callable[[Any, RpcContext], bytes | HeldAnswer]  # of bytes, or as the method says
@@ -47,7 +49,7 @@ def abort(context: RpcContext, error: ShmserveError) -> None:
 
 
 class Methods:
-    """Makes handlers that run in given pools.
+    """Makes handlers, whose calls have places in given pools.
 
     Raises:
         ConfigError: `grpc_restricted_protocol` cannot be understood.
@@ -65,6 +67,7 @@ class Methods:
         self._keyed = access.keyed
         self._origins = Origins(settings, settings.grpc_bind, "")
         self._overdue = overdue
+        self._max_message_bytes = min(settings.max_request_bytes, MAX_MESSAGE_BYTES)
         self._settings = settings
         restricted = Restricted(settings.grpc_restricted_protocol, grpc=True)
         self._restricted = restricted if restricted else None
@@ -74,7 +77,7 @@ class Methods:
         name: str,
         category: Category,
         run: Unary,
-        pool: BoundedPool,
+        pool: CallPool,
         large: bool = False,
         action: Action | None = None,
         tensors: TensorIntake | None = None,
@@ -84,21 +87,22 @@ class Methods:
         `action`: what not every caller may, or None: `run` sees to it itself; `tensors` of the
         message and `subjects` of the calls: see `RpcMethod`."""
         known(category, f"rpc {name}")
-        limit_s = self._message_timeout_s(large)
+        message_s = self._message_timeout_s(large)
         settings = self._settings
-        most = settings.grpc_max_message_bytes if large else settings.grpc_max_small_message_bytes
+        most = self._max_message_bytes if large else MAX_SMALL_MESSAGE_BYTES
 
         def admit(context: RpcContext) -> None:
             self._check_caller(category, context)
             if action is not None:
                 self._access.check(action, context)
 
-        def behave(requests: Iterator[Any], context: RpcContext) -> bytes | HeldAnswer:
+        def behave(read: Callable[[], Any], context: RpcContext) -> bytes | HeldAnswer:
             try:
-                check_admitted()
-                if not getattr(context, "admitted", False):  # before its message was received
+                if not context.admitted:  # else that was before its message was received
                     admit(context)
-                data = _only(requests, context, pool, limit_s)
+                data = read()
+                if data is None:
+                    raise InvalidArgument(_NO_MESSAGE)
                 if not large and len(data) > most:
                     raise _too_long(len(data), most)
                 answer = run(data, context)
@@ -108,7 +112,9 @@ class Methods:
                 error = self._failed(category, context, name, ex)
             else:
                 if large:
-                    self._overdue.expect_taken(context, self.send_limit(len(answer)))
+                    nbytes = answer.nbytes if isinstance(answer, HeldAnswer) else len(answer)
+                    limit_s = settings.send_timeout_s + nbytes / settings.min_bytes_per_s
+                    self._overdue.expect_taken(context, limit_s)
                 return answer
             abort(context, error)
             raise AssertionError("unreachable: abort raises")
@@ -116,28 +122,24 @@ class Methods:
         if settings.access_log:
             behave = _told(name, behave)
         views = tensors is not None
-        gives_way = tensors.quick if tensors is not None else None
-        return RpcMethod(
-            *(behave, pool, False, limit_s, most, views, admit, tensors, gives_way, subjects)
-        )
+        return RpcMethod(behave, pool, False, message_s, most, views, admit, tensors, subjects)
 
     def stream(
         self,
         name: str,
         category: Category,
         run: Stream,
-        pool: BoundedPool,
+        pool: CallPool,
         idle_s: float | None = None,
         views: bool = False,
     ) -> RpcMethod:
         """Any number of messages and answers. Whoever does not take one is given up, and so is who
-        sends nothing for `idle_s` (None: `grpc_stream_idle_s`). `views`: messages may be views."""
+        sends nothing for `idle_s` (None: `STREAM_IDLE_S`). `views`: messages may be views."""
         known(category, f"rpc {name}")
-        limit_s = self._settings.grpc_stream_idle_s if idle_s is None else idle_s
+        limit_s = STREAM_IDLE_S if idle_s is None else idle_s
 
         def behave(requests: Iterator[Any], context: RpcContext) -> Iterator[bytes]:
             try:
-                check_admitted()
                 self._check_caller(category, context)
                 awaited = AwaitedRequests(requests, context, pool.silent, limit_s)
                 for answer in run(awaited, context):
@@ -155,7 +157,7 @@ class Methods:
 
         if self._settings.access_log:
             behave = _told_stream(name, behave)
-        most = self._settings.grpc_max_message_bytes
+        most = self._max_message_bytes
         return RpcMethod(behave, pool, True, self._message_timeout_s(False), most, views)
 
     def _failed(
@@ -185,24 +187,19 @@ class Methods:
         """No page is our own: those that reach us through a proxy must be listed."""
         self._origins.check_page("", headers.get("origin", ""), headers.get("sec-fetch-site", ""))
 
-    def first(self, requests: Iterator[Any], context: RpcContext) -> Any:
-        """The one message of a stream that has only answers.
+    def first(self, requests: AwaitedRequests) -> Any:
+        """Return the one message of a stream that has only answers.
 
         Raises:
             InvalidArgument: the call has none.
         """
-        self._overdue.expect(context, self._message_timeout_s(False))
-        try:
-            data = next(requests, None)
-        finally:
-            self._overdue.met(context)
+        data = requests.first(self._message_timeout_s(False))
         if data is None:
             raise InvalidArgument(_NO_MESSAGE)
         return data
 
     def _message_timeout_s(self, large: bool) -> float:
-        settings = self._settings
-        return settings.grpc_message_timeout_s if large else settings.head_timeout_s
+        return MESSAGE_TIMEOUT_S if large else self._settings.head_timeout_s
 
     def send_limit(self, nbytes: int) -> float:
         """How long a client may take to receive so many bytes."""
@@ -212,10 +209,10 @@ class Methods:
 def _told(name: str, behave: Callable[..., Any]) -> Callable[..., Any]:
     """An rpc with one answer, each call of which is a line of the log."""
 
-    def run(requests: Iterator[Any], context: RpcContext) -> Any:
+    def run(read: Callable[[], Any], context: RpcContext) -> Any:
         began, outcome = monotonic(), "failed"
         try:
-            answer = behave(requests, context)
+            answer = behave(read, context)
             outcome = f"OK {len(answer)}"
             return answer
         finally:
@@ -245,23 +242,5 @@ def _tell(context: RpcContext, name: str, outcome: str, began: float) -> None:
     _access.info('%s "%s" %s %.0fms', context.peer(), name, outcome, took_ms)
 
 
-def _only(requests: Iterator[Any], context: RpcContext, pool: BoundedPool, limit_s: float) -> Any:
-    """The message of a unary call."""
-    if not pool.silent_hold_threads:
-        data = next(requests, None)  # it runs only once its message has come
-    else:
-        pool.silent.wait(context, limit_s)
-        try:
-            data = next(requests, None)
-        finally:
-            pool.silent.heard(context)
-    if data is None:
-        raise InvalidArgument(_NO_MESSAGE)
-    return data
-
-
 def _too_long(size: int, most: int) -> ResourceExhausted:
-    return ResourceExhausted(
-        f"the request message has {size} bytes, at most {most} are taken here"
-        " (setting grpc_max_small_message_bytes)"
-    )
+    return ResourceExhausted(f"the request message has {size} bytes, at most {most} are taken here")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
 import grpc
 from msgspec import Struct
 
 from shmserve.errors import ShmserveError
+from shmserve.frontends.grpc.call_pools import CallPool
 from shmserve.frontends.grpc.tensor_message import TensorIntake, TensorMessage
-from shmserve.frontends.grpc.thread_pools import BoundedPool
 from shmserve.protocol.protobuf.infer_wire import Part
 
 
@@ -19,10 +18,12 @@ class RpcContext(Protocol):
     """One call, as its rpc sees it: the part of `grpc.ServicerContext` that is used here.
 
     Attributes:
-        caller_number: whose it is, for turns and shares; an engine may not know.
+        caller_number: whose it is, for turns and shares.
+        admitted: its method's `admit` has let it in already.
     """
 
     caller_number: int
+    admitted: bool
 
     @property
     def client_number(self) -> int:
@@ -46,7 +47,7 @@ class RpcContext(Protocol):
         ...
 
     def add_callback(self, callback: Callable[[], None], /) -> bool:
-        """Have this called at the call's end, in any thread; False: it has ended already."""
+        """Have this called at the call's end, in the loop; False: it has ended already."""
         ...
 
     def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...], /) -> None:
@@ -58,7 +59,11 @@ class RpcContext(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End the call without an answer."""
+        """End the call without an answer. From any thread."""
+        ...
+
+    def give_up(self) -> None:
+        """As `cancel`, at once: for the loop."""
         ...
 
 
@@ -98,9 +103,11 @@ class RpcMethod(Struct, frozen=True, eq=False):
     """An rpc as an engine runs it.
 
     Attributes:
-        behave: takes the iterator of the call's messages and its context. The iterator raises
-            `grpc.RpcError` once the call has ended early.
-        pool: where it runs, one thread a call, or what bounds how many run.
+        behave: runs a call, given its messages and its context. A unary rpc gets a function that
+            reads the one message (None: there is none); a stream gets an iterator, which raises
+            `grpc.RpcError` once the call has ended early. Runs on the loop: it waits by
+            `shmserve.waiting`, and what takes long runs beside the loop.
+        pool: places and turns of its calls.
         streams: it gives an iterator of answers instead of one.
         message_timeout_s: how long the client of a unary call may take to send its message.
         max_bytes: the largest message.
@@ -109,19 +116,16 @@ class RpcMethod(Struct, frozen=True, eq=False):
             large message is received sets the context's `admitted`.
         subjects: what its calls are about, for an engine that takes heed of it.
         tensors: how an engine that can receives its message's tensors: it is a `TensorMessage`.
-        gives_way: it waits by `shmserve.waiting`, so a loop may run it, if what of its message is
-            not in slots is small and of a kind that this finds quick to read; None: it does not.
     """
 
-    behave: Callable[[Iterator[RpcMessage], RpcContext], Any]
-    pool: BoundedPool
+    behave: Callable[[Any, RpcContext], Any]
+    pool: CallPool
     streams: bool
     message_timeout_s: float
     max_bytes: int
     views: bool = False
     admit: Callable[[RpcContext], None] | None = None
     tensors: TensorIntake | None = None
-    gives_way: Callable[[memoryview], bool] | None = None
     subjects: RpcSubjects | None = None
 
 
@@ -136,20 +140,5 @@ class Ports(Protocol):
         ...
 
     def add_secure_port(self, address: str, server_credentials: Any) -> int:
-        """As `add_insecure_port`, with TLS: what `listeners.credentials` gave for this engine."""
-        ...
-
-
-class Engine(Ports, Protocol):
-    """Serves rpcs, as `grpc.Server` does."""
-
-    def start(self) -> None:
-        """Take calls."""
-        ...
-
-    def stop(self, grace: float | None) -> threading.Event:
-        """Refuse what is new and end what still runs after so many seconds (None: now).
-
-        The event is set when everything has ended.
-        """
+        """As `add_insecure_port`, with TLS: what `transport.trust.tls.certificates` gave."""
         ...

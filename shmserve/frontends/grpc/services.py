@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from shmserve import extensions
 from shmserve.config import Settings
 from shmserve.core.access import Action
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.grpc.blocking_rpcs import BlockingRpcs
+from shmserve.frontends.grpc.call_pools import CallPool, CallPools
 from shmserve.frontends.grpc.handlers import Methods, Stream, Unary
 from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMethod
-from shmserve.frontends.grpc.thread_pools import BoundedPool
 from shmserve.frontends.oip.restricted_apis import Category
 
-# What an rpc's threads do: run inferences, answer from what this process knows, wait for the
-# coordinator. Streams are always inferences.
+# What an rpc does: run inferences, answer from what this process knows, wait for the coordinator.
+# Streams are always inferences.
 Work = Literal["inference", "quick", "asking"]
 
 
 class Services:
     """Makes handlers, in the pools of the server with their limits, and adds services of them."""
 
-    def __init__(
-        self, methods: Methods, pools: Mapping[Work, BoundedPool], streams: BoundedPool
-    ) -> None:
+    def __init__(self, methods: Methods, pools: CallPools, settings: Settings) -> None:
         self._methods = methods
-        self._pools = pools
-        self._streams = streams
+        self._blocking = BlockingRpcs(settings)
+        self._pools: Mapping[Work, CallPool] = {
+            "inference": pools.inferences,
+            "quick": pools.quick,
+            "asking": pools.asking,
+        }
+        self._streams = pools.streams
         self.added: dict[str, dict[str, RpcMethod]] = {}
 
     def unary(
@@ -38,34 +42,45 @@ class Services:
         work: Work = "quick",
         large: bool = False,
         action: Action | None = None,
+        never_blocks: bool = False,
     ) -> RpcMethod:
-        """The handler of an rpc with one message and one answer.
+        """Return the handler of an rpc with one message and one answer.
 
         Args:
             name: of the rpc, for the log.
             category: of the restricted APIs.
             run: takes the bytes of the message and gives those of the answer. What it raises of
                 `shmserve.errors` becomes the call's status.
-            work: what its thread does.
+            work: what it does.
             large: its messages may be, so they have more time.
-            action: what not every caller may do (`frontends.access`), if it does that.
+            action: what not every caller may do (`frontends.oip.origins`), if it does that.
+            never_blocks: `run` waits for nothing but `dispatcher`, and hands long work to
+                `shmserve.waiting.beside`: it runs on the loop that serves all calls, not in a
+                thread.
 
         Raises:
             ValueError: there is no such category.
         """
+        if not never_blocks:
+            run = self._blocking.unary(run)
         return self._methods.unary(name, category, run, self._pools[work], large, action)
 
-    def stream(self, name: str, category: Category, run: Stream) -> RpcMethod:
+    def stream(
+        self, name: str, category: Category, run: Stream, never_blocks: bool = False
+    ) -> RpcMethod:
         """As `unary`, of any number of messages and answers."""
+        if not never_blocks:
+            run = self._blocking.stream(run)
         return self._methods.stream(name, category, run, self._streams)
 
     def first(self, requests: Iterator[bytes], context: RpcContext) -> bytes:
-        """The one message of a stream that has only answers.
+        """Return the one message of a stream that has only answers.
 
         Raises:
             InvalidArgument: there is none.
         """
-        message: bytes = self._methods.first(requests, context)
+        awaited: Any = requests  # as `run` of a stream gets them
+        message: bytes = self._methods.first(awaited)
         return message
 
     def add(self, full_name: str, handlers: dict[str, RpcMethod]) -> None:

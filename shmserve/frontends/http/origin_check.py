@@ -5,7 +5,7 @@ from __future__ import annotations
 import falcon
 
 from shmserve.errors import InvalidArgument
-from shmserve.frontends.access import Origins
+from shmserve.frontends.oip.origins import Origins
 
 _REMEMBERED = 256
 _UNIX = ("", "/", "\0")  # what the address of a Unix socket's client begins with; no other does

@@ -12,10 +12,10 @@ import falcon
 from shmserve.core.access import ACTIONS, Access, Action
 from shmserve.core.keys import HEADER, Key
 from shmserve.errors import PermissionDenied
-from shmserve.frontends.access import ACTION_OF
 from shmserve.frontends.caller_numbers import IN_ENVIRON, of_key
-from shmserve.frontends.http.header_fields import HeaderFields
-from shmserve.frontends.http.routes.callers import KEY, caller_of
+from shmserve.frontends.http.request_caller import KEY, caller_of
+from shmserve.frontends.http.server.header_fields import HeaderFields
+from shmserve.frontends.oip.origins import ACTION_OF
 from shmserve.frontends.oip.restricted_apis import Category, Restricted
 from shmserve.frontends.presented_keys import PresentedKeys
 

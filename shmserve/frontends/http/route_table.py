@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Protocol
 
 import falcon
@@ -13,6 +14,7 @@ from shmserve.config import Settings
 from shmserve.core.access import Action
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import openapi
+from shmserve.frontends.http.blocking_routes import BlockingRoutes
 from shmserve.frontends.http.error_handlers import ErrorHandlers
 from shmserve.frontends.http.origin_check import OriginCheck
 from shmserve.frontends.http.restricted_api import Guard, HttpApp, RouteRule
@@ -59,8 +61,16 @@ class Routes:
         self._guard = guard
         self._pages = origins.pages
         self._errors = errors
+        self._blocking: BlockingRoutes | None = None  # what runs routes that may block
         self._finders: list[tuple[Category, Finder]] = []
         self._operations: dict[str, openapi.Operation] = {}
+
+    def for_extensions(self, settings: Settings) -> Routes:
+        """Return the same table for extensions, whose routes may block if they do not say
+        otherwise. The server's own routes never do."""
+        routes = copy(self)
+        routes._blocking = BlockingRoutes(settings)
+        return routes
 
     def add(
         self,
@@ -69,6 +79,7 @@ class Routes:
         resource: object,
         suffix: str | None = None,
         action: Action | None = None,
+        never_blocks: bool = False,
     ) -> None:
         """A route, such as ``/v2/models/{name}/infer``, and Falcon's resource for it. `suffix`: of
         its responders' names, such as `on_get_suffix`.
@@ -77,26 +88,36 @@ class Routes:
             category: of the restricted APIs.
             template: the path.
             resource: answers.
-            action: what its requests do (`frontends.access`), where it is not what those of the
-                category do and reading is not only that.
+            action: what its requests do (`frontends.oip.origins`), where it is not what those of
+                the category do and reading is not only that.
+            never_blocks: for extensions: the responders wait for nothing but the `dispatcher` and
+                the request's body, and hand long work to `waiting.beside`. They run on the loop
+                that serves all connections of the worker, which saves a thread.
 
         Raises:
             ValueError: there is no such category, or there is such a route.
         """
         self._guard.rules[template] = RouteRule(known(category, f"route {template}"), action)
+        if self._blocking is not None and not never_blocks:
+            resource = self._blocking.resource(resource)
         self._app.add_route(template, resource, suffix=suffix)
 
-    def add_behind(self, category: Category, find: Finder) -> None:
+    def add_behind(self, category: Category, find: Finder, never_blocks: bool = False) -> None:
         """What may answer requests that no route takes: `find` tells by which function, if at all.
+        `never_blocks`, as in `add`, is about both.
 
         Raises:
             ValueError: there is no such category.
         """
+        if self._blocking is not None and not never_blocks:
+            find = self._blocking.finder(find)
         self._finders.append((known(category, "requests without a route"), find))
 
-    def add_page(self, category: Category, path: str, resource: object) -> None:
+    def add_page(
+        self, category: Category, path: str, resource: object, never_blocks: bool = False
+    ) -> None:
         """As `add`, of a page for people: links from elsewhere may lead there."""
-        self.add(category, path, resource)
+        self.add(category, path, resource, never_blocks=never_blocks)
         self._pages.add(path)
 
     def describe(self, operations: Mapping[str, openapi.Operation]) -> None:
@@ -150,9 +171,14 @@ class HttpExtension(Protocol):
     """An extension of the group `extensions.HTTP_ROUTES`: adds its routes.
 
     Called once in each HTTP worker, after the server's own routes were added and before it takes
-    requests. Requests run in a thread per connection, so resources must bear being called by
-    several at a time. What they raise of `shmserve.errors` becomes an answer with its status and
-    text; anything else becomes a 500 without one, and a traceback in the log.
+    requests. A responder runs in a thread beside the worker's loop and may block; of `http_threads`
+    such threads none is anybody's own, so resources must bear being called by several at a time,
+    and a stream's pieces may be asked for by one thread after the other. While all of them are
+    busy, requests wait `request_timeout_s` for one and are then told 503. Routes that are added
+    with `never_blocks=True` run on the loop itself.
+
+    What responders raise of `shmserve.errors` becomes an answer with its status and text; anything
+    else becomes a 500 without one, and a traceback in the log.
     """
 
     def __call__(self, routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
@@ -172,5 +198,6 @@ def add_extensions(routes: Routes, dispatcher: DispatchApi, settings: Settings) 
     Raises:
         ConfigError: one cannot be imported.
     """
+    routes = routes.for_extensions(settings)
     for extension in extensions.load_all(extensions.HTTP_ROUTES).values():
         extension(routes, dispatcher, settings)

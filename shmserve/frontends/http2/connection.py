@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shmserve.frontends.http2 import frames
 from shmserve.frontends.http2.control import ControlFrames
-from shmserve.frontends.http2.data import DataFrames
 from shmserve.frontends.http2.events import ConnectionTerminated, Event, StreamReset
-from shmserve.frontends.http2.flow import ReceiveWindow
 from shmserve.frontends.http2.frames import Buffer, ConnectionFailed, ErrorCode
-from shmserve.frontends.http2.keepalive import Keepalive
-from shmserve.frontends.http2.limits import FloodBudget, Limits
-from shmserve.frontends.http2.output import OutgoingBytes
-from shmserve.frontends.http2.parts import ConnectionParts
+from shmserve.frontends.http2.limits import Limits
 from shmserve.frontends.http2.reader import FrameReader
 from shmserve.frontends.http2.sender import ALONE_FRAME, Sender
-from shmserve.frontends.http2.shutdown import Shutdown
-from shmserve.frontends.http2.streams import Http2Streams
+from shmserve.frontends.http2.streams import IOV_MAX, Http2Streams, OutgoingBytes
 
 _TICK_S = 1.0  # how often slow readers are looked at
 _NEVER = float("inf")
@@ -32,6 +24,11 @@ class Connection:
     Args:
         limits: what the client may ask for.
         now: the time.
+
+    Attributes:
+        reader: its `left` tells at once whether anything can be due.
+        consumed: lets the client send more, see `Http2Streams.consumed`.
+        send: sends a response or a part of one, see `Sender.send`.
     """
 
     def __init__(self, limits: Limits, now: float) -> None:
@@ -39,27 +36,13 @@ class Connection:
         self._events: list[Event] = []
         self._output = output = OutgoingBytes()
         output.add(frames.settings(_settings(limits)))
-        control = FloodBudget(limits.control_burst, limits.control_per_s, now)
-        resets = FloodBudget(limits.reset_burst, limits.reset_per_s, now)
-        window = ReceiveWindow(limits.connection_window, output)
-        self._streams = Http2Streams(limits, output, window, control, resets)
-        self._sender = Sender(limits, self._streams, output, control)
-        self._keepalive = Keepalive(limits, output, now)
-        self._shutdown = Shutdown(limits, self._streams, output)
-        parts = ConnectionParts(
-            limits,
-            self._streams,
-            self._sender,
-            output,
-            self._keepalive,
-            self._shutdown,
-            control,
-            resets,
-            self._events,
-        )
-        control_frames = ControlFrames(parts, now)
-        self._data = DataFrames(self._streams, window, control_frames, self._events)
-        self._reader = FrameReader(parts, self._data, control_frames, now)
+        streams = self._streams = Http2Streams(limits, output, now)
+        self._sender = Sender(limits, streams, output)
+        control = ControlFrames(limits, streams, self._sender, output, self._events, now)
+        self._keepalive, self._shutdown = control.keepalive, control.shutdown
+        self.reader = FrameReader(limits, streams, control, self._events, now)
+        self.consumed = streams.consumed
+        self.send = self._sender.send
         self._most_pending = limits.high_water_bytes + ALONE_FRAME + limits.max_control_bytes
         self._sent_at = now  # since then, less than `min_progress_bytes` of what waits was sent
         self._sent_bytes = 0
@@ -77,7 +60,7 @@ class Connection:
             return []
         self._keepalive.heard_at = now
         try:
-            self._reader.receive(data, now)
+            self.reader.receive(data, now)
             if self._output.pending > self._most_pending:
                 raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
         except ConnectionFailed as failed:
@@ -95,7 +78,7 @@ class Connection:
             or output.released
             or self._streams.sending
             or self._failed
-            or self._shutdown.began
+            or self._shutdown.began_at is not None
         )
 
     @property
@@ -105,7 +88,10 @@ class Connection:
         Its owner may receive them, or a part, right where they belong, and say so by
         `payload_received`; or ignore it, and give everything to `receive`.
         """
-        return self._data.payload_due if self._data.left and not self._failed else None
+        stream, left = self.reader.payload, self.reader.left
+        if not left or stream is None or stream.closed or self._failed:
+            return None
+        return stream.id, left
 
     def payload_received(self, count: int, now: float) -> list[Event]:
         """That many bytes of `payload_due` were received by their owner.
@@ -116,70 +102,22 @@ class Connection:
         if self._failed:
             return []
         self._keepalive.heard_at = now
-        self._data.payload_received(count)
-        return self._take_events()
+        self.reader.payload_received(count)
+        events = self._events[:]
+        self._events.clear()
+        return events
 
     def payload_returned(self, count: int) -> None:
         """The last bytes given to `receive`, that many and payload that goes on, were not taken:
         they are due again."""
-        self._data.left += count
+        self.reader.left += count
 
     @property
     def missing(self) -> int:
         """Bytes until it can be said whether payload is due; at least one."""
-        return self._reader.missing
-
-    def consumed(self, stream_id: int, count: int) -> None:
-        """Bytes of DATA, however received, are not in memory any more: more may come.
-
-        What a stream holds when it ends counts as consumed.
-
-        Raises:
-            ValueError: the stream does not hold so many.
-        """
-        stream = self._streams.open.get(stream_id)
-        if stream is not None:
-            self._streams.consumed(stream, count)
+        return self.reader.missing
 
     # --- what goes out
-
-    def send(
-        self,
-        stream_id: int,
-        now: float,
-        *,
-        head: bytes | None = None,
-        data: Sequence[Buffer] = (),
-        trailers: bytes | None = None,
-        token: object = None,
-    ) -> bool:
-        """Send a response or a part of one: headers, then data, then trailers, which end it.
-
-        A response of trailers alone is allowed (gRPC's Trailers-Only). If the client has not
-        ended its request by then, it is told that the rest is not wanted.
-
-        Args:
-            stream_id: which stream.
-            now: the time.
-            head: an encoded block, see `encode_fields`.
-            data: buffers of single bytes, that stay as they are until `token` is released.
-            trailers: an encoded block.
-            token: stands for the memory of `data` in `released`; there exactly once, if not None.
-
-        Returns:
-            False if the stream is gone, and nothing is sent.
-
-        Raises:
-            SendQueueFull: the stream has `max_queued_sends` waiting; `token` stays the caller's.
-            ValueError: not in this order.
-        """
-        stream = self._streams.open.get(stream_id)
-        if stream is None:
-            if token is not None:
-                self._output.released.append(token)
-            return False
-        self._sender.send(stream, head, data, trailers, token, now)
-        return True
 
     def reset(self, stream_id: int, code: int) -> None:
         """End a stream at once; what is not framed yet of its response is dropped."""
@@ -202,7 +140,8 @@ class Connection:
         if not self._waits and output.pending:
             self._waits = True
             self._sent_at, self._sent_bytes = now, 0
-        return output.take()
+        parts = output.parts
+        return parts if len(parts) <= IOV_MAX else parts[:IOV_MAX]
 
     def sent(self, count: int, now: float) -> bool:
         """The socket has taken that many bytes of `outgoing`; whether there may be more to send."""
@@ -245,7 +184,9 @@ class Connection:
     @property
     def finished(self) -> bool:
         """All has been said: close the socket."""
-        return not self._output.pending and (self._failed or self._shutdown.finished)
+        streams = self._streams
+        served = streams.last_served is not None and not streams.open
+        return not self._output.pending and (self._failed or served)
 
     @property
     def open_streams(self) -> int:
@@ -256,7 +197,7 @@ class Connection:
         if self._failed:
             return []
         try:
-            self._reader.tick(now, self._keepalive.heard_at)
+            self.reader.tick(now, self._keepalive.heard_at)
             if self._waits and now >= self._sent_at + self._limits.send_stall_s:
                 raise ConnectionFailed(ErrorCode.NO_ERROR, "nothing is read")
             self._keepalive.tick(now, len(self._streams.open))
@@ -277,7 +218,7 @@ class Connection:
         if self._failed:
             return _NEVER
         due = min(
-            self._reader.due(self._keepalive.heard_at),
+            self.reader.due(self._keepalive.heard_at),
             self._keepalive.due(len(self._streams.open)),
             self._shutdown.due(),
         )

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from shmserve.frontends.http2 import frames
 from shmserve.frontends.http2.events import (
+    Event,
     GoAwayReceived,
     PingAcknowledged,
     StreamReset,
 )
+from shmserve.frontends.http2.fields import RequestFields
 from shmserve.frontends.http2.frames import ConnectionFailed, ErrorCode, StreamFailed
-from shmserve.frontends.http2.parts import ConnectionParts
+from shmserve.frontends.http2.grpc_metadata import parse_timeout
+from shmserve.frontends.http2.keepalive import Keepalive, Shutdown
+from shmserve.frontends.http2.limits import FloodBudget, Limits
+from shmserve.frontends.http2.sender import Sender
+from shmserve.frontends.http2.streams import Http2Streams, OutgoingBytes
 
 _MAX_DEBUG_BYTES = 1024
 
@@ -22,29 +28,82 @@ _OF_CONNECTION = frozenset((frames.SETTINGS, frames.PING, frames.GOAWAY))
 _OF_STREAM = frozenset((frames.PRIORITY, frames.RST_STREAM))
 
 
+class Waits(FloodBudget):
+    """Pays for resets of unanswered streams, in seconds that the streams were open.
+
+    A client with `max_streams` streams waits at most `max_streams` seconds per second. So clients
+    that give up calls at their deadlines are never cut off, however many calls that are. A flood
+    of the same shape cannot be told from them. What is bounded is its rate: with the default
+    limits 5,120 abandoned calls a second, because a wait costs at least `least_wait_s`.
+
+    A stream's age is its wait. Where the server or the client is late, a call and the reset of its
+    deadline are read together, and the stream seems new: then its `grpc-timeout` is its wait. A
+    new stream without a timeout has no wait, and the budget of resets pays.
+    """
+
+    __slots__ = ("_least_s",)
+
+    _LONGEST_S = 1.0  # so that the end of all streams, after however long, fits into the burst
+    _BURST_S = 2.0  # of waits of all streams: resets of so long may be read at once
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        super().__init__(int(self._BURST_S * limits.max_streams), limits.max_streams, now)
+        self._least_s = limits.least_wait_s
+
+    def pay(self, now: float, age_s: float, head: RequestFields) -> bool:
+        """Spend a stream's wait, or return False if it has none or too little is left."""
+        wait_s = age_s
+        if age_s < self._least_s:
+            timeout = head.value("grpc-timeout")
+            try:
+                wait_s = parse_timeout(timeout) if timeout is not None else 0.0
+            except ValueError:
+                wait_s = 0.0
+            if not wait_s:
+                return False
+        return self.spend(now, min(max(wait_s, self._least_s), self._LONGEST_S))
+
+
 class ControlFrames:
-    """Checks and obeys control frames; each one costs a part of the budget.
+    """Checks and obeys control frames; `ControlBudget` says what pays for each.
 
     Args:
-        parts: the connection's.
+        limits: the connection's limits.
+        streams: the connection's streams.
+        sender: obeys the client's windows and settings.
+        output: takes answers to frames.
+        events: takes what came of frames.
         now: the time in seconds, kept by whoever hands over frames.
+
+    Attributes:
+        keepalive: the rules for pings.
+        shutdown: the ping of ours that asks what is to be served.
     """
 
     __slots__ = (
-        "_control", "_events", "_keepalive", "_limits", "_output", "_resets", "_sender",
-        "_shutdown", "_streams", "now", "settings_acked",
+        "_control", "_events", "_limits", "_output", "_resets", "_sender", "_streams",
+        "_waits", "keepalive", "now", "settings_acked", "shutdown",
     )  # fmt: skip
 
-    def __init__(self, parts: ConnectionParts, now: float) -> None:
-        self._limits = parts.limits
-        self._streams = parts.streams
-        self._sender = parts.sender
-        self._output = parts.output
-        self._keepalive = parts.keepalive
-        self._shutdown = parts.shutdown
-        self._control = parts.control
-        self._resets = parts.resets
-        self._events = parts.events
+    def __init__(
+        self,
+        limits: Limits,
+        streams: Http2Streams,
+        sender: Sender,
+        output: OutgoingBytes,
+        events: list[Event],
+        now: float,
+    ) -> None:
+        self._limits = limits
+        self._streams = streams
+        self._sender = sender
+        self._output = output
+        self._events = events
+        self._control = streams.control
+        self._resets = streams.resets
+        self._waits = Waits(limits, now)
+        self.keepalive = Keepalive(limits, output, now)
+        self.shutdown = Shutdown(limits, streams, output)
         self.now = now
         self.settings_acked = False
 
@@ -53,11 +112,24 @@ class ControlFrames:
         if not self._control.spend(self.now):
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
 
-    def forgive(self, stream_id: int) -> None:
-        """A frame of a stream that is closed, which the client may not have known."""
-        if not self._streams.is_forgiven(stream_id):
+    def forgive(self, stream_id: int, length: int = 0) -> None:
+        """Accept a frame of a closed stream, if it ended before the client had ended its request.
+
+        Args:
+            stream_id: the closed stream.
+            length: bytes of DATA, which the window that the stream had left pays for.
+        """
+        left = self._streams.forgiven.get(stream_id)
+        if left is None:
             raise ConnectionFailed(ErrorCode.STREAM_CLOSED, "a frame of a closed stream")
-        self.spend()
+        if not length:
+            self.spend()
+        elif length > left:
+            raise ConnectionFailed(
+                ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the closed stream's window"
+            )
+        else:
+            self._streams.forgiven[stream_id] = left - length
 
     def fail_stream(self, stream_id: int, failed: StreamFailed) -> None:
         """Reset a stream for what the client did, or refuse it."""
@@ -80,57 +152,42 @@ class ControlFrames:
             StreamFailed: its stream is to be reset.
             ConnectionFailed: the connection is to end.
         """
-        control = self._control
-        left = min(control.left, control.burst) - 1
-        if left >= 0:
-            control.left = left
-        else:
-            self.spend()
-        if kind == frames.WINDOW_UPDATE and len(payload) == 4:  # the most common by far
-            self._on_window_update(stream_id, int.from_bytes(payload, "big"))
-            return
         _check_form(kind, stream_id, len(payload))
         if kind == frames.RST_STREAM:
             self._on_rst_stream(stream_id, int.from_bytes(payload, "big"))
         elif kind == frames.PING:
             self._on_ping(flags, bytes(payload))
-        elif kind == frames.SETTINGS:
+        else:
+            self.spend()
+        if kind == frames.SETTINGS:
             self._on_settings(flags, payload)
         elif kind == frames.GOAWAY:
             code = int.from_bytes(payload[4:8], "big")
             self._events.append(GoAwayReceived(code, bytes(payload[8 : 8 + _MAX_DEBUG_BYTES])))
 
-    def _on_window_update(self, stream_id: int, increment: int) -> None:
-        increment &= frames.LARGEST_WINDOW
-        if not stream_id:
-            if not increment:
-                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a window opened by nothing")
-            self._sender.open_window(increment)
-            return
-        stream = self._streams.open.get(stream_id)
-        if stream is None:
-            if self._streams.is_idle(stream_id):
-                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE, idle stream")
-        elif not increment:
-            raise StreamFailed(ErrorCode.PROTOCOL_ERROR, "a window opened by nothing")
-        else:
-            self._sender.open_stream_window(stream, increment)
-
     def _on_rst_stream(self, stream_id: int, code: int) -> None:
         if self._streams.is_idle(stream_id):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "RST_STREAM, idle stream")
         stream = self._streams.open.get(stream_id)
-        if stream is not None:
-            self._streams.forget(stream)
-            self._events.append(StreamReset(stream_id, code, True))
+        if stream is None:
+            self.spend()
+            return
+        self._streams.cancel(stream)
+        self._events.append(StreamReset(stream_id, code, True))
+        if stream.answered:
+            self._resets.left += 1
+        elif not self._waits.pay(self.now, self.now - stream.opened_at, stream.head):
             self._spend_reset()
 
     def _on_ping(self, flags: int, data: bytes) -> None:
-        if not flags & frames.ACK:
-            self._output.add(frames.ping(data, frames.ACK))
-            self._keepalive.on_ping(self.now, len(self._streams.open))
-        elif not (self._keepalive.on_ack(data) or self._shutdown.on_ack(data)):
-            self._events.append(PingAcknowledged(data))
+        if flags & frames.ACK:
+            self.spend()
+            if not (self.keepalive.on_ack(data) or self.shutdown.on_ack(data)):
+                self._events.append(PingAcknowledged(data))
+            return
+        self._output.add(frames.ping(data, frames.ACK))
+        if not self.keepalive.on_ping(self.now, len(self._streams.open)):
+            self.spend()
 
     def _on_settings(self, flags: int, payload: memoryview) -> None:
         if flags & frames.ACK:
@@ -152,7 +209,7 @@ class ControlFrames:
         sender.max_frame = values.get(frames.MAX_FRAME_SIZE, sender.max_frame)
         window = values.get(frames.INITIAL_WINDOW_SIZE)
         if window is not None:
-            sender.change_initial_window(window)
+            self._streams.change_initial_window(window)
         self._output.add(frames.SETTINGS_ACK)
 
 

@@ -11,7 +11,8 @@ from shmserve.frontends.http2.frames import ErrorCode, StreamFailed
 Fields = tuple[tuple[str, str], ...]
 
 _name = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
-_bad_value = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]|^[ \t]|[ \t]\Z").search
+_bad_value = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
+_BLANKS = b" \t"
 _digits = re.compile(r"[0-9]{1,19}").fullmatch
 _PSEUDO = frozenset((b":method", b":scheme", b":authority", b":path"))
 _CONNECTION_SPECIFIC = frozenset(
@@ -60,7 +61,9 @@ def request_head(decoded: list[tuple[bytes, bytes]]) -> RequestFields:
             break
         if name not in _PSEUDO or name in pseudo:
             raise malformed("an unknown or repeated pseudo-header field")
-        if _bad_value(value):
+        # A blank at an end stays an error here: no client adds one, and a host or path with blanks
+        # is another one than the client means.
+        if _bad_value(value) or value != value.strip(_BLANKS):
             raise malformed("a pseudo-header field has an invalid value")
         pseudo[name] = value.decode("latin-1")
     else:
@@ -78,7 +81,9 @@ def request_head(decoded: list[tuple[bytes, bytes]]) -> RequestFields:
 
 
 def regular_fields(decoded: list[tuple[bytes, bytes]]) -> Fields:
-    """Fields that are no pseudo-header fields: all of a trailer section.
+    """Check fields that are no pseudo-header fields, such as all of a trailer section.
+
+    Blanks and tabs at either end of a value are left out.
 
     Raises:
         StreamFailed: one of them is malformed, or means something to HTTP/1 connections only.
@@ -89,6 +94,10 @@ def regular_fields(decoded: list[tuple[bytes, bytes]]) -> Fields:
             raise malformed("a field's name is invalid, or a pseudo-header field comes late")
         if _bad_value(value):
             raise malformed("a field has an invalid value")
+        # RFC 9113 section 8.2.1 calls a value malformed that begins or ends with a blank. gRPC's
+        # clients send metadata as applications give it, and their servers take it. HTTP/1.1 strips
+        # such blanks, so they are no part of the value here either.
+        value = value.strip(_BLANKS)
         if name in _CONNECTION_SPECIFIC or (name == b"te" and value != b"trailers"):
             raise malformed("a connection-specific field")
         fields.append((name.decode("ascii"), value.decode("latin-1")))

@@ -1,4 +1,4 @@
-"""Header blocks: decoded by `hpack` and remembered, encoded without state."""
+"""Header blocks: put together from frames, decoded by `hpack`; encoded without state."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ from shmserve.frontends.http2.field_rules import (
     regular_fields,
     request_head,
 )
-from shmserve.frontends.http2.frames import ConnectionFailed, ErrorCode, StreamFailed
+from shmserve.frontends.http2.frames import (
+    END_HEADERS,
+    END_STREAM,
+    PADDED,
+    PRIORITY_FLAG,
+    ConnectionFailed,
+    ErrorCode,
+    StreamFailed,
+)
 from shmserve.frontends.http2.limits import Limits
 
 __all__ = ["FieldDecoder", "Fields", "RequestFields", "encode_fields"]
 
+BESIDE_BLOCK = 1 + 5 + 255  # in the largest frame that is kept: padding's length, priority, padding
 _FIELD_OVERHEAD = 32  # what RFC 7541 has each field count for, beside its bytes
 _CACHED_FIELDS = 512
 _CACHED_FIELD_BYTES = 256
@@ -37,11 +46,18 @@ class _Table(HeaderTable):
 
 
 class FieldDecoder:
-    """One connection's decoder.
+    """One connection's header blocks: HEADERS and CONTINUATION frames into fields.
+
+    One block is put together at a time, since nothing may come between its frames.
 
     Clients repeat themselves. A block means the same as its last time if the dynamic table has
     not changed meanwhile: so requests are remembered by their block until a block changes the
     table, and a block that does is not remembered itself.
+
+    Attributes:
+        stream_id: the stream whose block is open; 0 if no block is.
+        since: the time of the open block's first frame.
+        ends_stream: whether the latest block ends its stream.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -50,6 +66,48 @@ class FieldDecoder:
         self._decoder = hpack.Decoder(max_header_list_size=limits.max_decoded_bytes)
         self._decoder.header_table = self._table
         self._remembered: dict[bytes, RequestFields] = {}
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._count = 0
+        self.stream_id = 0
+        self.since = 0.0
+        self.ends_stream = False
+
+    def begin(self, flags: int, stream_id: int, payload: memoryview, now: float) -> bytes | None:
+        """The block of a HEADERS frame, or None if CONTINUATION follows."""
+        if not stream_id & 1:
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "HEADERS, stream identifier")
+        if flags & (PADDED | PRIORITY_FLAG):
+            payload = _unpadded(flags, payload)
+        block = bytes(payload)
+        self.ends_stream = bool(flags & END_STREAM)
+        self._size = len(block)
+        if self._size > self._limits.max_header_block_bytes:
+            raise _too_large()
+        if flags & END_HEADERS:
+            return block
+        self.stream_id, self.since = stream_id, now
+        self._pieces = [block]
+        self._count = 0
+        return None
+
+    def go_on(self, flags: int, payload: memoryview) -> bytes | None:
+        """The whole block, if this CONTINUATION is its last."""
+        if not self.stream_id:
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        self._count += 1
+        if self._count > self._limits.max_continuations:
+            raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many CONTINUATION frames")
+        self._size += len(payload)
+        if self._size > self._limits.max_header_block_bytes:
+            raise _too_large()
+        self._pieces.append(bytes(payload))
+        if not flags & END_HEADERS:
+            return None
+        block = b"".join(self._pieces)
+        self._pieces = []
+        self.stream_id = 0
+        return block
 
     def request(self, block: bytes) -> RequestFields:
         """The request that a block says.
@@ -105,6 +163,23 @@ class FieldDecoder:
         if size > self._limits.max_header_list_bytes:
             raise StreamFailed(ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large")
         return decoded, changed
+
+
+def _too_large() -> ConnectionFailed:
+    return ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "the header block is too large")
+
+
+def _unpadded(flags: int, payload: memoryview) -> memoryview:
+    """The field block fragment within a HEADERS frame."""
+    start, stop = 0, len(payload)
+    if flags & PADDED and stop:
+        start = 1
+        stop -= payload[0]
+    if flags & PRIORITY_FLAG:
+        start += 5
+    if start > stop or (flags & PADDED and not payload):
+        raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "HEADERS, padding or length")
+    return payload[start:stop]
 
 
 def _check_size_updates(block: bytes) -> None:

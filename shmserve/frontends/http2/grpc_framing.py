@@ -189,11 +189,11 @@ class MessageReader:
 
     def filled(self, count: int) -> GrpcMessage | None:
         """So many bytes are in `space` now; the message, if it is complete."""
-        space = self.space()
-        if self.receiving is None or space is None or count > len(space):
+        receiver = self.receiving
+        if receiver is None or count > receiver.left:
             raise ValueError(f"there is no space for {count} bytes")
-        self.receiving.filled(count)
-        return self.complete()
+        receiver.filled(count)
+        return None if receiver.left else self.complete()
 
     def complete(self) -> GrpcMessage | None:
         """The message that has begun, if nothing of it is left."""

@@ -9,6 +9,7 @@ from urllib.parse import quote_from_bytes
 
 _timeout = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
 _UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600.0}
+_end_blanks = re.compile(r"^ | \Z").sub
 # Printable ASCII goes as it is, but for the percent sign
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if code != 0x25)
 
@@ -26,8 +27,12 @@ def parse_timeout(value: str) -> float:
 
 
 def encode_message(message: str) -> str:
-    """``grpc-message``: UTF-8, percent-encoded where it is not printable ASCII."""
-    return quote_from_bytes(message.encode(errors="replace"), safe=_PLAIN)
+    """Encode a ``grpc-message``: UTF-8, percent-encoded where it is not printable ASCII.
+
+    A blank at either end is encoded, too: strict clients refuse it in a field (RFC 9113, 8.2.1).
+    """
+    text = quote_from_bytes(message.encode(errors="replace"), safe=_PLAIN)
+    return _end_blanks("%20", text)
 
 
 def encode_binary(value: bytes) -> str:

@@ -1,13 +1,14 @@
-"""Pings: how many a client may send, and when we send one (gRPC's keepalive)."""
+"""Pings: how many a client may send, when we send one (gRPC's keepalive), and how we leave."""
 
 from __future__ import annotations
 
 from shmserve.frontends.http2 import frames
 from shmserve.frontends.http2.frames import ConnectionFailed, ErrorCode
 from shmserve.frontends.http2.limits import Limits
-from shmserve.frontends.http2.output import OutgoingBytes
+from shmserve.frontends.http2.streams import Http2Streams, OutgoingBytes
 
 _PROBE = b"keepaliv"
+_LEAVING = b"draining"
 
 
 class Keepalive:
@@ -29,12 +30,20 @@ class Keepalive:
         self._probed_at: float | None = None
         self.heard_at = now  # when the client last sent anything
 
-    def on_ping(self, now: float, open_streams: int) -> None:
-        """The client's ping; whatever we sent on a stream makes up for those before."""
+    def on_ping(self, now: float, open_streams: int) -> bool:
+        """Note the client's ping; whatever we sent on a stream makes up for the pings before.
+
+        Returns:
+            True if something was sent on a stream since the last ping, which pays for this one.
+
+        Raises:
+            ConnectionFailed: too many pings came too early.
+        """
         limits = self._limits
         calls = open_streams or limits.keepalive_without_calls
         least = limits.min_ping_interval_s if calls else limits.idle_ping_interval_s
-        if self._output.answered:
+        answered = self._output.answered
+        if answered:
             self._output.answered = False
             self._strikes = 0
         elif now - self._last_ping < least:
@@ -42,6 +51,7 @@ class Keepalive:
             if self._strikes > limits.max_ping_strikes:
                 raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         self._last_ping = now
+        return answered
 
     def on_ack(self, data: bytes) -> bool:
         """True if it answers a probe of this object."""
@@ -72,3 +82,52 @@ class Keepalive:
             raise ConnectionFailed(ErrorCode.NO_ERROR, "keepalive timeout")
         self._probed_at = now
         self._output.add(frames.ping(_PROBE))
+
+
+class Shutdown:
+    """The two GOAWAYs of a graceful drain.
+
+    The first GOAWAY asks for no new streams and names none, since some may be on their way.
+
+    A ping follows it. What comes before its answer is served, and the second GOAWAY names the last
+    of it: so a client knows of each call whether it may be repeated elsewhere.
+
+    Attributes:
+        began_at: the time of the first GOAWAY; None before.
+    """
+
+    __slots__ = ("_limits", "_output", "_streams", "began_at")
+
+    def __init__(self, limits: Limits, streams: Http2Streams, output: OutgoingBytes) -> None:
+        self._limits = limits
+        self._streams = streams
+        self._output = output
+        self.began_at: float | None = None
+
+    def begin(self, now: float) -> None:
+        if self.began_at is None:
+            self.began_at = now
+            self._output.add(frames.goaway(frames.LARGEST_STREAM_ID, ErrorCode.NO_ERROR))
+            self._output.add(frames.ping(_LEAVING))
+
+    def on_ack(self, data: bytes) -> bool:
+        """True if it answers the ping of this object."""
+        if data != _LEAVING or self.began_at is None:
+            return False
+        self._name_last()
+        return True
+
+    def _name_last(self) -> None:
+        if self._streams.last_served is None:
+            last = self._streams.last_served = self._streams.last_id
+            self._output.add(frames.goaway(last, ErrorCode.NO_ERROR))
+
+    def due(self) -> float:
+        if self.began_at is None or self._streams.last_served is not None:
+            return float("inf")
+        return self.began_at + self._limits.drain_ping_s
+
+    def tick(self, now: float) -> None:
+        """A client that does not answer has had time enough to hear of it."""
+        if now >= self.due():
+            self._name_last()

@@ -28,11 +28,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     remembered_blocks: int = 16
     remembered_block_bytes: int = 2048
 
-    # Floods; beyond: the connection ends with ENHANCE_YOUR_CALM
-    control_burst: int = 2000  # SETTINGS, PING, PRIORITY, WINDOW_UPDATE, empty and unknown frames
+    # Floods; beyond: the connection ends with ENHANCE_YOUR_CALM. ControlBudget says what is free
+    control_burst: int = 2000  # control frames that no message and no stream has paid for
     control_per_s: float = 500.0
-    reset_burst: int = 1000  # streams that the client cancels, or makes us refuse or reset
+    reset_burst: int = 1000  # streams cancelled early, or that the client makes us refuse or reset
     reset_per_s: float = 100.0
+    least_wait_s: float = 0.05  # shorter waits of unanswered streams are charged as this one
     max_settings: int = 32  # in one frame
     max_control_bytes: int = 128 << 10  # answers to control frames that the client does not read
 
@@ -83,13 +84,59 @@ class FloodBudget:
         self._at = now
         self.left: float = burst  # others add to it what they find was earned
 
-    def spend(self, now: float, cost: int = 1) -> bool:
-        """False if there is not so much left."""
+    def spend(self, now: float, cost: float = 1) -> bool:
+        """Spend `cost` and return True, or return False if there is not so much left."""
         if self.left > self.burst:
             self.left = self.burst
+        if self.left < cost:
+            self.left = min(self.left + (now - self._at) * self._per_s, self.burst)
+            self._at = now
+            if self.left < cost:
+                return False
         self.left -= cost
-        if self.left >= 0:
-            return True
-        self.left = min(self.left + (now - self._at) * self._per_s, self.burst)
-        self._at = now
-        return self.left >= 0
+        return True
+
+
+class ControlBudget(FloodBudget):
+    """Pays for the client's control frames, so that floods end and busy clients are never cut off.
+
+    The aim: traffic pays for all that honest clients send beside it, whatever its rate and however
+    long it goes on. Time (burst and rate) pays for what is not in proportion to traffic.
+
+    ======================  ======================================================================
+    frame                   what pays for it
+    ======================  ======================================================================
+    WINDOW_UPDATE           `updates`, then time. A DATA frame with content, sent or received,
+                            adds two updates: gRPC's core sends one for the stream and one for the
+                            connection with each message, however small. A KiB sent adds one more,
+                            for clients that read large frames in pieces.
+    PING                    the answer before the ping (`Keepalive`), then time. Clients that
+                            estimate the bandwidth (Go, Java, .NET) send a ping with each answer.
+    RST_STREAM, open        the stream, if DATA was sent on it. Such a stream, and each complete
+                            response, adds one to the budget of resets, which pays for early
+                            resets. The client's wait pays for other resets (`Waits`).
+    RST_STREAM, closed      time: the client could not know yet that the stream was closed.
+    DATA, closed stream     the window that the stream had left when we ended it. Late messages
+                            are many where a client streams at full speed.
+    SETTINGS, PRIORITY,     time. Each stream adds `STREAM_FRAMES`, because some clients send
+    GOAWAY, empty or        PRIORITY or unknown frames with each request.
+    unknown frames
+    ======================  ======================================================================
+
+    `updates` has no upper bound: a client that was stopped for a while owes two updates for each
+    of thousands of small messages, all at once. A flood of updates therefore ends after twice the
+    number of DATA frames (and KiB sent) before it, plus the burst. An update costs much less than
+    the message that paid for it.
+
+    Attributes:
+        updates: WINDOW_UPDATE frames that the client may owe us.
+    """
+
+    __slots__ = ("updates",)
+
+    STREAM_FRAMES = 4
+    UPDATES_PER_DATA = 2  # and one for each KiB that we sent
+
+    def __init__(self, burst: int, per_s: float, now: float) -> None:
+        super().__init__(burst, per_s, now)
+        self.updates = 0

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 from shmserve.frontends.http2 import frames
 from shmserve.frontends.http2.control import ControlFrames
-from shmserve.frontends.http2.data import DataFrames
-from shmserve.frontends.http2.events import RequestReceived, TrailersReceived
-from shmserve.frontends.http2.field_blocks import BESIDE_BLOCK, FieldBlocks
+from shmserve.frontends.http2.events import (
+    DataReceived,
+    Event,
+    RequestReceived,
+    TrailersReceived,
+)
 from shmserve.frontends.http2.field_rules import malformed
-from shmserve.frontends.http2.fields import FieldDecoder
+from shmserve.frontends.http2.fields import BESIDE_BLOCK, FieldDecoder
 from shmserve.frontends.http2.frames import (
     CONTINUATION,
     DATA,
+    END_STREAM,
     HEAD_BYTES,
     HEADERS,
     LARGEST_STREAM_ID,
+    LARGEST_WINDOW,
     PADDED,
     PREFACE,
     SETTINGS,
+    WINDOW_UPDATE,
     Buffer,
     ConnectionFailed,
     ErrorCode,
     StreamFailed,
     unpack_head,
 )
-from shmserve.frontends.http2.parts import ConnectionParts
-from shmserve.frontends.http2.streams import Http2Stream
+from shmserve.frontends.http2.limits import Limits
+from shmserve.frontends.http2.streams import Http2Stream, Http2Streams
+
+_EMPTY = memoryview(b"")
 
 
 class FrameReader:
@@ -35,33 +43,47 @@ class FrameReader:
     frames what has come is kept until the rest has; the largest is a header block.
 
     Args:
-        parts: the connection's.
-        data: takes payload.
+        limits: the connection's limits.
+        streams: the connection's streams.
         control: obeys the frames that are not of a request.
+        events: takes what came of frames.
         now: the time in seconds.
+
+    Attributes:
+        left: bytes to come of the DATA payload that has begun.
+        payload: the stream whose payload has begun last.
     """
 
+    __slots__ = (
+        "_began_at", "_control", "_ends", "_events", "_fields", "_limits", "_max_frame",
+        "_max_kept", "_preface_seen", "_rest", "_rest_since", "_skipped", "_streams",
+        "_strict", "left", "payload",
+    )  # fmt: skip
+
     def __init__(
-        self, parts: ConnectionParts, data: DataFrames, control: ControlFrames, now: float
+        self,
+        limits: Limits,
+        streams: Http2Streams,
+        control: ControlFrames,
+        events: list[Event],
+        now: float,
     ) -> None:
-        limits = parts.limits
         self._limits = limits
-        self._streams = parts.streams
-        self._sender = parts.sender
-        self._data = data
+        self._streams = streams
         self._control = control
-        self._shutdown = parts.shutdown
+        self._events = events
         self._fields = FieldDecoder(limits)
-        self._blocks = FieldBlocks(limits)
         self._max_frame = limits.max_frame_bytes
         self._max_kept = limits.max_header_block_bytes + BESIDE_BLOCK
-        self._now = now
         self._began_at = now
         self._preface_seen = 0
         self._strict = True  # not every frame may come: SETTINGS first, CONTINUATION within a block
         self._rest = b""
         self._rest_since: float | None = None
-        self._events = parts.events
+        self.payload: Http2Stream | None = None
+        self.left = 0
+        self._skipped = 0  # bytes to leave out after them: padding, or what nobody wants
+        self._ends = False  # with `left` ends the stream
 
     def receive(self, data: Buffer, now: float) -> None:
         """Read what came, into events.
@@ -69,7 +91,7 @@ class FrameReader:
         Raises:
             ConnectionFailed: the connection is to end.
         """
-        self._now = self._control.now = now
+        self._control.now = now
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -77,9 +99,10 @@ class FrameReader:
         position, end = 0, len(view)
         if self._preface_seen < len(PREFACE):
             position = self._take_preface(view)
-        if self._data.left or self._data.skipped:
-            position = self._data.go_on(view, 0, end)
-        position = self._take_frames(view, position, end)
+        if self.left or self._skipped:
+            position = self._go_on(view, 0, end)
+        if end - position >= HEAD_BYTES:
+            position = self._take_frames(view, position, end, now)
         if position < end:
             self._rest = bytes(view[position:])
             if position or self._rest_since is None:
@@ -91,7 +114,7 @@ class FrameReader:
     def missing(self) -> int:
         """How many bytes end what has begun: a frame's head, a frame and the next one's head, the
         payload of one."""
-        unwanted = self._data.left + self._data.skipped
+        unwanted = self.left + self._skipped
         if unwanted:
             return unwanted
         rest = self._rest
@@ -109,8 +132,8 @@ class FrameReader:
         self._preface_seen += take
         return take
 
-    def _take_frames(self, view: memoryview, position: int, end: int) -> int:
-        """Where the first frame begins that has not come as far as is needed."""
+    def _take_frames(self, view: memoryview, position: int, end: int, now: float) -> int:
+        """Return where the first frame begins that has not come as far as is needed."""
         while end - position >= HEAD_BYTES:
             high, low, kind, flags, stream_id = unpack_head(view, position)
             length = high << 8 | low
@@ -123,69 +146,71 @@ class FrameReader:
             if kind == DATA:
                 if flags & PADDED and length and body == end:
                     break
-                position = self._data.begin(view, body, end, length, flags, stream_id)
+                position = self._on_data(view, body, end, length, flags, stream_id)
             elif kind > CONTINUATION:
                 self._control.spend()
-                position = self._data.skip(view, body, end, length)
+                self._skipped = length
+                position = self._go_on(view, body, end)
             else:
                 if length > self._max_kept:
                     raise ConnectionFailed(
                         ErrorCode.ENHANCE_YOUR_CALM, "the header block is too large"
                     )
+                if body + length > end:
+                    break
                 position = body + length
-                if position > end:
-                    return body - HEAD_BYTES
+                payload = view[body:position]
                 try:
-                    self._on_frame(kind, flags, stream_id, view[body:position])
+                    if kind in (HEADERS, CONTINUATION):
+                        self._on_headers(kind, flags, stream_id, payload)
+                    else:
+                        if kind == WINDOW_UPDATE and length == 4:  # the most common by far
+                            increment = int.from_bytes(payload, "big") & LARGEST_WINDOW
+                            self._streams.open_window(stream_id, increment, now)
+                        else:
+                            self._control.on_frame(kind, flags, stream_id, payload)
+                        self._strict = False
                 except StreamFailed as failed:
                     self._control.fail_stream(stream_id, failed)
         return position
 
     def _check_order(self, kind: int, flags: int, stream_id: int) -> None:
-        if self._blocks.stream_id:
-            if kind != CONTINUATION or stream_id != self._blocks.stream_id:
+        if self._fields.stream_id:
+            if kind != CONTINUATION or stream_id != self._fields.stream_id:
                 raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
         elif kind != SETTINGS or flags & frames.ACK:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "SETTINGS must come first")
 
-    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> None:
-        if kind == HEADERS:
-            block = self._blocks.begin(flags, stream_id, payload, self._now)
-        elif kind == CONTINUATION:
-            block = self._blocks.go_on(flags, payload)
-        else:
-            self._control.on_frame(kind, flags, stream_id, payload)
-            self._strict = False
-            return
-        self._strict = block is None
-        if block is not None:
-            self._on_field_block(stream_id, block, self._blocks.ends_stream)
+    # --- HEADERS and CONTINUATION
 
-    def _on_field_block(self, stream_id: int, block: bytes, ends: bool) -> None:
-        """A request, trailers, or what comes too late to matter."""
-        streams = self._streams
+    def _on_headers(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> None:
+        """A request, trailers, a part of either, or what comes too late to matter."""
+        fields, streams = self._fields, self._streams
+        if kind == HEADERS:
+            block = fields.begin(flags, stream_id, payload, self._control.now)
+        else:
+            block = fields.go_on(flags, payload)
+        self._strict = block is None
+        if block is None:
+            return
+        ends = fields.ends_stream
         stream = streams.open.get(stream_id)
         if stream is not None:
             self._on_trailers(stream, block, ends)
             return
         if stream_id <= streams.last_id:
-            self._fields.skip(block)
+            fields.skip(block)
             self._control.forgive(stream_id)
             return
         streams.last_id = stream_id
-        if len(streams.open) >= self._limits.max_streams or not self._shutdown.serves(stream_id):
-            self._fields.skip(block)
+        full = len(streams.open) >= self._limits.max_streams
+        if full or (streams.last_served is not None and stream_id > streams.last_served):
+            fields.skip(block)
             raise StreamFailed(ErrorCode.REFUSED_STREAM, "no more streams")
-        head = self._fields.request(block)
+        head = fields.request(block)
         if ends and head.content_length > 0:
             raise malformed("content-length without content")
-        streams.open[stream_id] = Http2Stream(
-            stream_id,
-            self._sender.initial_window,
-            self._limits.stream_window,
-            head.content_length,
-            ends,
-        )
+        streams.begin(stream_id, head, ends, self._control.now)
         self._events.append(RequestReceived(stream_id, head, ends))
 
     def _on_trailers(self, stream: Http2Stream, block: bytes, ends: bool) -> None:
@@ -199,18 +224,94 @@ class FrameReader:
         stream.remote_closed = True
         self._events.append(TrailersReceived(stream.id, fields))
 
+    # --- DATA
+
+    def _on_data(
+        self, view: memoryview, body: int, end: int, length: int, flags: int, stream_id: int
+    ) -> int:
+        """Take as much of a frame's payload as is there. Return where it ends."""
+        size = length
+        if flags & PADDED:
+            if not length or view[body] >= length:
+                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "more padding than payload")
+            size -= 1 + view[body]
+            body += 1
+        ends = bool(flags & END_STREAM)
+        if not size and not ends:
+            self._control.spend()
+        try:
+            stream = self._streams.take_data(stream_id, length, size, ends)
+            if stream is None:
+                self._forgive(stream_id, length)
+        except StreamFailed as failed:
+            self._control.fail_stream(stream_id, failed)
+            stream = None
+        if stream is None:
+            self._skipped = length - (1 if flags & PADDED else 0)
+            return self._go_on(view, body, end)
+        stop = body + size
+        if stop <= end and size == length:
+            stream.remote_closed = ends
+            if size or ends:
+                self._events.append(DataReceived(stream_id, view[body:stop], ends))
+            return stop
+        self.payload, self.left, self._ends = stream, size, ends
+        if length > size:
+            self._skipped = length - size - 1
+            self._streams.consumed(stream_id, length - size)
+        if not size and ends:
+            self.payload_received(0)
+        return self._go_on(view, body, end)
+
+    def _forgive(self, stream_id: int, length: int) -> None:
+        """Leave out DATA of a stream that was closed before the client knew."""
+        if self._streams.is_idle(stream_id):
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "DATA, idle stream")
+        self._control.forgive(stream_id, length)
+        self._streams.give_back(length)
+
+    def _go_on(self, view: memoryview, position: int, end: int) -> int:
+        """Take what there is of the payload that was begun, and of what comes behind it."""
+        take = min(self.left, end - position)
+        if take:
+            stop = position + take
+            stream = self.payload
+            self.left -= take
+            if stream is not None and not stream.closed:
+                ends = stream.remote_closed = self._ends and not self.left
+                self._events.append(DataReceived(stream.id, view[position:stop], ends))
+            position = stop
+        if not self.left and self._skipped:
+            take = min(self._skipped, end - position)
+            self._skipped -= take
+            position += take
+        return position
+
+    def payload_received(self, count: int) -> None:
+        """Note that the owner has received `count` bytes of `payload_due`."""
+        if count > self.left:
+            raise ValueError(f"{self.left} bytes of payload are due, not {count}")
+        stream = self.payload
+        self.left -= count
+        if not self.left and self._ends and stream is not None:
+            stream.remote_closed = True
+            if not stream.closed:
+                self._events.append(DataReceived(stream.id, _EMPTY, True))
+
+    # --- time
+
     def due(self, heard_at: float) -> float:
-        """When the client will have been too slow."""
+        """Return when the client will have been too slow."""
         limits = self._limits
         if not self._control.settings_acked:
             return self._began_at + limits.settings_timeout_s
-        if self._data.left or self._data.skipped:
+        if self.left or self._skipped:
             return heard_at + limits.frame_stall_s
-        since = self._blocks.since if self._blocks.stream_id else self._rest_since
+        since = self._fields.since if self._fields.stream_id else self._rest_since
         return float("inf") if since is None else since + limits.header_timeout_s
 
     def tick(self, now: float, heard_at: float) -> None:
-        """Raises ConnectionFailed if it has been too slow."""
+        """Raise ConnectionFailed if the client has been too slow."""
         if now >= self.due(heard_at):
             if not self._control.settings_acked:
                 raise ConnectionFailed(ErrorCode.SETTINGS_TIMEOUT, "no acknowledged SETTINGS")

@@ -11,18 +11,13 @@ from shmserve.frontends.http2.frames import (
     END_HEADERS,
     END_STREAM,
     HEADERS,
-    LARGEST_WINDOW,
     Buffer,
-    ConnectionFailed,
-    ErrorCode,
-    StreamFailed,
     frame_head,
     long_field_block,
     pack_head,
 )
-from shmserve.frontends.http2.limits import FloodBudget, Limits
-from shmserve.frontends.http2.output import OutgoingBytes
-from shmserve.frontends.http2.streams import Http2Stream, Http2Streams, Outgoing
+from shmserve.frontends.http2.limits import ControlBudget, Limits
+from shmserve.frontends.http2.streams import Http2Stream, Http2Streams, Outgoing, OutgoingBytes
 
 # The largest DATA frame, so that a message of a MiB and its head are one; and while others wait
 ALONE_FRAME = (1 << 20) + (16 << 10)
@@ -45,43 +40,62 @@ class Sender:
         limits: the connection's.
         streams: they are told when their response is complete.
         output: where frames go.
-        control: the budget of control frames, part of which data earns: who reads much has many
-            windows to open.
     """
 
     __slots__ = (
-        "_control", "_limits", "_output", "_streams", "_table_update", "initial_window",
-        "max_frame", "window",
+        "_control", "_limits", "_output", "_streams", "_table_update", "max_frame",
     )  # fmt: skip
 
-    def __init__(
-        self, limits: Limits, streams: Http2Streams, output: OutgoingBytes, control: FloodBudget
-    ) -> None:
+    def __init__(self, limits: Limits, streams: Http2Streams, output: OutgoingBytes) -> None:
         self._limits = limits
         self._streams = streams
         self._output = output
-        self._control = control
+        self._control = streams.control  # DATA earns window updates
         self._table_update = b""
-        self.window = frames.DEFAULT_WINDOW
-        self.initial_window = frames.DEFAULT_WINDOW
         self.max_frame = frames.DEFAULT_FRAME_BYTES
 
     def send(
         self,
-        stream: Http2Stream,
-        head: bytes | None,
-        data: Sequence[Buffer],
-        trailers: bytes | None,
-        token: object,
+        stream_id: int,
         now: float,
-    ) -> None:
-        """Frame it if nothing is in its way, else queue it; raises as `Connection.send`."""
+        *,
+        head: bytes | None = None,
+        data: Sequence[Buffer] = (),
+        trailers: bytes | None = None,
+        token: object = None,
+    ) -> bool:
+        """Frame a response or a part of one if nothing is in its way, else queue it.
+
+        Headers come first, then data, then trailers, which end the response. A response of
+        trailers alone is allowed (gRPC's Trailers-Only). If the client has not ended its request
+        by then, it is told that the rest is not wanted.
+
+        Args:
+            stream_id: which stream.
+            now: the time in seconds.
+            head: an encoded block, see `encode_fields`.
+            data: buffers of single bytes, that stay as they are until `token` is released.
+            trailers: an encoded block.
+            token: stands for the memory of `data` in `released`; there exactly once, if not None.
+
+        Returns:
+            False if the stream is gone, and nothing is sent.
+
+        Raises:
+            SendQueueFull: the stream has `max_queued_sends` waiting; `token` stays the caller's.
+            ValueError: not in this order.
+        """
+        output, streams = self._output, self._streams
+        stream = streams.open.get(stream_id)
+        if stream is None:
+            if token is not None:
+                output.released.append(token)
+            return False
         size = 0
         for buffer in data:
             size += len(buffer)
         if stream.ended or (head is None and size and not stream.head_sent):
             raise ValueError("a response is its headers, then data, then trailers")
-        output, streams = self._output, self._streams
         if (
             stream.queue
             or streams.ready
@@ -89,20 +103,21 @@ class Sender:
             or size > ALONE_FRAME
             or size > self.max_frame
             or size > stream.send_window
-            or size > self.window
+            or size > streams.send_window
             or output.pending >= self._limits.high_water_bytes
         ):
             self._enqueue(stream, Outgoing(head, list(data), size, trailers, token), now)
             stream.head_sent = True
             stream.ended = trailers is not None
-            return
+            return True
         stream.head_sent = True
         lead = b"" if head is None else self._field_block(stream.id, head, 0)
         if size:
             lead += pack_head(size >> 8, size & 0xFF, DATA, 0, stream.id)
             stream.send_window -= size
-            self.window -= size
-            self._control.left += size >> 10
+            streams.send_window -= size
+            stream.answered = True
+            self._control.updates += ControlBudget.UPDATES_PER_DATA + (size >> 10)
         if lead:
             output.parts.append(lead)
             output.parts.extend(data)
@@ -115,6 +130,7 @@ class Sender:
             output.parts.append(last)
             output.pending += len(last)
             streams.complete(stream)
+        return True
 
     def _enqueue(self, stream: Http2Stream, outgoing: Outgoing, now: float) -> None:
         if stream.queue:
@@ -132,7 +148,7 @@ class Sender:
         output, high_water = self._output, self._limits.high_water_bytes
         ready, blocked = self._streams.ready, self._streams.blocked
         while output.pending < high_water:
-            if blocked and self.window > 0:
+            if blocked and self._streams.send_window > 0:
                 self._advance(blocked.popleft(), now)
             elif ready:
                 self._advance(ready.popleft(), now)
@@ -150,7 +166,8 @@ class Sender:
         if outgoing.left:
             alone = len(self._streams.sending) == 1
             largest = ALONE_FRAME if alone else _SHARED_FRAME
-            size = min(outgoing.left, stream.send_window, self.window, self.max_frame, largest)
+            window = min(stream.send_window, self._streams.send_window)
+            size = min(outgoing.left, window, self.max_frame, largest)
             if size > 0:
                 self._data_frame(stream, outgoing, size)
                 self._note_progress(stream, size, now)
@@ -173,7 +190,7 @@ class Sender:
             self._streams.ready.append(stream)
         elif stream.send_window <= 0:
             stream.parked = True
-        elif self.window <= 0:
+        elif self._streams.send_window <= 0:
             self._streams.blocked.append(stream)
         else:
             self._streams.ready.append(stream)
@@ -185,8 +202,9 @@ class Sender:
         self._output.pending += frames.HEAD_BYTES + size
         outgoing.left -= size
         stream.send_window -= size
-        self.window -= size
-        self._control.left += size >> 10
+        self._streams.send_window -= size
+        stream.answered = True
+        self._control.updates += ControlBudget.UPDATES_PER_DATA + (size >> 10)
         while size:
             buffer, start = outgoing.buffers[outgoing.index], outgoing.offset
             length = len(buffer) - start
@@ -214,31 +232,6 @@ class Sender:
         if size > self.max_frame:
             return long_field_block(stream_id, block, flags, self.max_frame)
         return pack_head(size >> 8, size & 0xFF, HEADERS, flags | END_HEADERS, stream_id) + block
-
-    def open_window(self, increment: int) -> None:
-        """The client's WINDOW_UPDATE for the connection."""
-        self.window += increment
-        if self.window > LARGEST_WINDOW:
-            raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
-
-    def open_stream_window(self, stream: Http2Stream, increment: int) -> None:
-        """The client's WINDOW_UPDATE, or what its new SETTINGS say; negative then, perhaps."""
-        stream.send_window += increment
-        if stream.send_window > LARGEST_WINDOW:
-            raise StreamFailed(ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
-        if stream.parked and stream.send_window > 0:
-            stream.parked = False
-            self._streams.ready.append(stream)
-
-    def change_initial_window(self, size: int) -> None:
-        delta, self.initial_window = size - self.initial_window, size
-        if not delta:
-            return
-        try:
-            for stream in self._streams.open.values():
-                self.open_stream_window(stream, delta)
-        except StreamFailed as failed:
-            raise ConnectionFailed(failed.code, failed.reason) from None
 
     def shrink_table(self, size: int) -> None:
         """The client wants a smaller HPACK table than the default: tell it that we use none."""

@@ -1,4 +1,4 @@
-"""The streams of a connection: which are open, and which were until just now."""
+"""The streams of a connection, their windows, and the bytes that are on their way out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections import deque
 import msgspec
 
 from shmserve.frontends.http2 import frames
-from shmserve.frontends.http2.flow import ReceiveWindow
-from shmserve.frontends.http2.frames import Buffer, ErrorCode
-from shmserve.frontends.http2.limits import FloodBudget, Limits
-from shmserve.frontends.http2.output import OutgoingBytes
+from shmserve.frontends.http2.fields import RequestFields
+from shmserve.frontends.http2.frames import Buffer, ConnectionFailed, ErrorCode, StreamFailed
+from shmserve.frontends.http2.limits import ControlBudget, FloodBudget, Limits
 
-# Frames that a client may well owe us for a call that went as it should: its window updates.
-_CONTROL_PER_STREAM = 4
+IOV_MAX = 1024  # what Linux takes in one sendmsg
 
 
 class Outgoing(msgspec.Struct, eq=False):
@@ -38,7 +36,10 @@ class Http2Stream(msgspec.Struct, eq=False):
         content_left: bytes of DATA that were announced and have not come; -1 if none were.
         remote_closed: the client has ended its side.
         closed: it is gone, whoever still has the object.
+        opened_at: when the request came, in seconds of the connection's clock.
+        head: the request's fields.
         head_sent: response headers were sent, or wait.
+        answered: DATA of the response was framed.
         ended: trailers wait to be sent.
         held: bytes of DATA that have come and are not consumed.
         returned: bytes that were consumed and not yet given back to the client.
@@ -52,8 +53,11 @@ class Http2Stream(msgspec.Struct, eq=False):
     receive_window: int
     content_left: int
     remote_closed: bool
+    opened_at: float
+    head: RequestFields
     closed: bool = False
     head_sent: bool = False
+    answered: bool = False
     ended: bool = False
     held: int = 0
     returned: int = 0
@@ -63,39 +67,109 @@ class Http2Stream(msgspec.Struct, eq=False):
     progress_at: float = 0.0
 
 
+class OutgoingBytes:
+    """What has been framed and not been sent.
+
+    A token stands for the memory behind some buffers. It is told by `released` exactly once, when
+    the last of them has been sent or will never be.
+    """
+
+    __slots__ = ("_marks", "_position", "answered", "parts", "pending", "released")
+
+    def __init__(self) -> None:
+        self.parts: list[Buffer] = []
+        self.pending = 0  # bytes in `parts`
+        self.answered = False  # HEADERS or DATA went out since this was cleared
+        self.released: list[object] = []
+        self._position = 0  # bytes sent ever
+        self._marks: deque[tuple[int, object]] = deque()
+
+    def add(self, part: Buffer) -> None:
+        self.parts.append(part)
+        self.pending += len(part)
+
+    def mark(self, token: object) -> None:
+        """`token` is free once all that has been added up to now is sent."""
+        if not self.pending:
+            self.released.append(token)
+            return
+        self._marks.append((self._position + self.pending, token))
+
+    def sent(self, count: int) -> None:
+        """Note that the first `count` bytes are gone."""
+        self.pending -= count
+        self._position += count
+        if not self.pending:
+            self.parts.clear()
+        else:
+            self._trim(count)
+        marks = self._marks
+        while marks and marks[0][0] <= self._position:
+            self.released.append(marks.popleft()[1])
+
+    def _trim(self, count: int) -> None:
+        parts = self.parts
+        index = 0
+        while count >= len(parts[index]):
+            count -= len(parts[index])
+            index += 1
+        if count:
+            parts[index] = memoryview(parts[index])[count:]
+        del parts[:index]
+
+    def discard(self) -> None:
+        """Nothing will be sent any more."""
+        self.parts.clear()
+        self.pending = 0
+        self.released.extend(token for _, token in self._marks)
+        self._marks.clear()
+
+
 class Http2Streams:
-    """All streams of one connection, and the ways they end.
+    """All streams of one connection, the windows for what the client sends, and how streams end.
+
+    The connection's window is given back in halves, as DATA is consumed. A stream that ends gives
+    back what it held.
 
     Args:
-        limits: the connection's.
-        output: where RST_STREAM goes, and tokens of what will not be sent.
-        window: the connection's own, that gets back what a stream held.
-        control: the budget of control frames, part of which calls earn.
+        limits: the connection's limits.
+        output: takes frames, and tokens of answers that will not be sent.
+        now: the time in seconds.
+
+    Attributes:
+        control: the budget of control frames, part of which streams earn.
         resets: the budget of streams that come to nothing.
+        window: bytes of DATA that the client may send on all streams together.
+        send_window: bytes of DATA that the client takes on all streams together.
+        initial_window: bytes of DATA that the client takes on a new stream.
+        last_served: the last stream that is served, once the client has been told which.
+        forgiven: for each stream that ended not long ago, the bytes of DATA that the client may
+            send after the end: because it did not know, or because it does not mind.
     """
 
     __slots__ = (
-        "_control", "_forgiven", "_half_window", "_limits", "_output", "_resets", "_window",
-        "blocked", "last_id", "open", "ready", "sending",
+        "_half", "_half_window", "_limits", "_output", "_returned", "blocked", "control",
+        "forgiven", "initial_window", "last_id", "last_served", "open", "ready", "resets",
+        "send_window", "sending", "window",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        limits: Limits,
-        output: OutgoingBytes,
-        window: ReceiveWindow,
-        control: FloodBudget,
-        resets: FloodBudget,
-    ) -> None:
+    def __init__(self, limits: Limits, output: OutgoingBytes, now: float) -> None:
         self._limits = limits
         self._output = output
-        self._window = window
-        self._control = control
-        self._resets = resets
+        self.control = ControlBudget(limits.control_burst, limits.control_per_s, now)
+        self.resets = FloodBudget(limits.reset_burst, limits.reset_per_s, now)
+        self.send_window = frames.DEFAULT_WINDOW
+        self.window = limits.connection_window
+        self._half = limits.connection_window // 2
+        self._returned = 0
+        if self.window > frames.DEFAULT_WINDOW:
+            output.add(frames.window_update(0, self.window - frames.DEFAULT_WINDOW))
         self._half_window = limits.stream_window // 2
-        self._forgiven: dict[int, None] = {}
+        self.forgiven: dict[int, int] = {}
         self.open: dict[int, Http2Stream] = {}
         self.last_id = 0
+        self.last_served: int | None = None
+        self.initial_window = frames.DEFAULT_WINDOW
         # Those with a queue; of these, whose turn it is, and who waits for the connection's window
         self.sending: dict[int, Http2Stream] = {}
         self.ready: deque[Http2Stream] = deque()
@@ -105,41 +179,176 @@ class Http2Streams:
         """Neither open nor closed: it has never been."""
         return stream_id > self.last_id or not stream_id & 1
 
-    def is_forgiven(self, stream_id: int) -> bool:
-        """We reset it not long ago, so the client may not have known when it sent."""
-        return stream_id in self._forgiven
+    def begin(self, stream_id: int, head: RequestFields, ends: bool, now: float) -> None:
+        """Open a stream for a request. `ends`: the request has no content."""
+        window = self._limits.stream_window
+        self.open[stream_id] = Http2Stream(
+            stream_id, self.initial_window, window, head.content_length, ends, now, head
+        )
+        self.control.left += ControlBudget.STREAM_FRAMES
 
-    def consumed(self, stream: Http2Stream, count: int) -> None:
-        """Bytes of DATA are not in anybody's way any more: the client may send as many."""
+    def open_window(self, stream_id: int, increment: int, now: float) -> None:
+        """Obey a WINDOW_UPDATE, which the client's budget pays for.
+
+        Raises:
+            ConnectionFailed: the connection is to end.
+            StreamFailed: the stream is to be reset.
+        """
+        if self.control.updates > 0:
+            self.control.updates -= 1
+        elif not self.control.spend(now):
+            raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
+        if not stream_id:
+            if not increment:
+                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a window opened by nothing")
+            self.send_window += increment
+            if self.send_window > frames.LARGEST_WINDOW:
+                raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
+            return
+        stream = self.open.get(stream_id)
+        if stream is None:
+            if self.is_idle(stream_id):
+                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE, idle stream")
+        elif not increment:
+            raise StreamFailed(ErrorCode.PROTOCOL_ERROR, "a window opened by nothing")
+        else:
+            self.open_send_window(stream, increment)
+
+    def open_send_window(self, stream: Http2Stream, increment: int) -> None:
+        """Let a stream send more, or less: what its WINDOW_UPDATE or new SETTINGS say.
+
+        Raises:
+            StreamFailed: the window becomes too large.
+        """
+        stream.send_window += increment
+        if stream.send_window > frames.LARGEST_WINDOW:
+            raise StreamFailed(ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
+        if stream.parked and stream.send_window > 0:
+            stream.parked = False
+            self.ready.append(stream)
+
+    def change_initial_window(self, size: int) -> None:
+        """Obey the client's SETTINGS_INITIAL_WINDOW_SIZE, for open streams, too.
+
+        Raises:
+            ConnectionFailed: a stream's window becomes too large.
+        """
+        delta, self.initial_window = size - self.initial_window, size
+        if not delta:
+            return
+        try:
+            for stream in self.open.values():
+                self.open_send_window(stream, delta)
+        except StreamFailed as failed:
+            raise ConnectionFailed(failed.code, failed.reason) from None
+
+    def consumed(self, stream_id: int, count: int) -> None:
+        """Let the client send `count` bytes of DATA again, which are in memory no more.
+
+        Bytes that a stream holds when it ends count as consumed.
+
+        Raises:
+            ValueError: the stream does not hold so many.
+        """
+        stream = self.open.get(stream_id)
+        if stream is None:
+            return
         if count > stream.held:
-            raise ValueError(f"stream {stream.id} holds {stream.held} bytes, not {count}")
+            raise ValueError(f"stream {stream_id} holds {stream.held} bytes, not {count}")
         stream.held -= count
-        self._window.give_back(count)
+        self._returned += count
+        if self._returned >= self._half:
+            self.give_back(0)
         if stream.remote_closed:
             return
         stream.returned += count
         if stream.returned >= self._half_window:
-            self._output.add(frames.window_update(stream.id, stream.returned))
+            self._output.add(frames.window_update(stream_id, stream.returned))
             stream.receive_window += stream.returned
             stream.returned = 0
 
+    def take_data(self, stream_id: int, length: int, size: int, ends: bool) -> Http2Stream | None:
+        """Charge a DATA frame to the windows and to what its stream announced.
+
+        Args:
+            stream_id: the frame's stream.
+            length: bytes of the frame, padding included.
+            size: bytes of content.
+            ends: with the frame ends the stream.
+
+        Returns:
+            The stream; None if it is not open.
+
+        Raises:
+            ConnectionFailed: the connection's window has less.
+            StreamFailed: the stream may not have the frame.
+        """
+        self.window -= length
+        if self.window < 0:
+            raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the window")
+        stream = self.open.get(stream_id)
+        if stream is None:
+            return None
+        if not stream.remote_closed:
+            stream.receive_window -= length
+        if stream.remote_closed:
+            code, reason = ErrorCode.STREAM_CLOSED, "DATA after the end of the stream"
+        elif stream.receive_window < 0:
+            code, reason = ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the stream's window"
+        elif 0 <= stream.content_left < size or (ends and stream.content_left > size):
+            code, reason = ErrorCode.PROTOCOL_ERROR, "content and content-length differ"
+        else:
+            stream.held += length
+            if stream.content_left >= 0:
+                stream.content_left -= size
+            if size:
+                self.control.updates += ControlBudget.UPDATES_PER_DATA
+            return stream
+        self.give_back(length)
+        raise StreamFailed(code, reason)
+
+    def give_back(self, count: int) -> None:
+        """Open the connection's window by bytes that no stream holds."""
+        self._returned += count
+        if self._returned >= self._half:
+            self._output.add(frames.window_update(0, self._returned))
+            self.window += self._returned
+            self._returned = 0
+
     def refuse(self, stream_id: int, code: int) -> None:
-        """RST_STREAM; what still comes for the stream is ignored."""
+        """Send RST_STREAM for a request that opens no stream; its DATA is ignored."""
+        self._end(stream_id, code, self._limits.stream_window)
+
+    def _end(self, stream_id: int, code: int, window: int) -> None:
+        """Send RST_STREAM and ignore up to `window` bytes of DATA that are on their way."""
         self._output.add(frames.rst_stream(stream_id, code))
-        if len(self._forgiven) >= self._limits.reset_streams_remembered:
-            del self._forgiven[next(iter(self._forgiven))]
-        self._forgiven[stream_id] = None
+        self._forgive(stream_id, window)
+
+    def _forgive(self, stream_id: int, window: int) -> None:
+        if len(self.forgiven) >= self._limits.reset_streams_remembered:
+            del self.forgiven[next(iter(self.forgiven))]
+        self.forgiven[stream_id] = window
 
     def reset(self, stream: Http2Stream, code: int) -> None:
-        self.refuse(stream.id, code)
+        """End a stream and say why."""
+        self._end(stream.id, code, stream.receive_window)
+        self.forget(stream)
+
+    def cancel(self, stream: Http2Stream) -> None:
+        """Forget a stream that the client has reset.
+
+        grpc-java (netty) sends a message that waits to be written after the RST_STREAM of its call.
+        """
+        if not stream.remote_closed:
+            self._forgive(stream.id, stream.receive_window)
         self.forget(stream)
 
     def complete(self, stream: Http2Stream) -> None:
         """The response has been framed to its end."""
-        self._control.left += _CONTROL_PER_STREAM
-        self._resets.left += 1
+        self.resets.left += 1
         if not stream.remote_closed:
-            self.refuse(stream.id, ErrorCode.NO_ERROR)  # nobody reads the rest of the request
+            # Nobody reads the rest of the request
+            self._end(stream.id, ErrorCode.NO_ERROR, stream.receive_window)
         self.forget(stream)
 
     def forget(self, stream: Http2Stream) -> None:
@@ -147,7 +356,7 @@ class Http2Streams:
         stream.closed = True
         self.open.pop(stream.id, None)
         if stream.held:
-            self._window.give_back(stream.held)
+            self.give_back(stream.held)
             stream.held = 0
         if stream.queue:
             del self.sending[stream.id]

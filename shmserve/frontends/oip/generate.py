@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from shmserve.config import Settings
 from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import InvalidArgument
+from shmserve.protocol import bounds
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.oip import strict_parser
 from shmserve.protocol.oip.answer import json_data
@@ -30,13 +30,13 @@ _encode = msgspec.json.Encoder().encode
 _SHOWN = 64  # characters of a client's value that a message repeats
 
 
-def parse_generate(signature: ModelSignature, text: bytes, limits: Settings) -> InferRequest:
+def parse_generate(signature: ModelSignature, text: bytes) -> InferRequest:
     """A request of the generate extension as an inference request.
 
     Raises:
         InvalidArgument: it is malformed; the message names the key.
     """
-    document = strict_parser.loads(text, limits, functools.partial(_members_once, signature))
+    document = strict_parser.loads(text, functools.partial(_members_once, signature))
     if not isinstance(document, dict):
         raise InvalidArgument(f"the request must be a JSON object, got {_show(document)}")
     inputs: list[InferInput] = []
@@ -61,10 +61,9 @@ def parse_generate(signature: ModelSignature, text: bytes, limits: Settings) -> 
                 f" '{signature.spec.name}',"
                 f" and must be a boolean, a number or a string, got {_show(value)}"
             )
-    if len(parameters) > limits.max_inputs:
+    if len(parameters) > bounds.MAX_INPUTS:
         raise InvalidArgument(
-            f"the request has {len(parameters)} parameters, at most {limits.max_inputs} are"
-            " allowed (setting max_inputs)"
+            f"the request has {len(parameters)} parameters, at most {bounds.MAX_INPUTS} are allowed"
         )
     check_parameters(parameters)
     return InferRequest(tuple(inputs), (), request_id, parameters)

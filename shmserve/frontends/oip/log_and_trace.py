@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmserve.config import Settings
-from shmserve.core.control.runtime_settings import (
+from shmserve.core.live_settings import (
     LOG_FORMATS,
     UNLIMITED,
     LogChange,

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.core.access import Access
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.errors import Unimplemented
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.data_messages import Parameter

@@ -15,11 +15,12 @@ from typing import Any
 from msgspec import Struct
 
 from shmserve.config import Settings
+from shmserve.core.caller import Caller
+from shmserve.core.region_kinds import CUDA, KINDS, SYSTEM
 from shmserve.core.regions import region_book as rules
 from shmserve.core.regions.cuda_allocation import HANDLE_BYTES, check_arguments
-from shmserve.core.regions.region_book import Caller
 from shmserve.core.regions.region_names import check_name, object_name
-from shmserve.core.registry import CUDA, SYSTEM, Region
+from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument, NotFound, Unimplemented
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.data_messages import RegionRef
@@ -32,7 +33,6 @@ OFF = (
     "Client shared memory is disabled. Set client_shm_mode to map or copy"
     " (SHMSERVE_CLIENT_SHM_MODE) to enable."
 )
-_CALLED = {SYSTEM: "system", CUDA: "CUDA"}  # in errors
 
 
 class RegionStatus(Struct, frozen=True):
@@ -80,11 +80,11 @@ class SharedMemory:
         caller = rules.acting(caller, self._server_uid)
         own = rules.visible(regions, caller, self._settings, self._server_uid)
         named = [r for r in own if not name or r.name == name]
-        matches = [r for r in named if r.kind == kind]
+        matches = [r for r in named if r.memory.family == kind]
         if name and named and not matches:
             raise NotFound(
-                f"The region named '{name}' is registered as {_CALLED[named[0].kind]} shared"
-                f" memory, not {_CALLED[kind]} shared memory"
+                f"The region named '{name}' is registered as {named[0].memory.called} shared"
+                f" memory, not {KINDS[kind].called} shared memory"
             )
         if name and not matches:
             raise NotFound(f"Unable to find {kind} shared memory region: '{name}'")

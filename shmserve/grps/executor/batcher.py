@@ -76,7 +76,7 @@ class Batcher:
                 return []
             turn = None if member.taken else self._queue.next(now_ns)
             if turn is not None and turn.batch:
-                batch = [waiting.item for waiting in turn.batch]
+                batch = [*turn.batch]
                 for each in batch:
                     each.taken = True
                 if member.taken:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shmserve._generated import grps_pb2
-from shmserve.grps.executor import answers
-from shmserve.grps.executor.answers import Answers
+from shmserve.grps.executor import message_answers as answers
 from shmserve.grps.executor.flask_request import HttpRequest
 from shmserve.grps.executor.flask_response import response_of
+from shmserve.grps.executor.message_answers import Answers
 from shmserve.grps.protocol import model_parameters
 
 

@@ -18,12 +18,12 @@ from shmserve.executor.backends.native.dialect import NativeRequest
 from shmserve.executor.backends.native.request_forms import RequestForm
 from shmserve.executor.backends.native.stream_request import StreamRequest
 from shmserve.executor.backends.output_check import OutputCheck
-from shmserve.grps.executor import answers
+from shmserve.grps.executor import message_answers
 from shmserve.grps.executor.flask_request import HttpRequest, request_of
 from shmserve.grps.executor.flask_response import answer_of, response_of
 from shmserve.grps.protocol import custom_http, message_wire, model_parameters
 from shmserve.grps.protocol.custom_http import HttpAnswer
-from shmserve.grps.protocol.message import GrpsMessage, success
+from shmserve.grps.protocol.grps_message import GrpsMessage, success
 from shmserve.tensor.spec import ModelSpec
 
 
@@ -73,7 +73,7 @@ class _WithMessages:
         if self.streaming and not isinstance(result, tuple):
             kind = model_parameters.stream_type(self._check.parameters)
             head = HttpAnswer(head.status, (("Content-Type", kind),))
-        return answers.http(head if first else None, body)
+        return message_answers.http(head if first else None, body)
 
 
 class MessageRequest(_WithMessages, NativeRequest):

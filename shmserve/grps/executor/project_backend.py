@@ -16,11 +16,11 @@ from shmserve._generated import grps_pb2
 from shmserve.errors import Internal, InvalidArgument, ModelFailure
 from shmserve.executor.backend import CPU, BatchForm, Context, Request, Response
 from shmserve.executor.backends.model_errors import from_exception, from_load, sanitised
-from shmserve.grps.executor import answers, framework
-from shmserve.grps.executor.answers import Answers
+from shmserve.grps.executor import framework, message_answers
 from shmserve.grps.executor.context import GrpsContext, mark_success
 from shmserve.grps.executor.flask_request import request_of
 from shmserve.grps.executor.flask_response import answer_of
+from shmserve.grps.executor.message_answers import Answers
 from shmserve.grps.executor.project_models import ProjectModels
 from shmserve.grps.protocol import model_parameters
 from shmserve.grps.protocol.custom_http import HttpAnswer
@@ -129,7 +129,7 @@ class GrpsBackend:
             return
         response = context.get_http_response()
         if response is not None and not out.started:
-            out.send(answers.http(*answer_of(response)), True)
+            out.send(message_answers.http(*answer_of(response)), True)
         elif context.has_err():
             text = sanitised(context.get_err_msg())
             if text != context.get_err_msg():
@@ -138,9 +138,9 @@ class GrpsBackend:
         elif out.started or context.if_streaming():
             out.end()
         elif context.get_http_request() is not None:
-            out.send(answers.http(*_EMPTY_ANSWER), True)
+            out.send(message_answers.http(*_EMPTY_ANSWER), True)
         elif isinstance(result, grps_pb2.GrpsMessage):
             mark_success(result)
-            out.send(answers.message(result.SerializeToString()), True)
+            out.send(message_answers.message(result.SerializeToString()), True)
         else:
             raise ModelFailure("Output type must be GrpsMessage.")

@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 from shmserve._generated import grps_pb2
-from shmserve.core.devices import choose, device_name
+from shmserve.core.device_names import choose, device_name
 from shmserve.errors import ConfigError, Internal, InvalidArgument
 from shmserve.grps.executor.converter import Converter
 from shmserve.grps.executor.inferer import ModelInferer
 from shmserve.grps.protocol import message_wire
-from shmserve.grps.protocol.message import GenericTensor, GrpsMessage
+from shmserve.grps.protocol.grps_message import GenericTensor, GrpsMessage
 
 
 def import_torch() -> Any:

@@ -13,7 +13,7 @@ from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.errors import Code, InvalidArgument, ModelFailure, ShmserveError
 from shmserve.grps.frontend.payloads import DTYPES, OUTPUT
 from shmserve.grps.protocol import message_wire
-from shmserve.grps.protocol.message import (
+from shmserve.grps.protocol.grps_message import (
     GenericTensor,
     GrpsDataType,
     GrpsMessage,
@@ -134,8 +134,8 @@ def _tensor(signature: ModelSignature, output: OutputTensor) -> GenericTensor:
         texts = [_decoded(signature, name, element) for element in elements]
         return GenericTensor(name, dtype, shape, {dtype: texts})
     array = np.frombuffer(output.view, DATATYPES[output.datatype].numpy)
-    if output.datatype in ("FP16", "BF16"):
-        array = array.astype(np.float32)
+    if dtype in (GrpsDataType.DT_FLOAT16, GrpsDataType.DT_FLOAT32):
+        array = array.astype(np.float32, copy=False)
     elif output.datatype == "BOOL":
         array = array.view(np.uint8)
     elif output.datatype == "UINT64":

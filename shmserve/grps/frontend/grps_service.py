@@ -12,7 +12,7 @@ from shmserve.grps.frontend.exchange import Exchange, HttpSource, PayloadSource
 from shmserve.grps.frontend.model_names import ModelNames
 from shmserve.grps.frontend.payloads import Body, Payload
 from shmserve.grps.protocol.custom_http import RequestHead
-from shmserve.grps.protocol.message import GrpsMessage, success
+from shmserve.grps.protocol.grps_message import GrpsMessage, success
 from shmserve.grps.settings import ONLINE
 
 OK = GrpsMessage(success())

@@ -17,9 +17,10 @@ from shmserve.config import Settings
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.errors import InvalidArgument, TooLarge
 from shmserve.grps.protocol import message_wire
+from shmserve.grps.protocol.grps_message import GenericTensor, GrpsDataType, GrpsMessage
 from shmserve.grps.protocol.json_reader import FIELDS
-from shmserve.grps.protocol.message import GenericTensor, GrpsDataType, GrpsMessage
 from shmserve.grps.protocol.model_parameters import MESSAGE, takes_message
+from shmserve.protocol import bounds
 from shmserve.protocol.oip.model_signature import InputSignature, ModelSignature
 from shmserve.protocol.oip.raw_requests import deduce
 from shmserve.protocol.oip.request import InferInput, InferRequest
@@ -27,28 +28,32 @@ from shmserve.protocol.oip.validation import UNKNOWN_ID, CheckedInput, check_inp
 from shmserve.protocol.protobuf.wire import encode_varint
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
+from shmserve.waiting import beside_if_large
 
 INPUT, OUTPUT = "grps_input", "grps_output"  # parameters: where text and bytes go, come from
 _BIN_DATA = b"\x1a"  # the field's key on the wire
 _PREFIX = f"[request id: {UNKNOWN_ID}] "
 
-# Datatypes of models, and the element type in which GRPS can carry them
-DTYPES = {
-    "BOOL": GrpsDataType.DT_UINT8,
+# Datatypes that GRPS has itself
+_PLAIN = {
     "UINT8": GrpsDataType.DT_UINT8,
-    "UINT16": GrpsDataType.DT_INT32,
-    "UINT32": GrpsDataType.DT_INT64,
-    "UINT64": GrpsDataType.DT_INT64,
     "INT8": GrpsDataType.DT_INT8,
     "INT16": GrpsDataType.DT_INT16,
     "INT32": GrpsDataType.DT_INT32,
     "INT64": GrpsDataType.DT_INT64,
     "FP16": GrpsDataType.DT_FLOAT16,
-    "BF16": GrpsDataType.DT_FLOAT32,
     "FP32": GrpsDataType.DT_FLOAT32,
     "FP64": GrpsDataType.DT_FLOAT64,
     "BYTES": GrpsDataType.DT_STRING,
 }
+_WIDENED = {
+    "BOOL": GrpsDataType.DT_UINT8,
+    "UINT16": GrpsDataType.DT_INT32,
+    "UINT32": GrpsDataType.DT_INT64,
+    "UINT64": GrpsDataType.DT_INT64,
+}
+# Datatypes of models, and the element type in which GRPS can carry them; the rest are small floats
+DTYPES = dict.fromkeys(DATATYPES, GrpsDataType.DT_FLOAT32) | _PLAIN | _WIDENED
 
 
 class Body(Protocol):
@@ -98,7 +103,7 @@ def _fill_message(call: InferenceCall, payload: Payload, settings: Settings) -> 
     if payload.wire is not None:
         parts: list[bytes | memoryview] = [payload.wire]
     else:
-        parts = message_wire.parts(payload.message)
+        parts = beside_if_large(_elements(payload.message), message_wire.parts, payload.message)
     size = message_wire.size_of(parts)
     rest = 0
     if body is not None:
@@ -115,9 +120,7 @@ def _fill_message(call: InferenceCall, payload: Payload, settings: Settings) -> 
     for part in parts:
         view[at : at + len(part)] = part
         at += len(part)
-    call.receipt.copied_in += size
-    if body is not None:
-        call.receipt.copied_in += body.fill(view[at:])
+    call.receipt.copied_in += size + (body.fill(view[at:]) if body is not None else 0)
     call.add_input(MESSAGE, "UINT8", (size + rest,), reservation)
 
 
@@ -188,21 +191,18 @@ def _fill_tensors(
     call: InferenceCall, signature: ModelSignature, message: GrpsMessage, settings: Settings
 ) -> None:
     tensors = list(message.gtensors or ())
-    if len(tensors) > settings.max_inputs:
+    if len(tensors) > bounds.MAX_INPUTS:
         raise InvalidArgument(
-            f"the request has {len(tensors)} tensors, at most {settings.max_inputs} are allowed"
-            " (setting max_inputs)"
+            f"the request has {len(tensors)} tensors, at most {bounds.MAX_INPUTS} are allowed"
         )
     names = _names(signature, tensors)
-    sources = tuple(
-        _source(signature, name, tensor) for name, tensor in zip(names, tensors, strict=True)
-    )
+    sources = beside_if_large(_elements(message), _sources, signature, names, tensors)
     for item, tensor in zip(
         _checked(signature, InferRequest(sources), settings), tensors, strict=True
     ):
         source = item.source
         reservation = call.reserve(item.nbytes)
-        _write(reservation.view, item, tensor)
+        beside_if_large(item.nbytes, _write, reservation.view, item, tensor)
         call.receipt.copied_in += item.nbytes
         call.add_input(source.name, source.datatype, source.shape, reservation)
 
@@ -224,6 +224,20 @@ def _names(signature: ModelSignature, tensors: list[GenericTensor]) -> list[str]
         if names.count(name) > 1:
             raise InvalidArgument(f"tensor '{name}' is there twice")
     return names
+
+
+def _elements(message: GrpsMessage) -> int:
+    """How many elements a message's tensors have: about what to check or encode them takes."""
+    tensors = message.gtensors or ()
+    return sum(len(values) for tensor in tensors for values in tensor.flat.values())
+
+
+def _sources(
+    signature: ModelSignature, names: list[str], tensors: list[GenericTensor]
+) -> tuple[InferInput, ...]:
+    return tuple(
+        _source(signature, name, tensor) for name, tensor in zip(names, tensors, strict=True)
+    )
 
 
 def _source(signature: ModelSignature, name: str, tensor: GenericTensor) -> InferInput:
@@ -256,13 +270,6 @@ def _datatype(dtype: int, spec: InputSignature | None) -> str:
     if spec is not None and DTYPES[spec.datatype.name] == dtype:
         return spec.datatype.name
     return next(name for name, kind in _PLAIN.items() if kind == dtype)
-
-
-_PLAIN = {
-    name: kind
-    for name, kind in DTYPES.items()
-    if name not in ("BOOL", "UINT16", "UINT32", "UINT64", "BF16")
-}
 
 
 def _write(view: memoryview, item: CheckedInput, tensor: GenericTensor) -> None:

@@ -20,8 +20,9 @@ from shmserve.grps.frontend.exchange import Exchange, options_of
 from shmserve.grps.frontend.grps_service import OK, Grps
 from shmserve.grps.frontend.payloads import Payload
 from shmserve.grps.protocol import message_wire
-from shmserve.grps.protocol.message import GrpsMessage
+from shmserve.grps.protocol.grps_message import GrpsMessage
 from shmserve.grps.protocol.model_parameters import takes_http, takes_message
+from shmserve.waiting import beside_if_large
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GrpsService"]
 
@@ -49,9 +50,11 @@ class GrpsRpcs:
         grps, services = self._grps, self._services
         handlers = {
             "Predict": services.unary(
-                "Predict", "inference", self._predict, "inference", large=True
+                "Predict", "inference", self._predict, "inference", large=True, never_blocks=True
             ),
-            "PredictStreaming": services.stream("PredictStreaming", "inference", self._stream),
+            "PredictStreaming": services.stream(
+                "PredictStreaming", "inference", self._stream, never_blocks=True
+            ),
         }
         switches: tuple[tuple[str, _Answer], ...] = (
             ("Online", lambda _: grps.set_online(True)),
@@ -59,7 +62,9 @@ class GrpsRpcs:
         )
         for name, switch in switches:
             run = _answering(name, switch)
-            handlers[name] = services.unary(name, "health", run, "asking", action="change")
+            handlers[name] = services.unary(
+                name, "health", run, "asking", action="change", never_blocks=True
+            )
         others: tuple[_Rpc, ...] = (
             ("CheckLiveness", "health", lambda _: OK, "quick"),
             ("CheckReadiness", "health", lambda _: grps.ready(), "quick"),
@@ -67,7 +72,8 @@ class GrpsRpcs:
             ("ModelMetadata", "metadata", grps.model_metadata, "quick"),
         )
         for name, category, answer, work in others:
-            handlers[name] = services.unary(name, category, _answering(name, answer), work)
+            run = _answering(name, answer)
+            handlers[name] = services.unary(name, category, run, work, never_blocks=True)
         return handlers
 
     def _predict(self, data: bytes, context: RpcContext) -> bytes:
@@ -107,7 +113,7 @@ class GrpsRpcs:
         if takes_message(entry.spec):
             payload = Payload(GrpsMessage(model=model), wire=data)
         else:
-            payload = Payload(message_wire.parse(data))
+            payload = Payload(beside_if_large(len(data), message_wire.parse, data))
         remaining: float = context.time_remaining()
         if remaining <= 0:
             raise DeadlineExceeded("the call's deadline has passed")
@@ -120,9 +126,14 @@ class GrpsRpcs:
 
 
 def _wire(exchange: Exchange, outcome: Outcome) -> bytes:
-    data = b"".join(to_wire(exchange.signature, outcome, exchange.kind))
+    size = sum([len(tensor.view) for tensor in outcome.outputs])
+    data = beside_if_large(size, _encode, exchange, outcome)
     exchange.receipt.copied_out += len(data)
     return data
+
+
+def _encode(exchange: Exchange, outcome: Outcome) -> bytes:
+    return b"".join(to_wire(exchange.signature, outcome, exchange.kind))
 
 
 def _answering(name: str, answer: _Answer) -> Unary:

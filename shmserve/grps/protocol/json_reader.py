@@ -18,10 +18,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.grps.protocol import ndarray_json
-from shmserve.grps.protocol.message import (
+from shmserve.grps.protocol.grps_message import (
     KINDS,
     GenericMap,
     GenericTensor,
@@ -106,7 +105,7 @@ _JsonMessage = _struct(
 _decode = msgspec.json.Decoder(_JsonMessage, strict=False).decode
 
 
-def parse(text: bytes, limits: Settings) -> GrpsMessage:
+def parse(text: bytes) -> GrpsMessage:
     """Read a request.
 
     Raises:
@@ -122,7 +121,7 @@ def parse(text: bytes, limits: Settings) -> GrpsMessage:
     except msgspec.ValidationError as ex:
         raise _refused(ex) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, NotSimple):
-        return _other(strict_parser.loads(text, limits))
+        return _other(strict_parser.loads(text))
 
 
 def _refused(ex: Exception) -> InvalidArgument:

@@ -14,8 +14,7 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from shmserve.errors import InvalidArgument
-from shmserve.grps.protocol.json_reader import FIELDS
-from shmserve.grps.protocol.message import (
+from shmserve.grps.protocol.grps_message import (
     GenericMap,
     GenericTensor,
     GrpsDataType,
@@ -23,6 +22,7 @@ from shmserve.grps.protocol.message import (
     GrpsStatus,
     StatusFlag,
 )
+from shmserve.grps.protocol.json_reader import FIELDS
 from shmserve.protocol.shortest_floats import shortest
 from shmserve.tensor.dtypes import object_array
 
@@ -66,18 +66,18 @@ class _JsonMessage(Struct, omit_defaults=True):
 
 def encode(message: GrpsMessage) -> bytes:
     """The JSON text of a message."""
-    out = _JsonMessage(_status(message.status), message.model)
+    payload: dict[str, Any] = {}
     if message.str_data is not None:
-        out.str_data = message.str_data
+        payload = {"str_data": message.str_data}
     elif message.gtensors is not None:
-        out.gtensors = _JsonTensors([_tensor(tensor) for tensor in message.gtensors])
+        payload = {"gtensors": _JsonTensors([_tensor(tensor) for tensor in message.gtensors])}
     elif message.bin_data is not None:
-        out.bin_data = base64.b64encode(message.bin_data).decode()
+        payload = {"bin_data": base64.b64encode(message.bin_data).decode()}
     elif message.gmap is not None:
-        out.gmap = _map(message.gmap)
+        payload = {"gmap": _map(message.gmap)}
     elif message.ndarray:
-        out.ndarray = {}
-    return _encode(out)
+        payload = {"ndarray": {}}
+    return _encode(_JsonMessage(_status(message.status), message.model, **payload))
 
 
 def encode_ndarray(message: GrpsMessage) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shmserve.errors import InvalidArgument
-from shmserve.grps.protocol.message import (
+from shmserve.grps.protocol.grps_message import (
     KINDS,
     Bytes,
     GenericMap,

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from shmserve.errors import InvalidArgument
-from shmserve.grps.protocol.message import GenericTensor, GrpsDataType
+from shmserve.grps.protocol.grps_message import GenericTensor, GrpsDataType
 
 Array = np.ndarray[Any, Any]
 _numbers = msgspec.json.Decoder(list[float]).decode

@@ -74,14 +74,19 @@ class ReleaseResources(Message, frozen=True):
 
 
 class Started(Message, frozen=True):
-    """Supervisor: the instance's process runs."""
+    """Supervisor: the instance's process runs. `instance` may be a role of frontends, such as
+    ``grpc``: then a process of this role serves, and `pid` is 0."""
 
     instance: str
     pid: int
 
 
 class Exited(Message, frozen=True):
-    """Supervisor: the instance's process has ended. `reason` is written for operators."""
+    """Supervisor: the instance's process has ended. `reason` is written for operators.
+
+    `instance` may be a role of frontends, as in `Started`: then no process of this role serves, for
+    longer than a restart takes.
+    """
 
     instance: str
     pid: int

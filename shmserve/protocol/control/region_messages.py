@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shmserve.core.registry import SYSTEM, Region
+from shmserve.core.region_kinds import SYSTEM
+from shmserve.core.registry import Region
 from shmserve.protocol.control.message import Message
 
 

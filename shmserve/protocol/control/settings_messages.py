@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shmserve.core.control.runtime_settings import LogChange, LogSettings, TraceChange
-from shmserve.core.control.trace_files import GrantedTraces
+from shmserve.core.live_settings import LogChange, LogSettings, TraceChange
+from shmserve.core.trace_grants import GrantedTraces
 from shmserve.protocol.control.message import Message
 
 

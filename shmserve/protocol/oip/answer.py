@@ -81,7 +81,7 @@ def json_data(
 
 
 def no_json_form(verb: str, datatype: str, where: str) -> str:
-    """What to tell a client that wants FP16 or BF16 as JSON (`verb`: sending, receiving)."""
+    """Return the error for a datatype without a JSON form (`verb`: sending, receiving)."""
     return (
         f"{verb} {datatype} data via JSON is not supported."
         f" Please use the binary data format for {where}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from shmserve import ids
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, NotConfigured, TooLarge
+from shmserve.protocol import bounds
 from shmserve.protocol.control.data_messages import Parameter
 
 NOT_EXPLICIT = (
@@ -73,9 +74,8 @@ def overrides(
 def _check_sizes(config: str, files: dict[str, bytes], settings: Settings) -> None:
     if len(config) > _MAX_CONFIG:
         raise TooLarge(f"parameter 'config' has more than {_MAX_CONFIG} characters")
-    most = settings.max_override_files
-    if len(files) > most:
-        raise TooLarge(f"more than {most} files (max_override_files)")
+    if len(files) > bounds.MAX_OVERRIDE_FILES:
+        raise TooLarge(f"more than {bounds.MAX_OVERRIDE_FILES} files")
     limit = settings.max_override_bytes
     if sum(map(len, files.values())) > limit:
         raise TooLarge(f"the files have more than {limit} bytes (max_override_bytes)")

@@ -10,8 +10,6 @@ from shmserve.protocol.oip.request import InferOutput
 from shmserve.tensor.dtypes import DATATYPES, Datatype
 from shmserve.tensor.spec import ModelSpec
 
-_UNCLASSIFIABLE = frozenset({"BYTES", "BOOL", "FP16", "BF16"})
-
 
 class InputSignature(Struct, frozen=True):
     """One input of a model. `count` is -1 if the shape is variable."""
@@ -58,7 +56,7 @@ def make_signature(spec: ModelSpec) -> ModelSignature:
             tensor.name,
             tensor.datatype,
             DATATYPES[tensor.datatype].json_ok,
-            tensor.datatype not in _UNCLASSIFIABLE,
+            DATATYPES[tensor.datatype].classifiable,
             tensor.labels,
         )
         for tensor in spec.outputs

@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge, UnreadableMessage
+from shmserve.protocol import bounds
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.decoding import json_decoder
 from shmserve.protocol.oip import strict_parser
@@ -80,11 +81,11 @@ def parse_request(text: bytes, limits: Settings) -> InferRequest:
     try:
         wire = _decode(text)
     except UnreadableMessage:
-        wire = strict_parser.parse(text, limits)
-    if len(wire.inputs) > limits.max_inputs or len(wire.outputs) > limits.max_inputs:
+        wire = strict_parser.parse(text)
+    if len(wire.inputs) > bounds.MAX_INPUTS or len(wire.outputs) > bounds.MAX_INPUTS:
         raise InvalidArgument(
             f"the request has {len(wire.inputs)} inputs and {len(wire.outputs)} outputs, at most"
-            f" {limits.max_inputs} of each are allowed (setting max_inputs)"
+            f" {bounds.MAX_INPUTS} of each are allowed"
         )
     inputs = tuple([_input(item, index) for index, item in enumerate(wire.inputs)])
     outputs = tuple([_output(item, index) for index, item in enumerate(wire.outputs)])
@@ -94,7 +95,7 @@ def parse_request(text: bytes, limits: Settings) -> InferRequest:
         refuse_duplicates("output", [item.name for item in outputs])
     if not wire.parameters:
         return InferRequest(inputs, outputs, wire.id)
-    parameters, binary_output = _parameters(wire.parameters, limits)
+    parameters, binary_output = _parameters(wire.parameters)
     return InferRequest(inputs, outputs, wire.id, parameters, binary_output)
 
 
@@ -186,12 +187,11 @@ def refuse_duplicates(kind: str, names: list[str]) -> None:
         seen.add(name)
 
 
-def _parameters(given: dict[str, Parameter], limits: Settings) -> tuple[dict[str, Parameter], bool]:
+def _parameters(given: dict[str, Parameter]) -> tuple[dict[str, Parameter], bool]:
     """The parameters for the model, and whether outputs are binary by default."""
-    if len(given) > limits.max_inputs:
+    if len(given) > bounds.MAX_INPUTS:
         raise InvalidArgument(
-            f"the request has {len(given)} parameters, at most {limits.max_inputs} are allowed"
-            " (setting max_inputs)"
+            f"the request has {len(given)} parameters, at most {bounds.MAX_INPUTS} are allowed"
         )
     check_parameters(given)
     if "binary_data_output" not in given:

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
+from shmserve.protocol import bounds
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.oip import json_request as wire
 
@@ -36,15 +36,15 @@ _STEP = np.zeros(256, np.int8)  # what a bracket does to the depth
 _STEP[list(b"[{")], _STEP[list(b"]}")] = 1, -1
 
 
-def parse(text: bytes, limits: Settings) -> wire.JsonRequest:
+def parse(text: bytes) -> wire.JsonRequest:
     """Parse or explain; raises `InvalidArgument` naming the field."""
-    document = loads(text, limits)
+    document = loads(text)
     if not isinstance(document, dict):
         raise InvalidArgument(f"the request must be a JSON object, got {_show(document)}")
     if "inputs" not in document:
         raise InvalidArgument("the request has no 'inputs'")
-    inputs = _array(document["inputs"], "inputs", limits)
-    outputs = _array(document.get("outputs", []), "outputs", limits)
+    inputs = _array(document["inputs"], "inputs")
+    outputs = _array(document.get("outputs", []), "outputs")
     return wire.JsonRequest(
         tuple([_input(item, f"inputs[{index}]") for index, item in enumerate(inputs)]),
         tuple([_output(item, f"outputs[{index}]") for index, item in enumerate(outputs)]),
@@ -53,7 +53,7 @@ def parse(text: bytes, limits: Settings) -> wire.JsonRequest:
     )
 
 
-def loads(text: bytes | memoryview, limits: Settings, pairs: Pairs | None = None) -> Any:
+def loads(text: bytes | memoryview, pairs: Pairs | None = None) -> Any:
     """The standard library's `json.loads`, with every way to fail made `InvalidArgument`.
 
     NaN, Infinity and -Infinity are accepted; numbers no double can hold are not. `pairs` makes
@@ -64,7 +64,7 @@ def loads(text: bytes | memoryview, limits: Settings, pairs: Pairs | None = None
         characters = data.decode()
     except UnicodeDecodeError as ex:
         raise InvalidArgument(f"the request JSON is not UTF-8 (at byte {ex.start})") from None
-    check_nesting(data, limits.max_json_nesting)
+    check_nesting(data, bounds.MAX_JSON_NESTING)
     try:
         document = json.loads(characters, parse_float=_finite, object_pairs_hook=pairs)
         if "\\ud" in characters or "\\uD" in characters:
@@ -77,7 +77,7 @@ def loads(text: bytes | memoryview, limits: Settings, pairs: Pairs | None = None
     except UnicodeEncodeError:
         raise InvalidArgument("a string of the request JSON is not valid Unicode") from None
     except RecursionError:
-        raise InvalidArgument(_too_deep(limits.max_json_nesting)) from None
+        raise InvalidArgument(_too_deep(bounds.MAX_JSON_NESTING)) from None
     except ValueError as ex:
         raise InvalidArgument(f"failed to parse the request JSON: {ex}") from None
     return document
@@ -180,8 +180,8 @@ def _parameters(value: Any, where: str) -> dict[str, Parameter]:
     return cast("dict[str, Parameter]", item)
 
 
-def _array(value: Any, where: str, limits: Settings) -> list[Any]:
-    return _typed(value, list, where)[: limits.max_inputs + 1]  # one too many: it is refused
+def _array(value: Any, where: str) -> list[Any]:
+    return _typed(value, list, where)[: bounds.MAX_INPUTS + 1]  # one too many: it is refused
 
 
 def _typed(value: Any, kind: type[_T], where: str) -> _T:

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Struct
 
-from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, UnreadableMessage
+from shmserve.protocol import bounds
 from shmserve.protocol.decoding import json_decoder
 from shmserve.protocol.oip import strict_parser
 from shmserve.protocol.oip.answer import JsonData
@@ -94,16 +94,14 @@ class JsonTensor(Struct, frozen=True):
             ) from None
 
 
-def decode(
-    data: JsonData, datatype: Datatype, count: int, where: str, limits: Settings
-) -> JsonTensor:
+def decode(data: JsonData, datatype: Datatype, count: int, where: str) -> JsonTensor:
     """The elements of an input's "data", checked against type and `count`.
 
     Raises:
         InvalidArgument: wrong JSON, a wrong element (its index is told), too few or many.
     """
     kind = _KINDS[datatype.name]
-    elements = _elements(data, kind, where, limits)
+    elements = _elements(data, kind, where)
     if len(elements) != count:
         problem = "too few" if len(elements) < count else "too many"
         raise InvalidArgument(
@@ -116,29 +114,29 @@ def decode(
     return JsonTensor(encoded, datatype, bytes_codec.encoded_size(encoded), where)
 
 
-def _elements(data: JsonData, kind: _Kind, where: str, limits: Settings) -> list[Any]:
+def _elements(data: JsonData, kind: _Kind, where: str) -> list[Any]:
     if isinstance(data, list):
-        return _checked(data, kind, where, limits)
+        return _checked(data, kind, where)
     try:
         return kind.flat(data)
     except UnreadableMessage:
         pass
     text = bytes(memoryview(data))
     if text[:1] == b"[" and str not in kind.types:
-        strict_parser.check_nesting(text, limits.max_json_nesting, 0)
+        strict_parser.check_nesting(text, bounds.MAX_JSON_NESTING, 0)
         try:
             return kind.flat(b"[%b]" % text.translate(None, b"[]"))
         except UnreadableMessage:
             pass  # empty lists, NaN, or an element that is wrong
-    document = strict_parser.loads(text, limits)
+    document = strict_parser.loads(text)
     if not isinstance(document, list):
         raise InvalidArgument(f"{where}.data must be an array, got {json.dumps(document)[:64]}")
-    return _checked(document, kind, where, limits)
+    return _checked(document, kind, where)
 
 
-def _checked(data: list[Any], kind: _Kind, where: str, limits: Settings) -> list[Any]:
+def _checked(data: list[Any], kind: _Kind, where: str) -> list[Any]:
     """Flatten nested lists and check the type of every element."""
-    elements = _flatten(data, limits.max_json_nesting)
+    elements = _flatten(data, bounds.MAX_JSON_NESTING)
     allowed = kind.types
     for index, element in enumerate(elements):
         # By exact type: a bool is an int to Python, but not to JSON

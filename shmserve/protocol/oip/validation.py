@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge, Unimplemented
+from shmserve.protocol import bounds
 from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.protocol.oip.answer import no_json_form
 from shmserve.protocol.oip.json_request import MAX_INT64
@@ -99,7 +100,7 @@ def locate_inputs(spec: ModelSpec, checked: list[CheckedInput], find: Find) -> l
 
 
 def check_outputs(
-    signature: ModelSignature, request: InferRequest, limits: Settings, find: Find
+    signature: ModelSignature, request: InferRequest, find: Find
 ) -> tuple[tuple[InferOutput, ...], tuple[OutputPlace, ...]]:
     """The outputs the client wants, in its order; all the model has if it named none.
 
@@ -107,7 +108,7 @@ def check_outputs(
 
     Raises:
         InvalidArgument: an unknown output, one that the wanted form is not there for, or more
-            than `max_classes` of one.
+            than `bounds.MAX_CLASSES` of one.
         NotFound: a shared-memory region that is not registered.
     """
     default = request.binary_output
@@ -128,10 +129,10 @@ def check_outputs(
                     "class result not available for output due to unsupported type"
                     f" '{spec.datatype}': output '{output.name}'"
                 )
-            if output.classification > limits.max_classes:
+            if output.classification > bounds.MAX_CLASSES:
                 raise InvalidArgument(
                     f"output '{output.name}': classification of {output.classification} is more"
-                    f" than {limits.max_classes} (setting max_classes)"
+                    f" than {bounds.MAX_CLASSES}"
                 )
         elif not spec.json_ok and not (default if output.binary is None else output.binary):
             raise InvalidArgument(no_json_form("sending", spec.datatype, f"output {output.name}"))
@@ -181,10 +182,10 @@ def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> C
                 f"byte size overflow for input '{source.name}': {count} elements of"
                 f" {datatype.itemsize} bytes"
             )
-        if count > limits.max_elements or count > MAX_INT64:
+        if count > bounds.MAX_ELEMENTS:
             raise InvalidArgument(
                 f"the shape of input '{source.name}' causes total element count to exceed maximum"
-                f" size of {min(limits.max_elements, MAX_INT64)} (setting max_elements)"
+                f" size of {bounds.MAX_ELEMENTS}"
             )
     itemsize = datatype.itemsize
     nbytes = source.region.nbytes if source.region is not None else source.binary_size

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shmserve.config import Settings
+from shmserve.protocol import bounds
 from shmserve.protocol.protobuf.wire import (
     FIXED32,
     FIXED64,
@@ -198,7 +199,7 @@ class IncomingRequest:
 
     def _allowed(self, size: int, left: int) -> bool:
         limits = self._limits
-        return size <= min(left, limits.max_tensor_bytes) and len(self.raw) < limits.max_inputs
+        return size <= min(left, limits.max_tensor_bytes) and len(self.raw) < bounds.MAX_INPUTS
 
     def expected(self, size: int) -> bool:
         """Whether the next of `raw`, of so many bytes, may have a place; raises where it is not
@@ -248,9 +249,14 @@ def _field(data: memoryview, position: int) -> tuple[int, int, int] | None:
     """A field's tag, where its value begins, and that value's size, -1 if it is of no simple
     kind; None: too little of it has come."""
     try:
-        tag, start = uint32(data, position, "a tag")
+        tag, start = data[position], position + 1  # most often a byte is all
+        if tag >= 0x80:
+            tag, start = uint32(data, position, "a tag")
         kind = tag & 7
         if kind == LEN:
+            size = data[start]
+            if size < 0x80:
+                return tag, start + 1, size
             size, start = uint32(data, start, "a length")
             return tag, start, size
         if kind == VARINT:

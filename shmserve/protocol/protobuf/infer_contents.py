@@ -23,10 +23,9 @@ from shmserve.tensor.dtypes import DATATYPES
 
 _BLOCK = 1 << 18  # bytes of varints decoded at a time: what the temporary arrays come to
 _BYTES_FIELD = 8
-# Field number to the datatype of its elements
+# Field number to the datatype that its elements are told as
 _ELEMENTS = ("", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32", "FP64", "BYTES")
-_FIELDS = {name: number for number, name in enumerate(_ELEMENTS) if number}
-_FIELDS |= {"INT8": 2, "INT16": 2, "UINT8": 4, "UINT16": 4}
+_FIELDS = {kind.name: kind.contents_field for kind in DATATYPES.values() if kind.contents_field}
 _WIDTH = {6: 4, 7: 8}  # of an element on the wire; the others are varints
 _UNPACKED = {6: wire.FIXED32, 7: wire.FIXED64}
 _TAGS = {number << 3 | wire.LEN: number for number in range(1, 9)}

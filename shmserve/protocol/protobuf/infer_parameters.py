@@ -41,7 +41,7 @@ def add_parameter(
         raise InvalidArgument(f"parameter '{key}' has no value of a known type")
     parameters[key] = value
     if len(parameters) > most:
-        raise InvalidArgument(f"there are more than {most} parameters (setting max_inputs)")
+        raise InvalidArgument(f"there are more than {most} parameters")
 
 
 def _value(walk: Walk, start: int, stop: int) -> Parameter | None:

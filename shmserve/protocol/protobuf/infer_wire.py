@@ -11,8 +11,8 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
+from shmserve.protocol import bounds
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.protobuf.incoming_request import Place
 from shmserve.protocol.protobuf.infer_contents import Contents, Spans, collect
@@ -24,7 +24,6 @@ MAX_RESPONSE_BYTES = (1 << 31) - 1  # what a gRPC message can have
 QUICK_BYTES = 2 << 10  # beside raw tensors; with an element to every two it is a few ms
 _QUICK_FIELDS = 64
 _RAW = 0x3A
-_DEFAULTS = Settings()
 _OutputRow = tuple[str, str, tuple[int, ...]]  # name, datatype, shape
 Part = bytes | memoryview
 Raw = memoryview | Place
@@ -61,22 +60,19 @@ class WireInferRequest(Struct, frozen=True):
     raw_count: int
 
 
-def parse_request(
-    data: bytes | memoryview, limits: Settings = _DEFAULTS, placed: Sequence[Raw] = ()
-) -> WireInferRequest:
+def parse_request(data: bytes | memoryview, placed: Sequence[Raw] = ()) -> WireInferRequest:
     """A ModelInferRequest; its raw and typed contents stay where they are in `data`.
 
     Args:
         data: the message.
-        limits: what a request may have.
         placed: raw_input_contents that came before those in `data`, see `incoming_request`.
 
     Raises:
         InvalidArgument: malformed data, a parameter without a value, more inputs, outputs
-            or parameters than `max_inputs`, more fields than `max_fields`.
+            or parameters than `bounds.MAX_INPUTS`, more fields than `bounds.MAX_FIELDS`.
     """
-    walk = Walk(data, limits.max_fields)
-    most = limits.max_inputs
+    walk = Walk(data, bounds.MAX_FIELDS)
+    most = bounds.MAX_INPUTS
     model = version = request_id = ""
     parameters: dict[str, Parameter] = {}
     inputs: list[tuple[int, int]] = []
@@ -165,7 +161,7 @@ def check_data(request: WireInferRequest) -> None:
 
 
 def _too_many(what: str, most: int) -> InvalidArgument:
-    return InvalidArgument(f"the request has more than {most} {what} (setting max_inputs)")
+    return InvalidArgument(f"the request has more than {most} {what}")
 
 
 def _input(

@@ -34,7 +34,7 @@ class Malformed(InvalidArgument):
 
 
 class Walk:
-    """Reads messages out of `data`, at most `most` fields altogether (setting `max_fields`)."""
+    """Reads messages out of `data`, at most `most` fields altogether."""
 
     __slots__ = ("_left", "_most", "data")
 
@@ -131,7 +131,7 @@ class Walk:
 
     def _too_many(self) -> InvalidArgument:
         return InvalidArgument(
-            f"the request has more than {self._most} fields (setting max_fields), each BYTES"
+            f"the request has more than {self._most} fields, each BYTES"
             " element outside raw_input_contents counting as one"
         )
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from shmserve._generated import model_config_pb2 as pb
-from shmserve.core.devices import device_name
+from shmserve.core.device_names import device_name
 from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config.backend_kinds import AUTO, CPU, GPU, MODEL, BackendKind
 from shmserve.tensor.config_document import ConfigDocument
@@ -21,8 +21,8 @@ MAX_INSTANCES = 256
 class InstanceGroup(Struct, frozen=True):
     """`count` instances on each of `gpus`; on the CPU where there are none.
 
-    `gpus` are numbers of visible devices (`core.devices`). A group of KIND_GPU or KIND_AUTO may
-    leave them out until it is `placed`. `host_policy`: a name of the setting `host_policies`.
+    `gpus` are numbers of visible devices (`core.device_names`). A group of KIND_GPU or KIND_AUTO
+    may leave them out until it is `placed`. `host_policy`: a name of the setting `host_policies`.
     """
 
     name: str

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import BinaryIO
 
 from shmserve import config
 from shmserve.supervisor import guard, launch
@@ -19,6 +20,7 @@ def spawn_stand_in(
     arguments: Sequence[str],
     *,
     keep: Sequence[int],
+    stdin: BinaryIO | None,
     environ: dict[str, str],
     new_session: bool,
 ) -> subprocess.Popen[bytes]:
@@ -26,6 +28,7 @@ def spawn_stand_in(
     return spawn(
         [sys.executable, script, *arguments],
         keep=keep,
+        stdin=stdin,
         environ=environ,
         new_session=new_session,
     )

@@ -1,12 +1,11 @@
 """The supervisor with the stand-ins for coordinator and executor."""
 
 import argparse
-import logging
 import os
 import sys
 
 from shmserve import config
-from shmserve.observe import logs
+from shmserve.observe import log_output, logs
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.supervisor.announce import Announcer
 from shmserve.supervisor.service import Commands, Inherited, Supervisor
@@ -45,5 +44,5 @@ def main() -> int:
 
 
 status = main()
-logging.shutdown()
+log_output.end()
 os._exit(status)  # as shmserve.supervisor does

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from shmserve import cli
-from shmserve.cli import check, serve, show
+from shmserve.cli.inspecting import check
+from shmserve.cli.operating import show
+from shmserve.cli.serving import serve
 from shmserve.config import Settings
 from shmserve.errors import Unavailable
 from shmserve.protocol.triton_config.model_config import parse
@@ -102,7 +104,7 @@ def test_show_without_a_server_says_so(tmp_path, monkeypatch, capsys):
 
 def test_serve_becomes_gunicorn_with_our_configuration():
     words = serve.command(["--reload"])
-    assert words[:4] == [sys.executable, "-m", "gunicorn", "-c"]
+    assert words[:4] == [sys.executable, "-m", "shmserve.supervisor.foreground", "-c"]
     assert words[4].endswith("gunicorn.conf.py")
     assert words[5:] == ["--reload", "shmserve.app"]
 

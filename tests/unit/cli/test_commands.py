@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,9 +21,12 @@ import pytest
 
 import shmserve
 from shmserve import cli, config
-from shmserve.cli import init, line_chart, made_inputs, measure, model_code, server_address, top
-from shmserve.cli.grpc_door import GrpcDoor
-from shmserve.cli.measure import Measurement
+from shmserve.cli.inspecting import model_code
+from shmserve.cli.measuring import line_chart, made_inputs, measure
+from shmserve.cli.measuring.grpc_door import GrpcDoor
+from shmserve.cli.measuring.measure import Measurement
+from shmserve.cli.operating import server_address, top
+from shmserve.cli.serving import init
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, Unavailable
 from tests.grpc_client import VALUES, Rig
@@ -44,7 +48,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     try:
         status = cli.main(words)
     except SystemExit as ex:
-        status = ex.code
+        status = ex.code  # type: ignore[assignment]
     assert status == 2
     text = capsys.readouterr().err
     assert text.startswith("shmserve: ")
@@ -151,6 +155,28 @@ def test_without_a_library_the_extra_is_named(nowhere, monkeypatch, capsys, modu
     assert "pip install 'shmserve[cli]'" in told(capsys, *words)
 
 
+def test_settings_are_explained_by_name(capsys) -> None:
+    assert cli.main(["settings", "http_workers", "max_chunks"]) == 0
+    assert capsys.readouterr().out == (
+        "http_workers\n  HTTP worker processes\n  takes a whole number, at least 1; default: 2\n"
+        "\nmax_chunks\n  since 0.2 it is always 65536, as no service needed another value; "
+        "delete the setting\n"
+    )
+    assert cli.main(["settings", "http_wrkers"]) == 2
+    assert "there is no setting http_wrkers" in capsys.readouterr().err
+
+
+def test_check_lists_all_that_an_upgrade_takes_away(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("SHMSERVE_MAX_KEYS", "1024")
+    monkeypatch.setenv("SHMSERVE_MAX_FIELDS", "7")
+    monkeypatch.setenv("SHMSERVE_GRPC_SERVER", "grpcio")
+    assert cli.main(["check"]) == 2
+    told = capsys.readouterr().err
+    assert "max_fields = '7'" in told
+    assert "grpc_server = 'grpcio'" in told
+    assert "max_keys (SHMSERVE_MAX_KEYS in the environment) has no effect" in told
+
+
 def test_a_repository_with_examples_is_made_and_can_be_checked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +216,7 @@ def test_a_broken_model_matters_where_readiness_wants_it(
 
 
 def test_where_a_server_is_found() -> None:
-    def url(*binds: str, **more: str) -> str:
+    def url(*binds: str, **more: Any) -> str:
         return server_address.http(Settings(http_bind=binds, **more), None)
 
     assert url("0.0.0.0:80", "unix:/x") == "unix:/x"
@@ -276,7 +302,7 @@ def test_the_live_view_shows_rates() -> None:
             "queues": [{"process": "http-1", "instance": "m/1/0", "in_flight": 3}],
             "stats": [{**stats, "answered": answered}],
         }
-        return top.Look(at, tables, {7: (cpu, 5 << 20)})
+        return top.Look(at, tables, {7: (cpu, 5 << 20)})  # type: ignore[arg-type]
 
     drawn = io.StringIO()
     Console(file=drawn, width=120).print(top.frame(look(0, 10, 1.0), look(2, 110, 2.0)))

@@ -6,7 +6,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from shmserve.cli import init, main, serve, units
+from shmserve.cli import main
+from shmserve.cli.serving import init, serve, units
 
 ROOT = Path(__file__).parents[3]
 

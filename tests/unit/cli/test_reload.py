@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.cli import reload
+from shmserve.cli.serving import reload
 
 FIRST = """
 import sys

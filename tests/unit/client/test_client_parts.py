@@ -12,10 +12,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shmserve.client import InferenceError, device_arrays, tensors
-from shmserve.client.http_transport import Transport
+from shmserve.client import InferenceError, tensors
+from shmserve.client.memory import device_arrays
 from shmserve.client.output_sizes import DescribedModel, OutputSizes
 from shmserve.client.tensors import ClientTensor
+from shmserve.client.wire.http_transport import Transport
 from shmserve.tensor.dtypes import DATATYPES
 
 

@@ -14,18 +14,19 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shmserve.client import InferenceError, Result, ResultStream, attempt, client_connection
-from shmserve.client.attempt import RequestAttempt
-from shmserve.client.cancel_scope import CancelScope, cancellable
+from shmserve.client import InferenceError, Result, ResultStream, placed_request
 from shmserve.client.client_call import ClientCall
-from shmserve.client.http_answers import HttpAnswers, generate_request
-from shmserve.client.http_transport import EventStream, Reply, Transport
+from shmserve.client.http_stream import HttpAnswers, generate_request
 from shmserve.client.lane_answers import LaneAnswers
-from shmserve.client.lanes import ClientLane, Lanes, converse
-from shmserve.client.memory.shared_memory import SharedMemoryPools
+from shmserve.client.memory.shared_pools import SharedMemoryPools
 from shmserve.client.output_sizes import DescribedModel, stream_windows
+from shmserve.client.placed_request import RequestAttempt
 from shmserve.client.requester import Requester
 from shmserve.client.tensors import ClientTensor
+from shmserve.client.wire import client_connection
+from shmserve.client.wire.cancel_scope import CancelScope, cancellable
+from shmserve.client.wire.http_transport import EventStream, Reply, Transport
+from shmserve.client.wire.lanes import ClientLane, Lanes, converse
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.control import client_messages
 from shmserve.protocol.control import lane_messages as wire
@@ -186,7 +187,7 @@ def test_what_an_event_tells() -> None:
     assert (result.model, result.version, result.id) == ("m", "3", "q")
     assert (result.parameters, result.transport, result.receipt) == ({"P": 1.5}, "http", None)
     assert result["N"].tolist() == [1 << 62]
-    assert np.array_equal(result["X"], np.float32([[1, 2.5], [np.nan, 4]]), equal_nan=True)
+    assert np.array_equal(result["X"], np.float32([[1, 2.5], [np.nan, 4]]), equal_nan=True)  # type: ignore[arg-type]
     assert (result["S"].tolist(), result["B"].tolist()) == ([["ü".encode()]], [True, False])
     assert list(told({**head, **values}, ("B", "N"))) == ["B", "N"]
     assert told({**head, "X": []})["X"].shape == (0, 2)
@@ -369,7 +370,7 @@ def test_a_call_has_one_deadline_whatever_is_asked_for_it() -> None:
 class Changing(SlowServer):
     """One whose model takes no stream any more, as what the client remembers of it is old."""
 
-    def request(self, method: str, path: str, *_: object, **__: object) -> Reply:
+    def request(self, method: str, path: str, *_: object, **__: object) -> Reply:  # type: ignore[override]
         self.timeouts.append(0.0)
         document = {
             "model_transaction_policy": {"decoupled": True},
@@ -391,7 +392,7 @@ def test_what_is_known_of_a_model_is_forgotten_with_a_refused_stream(
         with pytest.raises(InferenceError, match="it is gone"):
             over_http.begin(call({}), 0)
         assert len(server.timeouts) == asked
-    monkeypatch.setattr(attempt, "_numbers", itertools.repeat(7))
+    monkeypatch.setattr(placed_request, "_numbers", itertools.repeat(7))
     refusal = wire.LaneAnswer(7, (), 404, "NOT_FOUND", "it is gone")
     lanes = FewLanes(refusal, refusal)
     over_lanes = Requester(cast(Transport, server), no_memory, cast(Lanes, lanes))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.cli import cluster as cluster_command
+from shmserve.cli.serving import cluster as cluster_command
 from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings, ModelTable
 from shmserve.cluster.controller import Controller, Status
 from shmserve.cluster.haproxy_slots import Address

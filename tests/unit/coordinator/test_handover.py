@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
-from shmserve.dispatch.executor_pool import ExecutorPool
+from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.errors import NotFound, Unavailable
 from shmserve.executor.backend import Request, Response
 from tests.unit.dispatch.test_dispatch import (
@@ -69,7 +69,7 @@ def test_no_request_is_lost_however_often_executors_change(rig: Rig, model: Any)
         rig.serve(counted)
         old.close()
         rig.executors.remove(old)
-        until(lambda before=before: sum(done) > before or bool(failed), "no request came through")
+        until(lambda before=before: sum(done) > before or bool(failed), "no request came through")  # type: ignore[misc]
         assert not failed, (turn, failed)
     stop.set()
     for thread in threads:
@@ -82,7 +82,7 @@ def test_no_request_is_lost_however_often_executors_change(rig: Rig, model: Any)
 def test_a_request_that_was_looked_up_before_goes_to_the_successor(rig: Rig) -> None:
     entry = rig.serve(into_offer)
     with rig.dispatcher.call(entry) as call:
-        feed(call, ONES)
+        feed(call, ONES)  # type: ignore[arg-type]
         rig.serve(own_array)
         rig.executors.pop(0).close()
         (output,) = call.execute().outputs

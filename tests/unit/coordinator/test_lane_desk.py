@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from shmserve.config import Settings
-from shmserve.coordinator.lane_desk import LaneDesk
-from shmserve.coordinator.publication import Publication
-from shmserve.core.control.runtime_settings import TraceSettings
-from shmserve.core.regions.region_book import Caller
+from shmserve.coordinator.programs.lane_desk import LaneDesk
+from shmserve.coordinator.state.publication import Publication
+from shmserve.core.caller import Caller
+from shmserve.core.live_settings import TraceSettings
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.errors import PermissionDenied, ResourceExhausted, Unavailable, Unimplemented
 from shmserve.protocol.control.client_messages import OpenLane

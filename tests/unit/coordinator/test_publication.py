@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import structs
 
 from shmserve.config import Settings
-from shmserve.coordinator.publication import Publication
-from shmserve.core.control.runtime_settings import RuntimeSettings
+from shmserve.coordinator.state.publication import Publication
+from shmserve.core.live_settings import RuntimeSettings
 from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.observe import flight_recorder
@@ -59,4 +59,35 @@ def test_models_that_end_with_the_service_are_no_events(monkeypatch: Any, tmp_pa
     publication.publish()
     publication.publish()
     assert [event for event in events if event[1] == "m/1"] == [("model ready", "m/1", "")]
+    writer.close()
+
+
+def test_what_could_not_be_published_is_published_once_it_can_be(tmp_path: Path) -> None:
+    writer, reader = RegistryWriter(str(tmp_path), "e1"), RegistryReader(str(tmp_path))
+    flags: dict[str, bool] = {"flag": False}
+    http = SimpleNamespace(name="http-1-aa", role="http")
+    reconciler: Any = SimpleNamespace(
+        processes={http.name: http}, snapshot=lambda epoch: Snapshot(epoch, 0, complete=True)
+    )
+    told: list[str] = []
+    regions: Any = SimpleNamespace(
+        book=RegionBook(Settings(), 0), published=lambda: told.append("regions")
+    )
+    settings: Any = SimpleNamespace(traced=lambda models: models, current=RuntimeSettings())
+    publication = Publication(
+        writer, reconciler, regions, settings, flags, {}, lambda process, _: told.append(process)
+    )
+    assert publication.publish()
+    coming = tmp_path / "registry.msgpack.new"
+    coming.unlink()
+    coming.mkdir()  # no snapshot can be written there
+    told.clear()
+    publication.set_flag("flag", True)
+    publication.look()
+    assert (reader.current().generation, reader.current().flags, told) == (1, {"flag": False}, [])
+    coming.rmdir()
+    publication.look()
+    publication.look()
+    assert (reader.current().generation, reader.current().flags) == (2, {"flag": True})
+    assert told == ["regions", "http-1-aa"]
     writer.close()

@@ -12,9 +12,10 @@ import pytest
 from shmserve.config import Settings
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.registrations import RegionRegistrations
+from shmserve.core.caller import Caller
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.memory.budget import Ledger
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.region_kinds import MEMFD
 from shmserve.core.registry import Snapshot
 from shmserve.protocol.control.region_messages import (
     NeedRegion,
@@ -52,7 +53,7 @@ class Desk:
     def turn(self, now: float) -> list[str]:
         """Which regions were given to executors, or "" for none, by that time."""
         self.regions.tick(now)
-        self.regions.settle(lambda: None, "")
+        self.regions.settle(lambda: True, "")
         given, self.given = self.given, []
         return [message.region.name if message.region else "" for message in given]
 
@@ -69,7 +70,7 @@ def desk(tmp_path: Path, fd: int) -> Iterator[Desk]:
     """The successor of one that had two regions, and what an executor has asked it for."""
     first = Desk(tmp_path)
     with Memory(4096) as memory:
-        first.regions.system.register_sealed(Caller(UID), "sealed", 0, 64, os.dup(fd))
+        first.regions.system.register_passed(Caller(UID), "sealed", 0, 64, os.dup(fd), MEMFD)
         message = RegisterRegion(1, "named", memory.name, 0, 64, UID, 0, 0)
         first.regions.handle("http-1", "http", message, 0.0)
         book = first.regions.book

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from shmserve.coordinator.regions import region_sharing
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.predecessor import Predecessor
 from shmserve.coordinator.regions.registrations import RegionRegistrations
+from shmserve.core.caller import Caller
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.memory.budget import Ledger
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.region_kinds import MEMFD
 from shmserve.core.registry import Snapshot
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Welcome
@@ -64,7 +66,7 @@ class Coordinator:
         self.told.append((message, [os.dup(fd) for fd in fds]))
 
     def settle(self) -> None:
-        self.regions.settle(lambda: None, "supervisor-1")
+        self.regions.settle(lambda: True, "supervisor-1")
 
     def names(self) -> set[str]:
         return {region.name for region in self.regions.book.regions.values()}
@@ -109,7 +111,7 @@ def old(tmp_path: Path, memory: Memory) -> Iterator[Coordinator]:
     """One with a named and a sealed region."""
     made = Coordinator(tmp_path)
     made.register(1, "named", memory.name)
-    made.regions.system.register_sealed(Caller(UID), "sealed", 0, 64, memfd())
+    made.regions.system.register_passed(Caller(UID), "sealed", 0, 64, memfd(), MEMFD)
     made.settle()
     yield made
     made.regions.close()
@@ -253,6 +255,7 @@ def test_the_link_ends_with_the_generation_before_whoever_has_its_lock_then(
     tmp_path: Path, new: Coordinator
 ) -> None:
     """The next master takes it at once."""
+    gc.collect()  # descriptors that earlier tests have left
     before = open_fds(os.getpid())
     command = [sys.executable, "-c", WITH_LOCK, str(tmp_path)]
 
@@ -317,7 +320,7 @@ def test_of_a_process_that_has_ended_nothing_is_registered_again(tmp_path: Path)
     first = Coordinator(tmp_path)
     fd = memfd()
     caller = Caller(UID)
-    first.regions.system.register_sealed(caller, "gone", 0, 64, os.dup(fd))
+    first.regions.system.register_passed(caller, "gone", 0, 64, os.dup(fd), MEMFD)
     (region,) = first.regions.book.regions.values()
     dead = msgspec.structs.replace(region, pid=1 << 22, started=1)
     second = Coordinator(tmp_path)

@@ -20,7 +20,7 @@ def queue_of(policy: BatchPolicy, *rows: int, kind: str = "") -> BatchQueue[int,
 
 
 def keys(queue: BatchQueue[int, int], now_ns: int) -> list[int]:
-    return [waiting.key for waiting in queue.next(now_ns).batch]
+    return list(queue.next(now_ns).batch)
 
 
 def test_without_a_delay_whatever_is_there_goes() -> None:
@@ -74,9 +74,9 @@ def test_who_waits_too_long_is_rejected_or_steps_back(delays: bool) -> None:
     queue.push(Waiting(1, 1, 1, "", 0), timeout_ns=50)
     queue.push(Waiting(2, 2, 1, "", 0), timeout_ns=500)  # not longer than the policy's
     turn = queue.next(60)
-    assert [waiting.key for waiting in turn.batch] == [0]
+    assert turn.batch == [0]
     assert turn.rejected == ([] if delays else [1])
-    assert queue.next(99, hurry=True).batch[0].key == 2
+    assert queue.next(99, hurry=True).batch[0] == 2
     queue.push(Waiting(3, 3, 1, "", 100))
     assert [keys(queue, 110) for _ in range(2)] == ([[3], [1]] if delays else [[3], []])
 
@@ -87,7 +87,7 @@ def test_a_full_level_takes_no_more() -> None:
     assert queue.push(Waiting(0, 0, 1, "", 0), 1)
     assert not queue.push(Waiting(1, 1, 1, "", 0), 1)
     assert queue.push(Waiting(2, 2, 1, "", 0), 2)
-    assert list(queue) == [0, 2]
+    assert list(queue.waiting) == [0, 2]
 
 
 def test_the_policy_of_a_configuration() -> None:
@@ -115,7 +115,7 @@ def test_callers_take_turns_and_a_batch_is_filled_past_what_does_not_fit() -> No
     for name in ("a1", "a2", "a3", "a4", "a5", "b1", "c1", "c2"):
         kind = "other" if name[0] == "c" else "same"
         queue.push(Waiting(name, name, 1, kind, 0, caller=ord(name[0])))
-    batches = [[w.key for w in queue.next(0).batch] for _ in range(3)]
+    batches = [queue.next(0).batch for _ in range(3)]
     assert batches == [["a1", "b1", "a2", "a3"], ["c1", "c2"], ["a4", "a5"]]
     queue.push(Waiting("urgent", "urgent", 1, "same", 0, caller=1))
-    assert [w.key for w in queue.next(0).batch] == ["urgent"]
+    assert queue.next(0).batch == ["urgent"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shmserve.core.devices import Choice, Gpu, choose, device_name, ordinal_of, take, visible
+from shmserve.core.device_names import Choice, Gpu, choose, device_name, ordinal_of, take, visible
 
 A, B, C = "GPU-aaaa-1", "GPU-aaab-2", "GPU-cccc-3"
 PLAIN = [Gpu(A), Gpu(B), Gpu(C)]

@@ -189,7 +189,7 @@ def test_tensors_of_two_decoupled_steps_do_not_meet(
     steps, models = zip(pair, SPLITS, linked("again", "IN", "other", decoupled=True), strict=True)
     outputs = (tensor("OUT"), tensor("other"))[: 2 if who.startswith("an") else 1]
     with pytest.raises(ConfigError, match=f"'e': {who} .*'splits'.*'again'.*decoupled"):
-        ensemble_graph.check_models(ensemble(*steps, outputs=outputs), models)
+        ensemble_graph.check_models(ensemble(*steps, outputs=outputs), models)  # type: ignore[arg-type]
 
 
 def test_a_model_that_is_asked_by_message_streams_only_at_the_end() -> None:

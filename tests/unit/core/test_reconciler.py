@@ -2,12 +2,12 @@
 
 import pytest
 
-from shmserve.core.control.effects import AnswerGrant, Desire, Dismiss, Publish
 from shmserve.core.control.lifecycle import State
 from shmserve.core.control.reconciler import GRACE_S, Reconciler
 from shmserve.core.control.records import InstanceRecord, Revision, VersionRecord
+from shmserve.core.effects import AnswerGrant, Desire, Dismiss, Publish
 from shmserve.core.memory.budget import Ledger
-from shmserve.core.registry import ModelState
+from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
 from shmserve.tensor.spec import ModelSpec
 
@@ -279,3 +279,56 @@ def test_what_the_protocol_forbids_is_refused(wrong):
     reconciler.hello("executor-1-aa", "executor", 10, 0, "m/1/0", 0.0)
     with pytest.raises(ProtocolViolation):
         wrong(reconciler)
+
+
+def test_without_any_frontend_of_a_kind_the_service_is_not_ready():
+    reconciler = Reconciler(Ledger(1000, 100), 2.0, 10.0)
+    reconciler.scanned({})
+
+    def ready():
+        snapshot = reconciler.snapshot("e1")
+        return snapshot.why_not_ready or snapshot.ready
+
+    assert ready() is True
+    assert reconciler.serving("grpc", "") == []
+    assert reconciler.serving("grpc", "status 1") == [Publish()]
+    assert ready() == "no gRPC process serves", "clients do not hear why"
+    assert reconciler.snapshot("e1").unserved == {"grpc": "status 1"}
+    reconciler.serving("grpc", "")
+
+    for name in ("http-1-aa", "http-2-bb"):
+        reconciler.hello(name, "http", 1, 0, "", 0.0)
+    reconciler.gone("http-1-aa", 1.0)
+    reconciler.tick(100.0)
+    assert ready() is True, "one is left"
+    reconciler.gone("http-2-bb", 100.0)
+    reconciler.tick(109.0)
+    assert ready() is True, "gunicorn starts another"
+    (log, publish) = reconciler.tick(110.0)
+    assert "no HTTP worker serves" in log.text
+    assert publish == Publish()
+    assert reconciler.tick(120.0) == []
+    reconciler.serving("grpc", "status 1")
+    assert ready() == "no gRPC process serves and no HTTP worker serves"
+    reconciler.serving("grpc", "")
+    reconciler.hello("http-3-cc", "http", 3, 0, "", 121.0)
+    assert ready() is True
+
+
+def test_a_coordinator_that_starts_after_the_last_worker_ended_notices():
+    reconciler = Reconciler(Ledger(1000, 100), 2.0, 10.0)
+    reconciler.scanned({})
+    assert reconciler.tick(500.0) == reconciler.tick(509.0) == []
+    reconciler.tick(510.0)
+    assert reconciler.snapshot("e1").why_not_ready == "no HTTP worker serves"
+    reconciler.hello("http-1-aa", "http", 1, 0, "", 511.0)
+    reconciler.tick(600.0)
+    assert reconciler.snapshot("e1").ready
+
+
+def test_a_new_coordinator_knows_what_is_not_served():
+    before = Snapshot("e1", 3, complete=True, unserved={"grpc": "status 1"})
+    reconciler = Reconciler(Ledger(1000, 100), 2.0, 10.0)
+    reconciler.scanned({})
+    reconciler.restore(before, 0.0)
+    assert not reconciler.snapshot("e1").ready

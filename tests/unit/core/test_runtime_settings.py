@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmserve.core.control.runtime_settings import (
+from shmserve.core.live_settings import (
     UNLIMITED,
     LogChange,
     LogSettings,
@@ -14,7 +14,7 @@ from shmserve.core.control.runtime_settings import (
     TraceSettings,
     initial_log,
 )
-from shmserve.core.control.trace_files import ALL_IN_ONE, GrantedTraces, TraceFiles
+from shmserve.core.trace_grants import ALL_IN_ONE, GrantedTraces, TraceFiles
 
 
 def test_log_level_as_log_settings() -> None:

@@ -48,7 +48,7 @@ class Sequences:
     def run(self, after_ns: int = 0, hurry: bool = False) -> list[str]:
         """The batch that runs then."""
         self.now += after_ns
-        batch = [step.key for step in self.queue.next(self.now, hurry).batch]
+        batch = list(self.queue.next(self.now, hurry).batch)
         self.queue.done(self.now)
         return batch
 
@@ -137,7 +137,7 @@ def test_without_its_beginning_there_is_no_sequence() -> None:
     them.push("a/4", "start")
     assert them.queue.cancel("a/1") == "a/1"
     turn = them.queue.next(them.now)
-    assert (turn.rejected, [step.key for step in turn.batch]) == (["a/2", "a/3"], ["a/4"])
+    assert (turn.rejected, turn.batch) == (["a/2", "a/3"], ["a/4"])
     assert them.queue.cancel("a/9") is None
 
 
@@ -149,7 +149,7 @@ def test_who_is_late_is_told_and_a_sequence_whose_end_is_late_has_ended() -> Non
     them.push("a/3", "end", deadline_ns=1020)
     assert them.queue.next_end_ns == 1010
     assert them.queue.expire(1020) == (["a/2", "a/3"], [])
-    assert (len(them.queue), them.alive) == (0, [])
+    assert (len(them.queue.waiting), them.alive) == (0, [])
 
 
 def test_who_hurries_keeps_no_slot_for_what_will_not_come() -> None:
@@ -196,3 +196,13 @@ def test_a_model_without_batches_gets_the_oldest_alone() -> None:
     them.now += 1
     them.push("a/2")
     assert [them.run() for _ in range(3)] == [["a/1"], ["b/1"], ["a/2"]]
+
+
+def test_what_lost_its_beginning_is_to_be_told_at_once() -> None:
+    them = Sequences()
+    them.push("a/1", "start")
+    them.push("a/2", "end")
+    them.queue.cancel("a/1")
+    assert them.queue.next_end_ns <= them.now
+    assert them.queue.expire(them.now) == ([], ["a/2"])
+    assert them.queue.next_end_ns > them.now

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from shmserve.config import Settings
-from shmserve.core.regions.region_book import Caller
-from shmserve.dispatch.coordinator_client import CoordinatorClient
+from shmserve.core.caller import Caller
+from shmserve.dispatch.process.coordinator_client import CoordinatorClient
 from shmserve.errors import (
     DeadlineExceeded,
     Internal,

@@ -17,8 +17,8 @@ import pytest
 from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.core.stats import request_counters
 from shmserve.core.stats.request_counters import Reason
-from shmserve.dispatch import Call
-from shmserve.dispatch.attempt import Attempt
+from shmserve.dispatch.calls.attempt import Attempt
+from shmserve.dispatch.calls.call import Call
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
     ArenaExhausted,
@@ -55,7 +55,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def feed(call: Call, array: Array) -> None:
     reservation = call.reserve(array.nbytes)
-    reservation.view[:] = memoryview(array).cast("B")
+    reservation.view[:] = array.data.cast("B")
     call.add_input("IN", "FP32", array.shape, reservation)
 
 
@@ -78,7 +78,7 @@ def slots_in_use(rig: Rig) -> int:
 
 def run(rig: Rig, entry: ModelEntry, array: Array) -> Array:
     with rig.dispatcher.call(entry) as call:
-        feed(call, array)
+        feed(call, array)  # type: ignore[arg-type]
         (output,) = call.execute().outputs
         return np.frombuffer(bytes(output.view), np.float32).reshape(output.shape)
 
@@ -109,7 +109,7 @@ def test_every_size_arrives_and_every_slot_comes_back(
     entry = rig.serve(model)
     array = np.arange(size, dtype=np.float32)
     with rig.dispatcher.call(entry) as call:
-        feed(call, array)
+        feed(call, array)  # type: ignore[arg-type]
         (output,) = call.execute().outputs
         np.testing.assert_array_equal(np.frombuffer(output.view, np.float32), array + plus)
         if copied is not None:
@@ -212,7 +212,7 @@ def test_a_deadline_frees_the_waiter_and_the_late_answer_frees_the_slots(rig: Ri
 
     entry = rig.serve(slow)
     with rig.dispatcher.call(entry, RunOptions(timeout_s=0.2)) as call:
-        feed(call, np.ones(5000, np.float32))
+        feed(call, np.ones(5000, np.float32))  # type: ignore[arg-type]
         with pytest.raises(DeadlineExceeded):
             call.execute()
     assert slots_in_use(rig) == 1  # the executor may still read it
@@ -235,7 +235,7 @@ def test_a_cancelled_request_that_has_not_started_never_runs(rig: Rig) -> None:
     first.start()
     until(lambda: len(ran) == 1, "the first request did not start")
     with rig.dispatcher.call(entry, RunOptions("second", on_wait=lambda: False)) as call:
-        feed(call, np.ones(3, np.float32))
+        feed(call, np.ones(3, np.float32))  # type: ignore[arg-type]
         with pytest.raises(Cancelled):
             call.execute()
     gate.set()
@@ -256,13 +256,13 @@ def test_a_running_model_can_see_that_it_was_cancelled(rig: Rig) -> None:
 
     entry = rig.serve(patient)
     with rig.dispatcher.call(entry, RunOptions("first", on_wait=lambda: False)) as call:
-        feed(call, np.ones(5000, np.float32))
+        feed(call, np.ones(5000, np.float32))  # type: ignore[arg-type]
         with pytest.raises(Cancelled):
             call.execute()
     with rig.dispatcher.call(
         entry, RunOptions("second")
     ) as call:  # what comes after it is not cancelled
-        feed(call, np.ones(3, np.float32))
+        feed(call, np.ones(3, np.float32))  # type: ignore[arg-type]
         assert len(call.execute().outputs) == 1
     assert seen == ["first"]
     until(lambda: slots_in_use(rig) == 0, "the late answer did not free the input")
@@ -281,8 +281,8 @@ def test_a_running_model_can_see_that_its_frontend_has_gone(rig: Rig) -> None:
     running = threading.Event()
     entry = rig.serve(patient)
     with rig.dispatcher.call(entry) as call:
-        feed(call, np.ones(5000, np.float32))
-        caller = caller_that_sees(ExecutorLost, call)
+        feed(call, np.ones(5000, np.float32))  # type: ignore[arg-type]
+        caller = caller_that_sees(ExecutorLost, call)  # type: ignore[arg-type]
         assert running.wait(30)
         (connection,) = rig.executors[0].channels._connections.values()
         connection.channel._socket.shutdown(2)
@@ -302,8 +302,8 @@ def test_an_ordinary_call_can_be_cancelled_at_once(rig: Rig) -> None:
 
     entry = rig.serve(patient)
     with rig.dispatcher.call(entry, cancellable=True) as call:
-        feed(call, np.ones(5, np.float32))
-        caller = caller_that_sees(Cancelled, call)
+        feed(call, np.ones(5, np.float32))  # type: ignore[arg-type]
+        caller = caller_that_sees(Cancelled, call)  # type: ignore[arg-type]
         assert running.wait(30)
         call.cancel()
         caller.join()
@@ -342,7 +342,7 @@ def test_who_waits_for_a_restart_is_bounded_and_can_be_cancelled(tmp_path: Path)
         entry = rig.serve(own_array)
         rig.executors.pop().close()
         with rig.dispatcher.call(entry, cancellable=True) as call:
-            caller = caller_that_sees(Cancelled, call)
+            caller = caller_that_sees(Cancelled, call)  # type: ignore[arg-type]
             until(lambda: bool(rig.dispatcher.executors._waiting), "nobody waits")
             with pytest.raises(QueueFull, match="wait for a restart of model 'm'"):
                 run(rig, entry, np.ones(3, np.float32))
@@ -537,7 +537,7 @@ def test_who_may_have_all_is_told_of_the_model_and_of_no_share(tmp_path: Path) -
 
     def ask() -> None:
         with rig.dispatcher.call(entry, RunOptions(caller_number=1)) as call:
-            feed(call, np.ones(3, np.float32))
+            feed(call, np.ones(3, np.float32))  # type: ignore[arg-type]
             call.execute()
 
     first = threading.Thread(target=ask)
@@ -566,7 +566,7 @@ def test_the_pool_is_bounded_and_recovers(tmp_path: Path) -> None:
 def test_parameters_too_long_to_pass_on_are_refused_and_nothing_leaks(rig: Rig) -> None:
     entry = rig.serve(into_offer)
     with rig.dispatcher.call(entry, RunOptions(parameters={"p": "x" * 200_000})) as call:
-        feed(call, np.ones(3, np.float32))
+        feed(call, np.ones(3, np.float32))  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument):
             call.execute()
     assert slots_in_use(rig) == 0

@@ -17,9 +17,10 @@ from shmserve.core.memory.slots import SlotState
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.core.scheduling.ensemble_progress import ONCE
 from shmserve.core.stats import request_counters
-from shmserve.dispatch.attempt import Attempt
+from shmserve.dispatch.calls.attempt import Attempt
+from shmserve.dispatch.calls.step_call import StepTensor
 from shmserve.dispatch.outcome import Outcome, RunOptions
-from shmserve.dispatch.step_call import StepTensor
+from shmserve.dispatch.process import dispatcher
 from shmserve.errors import (
     Cancelled,
     Code,
@@ -89,7 +90,7 @@ class Models:
         call = dispatcher.call(dispatcher.ready_model(name), RunOptions(**options), True)
         for tensor, array in inputs.items():
             slot = call.reserve(array.nbytes)
-            slot.view[:] = memoryview(array).cast("B")
+            slot.view[:] = array.data.cast("B")
             call.add_input(tensor, "FP32", array.shape, slot)
         return call
 
@@ -105,14 +106,15 @@ class Models:
         for pool in self.rig.dispatcher.executors.pools.values():
             pool.flush()
         for executor in self.rig.executors:
-            until(lambda e=executor: not e.memory.rows("slots"), "output slots are held")
+            until(lambda e=executor: not e.memory.rows("slots"), "output slots are held")  # type: ignore[misc]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Any]:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     models: list[Models] = []
 
-    def make(*ensembles: ModelSpec, **settings: Any) -> Models:
+    def make(*ensembles: ModelSpec, threads: int = 64, **settings: Any) -> Models:
+        monkeypatch.setattr(dispatcher, "STEP_THREADS", threads)
         models.append(Models(tmp_path, *ensembles, **settings))
         return models[-1]
 
@@ -128,7 +130,7 @@ ARRAY = np.arange(5000, dtype=np.float32)
 
 @pytest.mark.parametrize("threads", [0, 64])
 def test_branches_with_and_without_threads(made: Any, threads: int) -> None:
-    models = made(BRANCHES, ensemble_threads=threads)
+    models = made(BRANCHES, threads=threads)
     models.serve(one=plus(1), ten=plus(10), sum=sums)
     for _ in range(3):
         found = models.run("e", {"IN": ARRAY})
@@ -150,7 +152,7 @@ def test_a_step_that_is_sent_has_begun(made: Any) -> None:
     def unavailable(request: Request) -> Response:
         raise AssertionError
 
-    models = made(BRANCHES, ensemble_threads=64, restart_wait_s=0.5)
+    models = made(BRANCHES, restart_wait_s=0.5)
     models.serve(one=waits, ten=unavailable, sum=sums)
     models.rig.executors.pop(1).close()
     with pytest.raises(WorkLost, match="other steps have begun") as caught:
@@ -286,7 +288,7 @@ def test_later_answers_have_as_long_as_those_of_any_stream(
     deadlines: list[int] = []
     following = Attempt.next
     monkeypatch.setattr(
-        Attempt, "next", lambda self: deadlines.append(self.deadline_ns) or following(self)
+        Attempt, "next", lambda self, *due: deadlines.append(due[0]) or following(self, *due)
     )
     models = made(STREAM)
     models.serve(one=slow, told=streams)
@@ -432,7 +434,7 @@ NESTED = ensemble(
 
 @pytest.mark.parametrize("threads", [0, 1, 64])
 def test_steps_behind_one_that_streams(made: Any, threads: int) -> None:
-    models = made(MIDDLE, ensemble_threads=threads)
+    models = made(MIDDLE, threads=threads)
     models.serve(one=plus(1), told=counts, ten=plus(10), sum=sums)
     for _ in range(3):
         assert streamed(models, {"IN": TWO}) == [[15, 3], [16, 3]]
@@ -457,7 +459,7 @@ def test_nothing_is_kept_of_answers_that_nobody_wants(made: Any) -> None:
 
 @pytest.mark.parametrize("threads", [0, 64])
 def test_a_stream_behind_a_stream_keeps_its_order(made: Any, threads: int) -> None:
-    models = made(NESTED, ensemble_threads=threads)
+    models = made(NESTED, threads=threads)
     models.serve(told=counts, one=plus(1), ten=plus(10))
     # 2, 3, plus one: three from 3 on, and four from 4 on
     expected = [[n + 10.0] for n in (3, 4, 5, 4, 5, 6, 7)]

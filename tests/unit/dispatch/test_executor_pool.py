@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.dispatch.executor_connection import ExecutorConnection
-from shmserve.dispatch.executor_pool import ExecutorPool
+from shmserve.dispatch.pool.executor_connection import ExecutorConnection
+from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.errors import PeerDied
 from shmserve.executor.backend import Request, Response
 from tests.unit.dispatch.test_dispatch import into_offer, run, slots_in_use, until
@@ -113,7 +113,7 @@ def test_news_of_freed_slots_may_come_ahead_of_an_answer(
     assert slots_in_use(rig) == 1
     with rig.dispatcher.call(entry) as call:
         slot = call.reserve(LARGE.nbytes)
-        slot.view[:] = memoryview(LARGE).cast("B")
+        slot.view[:] = LARGE.data.cast("B")
         call.add_input("IN", "FP32", LARGE.shape, slot)
         call.execute()
         kept.clear()

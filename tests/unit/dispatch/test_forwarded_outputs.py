@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shmserve.dispatch.attempt import Cancellation
-from shmserve.dispatch.forwarded_outputs import ForwardingMemory
+from shmserve.dispatch.calls.attempt import Cancellation
+from shmserve.dispatch.pool.forwarded_outputs import ForwardingMemory
 from shmserve.errors import Unavailable
 from shmserve.protocol.control.data_messages import Descriptor
 from tests.unit.rig import Unlimited

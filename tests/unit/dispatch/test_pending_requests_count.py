@@ -82,10 +82,10 @@ def pending(rig: Rig) -> int:
 def ask(rig: Rig, model: str, number: int) -> None:
     start = {"sequence_id": number + 1, "sequence_start": True, "sequence_end": True}
     shape = (1, 1) if rig.dispatcher.ready_model(model).spec.max_batch_size else (1,)
-    options = RunOptions(parameters=start)
+    options = RunOptions(parameters=start)  # type: ignore[arg-type]
     with rig.dispatcher.call(rig.dispatcher.ready_model(model), options) as call:
         call.add_input("IN", "FP32", shape, call.reserve(4))
-        for outcome in call.stream() if call.entry.spec.decoupled else [call.execute()]:
+        for outcome in call.stream() if call.entry.spec.decoupled else [call.execute()]:  # type: ignore[attr-defined]
             assert outcome.error is None
 
 

@@ -87,7 +87,7 @@ class Line:
 
     def feed(self, call: Any, array: Array) -> None:
         reservation = call.reserve(array.nbytes)
-        reservation.view[:] = memoryview(array).cast("B")
+        reservation.view[:] = array.data.cast("B")
         call.add_input("IN", "FP32", array.shape, reservation)
 
     def assert_nothing_held(self) -> None:
@@ -97,7 +97,7 @@ class Line:
         for peer in self.rig.dispatcher.executors.pools.values():
             peer.flush()
         for executor in self.rig.executors:
-            until(lambda e=executor: not e.memory.rows("slots"), "output slots are held")
+            until(lambda e=executor: not e.memory.rows("slots"), "output slots are held")  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def test_segments_that_are_gone_are_forgotten_by_those_who_were_given_them(line:
     whole.run(large)
     whole.assert_nothing_held()
     first, second = whole.rig.executors
-    (frontend,) = second.channels._frontends.values()
+    (frontend,) = second.channels._doorway.frontends.values()
     before = set(frontend.segments._mappings)
     assert before
     first.memory.trim(0.0)

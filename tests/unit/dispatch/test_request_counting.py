@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from shmserve.config import Settings
-from shmserve.core.control.runtime_settings import TraceSettings
-from shmserve.core.control.trace_files import GrantedTraces
+from shmserve.core.live_settings import TraceSettings
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.core.stats import executor_counters, request_counters
 from shmserve.core.stats.counter_pages import read_gauges
 from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
 from shmserve.core.stats.request_counters import Reason, RequestCounts
+from shmserve.core.trace_grants import GrantedTraces
 from shmserve.dispatch.outcome import RunOptions
-from shmserve.dispatch.tracing import Tracer
+from shmserve.dispatch.traces.tracing import Tracer
 from shmserve.errors import (
     ArenaExhausted,
     Cancelled,
@@ -76,7 +76,7 @@ class Gate:
 def send(rig: Rig, entry: ModelEntry, timeout_s: float | None = None) -> None:
     with rig.dispatcher.call(entry, RunOptions(timeout_s=timeout_s)) as call:
         reservation = call.reserve(ONES.nbytes)
-        reservation.view[:] = memoryview(ONES).cast("B")
+        reservation.view[:] = ONES.data.cast("B")
         call.receipt.copied_in += ONES.nbytes
         call.add_input("IN", "FP32", ONES.shape, reservation)
         call.execute()
@@ -271,7 +271,7 @@ def test_reasons_of_answers() -> None:
 # ------------------------------------------------------------------------ traces
 
 
-def traced(entry: ModelEntry, **settings: int) -> ModelEntry:
+def traced(entry: ModelEntry, **settings: Any) -> ModelEntry:
     made = TraceSettings(on=True, **settings)
     return ModelEntry(entry.spec, entry.state, entry.instances, trace=made)
 
@@ -335,7 +335,7 @@ def test_a_trace_tells_of_which_one_it_is_part(
         reservation = call.reserve(ONES.nbytes)
         call.add_input("IN", "FP32", ONES.shape, reservation)
         call.execute()
-    rig.dispatcher.tracer.flush(lambda model, wanted: wanted)
+    rig.dispatcher.tracer.flush(lambda model, wanted: wanted)  # type: ignore[arg-type, misc]
     told = json.loads(lines(caplog)[0].removeprefix("trace "))
     assert {key: told[key] for key in ("trace_id", "parent_id") if key in told} == ids
     assert told["request"] == "7"

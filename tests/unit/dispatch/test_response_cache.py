@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.core.stats import request_counters
+from shmserve.dispatch.cache.response_cache import ResponseCache
 from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions
-from shmserve.dispatch.response_cache import ResponseCache
 from shmserve.errors import ArenaExhausted, ModelFailure, ShmserveError
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.protocol.control.data_messages import RegionRef
@@ -58,7 +58,7 @@ def ask(rig: Rig, name: str, array: Array, **options: Any) -> tuple[Array, Any]:
     dispatcher = rig.dispatcher
     with dispatcher.call(dispatcher.ready_model(name), RunOptions(**options)) as call:
         slot = call.reserve(array.nbytes)
-        slot.view[:] = memoryview(array).cast("B")
+        slot.view[:] = array.data.cast("B")
         call.add_input("IN", "FP32", array.shape, slot)
         outcome = call.execute()
         found = np.frombuffer(bytes(outcome.outputs[0].view), np.float32)
@@ -94,7 +94,7 @@ def test_a_miss_never_waits_for_memory(make: Any) -> None:
         asked.append(nbytes)
         raise ArenaExhausted("as it was told")
 
-    output = OutputTensor("OUT", "FP32", LARGE.shape, memoryview(LARGE).cast("B"))
+    output = OutputTensor("OUT", "FP32", LARGE.shape, LARGE.data.cast("B"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "reserve", deny)
         assert cache.put(b"key", ("m", "1"), Outcome((output,), {})) == 0
@@ -112,9 +112,9 @@ def test_an_answer_beyond_the_limit_is_not_copied(make: Any) -> None:
     rig.serve(Counting(), spec=CACHED)
     make_room(rig, SMALL.nbytes, 1)
     cache = ResponseCache(rig.dispatcher.memory, LARGE.nbytes + 512)  # it is not its bytes alone
-    output = OutputTensor("OUT", "FP32", LARGE.shape, memoryview(LARGE).cast("B"))
+    output = OutputTensor("OUT", "FP32", LARGE.shape, LARGE.data.cast("B"))
     assert cache.put(b"key", ("m", "1"), Outcome((output,), {})) == 0
-    small = OutputTensor("OUT", "FP32", SMALL.shape, memoryview(SMALL).cast("B"))
+    small = OutputTensor("OUT", "FP32", SMALL.shape, SMALL.data.cast("B"))
     for number in range(4):
         cache.put(b"%d" % number, ("m", "1"), Outcome((small,), {}))
     assert cache.nbytes > 4 * (SMALL.nbytes + 1024)
@@ -212,7 +212,7 @@ def test_an_answer_that_is_being_sent_outlives_its_eviction(make: Any) -> None:
     dispatcher = rig.dispatcher
     with dispatcher.call(dispatcher.ready_model("m")) as call:
         slot = call.reserve(SMALL.nbytes)
-        slot.view[:] = memoryview(SMALL).cast("B")
+        slot.view[:] = SMALL.data.cast("B")
         call.add_input("IN", "FP32", SMALL.shape, slot)
         (out,) = call.execute().outputs
         give_back = call.lend()
@@ -234,7 +234,7 @@ def test_ensembles_and_their_steps_keep_what_they_are_told_to(make: Any, cached:
     rig = make(response_cache_bytes=1 << 20)
 
     def spec(name: str, **changes: Any) -> ModelSpec:
-        cache = {"response_cache": {"enable": True}} if name == cached else {}
+        cache: dict[str, Any] = {"response_cache": {"enable": True}} if name == cached else {}
         return replace(SPEC, name=name, config=ConfigDocument(name, **cache), **changes)
 
     a, b = Counting(), Counting()

@@ -6,7 +6,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from shmserve.dispatch.sequence_placement import BegunSequences, home_of, where_to_begin
+from shmserve.dispatch.pool.sequence_placement import BegunSequences, home_of, where_to_begin
 from shmserve.shm.status_page import digest
 from tests.unit.rig import SPEC
 

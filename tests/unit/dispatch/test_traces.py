@@ -14,13 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from shmserve.config import Settings
-from shmserve.core.control.runtime_settings import RuntimeSettings, TraceSettings
-from shmserve.core.control.trace_files import GrantedTraces, TraceFiles
+from shmserve.core.live_settings import RuntimeSettings, TraceSettings
 from shmserve.core.registry import ModelEntry, ModelState
+from shmserve.core.trace_grants import GrantedTraces, TraceFiles
 from shmserve.dispatch.outcome import OutputTensor, RunOptions
-from shmserve.dispatch.trace_entries import entries_of
 from shmserve.dispatch.traced_request import Trace
-from shmserve.dispatch.tracing import Take, Tracer, timestamps
+from shmserve.dispatch.traces import tracing
+from shmserve.dispatch.traces.trace_entries import entries_of
+from shmserve.dispatch.traces.tracing import Take, Tracer, timestamps
 from shmserve.errors import ModelFailure, Unavailable
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.exporter.intake import Intake
@@ -42,8 +43,9 @@ Flush = Callable[[Rig, Take], None]
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path, trace_file=str(tmp_path / "t.json"), max_trace_tensor_bytes=100)
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(tracing, "MAX_TENSOR_BYTES", 100)
+    made = Rig(tmp_path, trace_file=str(tmp_path / "t.json"))
     yield made
     made.close()
 
@@ -462,8 +464,8 @@ def test_times_are_called_after_their_frontend(protocol: str, first: str, last: 
 def test_what_waits_is_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("shmserve.dispatch.tracing._MOST_WAITING", 3)
-    monkeypatch.setattr("shmserve.dispatch.tracing._MOST_WAITING_BYTES", 10)
+    monkeypatch.setattr("shmserve.dispatch.traces.tracing._MOST_WAITING", 3)
+    monkeypatch.setattr("shmserve.dispatch.traces.tracing._MOST_WAITING_BYTES", 10)
     caplog.set_level("INFO", TRACES)
     tracer = Tracer("http-1", "http", Settings())
     entry = ModelEntry(SPEC, ModelState.READY, trace=TraceSettings(True, 1, tensors=True))
@@ -484,6 +486,6 @@ def test_a_trace_of_a_stream_without_end_is_bounded() -> None:
     entry = ModelEntry(SPEC, ModelState.READY)
     trace = Trace(entry, settings, "", most_bytes=100)
     for _ in range(3000):
-        trace.add_tensors("a", [OutputTensor("OUT", "FP32", (3,), memoryview(ONES).cast("B"))])
+        trace.add_tensors("a", [OutputTensor("OUT", "FP32", (3,), ONES.data.cast("B"))])
         trace.add_step(Trace(entry, settings, "", 100, inner=True))
     assert (len(trace.tensors), len(trace.steps)) == (256, 1024)

@@ -14,7 +14,7 @@ import pytest
 
 from shmserve.core.memory.slots import SlotState
 from shmserve.core.stats.executor_counters import read
-from shmserve.dispatch import Call
+from shmserve.dispatch.calls.call import Call
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import InvalidArgument, ModelFailure, QueueFull, ShmserveError
 from shmserve.executor.backend import BatchForm, Output, Request, Response
@@ -59,7 +59,7 @@ class Gate(FunctionBackend):
             "nobody let it go on",
         )
         self.rows.append([request.inputs["IN"].shape[0] for request in requests])
-        return [self.model(request) for request in requests]  # type: ignore[misc]
+        return [self.model(request) for request in requests]
 
 
 def doubled(request: Request) -> Response:
@@ -103,7 +103,7 @@ class Clients:
         for number, array in enumerate(arrays, start=first):
             waiting = self.loop.queued
             self.ask(number, array, **parameters)
-            until(lambda waiting=waiting: self.loop.queued > waiting, f"{number} is not queued")
+            until(lambda waiting=waiting: self.loop.queued > waiting, f"{number} is not queued")  # type: ignore[misc]
 
     def block(self) -> None:
         """Have the model busy with a request of one row."""
@@ -113,9 +113,9 @@ class Clients:
     def _run(self, number: int, array: Array, parameters: dict[str, int]) -> None:
         options = RunOptions(parameters=dict(parameters))
         with self.rig.dispatcher.call(self.entry, options, cancellable=True) as call:
-            self.calls[number] = call
+            self.calls[number] = call  # type: ignore[assignment]
             slot = call.reserve(array.nbytes)
-            slot.view[:] = memoryview(array).cast("B") if array.nbytes else b""
+            slot.view[:] = array.data.cast("B") if array.nbytes else b""
             call.add_input("IN", "FP32", array.shape, slot)
             try:
                 outcome = call.execute()

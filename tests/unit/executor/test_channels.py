@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from shmserve.errors import PeerDied
-from shmserve.executor.loop.channels import Channels
-from shmserve.executor.loop.connections import FrontendConnection
-from shmserve.executor.loop.sequence_stream_loop import receive_in_order
+from shmserve.executor.loop.sent_order import receive_in_order
+from shmserve.executor.peers.channels import Channels
+from shmserve.executor.peers.frontend_connections import FrontendConnection
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -226,6 +226,23 @@ def test_slots_of_an_answer_that_nobody_gets_come_back(executor: Executor) -> No
     output = WireTensor("OUT", "UINT8", (1,), at)
     executor.channels.send(connection, Answer(1, (output,)), [slot.segment])
     assert executor.receive(1) == [(connection, None)]
+    assert executor.memory.rows("slots") == []
+
+
+def test_outputs_that_a_refused_frontend_holds_stay_until_the_end(executor: Executor) -> None:
+    """It closes its channel once that is refused, and may read them still."""
+    frontend, connection = executor.greeted()
+    slot = executor.memory.reserve(4096)
+    executor.memory.seal_and_lease(slot)
+    connection.frontend.hold([(slot.number, slot.generation)])
+    at = executor.memory.descriptor(slot)
+    executor.channels.refuse(set())
+    frontend.close()
+    assert executor.receive(1) == [(connection, None)]
+    other = executor.memory.reserve(4096)
+    assert (other.segment, executor.memory.descriptor(other).offset) != (slot.segment, at.offset)
+    executor.memory.reclaim(other)
+    executor.channels.disconnect()
     assert executor.memory.rows("slots") == []
 
 

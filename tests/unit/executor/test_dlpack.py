@@ -68,7 +68,7 @@ def test_a_capsule_holds_its_tensor() -> None:
 
 def test_numpy_reads_our_capsules() -> None:
     array = np.arange(6.0).reshape(2, 3)
-    got = np.from_dlpack(Lender(array))
+    got = np.from_dlpack(Lender(array))  # type: ignore[arg-type]
     np.testing.assert_array_equal(got, array)
     assert np.shares_memory(got, array)
 

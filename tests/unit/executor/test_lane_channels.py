@@ -14,11 +14,11 @@ import pytest
 from msgspec.structs import replace
 
 from shmserve.config import Settings
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.core.registry import Region, Snapshot
 from shmserve.errors import InvalidArgument, NotFound
 from shmserve.executor.backend import Output, Request, Response
-from shmserve.executor.lanes.lane_gate import LaneGate
+from shmserve.executor.peers.lane_gate import LaneGate
 from shmserve.protocol.control.client_messages import LaneOpened
 from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.protocol.control.lane_messages import (
@@ -59,7 +59,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def lane_to(rig: Rig, uid: int = 7) -> RawLane:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    rig.executors[0].lanes.offer(LaneOffered(uid, 1, 1), theirs.detach())
+    rig.executors[0].channels.offer_lane(LaneOffered(uid, 1, 1), theirs.detach())
     return RawLane(ours, LaneOpened("1", "m/1/0", False, 0))
 
 
@@ -114,7 +114,7 @@ def test_an_executor_that_ends_answers_what_it_was_sent(rig: Rig) -> None:
         assert model.begun.wait(30)
         for number in range(2, 30):
             lane.send(request(number, floats(number)))
-        executor.lanes.move()
+        executor.channels.move_lanes()
         model.go.set()
         assert [lane.receive().number for _ in range(29)] == list(range(1, 30))
         assert lane.ended()
@@ -190,3 +190,18 @@ def test_requests_like_an_earlier_one_are_looked_at_all_the_same() -> None:
     snapshot.regions.clear()
     with pytest.raises(NotFound, match="'mine'"):
         ask()
+
+
+def test_a_lane_that_was_offered_before_the_end_is_served(rig: Rig) -> None:
+    model = Model()
+    rig.serve(model)
+    with lane_to(rig) as first:
+        first.send(request(1, floats(1)))
+        assert model.begun.wait(30)
+        with lane_to(rig) as late:
+            late.send(request(1, floats(2)))
+            rig.executors[0].loop.stop()
+            model.go.set()
+            assert late.receive().status == 200
+            assert late.ended()
+        assert first.receive().status == 200

@@ -13,13 +13,13 @@ import pytest
 from msgspec.structs import replace
 
 from shmserve.config import Settings
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.core.registry import Region, Snapshot
 from shmserve.core.stats import request_counters
 from shmserve.core.stats.request_counters import Reason, RequestCounts
 from shmserve.errors import InvalidArgument, ShmserveError, Unimplemented
 from shmserve.executor.backend import Output, Request, Response
-from shmserve.executor.lanes.lane_gate import LaneGate
+from shmserve.executor.peers.lane_gate import LaneGate
 from shmserve.executor.tensors.request import ExecutorRequest
 from shmserve.protocol.control.client_messages import LaneOpened
 from shmserve.protocol.control.data_messages import Execute
@@ -80,7 +80,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 @pytest.fixture
 def teller(rig: Rig) -> Iterator[Teller]:
     teller = Teller()
-    rig.serve(teller, spec=DECOUPLED)  # type: ignore[arg-type]
+    rig.serve(teller, spec=DECOUPLED)
     yield teller
     for thread in teller.threads:
         thread.join(30)
@@ -90,12 +90,12 @@ def teller(rig: Rig) -> Iterator[Teller]:
 
 def lane_to(rig: Rig) -> RawLane:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    rig.executors[0].lanes.offer(LaneOffered(7, 1, 1), theirs.detach())
+    rig.executors[0].channels.offer_lane(LaneOffered(7, 1, 1), theirs.detach())
     return RawLane(ours, LaneOpened("1", "m/1/0", False, 0))
 
 
 def numbers(answers: list[LaneAnswer]) -> list[float]:
-    return [float(np.frombuffer(a.outputs[0].at, "<f4")[0]) for a in answers]  # type: ignore[call-overload]
+    return [float(np.frombuffer(a.outputs[0].at, "<f4")[0]) for a in answers]  # type: ignore[arg-type]
 
 
 def silent(lane: RawLane) -> bool:
@@ -146,7 +146,7 @@ def test_answers_come_as_far_as_the_credit_goes(rig: Rig, teller: Teller) -> Non
 
 @pytest.mark.parametrize("wrong", [2, 0, -1])
 def test_credit_for_what_has_not_come_ends_the_lane_alone(
-    rig: Rig, teller: Teller, wrong: int
+    rig: Rig, teller: Teller, wrong: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with lane_to(rig) as lane, lane_to(rig) as other:
         other.send(request(1, floats(3), credit=1))
@@ -160,6 +160,8 @@ def test_credit_for_what_has_not_come_ends_the_lane_alone(
             other.send(LaneCredit(1, 1))
             assert numbers([other.receive()]) == [number]
         assert other.receive().final
+    if wrong > 0:  # the stream alone knows what it has sent
+        assert "closing a channel of pid 1: " in caplog.text
 
 
 def test_a_lane_has_so_much_credit_in_all(rig: Rig, teller: Teller) -> None:
@@ -215,7 +217,7 @@ def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(tmp_pa
         threading.Thread(target=stubborn, args=(request,), daemon=True).start()
         begun.append(request)
 
-    rig.serve(begin, spec=DECOUPLED)  # type: ignore[arg-type]
+    rig.serve(begin, spec=DECOUPLED)
     (executor,) = rig.executors
     most = executor.lanes._most = 2
     for count in range(most):
@@ -254,7 +256,7 @@ def test_a_lane_that_is_to_end_does_so_behind_its_streams(rig: Rig, teller: Tell
     with lane_to(rig) as lane, lane_to(rig) as idle:
         lane.send(request(1, floats(3), credit=1))
         assert numbers([lane.receive()]) == [0]
-        executor.lanes.move()
+        executor.channels.move_lanes()
         assert idle.ended()
         lane.send(request(2, floats(1), credit=1))
         moved = lane.receive()
@@ -296,7 +298,7 @@ def test_errors_among_answers_and_at_the_end(rig: Rig) -> None:
         request.responses.send(answer(3))
         raise ShmserveError("no more")
 
-    rig.serve(model, spec=DECOUPLED)  # type: ignore[arg-type]
+    rig.serve(model, spec=DECOUPLED)
     with lane_to(rig) as lane:
         lane.send(request(1, floats(1), credit=READ_AHEAD))
         answers = [lane.receive() for _ in range(5)]
@@ -348,9 +350,51 @@ def test_a_stream_s_model_never_writes_where_its_client_may_read(rig: Rig) -> No
         request.places = {}
         request.responses.send(None, final=True)
 
-    rig.serve(model, spec=DECOUPLED)  # type: ignore[arg-type]
+    rig.serve(model, spec=DECOUPLED)
     with lane_to(rig) as lane:
         lane.send(request(1, floats(1), credit=1))
         assert lane.receive().status == 200
     assert offered[0].shape == (4,)
     offered.clear()
+
+
+def test_streams_go_on_while_another_request_is_read(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on, over = threading.Event(), threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def tell(request: Request) -> None:
+        assert request.responses is not None
+        while not over.wait(0.1):
+            request.responses.send(answer(0))
+        request.responses.send(None, final=True)
+
+    def model(request: Request) -> None:
+        threading.Thread(target=tell, args=(request,), daemon=True).start()
+
+    rig.serve(model, spec=DECOUPLED)
+    workspace = rig.executors[0].loop._workspace
+    read = workspace.read
+
+    def slow(frontend: Any, message: Execute) -> Any:
+        if message.request == 2:
+            reading.set()
+            in_time.append(go_on.wait(5))
+        return read(frontend, message)
+
+    monkeypatch.setattr(workspace, "read", slow)
+    with lane_to(rig) as lane, lane_to(rig) as other:
+        lane.send(request(1, floats(0), credit=2))
+        lane.receive()
+        other.send(request(2, floats(0), credit=1))
+        assert reading.wait(30)
+        for _ in range(5):  # more than the credit with which it began
+            lane.send(LaneCredit(1, 1))
+            lane.receive()
+        go_on.set()
+        assert other.receive().status == 200
+        over.set()
+        while not lane.receive().final:
+            continue
+    assert in_time == [True]

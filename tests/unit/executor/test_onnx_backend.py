@@ -278,7 +278,7 @@ def test_without_onnxruntime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def offered(directory: str, **inputs: np.ndarray[Any, Any]) -> dict[str, bool]:
     """Runs it; output name -> whether it was written into the offered array."""
     backend, spec = load(directory)
-    request = FakeBackendRequest(tuple(o.name for o in spec.outputs), **inputs)
+    request = FakeBackendRequest(tuple(o.name for o in spec.outputs), **inputs)  # type: ignore[arg-type]
     got = arrays(backend.execute([request])[0])
     return {name: got[name] is request.offered.get(name) for name in got}
 
@@ -387,7 +387,7 @@ def test_shapes_that_do_not_go_together_are_the_clients_mistake(folder: Path) ->
     bad = ask(backend, spec, A=np.ones(3, np.float32), B=np.ones(2, np.float32))
     assert bad.error is not None
     assert "/" not in bad.error.message
-    assert ask(backend, spec, A=np.ones(1, np.float32)).error.code is Code.INVALID_ARGUMENT  # type: ignore[union-attr]
+    assert ask(backend, spec, A=np.ones(1, np.float32)).error.code is Code.INVALID_ARGUMENT
     good = ask(backend, spec, A=np.ones(1, np.float32), B=np.ones(1, np.float32))
     assert arrays(good)["Y"].tolist() == [2]  # nothing of the failures is left behind
 

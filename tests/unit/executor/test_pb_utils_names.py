@@ -41,7 +41,7 @@ def test_what_is_there_is_documented() -> None:
 
 def test_numbers_are_those_of_triton() -> None:
     errors = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED")
-    errors += ("ALREADY_EXISTS", "CANCELLED")
+    errors += ("ALREADY_EXISTS", "CANCELLED")  # type: ignore[assignment]
     assert [getattr(pb_utils.TritonError, name) for name in errors] == list(range(8))
     levels = ("INFO", "WARNING", "ERROR", "VERBOSE")
     assert [getattr(pb_utils.Logger, name) for name in levels] == list(range(4))

@@ -116,7 +116,7 @@ def test_a_model_that_takes_requests_one_by_one_is_refused(make: Make) -> None:
 def test_onnx(tmp_path: Path) -> None:
     """Its graph has one dimension where the client has two."""
     values = {
-        name: helper.make_tensor_value_info(name, kind, shape)
+        name: helper.make_tensor_value_info(name, kind, shape)  # type: ignore[arg-type]
         for name, kind, shape in (
             ("X", T.FLOAT, ["N"]),
             ("T", T.FLOAT, ["B"]),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmserve.dispatch import Call
+from shmserve.dispatch.calls.call import Call
 from shmserve.errors import Cancelled, ShmserveError
 from shmserve.executor.backend import Request, Response
 from shmserve.shm.status_page import StatusView
@@ -36,7 +36,7 @@ def test_depth_and_business_are_published_with_every_change(rig: Rig) -> None:
         return own_array(request)
 
     def ask(name: str) -> None:
-        with rig.dispatcher.call(entry, cancellable=True) as calls[name]:
+        with rig.dispatcher.call(entry, cancellable=True) as calls[name]:  # type: ignore[assignment]
             feed(calls[name], np.ones(3, np.float32))
             try:
                 calls[name].execute()
@@ -53,7 +53,7 @@ def test_depth_and_business_are_published_with_every_change(rig: Rig) -> None:
     threads = {name: threading.Thread(target=ask, args=(name,)) for name in ("a", "b", "c")}
     for depth, thread in enumerate(threads.values(), start=1):
         thread.start()
-        until(lambda depth=depth: view.depth == depth, f"{depth} are not told of")
+        until(lambda depth=depth: view.depth == depth, f"{depth} are not told of")  # type: ignore[misc]
     busy_since = status.busy_since
     assert busy_since
     calls["c"].cancel()

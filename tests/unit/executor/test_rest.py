@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shmserve.dispatch import dispatcher
-from shmserve.dispatch.rest import Rest
-from shmserve.executor.loop.serving_loop import REST_S
+from shmserve.dispatch.pool.rest import Rest
+from shmserve.dispatch.process import dispatcher
+from shmserve.executor.loop.loop import REST_S, Loop
+from shmserve.executor.loop.loop_assembly import make_loop
+from tests.unit import rig
 from tests.unit.dispatch.test_dispatch import feed, into_offer, until
 from tests.unit.rig import Rig
 
@@ -27,11 +30,47 @@ def test_who_has_nothing_to_do_rests_and_serves_again(
         for _ in range(2):
             waits.clear()
             with plane.dispatcher.call(entry) as call:
-                feed(call, np.zeros(4, np.float32))
+                feed(call, np.zeros(4, np.float32))  # type: ignore[arg-type]
                 call.execute()
                 assert REST_S not in waits[1:], "its output is held still"
             until(lambda: waits[-1:] == [REST_S], "the executor does not rest")
             until(lambda: plane.dispatcher.rest.resting, "the frontend does not rest")
+    finally:
+        plane.close()
+
+
+def test_what_is_prepared_for_a_request_that_waits_for_resources_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Resources:
+        held = False
+
+        def may_run(self, is_due: bool) -> None:
+            told.append("due" if is_due else "none")
+            if is_due:
+                self.held = told.count("due") == 3
+                plane.executors[0].loop.wake()
+
+        def spent(self) -> None:
+            self.held = False
+
+    def limited(*parts: Any) -> Loop:
+        loop = make_loop(*parts)
+        loop._resources = Resources()  # type: ignore[assignment]
+        loop._runner.rest = lambda: told.append("rest")  # type: ignore[method-assign]
+        return loop
+
+    monkeypatch.setattr(rig, "make_loop", limited)
+    plane = Rig(tmp_path)
+    try:
+        with plane.dispatcher.call(plane.serve(into_offer)) as call:
+            feed(call, np.zeros(4, np.float32))  # type: ignore[arg-type]
+            call.execute()
+        at = told.index("due")
+        assert told[at : at + 3] == ["due"] * 3
+        until(lambda: told[-2:] == ["rest", "none"], "the runner does not rest")
     finally:
         plane.close()
 
@@ -43,7 +82,7 @@ def test_what_comes_back_late_is_passed_on_by_a_frontend_that_rests(
     plane = Rig(tmp_path)
     try:
         with plane.dispatcher.call(plane.serve(into_offer)) as call:
-            feed(call, np.zeros(4, np.float32))
+            feed(call, np.zeros(4, np.float32))  # type: ignore[arg-type]
             call.execute()
             give_back = call.lend()
         until(lambda: plane.dispatcher.rest.resting, "the frontend does not rest")

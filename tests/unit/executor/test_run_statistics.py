@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shmserve.core.stats.executor_counters import NWORDS, RESPONSE, ExecutorCounts, read
-from shmserve.executor.run_statistics import RunStatistics, Spent
+from shmserve.executor.loop.run_statistics import RunStatistics, Spent
 from shmserve.protocol.control.data_messages import Answer, Descriptor, Execute, Timing, WireTensor
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor.spec import ModelSpec

@@ -96,7 +96,7 @@ def run(backend: SequenceBackend, *requests: FakeBackendRequest) -> list[Respons
     """As the loop does it: all answers could be placed."""
     responses = list(backend.execute(requests))
     for request, response in zip(requests, responses, strict=True):
-        backend.states.settle(request.parameters["sequence_id"], response.error is None)
+        backend.states.settle(request.parameters["sequence_id"], response.error is None)  # type: ignore[arg-type]
     return responses
 
 
@@ -140,7 +140,7 @@ def test_a_state_that_is_not_given_stays() -> None:
     states = States(SPEC, tuple(entries), "")
 
     def run(**given: float) -> dict[str, float]:
-        states.keep(7, {name: np.float32([value]) for name, value in given.items()})
+        states.keep(7, {name: np.float32([value]) for name, value in given.items()})  # type: ignore[arg-type, misc]
         states.settle(7, succeeded=True)
         return {name: float(array[0]) for name, (_, array) in states.arrays(7, False).items()}
 
@@ -243,7 +243,7 @@ def test_a_state_that_clients_are_told_of_is_theirs_too(make: Make) -> None:
     for expected in (3, 6):
         request = step(3, 1, "start" if expected == 3 else "")
         request.requested = ("T", "Y")
-        (response,) = run(backend, request)
+        (response,) = run(backend, request)  # type: ignore[arg-type]
         assert {k: v.item() for k, v in arrays(response).items()} == {"T": expected, "Y": expected}
 
 
@@ -265,9 +265,9 @@ def test_an_onnx_model_describes_itself_without_its_states(tmp_path: Path) -> No
     backend, spec = load(str(folder))
     assert (spec.max_batch_size, spec.config.dynamic_batching) == (4, UNSET)
     assert [tensor.name for tensor in spec.inputs + spec.outputs] == ["X", "Y"]
-    assert [entry.name for entry in (*spec.config.input, *spec.config.output)] == ["X", "Y"]
-    assert ys(*run(backend, step(1, 1, "start"), step(5, 2, "start"))) == [1, 5]
-    assert ys(*run(backend, step(1, 2), step(1, 1))) == [6, 2]
+    assert [entry.name for entry in (*spec.config.input, *spec.config.output)] == ["X", "Y"]  # type: ignore[attr-defined]
+    assert ys(*run(backend, step(1, 1, "start"), step(5, 2, "start"))) == [1, 5]  # type: ignore[arg-type]
+    assert ys(*run(backend, step(1, 2), step(1, 1))) == [6, 2]  # type: ignore[arg-type]
 
 
 def test_samples_that_warm_a_model_up_belong_to_no_sequence(make: Make) -> None:

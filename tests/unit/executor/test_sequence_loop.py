@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from shmserve.core.registry import ModelEntry, Snapshot
-from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.outcome import RunOptions
+from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.errors import DeadlineExceeded, InvalidArgument, ModelFailure, QueueFull
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.protocol.control.data_messages import Parameter
@@ -204,7 +204,7 @@ def test_a_request_without_rows_is_none_of_a_sequence(rig: Rig) -> None:
     )
     entry = rig.serve(Named(7), spec=spec)
     parameters = {"sequence_id": 1, "sequence_start": True}
-    with rig.dispatcher.call(entry, RunOptions(parameters=parameters, timeout_s=30)) as call:
+    with rig.dispatcher.call(entry, RunOptions(parameters=parameters, timeout_s=30)) as call:  # type: ignore[arg-type]
         call.add_input("IN", "FP32", (0, 1), call.reserve(0))
         with pytest.raises(InvalidArgument, match="must specify batch-size 1"):
             call.execute()
@@ -221,7 +221,7 @@ def test_a_sequence_that_begins_anew_and_fails_has_nothing_of_the_one_before(rig
 
     def step(value: float, start: bool = False) -> float:
         told = {"sequence_id": 1, "sequence_start": start}
-        with rig.dispatcher.call(entry, RunOptions(parameters=told, timeout_s=30)) as call:
+        with rig.dispatcher.call(entry, RunOptions(parameters=told, timeout_s=30)) as call:  # type: ignore[arg-type]
             slot = call.reserve(4)
             slot.view[:] = np.array([value], np.float32).tobytes()
             call.add_input("IN", "FP32", (1,), slot)
@@ -229,7 +229,7 @@ def test_a_sequence_that_begins_anew_and_fails_has_nothing_of_the_one_before(rig
             return float(np.frombuffer(bytes(out.view), np.float32)[0])
 
     spec = spec_of()
-    entries = msgspec.structs.replace(
+    entries = msgspec.structs.replace(  # type: ignore[type-var]
         spec.config.sequence_batching,
         state=(StateEntry("STATE", "NEXT", "TYPE_FP32", (1,)),),
     )

@@ -91,8 +91,8 @@ def test_triton_instance_kind_is_that_of_its_group(make: Make) -> None:
 def test_triton_instances_on_gpus_are_told_their_device(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement.gpus, "visible_devices", lambda: ("0", "1"))
-    monkeypatch.setattr(placement.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(placement.gpus, "visible_devices", lambda: ("0", "1"))  # type: ignore[attr-defined]
+    monkeypatch.setattr(placement.util, "find_spec", lambda name: object())  # type: ignore[attr-defined]
     groups = "instance_group [ { kind: KIND_CPU }, { kind: KIND_GPU count: 2 name: 'g' } ]"
     keys = "('model_instance_name', 'model_instance_kind', 'model_instance_device_id')"
     more = f"\n    def initialize(self, args):\n        self.told = [args[k] for k in {keys}]\n"
@@ -135,7 +135,7 @@ def test_triton_request_methods(make: Make) -> None:
         "priority": 2,
         "own": True,
     }
-    response = ask(backend, spec, ("Y",), parameters, X=X)
+    response = ask(backend, spec, ("Y",), parameters, X=X)  # type: ignore[arg-type]
     assert arrays(response)["Y"].tolist() == [1, 2, 3, 4]
     assert response.parameters == {"k": 1}
 
@@ -270,7 +270,7 @@ def test_strings_of_any_numpy_kind(make: Make, dtype: str) -> None:
 
 def test_byte_tensors_are_framed_and_read_back() -> None:
     load("workers/add_sub")
-    import triton_python_backend_utils as pb
+    import triton_python_backend_utils as pb  # type: ignore[import-not-found]
 
     array = np.array([[b"a", "ä"], [b"", 5]], object)
     data = pb.serialize_byte_tensor(array)
@@ -466,7 +466,7 @@ def test_dlpack_identity_without_a_copy(make: Make, name: str) -> None:
 
 def test_response_type_is_the_models_own() -> None:
     load("workers/add_sub")
-    import triton_python_backend_utils as pb  # type: ignore[import-not-found]
+    import triton_python_backend_utils as pb
 
     assert pb.InferenceResponse is InferenceResponse
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.config import Settings
 from shmserve.core.stats.custom_metrics import Family
 from shmserve.errors import ArenaExhausted, Internal
+from shmserve.executor import custom_metrics
 from shmserve.executor.backends.triton import metrics, pb_utils
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.backends.triton.metrics import COUNTER, GAUGE, HISTOGRAM, MetricFamily
@@ -39,9 +39,9 @@ def failure(use: Callable[..., object], *arguments: float) -> str:
 class Published:
     """An executor's metrics and the page that others read."""
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self) -> None:
         self.page = StatusPage("cafe0123")
-        self.metrics = CustomMetrics(MetricsArea(self.page.segment.fd), Settings(**settings))
+        self.metrics = CustomMetrics(MetricsArea(self.page.segment.fd))
         metrics.serve(self.metrics)
 
     def families(self) -> dict[str, Family]:
@@ -52,8 +52,12 @@ class Published:
 
 
 @pytest.fixture
-def published(request: pytest.FixtureRequest) -> Iterator[Published]:
-    made = Published(**getattr(request, "param", {}))
+def published(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Published]:
+    for name, limit in getattr(request, "param", {}).items():
+        monkeypatch.setattr(custom_metrics, name, limit)
+    made = Published()
     yield made
     metrics.serve(CustomMetrics())
     made.page.close()
@@ -97,7 +101,7 @@ def test_the_native_dialects_are_published_as_well(published: Published) -> None
     assert published.families()["n"].series[0].labels == (("a", "1"), ("b", "2"))
 
 
-@pytest.mark.parametrize("published", [{"max_metric_series": 1}], indirect=True)
+@pytest.mark.parametrize("published", [{"MAX_SERIES": 1}], indirect=True)
 def test_what_native_models_do_wrong_is_no_clients_fault(published: Published) -> None:
     own = published.metrics
     rows = own.counter("n", "")
@@ -105,14 +109,14 @@ def test_what_native_models_do_wrong_is_no_clients_fault(published: Published) -
         (lambda: own.gauge("n", ""), "metric 'n': Family name already exists"),
         (lambda: own.gauge("9", ""), "metric '9': Invalid metric name"),
         (lambda: own.counter("n", "", {"le-": "1"}), "metric 'n': Invalid label name"),
-        (lambda: own.counter("m", ""), "metric 'm': the model has 1 of them"),
+        (lambda: own.counter("m", ""), "metric 'm': the model has 1 metrics already"),
         (lambda: own.histogram("h", "", [2, 1]), "metric 'h': Bucket Boundaries"),
     ):
         with pytest.raises(Internal) as told:
             wrong()
         assert told.value.message.startswith(text)
     for _ in range(2):  # one that is refused leaves no family, and costs no place
-        with pytest.raises(Internal, match="the model has 1 of them"):
+        with pytest.raises(Internal, match="the model has 1 metrics already"):
             own.counter("m", "")
     with pytest.raises(Internal, match="metric 'n': the value of label 'shard' is no text"):
         own.counter("n", "", {"shard": 1})  # type: ignore[dict-item]
@@ -163,7 +167,7 @@ def test_a_family_that_the_collector_finds_while_metrics_change(published: Publi
     metric = family.Metric()
     for number in range(20):
         lost = [MetricFamily(f"lost{number}", "", GAUGE)]
-        lost[0].Metric().set(1)  # type: ignore[attr-defined]
+        lost[0].Metric().set(1)
         lost.append(lost)  # type: ignore[arg-type]
         del lost
         with published.metrics._lock:
@@ -234,7 +238,7 @@ def test_what_a_forked_process_counts_is_its_own(published: Published) -> None:
         ("F('', '', GAUGE)", "Error when creating MetricFamily: Invalid metric name"),
         ("F('shmserve_x', '', GAUGE)", "'shmserve_x' is reserved for the server's own metrics"),
         ("F('nv_inference_count', '', COUNTER)", "reserved"),
-        ("F('x' * 257, '', GAUGE)", "the name has 257 characters, more than 256 (max_metric_text)"),
+        ("F('x' * 257, '', GAUGE)", "the name has 257 characters, more than 256"),
         ("cs.Metric(labels=5)", "Failed to create metric. Labels must be a dictionary."),
         ("cs.Metric({'a': 5})", "Error when creating Metric: attempt to access JSON non-string as"),
         ("cs.Metric({'a-b': 'x'})", "Error when creating Metric: Invalid label name"),
@@ -292,7 +296,7 @@ def test_a_last_bound_without_end_is_the_one_there_is_anyway(published: Publishe
     assert published.values("h") == [(0, 1, 5)]
 
 
-LIMITS = {"max_metric_families": 2, "max_metric_series": 3, "max_metric_text": 5}
+LIMITS = {"MAX_FAMILIES": 2, "MAX_SERIES": 3, "MAX_TEXT": 5}
 
 
 @pytest.mark.parametrize("published", [LIMITS], indirect=True)
@@ -301,13 +305,13 @@ def test_there_are_so_many_and_no_more(published: Published) -> None:
         MetricFamily("a", "long help is cut" * 99, COUNTER),
         MetricFamily("b", "", GAUGE),
     )
-    with pytest.raises(TritonModelException, match="the model has 2 of them"):
+    with pytest.raises(TritonModelException, match="the model has 2 metric names"):
         MetricFamily("c", "", GAUGE)
-    with pytest.raises(TritonModelException, match="max_metric_text"):
+    with pytest.raises(TritonModelException, match="has 6 characters, more than 5"):
         MetricFamily("abcdef", "", GAUGE)
     kept = [first.Metric({"l": str(number)}) for number in range(2)], second.Metric()
     for _ in range(2):
-        with pytest.raises(TritonModelException, match="the model has 3 of them"):
+        with pytest.raises(TritonModelException, match="the model has 3 metrics"):
             second.Metric({"l": "x"})
     assert second.Metric() is kept[1]
     assert len(published.families()["a"].help) == 1024

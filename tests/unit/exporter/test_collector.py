@@ -11,9 +11,10 @@ from opentelemetry.sdk.resources import Resource
 
 from shmserve.config import Settings
 from shmserve.exporter import collector as collectors
-from shmserve.exporter.span_export import SpanExport
+from shmserve.exporter.span_export import SpanExport, queue_of_environment
 from shmserve.protocol.control.span_messages import Span, Spans
 from shmserve.testing.running_server import wait_until
+from tests.log_lines import log_lines
 
 
 class Scripted:
@@ -49,6 +50,8 @@ class Scripted:
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scripted | SpanExport]]:
     """To be closed in the end."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setattr(collectors, "_FIRST_PAUSE_S", 0.02)
     made: list[Scripted | SpanExport] = []
     yield made
@@ -62,9 +65,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scripted | SpanExp
 def export(started: list[Scripted | SpanExport], *statuses: int) -> tuple[SpanExport, Scripted]:
     """Three spans, one at a time, for a collector that answers with these statuses."""
     scripted = Scripted(*statuses)
-    settings = Settings(
-        otlp_endpoint=scripted.url + "/", otlp_max_batch=1, otlp_delay_s=0.01, otlp_timeout_s=0.5
-    )
+    settings = Settings(otlp_endpoint=scripted.url + "/", otlp_timeout_s=0.5)
     made = SpanExport(settings, Resource({}))
     started += [scripted, made]
     made.start()
@@ -82,7 +83,7 @@ def test_what_is_refused_is_not_sent_again(
     assert scripted.paths == ["/v1/traces"] * 3, "nobody is led elsewhere"
     made.turn(1.0)
     assert "the collector does not take spans: status 400 (otlp_endpoint)" in caplog.text
-    assert "6 spans more are lost; in all exported=1 lost=4 refused=2" in caplog.text
+    assert "6 spans more are lost; in all exported=1 lost=4 refused=2" in log_lines(caplog)
     made.turn(2.0)
     assert caplog.text.count("more are lost") == 1
 
@@ -106,7 +107,7 @@ def test_the_end_waits_for_nobody_and_tells_what_is_left(
     wait_until(lambda: bool(scripted.paths), "a first attempt")
     made.close(0.1)
     assert (made.exported, made.refused, made.lost) == (0, 0, 7)
-    assert "7 spans more are lost; in all exported=0 lost=7 refused=0" in caplog.text
+    assert "7 spans more are lost; in all exported=0 lost=7 refused=0" in log_lines(caplog)
 
 
 def test_what_the_sdk_sends_to_nobody_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,3 +118,17 @@ def test_what_the_sdk_sends_to_nobody_is_refused(caplog: pytest.LogCaptureFixtur
     collector = collectors.Collector("spans", TooLarge(), session, stop)
     assert collector.send([]) is collectors.Fate.REFUSED
     assert "it was not asked" in caplog.text
+
+
+def test_queues_are_as_opentelemetrys_variables_say(caplog: pytest.LogCaptureFixture) -> None:
+    spans = [Span(name, "1" * 32, "2" * 16, "", 1, 2) for name in "abcd"]
+    few = {"OTEL_BSP_MAX_QUEUE_SIZE": "3", "OTEL_BSP_SCHEDULE_DELAY": "1"}
+    queue = queue_of_environment(few)
+    queue.put(spans)
+    assert (queue.dropped, len(queue.take())) == (1, 3)
+    assert not caplog.records
+    queue = queue_of_environment({"OTEL_BSP_MAX_QUEUE_SIZE": "0", "OTEL_BSP_SCHEDULE_DELAY": "1"})
+    queue.put(spans)
+    assert queue.dropped == 0
+    (warned,) = caplog.records
+    assert "OTEL_BSP_MAX_QUEUE_SIZE is no whole number" in warned.getMessage()

@@ -28,7 +28,7 @@ def test_it_takes_spans_after_the_masters_end_until_it_is_told_to_end(tmp_path: 
         "SHMSERVE_RUN_DIR": run_dir,
         "SHMSERVE_TRACE_MODE": "opentelemetry",
         "SHMSERVE_OTLP_ENDPOINT": collector.url,
-        "SHMSERVE_OTLP_DELAY_S": "60",
+        "OTEL_BSP_SCHEDULE_DELAY": "60000",
     }
     with subprocess.Popen(["sleep", "600"]) as master:
         master_fd = pidfd_open(master.pid)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shmserve.config import Settings
 from shmserve.core.access import ACTIONS, Access, Action
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.errors import (
     ConfigError,
     InvalidArgument,
@@ -17,7 +17,7 @@ from shmserve.errors import (
     ShmserveError,
     Unauthenticated,
 )
-from shmserve.frontends.access import ACTION_OF, Origins
+from shmserve.frontends.oip.origins import ACTION_OF, Origins
 from shmserve.frontends.oip.restricted_apis import CATEGORIES
 from tests.unit.http_client import Client
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shmserve.core.scheduling.caller_number import UNKNOWN, caller_number
-from shmserve.frontends.caller_numbers import of_host, of_peer
+from shmserve.frontends.caller_numbers import of_host
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,6 @@ def test_addresses_of_several_callers() -> None:
 
 def test_without_an_address_nobody_knows() -> None:
     assert of_host("") == UNKNOWN
-    assert of_peer("unix:") == of_peer("") == UNKNOWN
-
-
-def test_peers_as_the_grpcio_library_writes_them() -> None:
-    assert of_peer("ipv4:192.0.2.1:1234") == of_host("192.0.2.1")
-    assert of_peer("ipv6:%5B2001:db8::1%5D:1234") == of_host("2001:db8::2")
 
 
 def test_numbers_have_64_bits() -> None:

@@ -94,7 +94,7 @@ def test_over_http_answers_count_until_they_are_sent(client: Client) -> None:
     assert (call.outcomes, call.closed) == (["TooLarge"], 1)
     assert not client.dispatcher.shares.held
     client.dispatcher.pool_bytes = ROOMY
-    seen = []
+    seen: list = []
 
     def app(environ: object, start: object) -> Iterator[bytes]:
         result = inner(environ, start)
@@ -125,9 +125,8 @@ def test_small_requests_do_not_count(client: Client) -> None:
     assert client.infer(document, tail=tail).status == 200
 
 
-@pytest.mark.parametrize("engine", ["http2", "grpcio"])
-def test_over_grpc_a_request_with_too_much_is_refused(engine: str) -> None:
-    with Rig(grpc_server=engine) as rig:
+def test_over_grpc_a_request_with_too_much_is_refused() -> None:
+    with Rig() as rig:
         rig.dispatcher.pool_bytes = SIZE
         code, details = rig.client.error("ModelInfer", request(ARRAY))
         assert code == "INVALID_ARGUMENT"
@@ -142,7 +141,7 @@ def test_over_grpc_a_request_with_too_much_is_refused(engine: str) -> None:
 def test_over_grpc_announced_tensors_count_before_they_come() -> None:
     dispatcher = fake_models.dispatcher()
     dispatcher.pool_bytes = 4 * SIZE  # several requests of a caller here may have one of this
-    with Rig(dispatcher, grpc_server="http2") as rig:
+    with Rig(dispatcher) as rig:
         raws = begin_large(rig, 2)
         fields = raws[1].fields()
         assert fields["grpc-status"] == "8"

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from shmserve.transport import peer_credentials, process_identity
-from shmserve.transport.peer_credentials import REMOTE, caller_of, with_process
+from shmserve.transport.trust import peer_credentials, process_identity
+from shmserve.transport.trust.peer_credentials import REMOTE, caller_of, with_process
 from tests.integration.region_client import OTHER_UID, as_user
 
 IPV6 = [pytest.param(host, marks=pytest.mark.needs("ipv6")) for host in ("::1", "::ffff:127.0.0.1")]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.supervisor.children import Child
-from shmserve.supervisor.frontends import Frontends
+from shmserve.supervisor.processes.children import Child
+from shmserve.supervisor.processes.frontends import Frontends
 from shmserve.testing.running_server import wait_until
 from shmserve.transport import rundir
 from shmserve.transport.processes import pidfd_open
@@ -58,7 +58,7 @@ class Keeper:
         self.frontends.halt()
         for child in self.frontends.children:
             child.kill()
-            child.reap()
+            self.frontends.ended(child, self.now)
         os.close(self.master)
 
 

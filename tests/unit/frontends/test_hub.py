@@ -278,7 +278,7 @@ def test_what_is_told_of_a_closed_descriptor_ends_no_wait_for_its_successor(loop
     loop.start(use)
     loop.run()
     for each in (*channels, *peers, new, silent):
-        each.close()
+        each.close()  # type: ignore[attr-defined]
 
 
 def test_who_is_called_for_a_descriptor_that_another_waited_for_before(loop: Loop) -> None:
@@ -291,7 +291,7 @@ def test_who_is_called_for_a_descriptor_that_another_waited_for_before(loop: Loo
     channel.close()
     left, right = socket.socketpair()
     assert left.fileno() == fd
-    loop.hub.handle(fd, lambda _: (got.append(left.recv(9)), loop.hub.leave()))
+    loop.hub.handle(fd, lambda _: (got.append(left.recv(9)), loop.hub.leave()))  # type: ignore[arg-type]
     for text in (b"first", b"second"):
         right.send(text)
         loop.hub.run(time.monotonic() + WATCHDOG_S)

@@ -40,7 +40,7 @@ class Source:
         reservation = call.reserve(ONES.nbytes)
         if self._fill is not None:
             raise self._fill
-        reservation.view[:] = memoryview(ONES).cast("B")
+        reservation.view[:] = ONES.data.cast("B")
         call.add_input("INPUT0", "FP32", ONES.shape, reservation)
 
 
@@ -65,7 +65,7 @@ def dispatcher() -> FakeDispatcher:
 def test_an_answer_is_run_with_what_the_request_says(dispatcher: FakeDispatcher) -> None:
     client = Waiting()
     entry = dispatcher.ready_model("identity")
-    with Inference(dispatcher, entry, Source(), client) as inference:
+    with Inference(dispatcher, entry, Source(), client) as inference:  # type: ignore[arg-type]
         outcome = inference.run()
         assert bytes(outcome.outputs[0].view) == ONES.tobytes()
         assert len(client.calls) == 1
@@ -79,7 +79,7 @@ def test_an_answer_is_run_with_what_the_request_says(dispatcher: FakeDispatcher)
 def test_a_request_that_does_not_fit_reserves_nothing(dispatcher: FakeDispatcher) -> None:
     entry = dispatcher.ready_model("identity")
     with pytest.raises(InvalidArgument):
-        Inference(dispatcher, entry, Source(check=InvalidArgument("shape")))
+        Inference(dispatcher, entry, Source(check=InvalidArgument("shape")))  # type: ignore[arg-type]
     assert dispatcher.refusals == [("identity", "InvalidArgument")]
     assert dispatcher.calls == []
 
@@ -87,7 +87,7 @@ def test_a_request_that_does_not_fit_reserves_nothing(dispatcher: FakeDispatcher
 def test_what_fails_on_the_way_in_is_counted_and_given_back(dispatcher: FakeDispatcher) -> None:
     client = Waiting()
     inference = Inference(
-        dispatcher,
+        dispatcher,  # type: ignore[arg-type]
         dispatcher.ready_model("identity"),
         Source(fill=DeadlineExceeded("late")),
         client,
@@ -100,7 +100,7 @@ def test_what_fails_on_the_way_in_is_counted_and_given_back(dispatcher: FakeDisp
 
 
 def test_what_ends_before_it_is_run_is_counted_once(dispatcher: FakeDispatcher) -> None:
-    inference = Inference(dispatcher, dispatcher.ready_model("identity"), Source())
+    inference = Inference(dispatcher, dispatcher.ready_model("identity"), Source())  # type: ignore[arg-type]
     with pytest.raises(ModelFailure), inference:
         raise ModelFailure("nobody runs it")
     assert dispatcher.refusals == [("identity", "ModelFailure")]

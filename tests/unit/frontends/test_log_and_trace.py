@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shmserve.config import Settings
-from shmserve.core.control.runtime_settings import initial
+from shmserve.core.live_settings import initial
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import InvalidArgument, ShmserveError, Unimplemented
 from shmserve.frontends.oip.log_and_trace import ServerSettings
@@ -27,7 +27,7 @@ OFF = {
 @pytest.fixture
 def server() -> ServerSettings:
     dispatcher = FakeDispatcher([(SPEC, lambda request: Outcome())])
-    return ServerSettings(dispatcher, Settings())
+    return ServerSettings(dispatcher, Settings())  # type: ignore[arg-type]
 
 
 def test_traces_are_off_at_first(server: ServerSettings) -> None:
@@ -51,7 +51,7 @@ def test_a_change_is_answered_with_what_holds(server: ServerSettings, update: An
 
 def test_the_mode_of_opentelemetry() -> None:
     settings = Settings(trace_mode="opentelemetry")
-    server = ServerSettings(FakeDispatcher([(SPEC, lambda request: Outcome())]), settings)
+    server = ServerSettings(FakeDispatcher([(SPEC, lambda request: Outcome())]), settings)  # type: ignore[arg-type]
     update = {"trace_level": "TIMESTAMPS", "trace_rate": "0", "trace_mode": "opentelemetry"}
     after = server.trace("", update)
     assert after == {**OFF, **update, "trace_level": ["TIMESTAMPS"]}
@@ -112,7 +112,7 @@ STARTED = Settings(
 def test_what_the_service_was_started_with() -> None:
     dispatcher = FakeDispatcher([(SPEC, lambda request: Outcome())])
     dispatcher.coordinator.tuning = initial(STARTED)
-    server = ServerSettings(dispatcher, STARTED)
+    server = ServerSettings(dispatcher, STARTED)  # type: ignore[arg-type]
     started = {
         "trace_level": ["TIMESTAMPS", "TENSORS"],
         "trace_rate": "7",
@@ -123,9 +123,9 @@ def test_what_the_service_was_started_with() -> None:
     }
     assert server.trace() == server.trace("m") == started
     off = {"trace_level": ["OFF"], "trace_rate": "1", "trace_count": "2", "log_frequency": "3"}
-    assert server.trace("", off) == server.trace("m") == {**started, **off}
+    assert server.trace("", off) == server.trace("m") == {**started, **off}  # type: ignore[arg-type]
     own = {"trace_level": ["TENSORS"], "log_frequency": "9"}
-    assert server.trace("m", own) == {**started, **off, **own}
+    assert server.trace("m", own) == {**started, **off, **own}  # type: ignore[arg-type]
     assert server.trace("", {**dict.fromkeys(off)}) == started, "null: as at the start"
     assert server.trace("m") == {**started, **own}
     assert server.trace("m", {"trace_level": [], "log_frequency": None}) == started

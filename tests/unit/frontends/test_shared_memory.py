@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shmserve.config import Settings
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.core.registry import Snapshot
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.testing.fake_dispatch import FakeDispatcher
@@ -21,7 +21,7 @@ REMOTE = Caller()
 def as_of(caller: Caller, epoch: str = "a", generation: int = 1, **settings: Any) -> object:
     dispatcher = FakeDispatcher([])
     dispatcher.snapshot = lambda: Snapshot(epoch, generation)  # type: ignore[method-assign]
-    return SharedMemory(dispatcher, Settings(**settings)).as_of(caller)
+    return SharedMemory(dispatcher, Settings(**settings)).as_of(caller)  # type: ignore[arg-type]
 
 
 def test_it_is_the_same_for_the_same_user_until_something_is_published() -> None:

@@ -12,7 +12,7 @@ from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.errors import ModelFailure
 from shmserve.grps.protocol import custom_http, message_wire, model_parameters
 from shmserve.grps.protocol.custom_http import HttpAnswer
-from shmserve.grps.protocol.message import GrpsMessage
+from shmserve.grps.protocol.grps_message import GrpsMessage
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec, TensorSpec

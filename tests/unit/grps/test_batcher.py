@@ -71,7 +71,7 @@ def test_one_whose_time_ends_while_it_runs_costs_the_others_nothing() -> None:
     batcher = Batcher(BatchPolicy(2, frozenset((2,)), LONG_NS), model.run)
     with ThreadPoolExecutor(2) as pool:
         late = start(pool, batcher, "late", time.monotonic_ns() + 300_000_000)
-        while not len(batcher._queue) and not late.done():
+        while not batcher._queue.waiting and not late.done():
             time.sleep(0.001)
         other = start(pool, batcher, "other")  # whoever completes a batch runs it
         with pytest.raises(DeadlineExceeded):  # while the model is at work
@@ -92,7 +92,7 @@ def test_everyone_runs_the_batch_of_their_own_alone_and_no_batch_waits_for_one_w
     late = queued(batcher, "late", 1)
     assert batcher._next(late, 1) == []
     assert late.done()
-    assert len(batcher._queue) == 1
+    assert len(batcher._queue.waiting) == 1
     assert batcher._next(first, 0) == [first, other]
 
 

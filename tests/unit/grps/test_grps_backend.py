@@ -31,11 +31,13 @@ class Stream:
     """A request of a client who reads everything."""
 
     def __init__(self, parameters: dict[str, Any], **inputs: bytes) -> None:
-        arrays = {name: np.frombuffer(data, np.uint8) for name, data in inputs.items()}
+        arrays: dict[str, Any] = {
+            name: np.frombuffer(data, np.uint8) for name, data in inputs.items()
+        }
         self.request = backend_runner.FakeBackendRequest(
             ("grps", "http", "http_body"), parameters, **arrays
         )
-        self.request.responses = self
+        self.request.responses = self  # type: ignore[assignment]
         self._sent: queue.Queue[tuple[Response | None, bool]] = queue.Queue()
 
     def send(self, response: Response | None, final: bool = False) -> None:

@@ -14,7 +14,7 @@ from tests.unit.grps import models_of_grps as models
 from tests.unit.grps.test_grps_frontend import OK, PREDICT, TEXT, Client, refused
 
 
-def chat(run: Any = models.http_echo, **parameters: str) -> Client:
+def chat(run: Any = models.http_echo, **parameters: Any) -> Client:
     spec = models.spec(
         "chat",
         **{
@@ -158,7 +158,7 @@ def test_models_come_and_go() -> None:
     assert client.client.simulate_get("/v1/late").status_code == 404
     spec = models.spec("late", grps_http_path="/v1/late", grps_http_body="true", decoupled="true")
     client.fake.functions["late"] = models.http_echo
-    client.fake.put(spec, models.ModelState.READY)
+    client.fake.put(spec, models.ModelState.READY)  # type: ignore[attr-defined]
     assert client.client.simulate_get("/v1/late").content == b"GET "
     del client.fake.entries["late"]
     assert client.client.simulate_get("/v1/late").status_code == 404

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from time import monotonic
 from typing import Any
 
 import falcon.testing
 import numpy as np
 import pytest
 
+from shmserve import waiting
 from shmserve.config import Settings
 from shmserve.dispatch.outcome import Outcome
-from shmserve.frontends.http.app import create_app
+from shmserve.frontends.http.routes.application import create_app
+from shmserve.frontends.hub import Hub
 from shmserve.grps.protocol import message_wire
-from shmserve.grps.protocol.message import GrpsMessage, GrpsStatus
+from shmserve.grps.protocol.grps_message import GrpsMessage, GrpsStatus
 from shmserve.grps.settings import GrpsSettings
 from shmserve.tensor.spec import ModelSpec
 from shmserve.testing.fake_dispatch import FakeDispatcher
+from shmserve.testing.running_server import WATCHDOG_S
 from tests.unit.grps import models_of_grps as models
 
 PREDICT = "/grps/v1/infer/predict"
@@ -30,7 +34,7 @@ class Client:
 
     def __init__(self, *served: tuple[ModelSpec, Any], **settings: Any) -> None:
         self.fake: FakeDispatcher = models.dispatcher(*served)
-        self.app = create_app(self.fake, Settings(**settings))
+        self.app = create_app(self.fake, Settings(**settings))  # type: ignore[arg-type]
         self.client = falcon.testing.TestClient(self.app, headers={"Host": "localhost"})
 
     def post(self, body: Any, query: str = "", **headers: str) -> falcon.testing.Result:
@@ -64,6 +68,41 @@ def gtensors(*tensors: dict[str, Any]) -> dict[str, Any]:
 
 IN = {"name": "IN", "dtype": "DT_FLOAT32", "shape": [2, 2], "flat_float32": [1, 2.5, 0.1, 1e10]}
 OUT = {**IN, "name": "OUT"}
+
+
+class NotedHub(Hub):
+    """A loop that notes what runs beside it."""
+
+    def __init__(self) -> None:
+        super().__init__(2, "some_threads")
+        self.beside_it: list[str] = []
+
+    def beside(self, work: Any, *args: Any) -> Any:
+        self.beside_it.append(work.__name__)
+        return super().beside(work, *args)
+
+
+def test_routes_that_never_block_hand_long_work_to_threads() -> None:
+    hub, client = NotedHub(), Client((FP32, models.echo))
+    large = {**IN, "shape": [2, 10_000], "flat_float32": [0.5] * 20_000}
+    statuses: list[int] = []
+
+    def ask() -> None:
+        for tensor in (IN, large):
+            statuses.append(client.post(gtensors(tensor)).status_code)
+            hub.beside_it.append("answered")
+        hub.leave()
+
+    waiting.install(hub)
+    try:
+        hub.spawn(ask)
+        hub.run(monotonic() + WATCHDOG_S)
+    finally:
+        waiting.install(None)
+        hub.close()
+    assert statuses == [200, 200]
+    ours = [name for name in hub.beside_it if name != "echo"]
+    assert ours == ["answered", "parse", "_write", "to_message", "encode", "answered"]
 
 
 # ---------------------------------------------------------------------- tensors
@@ -228,7 +267,7 @@ def test_bytes_meet_a_uint8_input_without_a_copy() -> None:
 def test_parameters_name_the_places_for_text() -> None:
     spec = models.spec(
         "m",
-        [("IN", "BYTES", (1,)), ("K", "INT32", (1,), True)],
+        [("IN", "BYTES", (1,)), ("K", "INT32", (1,), True)],  # type: ignore[list-item]
         [("OUT", "BYTES", (1,)), ("N", "INT32", (1,))],
         grps_input="IN",
         grps_output="OUT",

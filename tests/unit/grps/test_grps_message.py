@@ -7,7 +7,7 @@ import pytest
 
 from shmserve.errors import InvalidArgument
 from shmserve.grps.protocol import message_wire
-from shmserve.grps.protocol.message import (
+from shmserve.grps.protocol.grps_message import (
     GenericMap,
     GenericTensor,
     GrpsDataType,
@@ -97,7 +97,7 @@ def test_what_cannot_be_written_is_refused() -> None:
 
 
 def test_half_floats_travel_as_floats() -> None:
-    wire = message_wire.encode(GrpsMessage(gtensors=[GenericTensor.of("h", np.float16([1.5, -2]))]))
+    wire = message_wire.encode(GrpsMessage(gtensors=[GenericTensor.of("h", np.float16([1.5, -2]))]))  # type: ignore[arg-type]
     tensor = message_wire.parse(wire).tensor()
     assert tensor.dtype == GrpsDataType.DT_FLOAT16
     assert tensor.array.dtype == np.float16

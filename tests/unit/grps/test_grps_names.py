@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
@@ -9,7 +11,7 @@ from shmserve.grps.protocol.names import Names
 from tests.unit.grps import models_of_grps as models
 
 
-def entry(name: str, version: str, **parameters: str) -> ModelEntry:
+def entry(name: str, version: str, **parameters: Any) -> ModelEntry:
     spec = msgspec.structs.replace(
         models.spec(name, **parameters) if parameters else models.spec(name), version=version
     )

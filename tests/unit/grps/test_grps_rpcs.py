@@ -11,9 +11,10 @@ import pytest
 
 from shmserve._generated import grps_pb2 as pb
 from shmserve.config import Settings
-from shmserve.frontends.grpc.callers import AddressCallers
-from shmserve.frontends.grpc.server import GrpcServer
+from shmserve.frontends.grpc.process.server import GrpcServer
 from shmserve.tensor.spec import ModelSpec
+from shmserve.transport.trust.peer_credentials import REMOTE
+from tests.grpc_client import OneCaller
 from tests.unit.grps import models_of_grps as models
 
 SERVICE = "/grps.protos.v1.GrpsService/"
@@ -27,7 +28,7 @@ class Rpcs:
     def __init__(self, *served: tuple[ModelSpec, Any], **settings: Any) -> None:
         self.fake = models.dispatcher(*served)
         made = Settings(**settings)
-        self.server = GrpcServer(self.fake, made, AddressCallers((), False))
+        self.server = GrpcServer(self.fake, made, OneCaller(REMOTE))  # type: ignore[arg-type]
         port = self.server.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
         self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")

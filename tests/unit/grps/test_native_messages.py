@@ -14,7 +14,7 @@ from shmserve.errors import ShmserveError
 from shmserve.executor.backend import Response
 from shmserve.grps.protocol import custom_http, message_wire
 from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
-from shmserve.grps.protocol.message import GrpsMessage, StatusFlag
+from shmserve.grps.protocol.grps_message import GrpsMessage, StatusFlag
 from shmserve.testing import backend_runner
 from shmserve.testing.model_files import model_maker
 
@@ -59,7 +59,9 @@ def ask(tmp_path: Path) -> Ask:
     backend, spec = backend_runner.load(model_maker(tmp_path)(CODE, CONFIG))
 
     def asker(**inputs: bytes) -> Response:
-        arrays = {name: np.frombuffer(data, np.uint8) for name, data in inputs.items()}
+        arrays: dict[str, Any] = {
+            name: np.frombuffer(data, np.uint8) for name, data in inputs.items()
+        }
         return backend_runner.ask(backend, spec, **arrays)
 
     return asker
@@ -128,7 +130,9 @@ def talk() -> Callable[..., backend_runner.FakeResponses]:
     backend, spec = backend_runner.load(str(TALK))
 
     def talker(streaming: bool, **inputs: bytes) -> backend_runner.FakeResponses:
-        arrays = {name: np.frombuffer(data, np.uint8) for name, data in inputs.items()}
+        arrays: dict[str, Any] = {
+            name: np.frombuffer(data, np.uint8) for name, data in inputs.items()
+        }
         responses = backend_runner.ask_stream(
             backend, spec, {"grps_streaming": streaming}, **arrays
         )

@@ -10,8 +10,8 @@ import pytest
 from shmserve.errors import Unavailable
 from shmserve.frontends.heap_budget import HeapBudget
 from shmserve.observe import flight_recorder
-from shmserve.supervisor.children import Child
-from shmserve.supervisor.life_watch import LifeWatch
+from shmserve.supervisor.processes.children import Child
+from shmserve.supervisor.processes.life_watch import LifeWatch
 from shmserve.transport import rundir
 
 
@@ -49,11 +49,24 @@ def test_where_nothing_can_be_written_nothing_fails(tmp_path, monkeypatch, caplo
     assert len(caplog.records) == 1
 
 
+def test_a_full_disk_is_looked_at_again_a_second_later(tmp_path, recorder, monkeypatch):
+    tries, create = [], flight_recorder._create
+    monkeypatch.setattr(flight_recorder, "_create", lambda *a: (tries.append(a), create(*a))[1])
+    monkeypatch.setattr(flight_recorder, "_SPARE_INODES", 1 << 62)  # as if nothing was free
+    for _ in range(100):
+        flight_recorder.record("kind", "lost")
+    monkeypatch.undo()
+    assert len(tries) == 1
+    recorder._again_at = 0.0
+    recorder.add("kind", "kept", "")
+    assert [row[2] for row in seen(tmp_path)] == ["kept"]
+
+
 def test_what_the_watchdog_kills_is_recorded_and_leaves_a_file(tmp_path, recorder):
     with subprocess.Popen(["sleep", "600"]) as process:
         child = Child.of("grpc 0", process, 0.0)
         lock = rundir.lock(str(tmp_path), "grpc-0")
-        life = LifeWatch(str(tmp_path), 1.0, 5.0, 100)
+        life = LifeWatch(str(tmp_path), 1.0, 5.0)
         for second in range(8):
             life.look("grpc-0", child, float(second))
             if process.poll() is not None or (tmp_path / "events").exists():
@@ -70,7 +83,7 @@ def test_rings_of_the_dead_are_kept_within_bounds_and_the_living_keep_theirs(tmp
     """A process may live long and say little: that does not make its ring an old one."""
     script = (
         "import sys, os; from shmserve.observe import flight_recorder as f\n"
-        "f.start(sys.argv[1], 'http-living', 9); f.record('kind', 'first'); print(flush=True)\n"
+        "f.start(sys.argv[1], 'http-living'); f.record('kind', 'first'); print(flush=True)\n"
         "sys.stdin.read()"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]

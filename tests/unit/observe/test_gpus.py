@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shmserve.core.devices import Gpu
+from shmserve.core.device_names import Gpu
 from shmserve.observe import gpus, nvml
 
 PARTS = {0: [], 1: ["MIG-a", None, "MIG-b"]}  # by device; None: a number that is not taken

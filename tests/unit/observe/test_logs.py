@@ -8,14 +8,8 @@ import sys
 
 PROGRAM = """
 import json, logging, sys
-from shmserve.core.control.runtime_settings import LogSettings
+from shmserve.core.live_settings import LogSettings
 from shmserve.observe import logs
-
-gunicorn = logging.getLogger("gunicorn.error")
-gunicorn.propagate = False
-handler = logging.StreamHandler()
-handler.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] %(message)s", "[%Y]"))
-gunicorn.addHandler(handler)
 
 def all_levels(mark):
     for name in ("shmserve.x", "gunicorn.error"):
@@ -27,6 +21,12 @@ told = json.loads(sys.argv[1])
 if told.get("early"):
     logs.apply(LogSettings(info=False))
 logs.setup("me 100%", told["level"], told.get("form", "text"))
+gunicorn = logging.getLogger("gunicorn.error")
+gunicorn.propagate = False
+handler = logging.StreamHandler()
+handler.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] %(message)s", "[%Y]"))
+gunicorn.addHandler(handler)
+logs.adopt()
 all_levels("first")
 if "then" in told:
     logs.apply(LogSettings(**told["then"]))
@@ -89,14 +89,16 @@ def test_every_line_can_be_an_object() -> None:
 
 PRINTS = """
 import logging, sys
+from shmserve.log_fields import log_fields
 from shmserve.observe import logs, model_output
 logs.setup("m", "info", "json")
 model_output.limit(1000)
 print("printed\\nby a model")
 try:
     raise ValueError("why")
-except ValueError:
-    logging.getLogger("x").error("failed", exc_info=True, extra={"request": "r-1", "status": 500})
+except ValueError as ex:
+    about = log_fields(request="r 1", pid=7, error=ex, name="a=b", source="http://")
+    logging.getLogger("x").error("failed", exc_info=True, extra=about)
 """
 
 
@@ -105,6 +107,8 @@ def test_what_models_print_has_their_names() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
+    line = done.stderr.splitlines()[0]
+    assert line.endswith(" x: failed request=r 1 pid=7 error=why name='a=b' from=http://")
     lines = done.stdout.splitlines()
     assert [line.partition(" INFO ")[2] for line in lines] == [
         "executor 100%/1/0 stdout: printed",
@@ -121,5 +125,28 @@ def test_what_models_print_and_tracebacks_are_objects_too() -> None:
         "by a model",
     ]
     (failed,) = map(json.loads, done.stderr.splitlines())
-    assert (failed["request"], failed["status"], failed["message"]) == ("r-1", 500, "failed")
+    assert (failed["request"], failed["message"], failed["error"]) == ("r 1", "failed", "why")
+    assert (failed["name"], failed["from"], failed["other_pid"]) == ("a=b", "http://", 7)
+    assert failed["pid"] != 7
     assert "ValueError: why" in failed["exception"]
+
+
+OTHERS = """
+import logging, sys
+from shmserve.observe import logs
+logs.setup("m", "info", sys.argv[1])
+logging.warning("x", extra={"fields": ["a"], "request": "r 1", "status": 503})
+"""
+
+
+def test_attributes_that_others_give_to_their_records() -> None:
+    def told(form: str) -> str:
+        command = [sys.executable, "-c", OTHERS, form]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        (line,) = done.stderr.splitlines()
+        return line
+
+    assert told("text").endswith(" WARNING m root: x")
+    line = json.loads(told("json"))
+    assert (line["message"], line["request"], line["status"]) == ("x", "r 1", 503)
+    assert "fields" not in line

@@ -21,7 +21,7 @@ def test_lines_beyond_the_rate_are_dropped_and_counted(tmp_path):
         print("end", file=out)
         assert out.fileno() == below.fileno()
         assert out.encoding == below.encoding
-    lost = "lines of this model were dropped: model_log_lines_per_s"
+    lost = "lines of this model were dropped: it prints too many"
     assert (tmp_path / "log").read_text().splitlines() == [
         *("line 0", "line 1", "line 2"),
         *(f"(7 {lost})", "later", f"(3 {lost})", "end"),
@@ -37,7 +37,7 @@ def test_a_long_line_counts_as_the_lines_that_it_fills(tmp_path):
 def test_what_the_server_itself_says_is_never_dropped(tmp_path, monkeypatch):
     root, said = logging.getLogger(), []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     monkeypatch.setattr(root, "handlers", [handler])
     with (tmp_path / "log").open("w") as below:
         monkeypatch.setattr(sys, "stdout", below)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shmserve.config import Settings, load
-from shmserve.core.control.trace_files import ALL_IN_ONE
+from shmserve.core.trace_grants import ALL_IN_ONE
 from shmserve.errors import ConfigError
 from shmserve.observe import trace_files
 from shmserve.observe.trace_files import TraceWriter, begin
@@ -60,10 +60,12 @@ def test_writers_wait_for_one_another(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_lost_and_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(trace_files, "MAX_FILE_BYTES", 60)
+    monkeypatch.setattr(trace_files, "MAX_FILES", 2)
     path = tmp_path / "t.json"
-    writer = TraceWriter(settings(path, max_trace_file_bytes=60, max_trace_files=2))
+    writer = TraceWriter(settings(path))
     for number in range(9):
         writer.append(ALL_IN_ONE, [entry(number)])
     assert ids(path) == [0, 1, 2, 3, 4]
@@ -73,8 +75,8 @@ def test_what_does_not_fit_is_lost_and_told_once(
     assert sorted(os.listdir(tmp_path)) == ["t.json", "t.json.0", "t.json.1"]
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
-    assert "max_trace_file_bytes" in told[0]
-    assert "max_trace_files" in told[1]
+    assert "the file is full" in told[0]
+    assert "there are 2 files already" in told[1]
 
 
 def test_a_file_that_is_not_ours_stays_as_it_is(
@@ -107,7 +109,7 @@ def test_a_disk_that_is_full_leaves_a_whole_array(
         return write(fd, data, at)
 
     monkeypatch.setattr(os, "pwrite", some)
-    monkeypatch.setattr(trace_files.os, "ftruncate", lambda *a: (room.clear(), truncate(*a)))
+    monkeypatch.setattr(trace_files.os, "ftruncate", lambda *a: (room.clear(), truncate(*a)))  # type: ignore[attr-defined]
     writer.append(ALL_IN_ONE, [entry(2)])
     assert ids(path) == [1]
     assert "No space left on device" in caplog.text
@@ -158,7 +160,6 @@ def test_a_place_that_cannot_be_written_is_refused_at_start(tmp_path: Path, name
         ({"OTLP_ENDPOINT": "http://user:secret@host:4318"}, "otlp_endpoint"),
         ({"OTLP_HEADERS": "nothing"}, r"otlp_headers\[0\] = \(not shown\)"),
         ({"OTLP_HEADERS": "api key=x"}, r"otlp_headers\[0\] = \(not shown\)"),
-        ({"OTLP_MAX_QUEUE": "10"}, "otlp_max_batch: is more than otlp_max_queue"),
         ({"TRACE_LEVEL": "LOUD"}, "'LOUD'"),
         ({"TRACE_LEVEL": "OFF,TIMESTAMPS"}, "trace_level: OFF cannot be together"),
         ({"TRACE_LEVEL": "TENSORS"}, "trace_level: TENSORS go to a trace_file"),

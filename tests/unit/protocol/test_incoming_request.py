@@ -9,6 +9,7 @@ import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
+from shmserve.protocol import bounds
 from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES, IncomingRequest
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest, parse_request
 
@@ -36,11 +37,11 @@ def take(data: bytes, steps: list[int], received: bool, limits: Settings = LIMIT
          later: bool = False) -> IncomingRequest:  # fmt: skip
     """Give it all, in pieces of these sizes; `received`: into its own memory where it offers some;
     `later`: places are there only when they are wanted."""
-    incoming = IncomingRequest(len(data), limits, (lambda _: None) if later else Memory)
+    incoming = IncomingRequest(len(data), limits, (lambda _: None) if later else Memory)  # type: ignore[arg-type]
     position, turn = 0, 0
     while position < len(data):
         if incoming.wanted and turn % 2:  # else more comes meanwhile
-            incoming.grant(Memory(incoming.wanted))
+            incoming.grant(Memory(incoming.wanted))  # type: ignore[arg-type]
         piece = data[position : position + steps[turn % len(steps)]]
         turn += 1
         space = incoming.space() if received else None
@@ -52,13 +53,13 @@ def take(data: bytes, steps: list[int], received: bool, limits: Settings = LIMIT
             incoming.feed(memoryview(piece))
         position += len(piece)
     while incoming.wanted:
-        incoming.grant(Memory(incoming.wanted))
+        incoming.grant(Memory(incoming.wanted))  # type: ignore[arg-type]
     assert incoming.left == 0
     return incoming
 
 
 def parsed(incoming: IncomingRequest) -> WireInferRequest:
-    return parse_request(incoming.rest(), LIMITS, incoming.raw)
+    return parse_request(incoming.rest(), incoming.raw)
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -116,32 +117,34 @@ def test_what_cannot_be_told_apart_is_left_as_it_is(data: bytes, received: bool)
     assert bytes(incoming.rest()) == data
 
 
-def test_limits_hold_before_a_place_is_asked_for() -> None:
+def test_limits_hold_before_a_place_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def reserve(size: int) -> Memory:
         asked.append(size)
         return Memory(size)
 
-    for limits in (Settings(max_tensor_bytes=len(LARGE) - 1), Settings(max_inputs=1)):
+    for limits, inputs in ((Settings(max_tensor_bytes=len(LARGE) - 1), 2), (LIMITS, 1)):
+        monkeypatch.setattr(bounds, "MAX_INPUTS", inputs)
         data = message(b"", LARGE)
-        incoming = IncomingRequest(len(data), limits, reserve)
+        incoming = IncomingRequest(len(data), limits, reserve)  # type: ignore[arg-type]
         incoming.feed(memoryview(data))
         assert asked == []
-        assert parse_request(incoming.rest(), LIMITS, incoming.raw).raw_count == 2
+        monkeypatch.undo()
+        assert parse_request(incoming.rest(), incoming.raw).raw_count == 2
 
 
 @pytest.mark.parametrize("later", [False, True])
 def test_what_is_spared_comes_again(later: bool) -> None:
     data = message(b"small", LARGE)
     start = data.index(LARGE[:64])
-    incoming = IncomingRequest(len(data), LIMITS, (lambda _: None) if later else Memory)
+    incoming = IncomingRequest(len(data), LIMITS, (lambda _: None) if later else Memory)  # type: ignore[arg-type]
     incoming.sparing = True
     incoming.feed(memoryview(data)[: start + 100])
     assert incoming.stop_sparing() == 100
     assert incoming.left == len(data) - start
     if later:
-        incoming.grant(Memory(incoming.wanted))
+        incoming.grant(Memory(incoming.wanted))  # type: ignore[arg-type]
     incoming.feed(memoryview(data)[start : start + 1])
     assert incoming.stop_sparing() == 0
     incoming.feed(memoryview(data)[start + 1 :])

@@ -29,9 +29,11 @@ def host(monkeypatch):
     """Sets how many devices there are, and whether CuPy is installed."""
 
     def prepare(tokens=(), cupy=True):
-        monkeypatch.setattr(placement.gpus, "visible_devices", lambda: tuple(tokens))
+        monkeypatch.setattr(placement.gpus, "visible_devices", lambda: tuple(tokens))  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            placement.util, "find_spec", lambda name: object() if cupy and name == "cupy" else None
+            placement.util,  # type: ignore[attr-defined]
+            "find_spec",
+            lambda name: object() if cupy and name == "cupy" else None,
         )
 
     return prepare

@@ -13,7 +13,7 @@ from shmserve._generated import model_config_pb2 as pb
 from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config import document
 from shmserve.protocol.triton_config.field_table import HINTS, NO_EFFECT, SUPPORTED, schema_paths
-from shmserve.protocol.triton_config.model_config import (
+from shmserve.protocol.triton_config.model_config import (  # type: ignore[attr-defined]
     VersionPolicy,
     parse,
     parse_dict,
@@ -376,7 +376,7 @@ def test_json_form_is_complete_ordered_and_numeric() -> None:
 def test_json_form_is_read_back() -> None:
     groups = " instance_group [ { kind: KIND_GPU gpus: [1, 0] }, { count: 2 } ]"
     config = parse(BASE + "max_batch_size: 3" + groups, "m")
-    assert parse_json(config.document.json(), "m") == config
+    assert parse_json(config.document.json(), "m") == config  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="nonsense"):
         parse_json('{"nonsense": 1}', "m")
     with pytest.raises(ConfigError, match="config"):

@@ -10,6 +10,7 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge
+from shmserve.protocol import bounds
 from shmserve.protocol.oip.request import InferInput, InferOutput, RegionWindow, parse_request
 
 LIMITS = Settings()
@@ -190,15 +191,16 @@ def test_malformed_texts(text: bytes) -> None:
         parse_request(text, LIMITS)
 
 
-def test_limits() -> None:
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Settings(max_json_bytes=20)
     with pytest.raises(TooLarge, match="request JSON size of 21 bytes"):
         parse_request(b" " * 21, limits)
+    monkeypatch.setattr(bounds, "MAX_INPUTS", 2)
     many = json.dumps({"inputs": [{**INPUT, "name": str(i), "data": []} for i in range(3)]})
     with pytest.raises(InvalidArgument, match="has 3 inputs"):
-        parse_request(many.encode(), Settings(max_inputs=2))
+        parse_request(many.encode(), LIMITS)
     with pytest.raises(InvalidArgument, match="has 3 parameters"):
-        parse_request(request(parameters=dict.fromkeys("abc", 1)), Settings(max_inputs=2))
+        parse_request(request(parameters=dict.fromkeys("abc", 1)), LIMITS)
 
 
 def test_brackets_in_strings_are_not_nesting() -> None:

@@ -10,18 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
+from shmserve.protocol import bounds
 from shmserve.protocol.oip import tensor_json
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 
-LIMITS = Settings()
-
 
 def convert(text: str | bytes, datatype: str, count: int) -> bytes:
     raw = msgspec.Raw(text.encode() if isinstance(text, str) else text)
-    tensor = tensor_json.decode(raw, DATATYPES[datatype], count, "inputs[0]", LIMITS)
+    tensor = tensor_json.decode(raw, DATATYPES[datatype], count, "inputs[0]")
     buffer = bytearray(tensor.nbytes)
     tensor.write(memoryview(buffer))
     return bytes(buffer)
@@ -106,7 +104,7 @@ def test_strings_are_framed_utf8() -> None:
 
 
 def test_nesting_is_bounded() -> None:
-    deep = LIMITS.max_json_nesting
+    deep = bounds.MAX_JSON_NESTING
     assert values("[" * deep + "1" + "]" * deep, "FP32", 1) == [1.0]
     for depth in (deep + 1, 2000, 200_000):
         with pytest.raises(InvalidArgument, match=r"nesting depth exceeds .* \(100\)"):

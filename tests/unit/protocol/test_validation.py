@@ -13,6 +13,7 @@ from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, NotFound, TooLarge, Unimplemented
 from shmserve.frontends.oip import classification
 from shmserve.frontends.oip.classification import top_classes
+from shmserve.protocol import bounds
 from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.protocol.oip.model_signature import ModelSignature, make_signature
 from shmserve.protocol.oip.raw_requests import deduce
@@ -157,7 +158,7 @@ def test_regions_are_looked_up_last() -> None:
         check(IDENTITY, source)
     request = InferRequest((), (InferOutput("OUTPUT0", region=RegionWindow("r", 0, 4)),))
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
-        check_outputs(IDENTITY, request, LIMITS, nowhere)
+        check_outputs(IDENTITY, request, nowhere)
     wrong = InferInput("INPUT0", (1,), "FP32", "inputs[0]", region=RegionWindow("r", 0, 5))
     with pytest.raises(InvalidArgument, match="byte size mismatch"):
         check(IDENTITY, wrong)
@@ -170,9 +171,7 @@ def test_regions_become_places() -> None:
         (InferOutput("OUTPUT0", region=RegionWindow("r", 0, 4)),),
     )
     assert check_inputs(IDENTITY, request, Settings(), lambda *_: at)[0].at == at
-    assert check_outputs(IDENTITY, request, LIMITS, lambda *_: at)[1] == (
-        OutputPlace("OUTPUT0", at),
-    )
+    assert check_outputs(IDENTITY, request, lambda *_: at)[1] == (OutputPlace("OUTPUT0", at),)
 
 
 def test_names_that_an_error_lists_are_bounded() -> None:
@@ -184,26 +183,25 @@ def test_names_that_an_error_lists_are_bounded() -> None:
 
 
 def test_outputs_default_to_all() -> None:
-    wanted, _ = check_outputs(ADD_SUB, InferRequest(()), LIMITS, nowhere)
+    wanted, _ = check_outputs(ADD_SUB, InferRequest(()), nowhere)
     assert [output.name for output in wanted] == ["OUTPUT0", "OUTPUT1"]
 
 
 def test_wrong_outputs_are_refused_before_the_model_runs() -> None:
     with pytest.raises(InvalidArgument, match=r"output 'NOPE' .* are \['OUTPUT0','OUTPUT1'\]$"):
-        check_outputs(ADD_SUB, InferRequest((), (InferOutput("NOPE"),)), LIMITS, nowhere)
+        check_outputs(ADD_SUB, InferRequest((), (InferOutput("NOPE"),)), nowhere)
     half = make_signature(spec("m", "FP16", (-1,)))
     with pytest.raises(InvalidArgument, match="sending FP16 data via JSON"):
-        check_outputs(half, InferRequest(()), LIMITS, nowhere)
+        check_outputs(half, InferRequest(()), nowhere)
     with pytest.raises(InvalidArgument, match="sending FP16 data via JSON"):
         check_outputs(
             half,
             InferRequest((), (InferOutput("OUTPUT0", binary=False),), binary_output=True),
-            LIMITS,
             nowhere,
         )
-    assert check_outputs(half, InferRequest((), binary_output=True), LIMITS, nowhere)
+    assert check_outputs(half, InferRequest((), binary_output=True), nowhere)
     with pytest.raises(InvalidArgument, match="unsupported type 'FP16': output 'OUTPUT0'"):
-        check_outputs(half, InferRequest((), (InferOutput("OUTPUT0", 1, True),)), LIMITS, nowhere)
+        check_outputs(half, InferRequest((), (InferOutput("OUTPUT0", 1, True),)), nowhere)
 
 
 def test_decoupled_models_are_refused() -> None:
@@ -290,7 +288,7 @@ def test_classification_in_blocks_is_that_of_a_stable_sort(
 def test_classification_takes_memory_for_what_is_wanted() -> None:
     array = np.zeros(16 << 20, np.float32)
     array[-1] = 1
-    view = memoryview(array).cast("B")
+    view = array.data.cast("B")
     tracemalloc.start()
     try:
         texts, _ = top_classes(view, "FP32", array.shape, 2, (), False)
@@ -301,10 +299,12 @@ def test_classification_takes_memory_for_what_is_wanted() -> None:
     assert most < array.nbytes / 2
 
 
-def test_more_classes_than_the_limit_are_refused() -> None:
+def test_more_classes_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     request = InferRequest((), (InferOutput("OUTPUT0", 5, True),))
-    assert check_outputs(IDENTITY, request, Settings(max_classes=5), nowhere)
-    refusal = r"output 'OUTPUT0': classification of 5 .* max_classes"
+    monkeypatch.setattr(bounds, "MAX_CLASSES", 5)
+    assert check_outputs(IDENTITY, request, nowhere)
+    monkeypatch.setattr(bounds, "MAX_CLASSES", 4)
+    refusal = r"output 'OUTPUT0': classification of 5 is more than 4$"
     with pytest.raises(InvalidArgument, match=refusal) as refused:
-        check_outputs(IDENTITY, request, Settings(max_classes=4), nowhere)
+        check_outputs(IDENTITY, request, nowhere)
     assert refused.type is InvalidArgument  # a number of things, so 400 and not 413

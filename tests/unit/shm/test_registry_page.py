@@ -49,7 +49,7 @@ def test_who_waits_for_a_publication_is_woken_by_word_of_it(run_dir):
     old, found = reader.current(), []
     waiting = threading.Thread(target=lambda: found.append(reader.newer(old, 60)))
     waiting.start()
-    while not reader._published._waiters:
+    while not reader._published._waiters:  # type: ignore[attr-defined]
         time.sleep(0.001)
     published = writer.publish(snapshot("b"))
     reader.changed()

@@ -69,7 +69,7 @@ def test_full_shared_memory_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch)
     def no_space(fd: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(segments.os, "posix_fallocate", no_space)
+    monkeypatch.setattr(segments.os, "posix_fallocate", no_space)  # type: ignore[attr-defined]
     fds = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ArenaExhausted):
         Segment("cafe0123", 4096)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from shmserve.supervisor.children import Child
+from shmserve.supervisor.processes.children import Child
 
 
 def test_the_group_of_a_number_that_is_anothers_is_left_alone(

@@ -2,8 +2,8 @@
 
 import sys
 
-from shmserve.supervisor import executor_template
-from shmserve.supervisor.executor_template import ExecutorTemplate
+from shmserve.supervisor.processes import executor_template
+from shmserve.supervisor.processes.executor_template import ExecutorTemplate
 from shmserve.transport.processes import has_ended
 
 READY = """

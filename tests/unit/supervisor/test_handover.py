@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shmserve.config import COMMAND_VARIABLE, Settings
-from shmserve.supervisor import handover
+from shmserve.supervisor.generations import handover
 from shmserve.transport import rundir
 from shmserve.transport.notify import Notifier
 from shmserve.transport.processes import pidfd_open

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from shmserve.core.registry import Region
-from shmserve.supervisor import lasting_regions
-from shmserve.supervisor.lasting_regions import LastingRegions, restored
+from shmserve.supervisor.generations import lasting_regions
+from shmserve.supervisor.generations.lasting_regions import LastingRegions, restored
 from shmserve.testing.running_server import open_fds
 from shmserve.transport.notify import Notifier
 

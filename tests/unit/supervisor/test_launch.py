@@ -72,7 +72,7 @@ def test_metrics_have_no_address_beside_sockets_of_systemd(monkeypatch: pytest.M
 
 PASSED = """
 import os, socket, sys
-from shmserve.supervisor import activation
+from shmserve.supervisor.generations import activation
 taken = activation.take(os.environ, "grpc")
 kept = activation.take_all(os.environ, "region-")
 named = [socket.socket(fileno=fd).getsockname()[1] for fd in taken]
@@ -96,7 +96,7 @@ def test_what_is_passed_is_taken_by_name() -> None:
     command = [sys.executable, "-c", PASSED, str(ports[0]), str(ports[2])]
     become = f"""
 import os
-from shmserve.supervisor.activation import exec_with
+from shmserve.supervisor.generations.activation import exec_with
 exec_with({command!r}, dict(os.environ), {passed!r})
 """
     fds = [fd for _, fd in passed]
@@ -250,3 +250,31 @@ def test_a_reload_says_at_once_that_a_unix_socket_of_grpc_cannot_follow(beating:
     beating.state.grpc_fds = (0,)
     launch.claim(settings, ())
     os.close(beating.reading)
+
+
+KEPT = """
+import fcntl, os, sys
+from shmserve.supervisor.generations import activation, keeper
+pipe = fcntl.fcntl(os.pipe()[1], fcntl.F_DUPFD, 10)
+report = os.pipe()[1]
+environ = {**os.environ, keeper.VARIABLE: keeper.passed_on(pipe, os.getpid())}
+if not os.fork():
+    activation.exec_with([sys.executable, "-c", sys.argv[1]], environ, [("report", report)])
+os.wait()
+"""
+KEPT_MASTER = """
+import os
+from shmserve.supervisor import launch
+launch.settings()
+launch.beat()
+print(launch.follows(), launch._state.tied)
+pipe = launch._state.keeper_fd
+launch.forked()
+print(os.path.exists(f"/proc/self/fd/{pipe}"), launch._state.keeper_pid == os.getppid())
+"""
+
+
+def test_a_master_is_tied_to_the_keeper_that_a_handover_has_started() -> None:
+    """The predecessor knew of no keeper. Forks of the master have no part in the keeper's pipe."""
+    said = subprocess.check_output([sys.executable, "-c", KEPT, KEPT_MASTER], text=True)
+    assert said.splitlines() == ["True True", "False True"]

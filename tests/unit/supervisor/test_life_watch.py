@@ -1,12 +1,12 @@
 """What systemd's watchdog is fed from: the master's and the coordinator's beats."""
 
-from shmserve.supervisor.life_watch import LifeWatch
+from shmserve.supervisor.processes.life_watch import LifeWatch
 from shmserve.transport import rundir
 
 
 def test_a_silent_master_or_a_coordinator_that_never_comes_back_is_unhealthy(tmp_path):
     run_dir = str(tmp_path)
-    life = LifeWatch(run_dir, 2.0, 5.0, 100)
+    life = LifeWatch(run_dir, 2.0, 5.0)
     master, coordinator = rundir.lock(run_dir, "master"), rundir.lock(run_dir, "coordinator")
     assert all(life.healthy(now) for now in range(10)), "nobody has begun"
     master.acquire()

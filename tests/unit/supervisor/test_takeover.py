@@ -12,7 +12,7 @@ import pytest
 
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.shm.registry_page import RegistryWriter
-from shmserve.supervisor.takeover import LoadingWatch, TakeOver
+from shmserve.supervisor.generations.takeover import LoadingWatch, TakeOver
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import rundir
 
@@ -129,3 +129,11 @@ def test_grpc_listens_at_once_where_nobody_waits(tmp_path: Path) -> None:
     assert side.turn(lambda: True) == ""
     assert side.may_listen
     assert not side.pending
+
+
+def test_grpc_that_cannot_be_served_is_told(generation: Generation) -> None:
+    why = "gRPC cannot be served: status 1"
+    assert generation.side.turn(lambda: False, why) == why
+    assert generation.heard() == why
+    assert generation.turn(snapshot(a=READY)) == ""
+    assert not generation.side.may_listen

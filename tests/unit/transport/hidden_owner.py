@@ -8,8 +8,8 @@ import socket
 
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.core.registry import Region
-from shmserve.transport.peer_credentials import caller_of
 from shmserve.transport.processes import has_ended
+from shmserve.transport.trust.peer_credentials import caller_of
 
 SERVER, CLIENT = 65534, 12345
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.cli import key as command
+from shmserve.cli.serving import key as command
 from shmserve.config import Settings
 from shmserve.core.keys import entry_text
 from shmserve.errors import ConfigError
-from shmserve.transport import key_file
-from shmserve.transport.key_file import KeyFile
+from shmserve.transport.trust import key_file
+from shmserve.transport.trust.key_file import KeyFile
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(key_file.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(key_file.time, "monotonic", lambda: now[0])  # type: ignore[attr-defined]
     return now
 
 

@@ -25,6 +25,7 @@ from shmserve.protocol.control.link_messages import (
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport.channel import Channel, listen
 from shmserve.transport.link import Link, LinkHandlers, _retry_s
+from tests.log_lines import log_lines
 
 SPEC = ModelSpec("m", "1", "", "python", 0, (), ())
 
@@ -242,7 +243,7 @@ def test_another_version_is_refused_and_tried_again(coordinator, process, caplog
     coordinator.accept(messages.VERSION + 1)
     coordinator.accept()
     wait_until(lambda: process.link.connected)
-    assert "speaks another version" in caplog.text
+    assert "speaks another version" in log_lines(caplog)[0]
 
 
 def test_a_callback_that_fails_does_not_cost_the_link(run_dir, coordinator, caplog):

@@ -97,8 +97,8 @@ def test_a_process_that_has_lost_its_service_is_waited_for(port: int) -> None:
         address = parse("grpc_bind", f"127.0.0.1:{port}")
         with pytest.raises(ConfigError, match=f"pid {orphan.pid}"):
             free(address)
-        orphan.stdin.write(b"\n")  # type: ignore[union-attr]
-        orphan.stdin.flush()  # type: ignore[union-attr]
+        orphan.stdin.write(b"\n")
+        orphan.stdin.flush()
         free(address, 60.0)
 
 
@@ -160,12 +160,12 @@ def test_a_process_that_has_lost_its_service_and_its_socket_file_is_waited_for(
     path = tmp_path / "sock"
     address = parse("http_bind", f"unix:{path}")
     with listener("orphan", "inherited", path) as service:
-        (orphan,) = map(int, service.stdout.readline().split())  # type: ignore[union-attr]
+        (orphan,) = map(int, service.stdout.readline().split())
         assert service.wait(30) == 0
         with pytest.raises(ConfigError, match="another process listens there"):
             free(address)
-        service.stdin.write(b"\n")  # type: ignore[union-attr]
-        service.stdin.flush()  # type: ignore[union-attr]
+        service.stdin.write(b"\n")
+        service.stdin.flush()
         free(address, 60.0)
         deadline = time.monotonic() + 30.0  # its socket closes before it is gone
         while os.path.exists(f"/proc/{orphan}/fd/0"):

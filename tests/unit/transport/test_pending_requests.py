@@ -42,7 +42,7 @@ def link(tmp_path, coordinator):
             on_fds=lambda message, fds: stored.append((message, fds)),
         ),
     )
-    link.stored = stored
+    link.stored = stored  # type: ignore[attr-defined]
     link.start()
     coordinator.accept()
     wait_until(lambda: link.connected, "the link")
@@ -60,7 +60,7 @@ def asked(link, results):
 
 
 def test_an_answer_brings_its_fd(link, coordinator):
-    results = []
+    results: list = []
     thread = asked(link, results)
     question = coordinator.receive()
     read, write = os.pipe()

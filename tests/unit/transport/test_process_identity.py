@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.transport import process_identity
-from shmserve.transport.process_identity import is_of, started_at
+from shmserve.transport.trust import process_identity
+from shmserve.transport.trust.process_identity import is_of, started_at
 
 
 @pytest.mark.needs("mounts")

@@ -130,7 +130,7 @@ class NativeRequest:
         tensor = self._request.inputs.get(name)
         if tensor is None:
             raise Internal(f"the request has no input '{name}'")
-        if self._device is None or tensor.datatype == "BYTES":
+        if self._device is None or not DATATYPES[tensor.datatype].cupy:
             return tensor.numpy()
         return self._device.input(self._request, name)
 

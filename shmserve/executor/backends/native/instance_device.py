@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from shmserve.core.devices import ordinal_of
+from shmserve.core.device_names import ordinal_of
 from shmserve.executor.backend import Context, Request
 from shmserve.tensor.dtypes import DATATYPES
 

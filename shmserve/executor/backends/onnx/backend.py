@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shmserve.core.devices import device_name, ordinal_of
+from shmserve.core.device_names import device_name, ordinal_of
 from shmserve.errors import Code, Internal, InvalidArgument, ShmserveError
 from shmserve.executor.backend import CPU, BatchForm, Context, InputTensor, Request, Response
 from shmserve.executor.backends import import_extra

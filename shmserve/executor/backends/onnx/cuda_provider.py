@@ -6,7 +6,7 @@ import logging
 import re
 from typing import Any
 
-from shmserve.core.devices import ordinal_of
+from shmserve.core.device_names import ordinal_of
 from shmserve.cuda import runtime
 from shmserve.errors import ConfigError, Internal, ShmserveError
 from shmserve.executor.backend import Context

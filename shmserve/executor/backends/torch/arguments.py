@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from shmserve.core.devices import ordinal_of
+from shmserve.core.device_names import ordinal_of
 from shmserve.errors import ConfigError
 from shmserve.executor.backend import Context
 from shmserve.executor.backends.onnx.session import default_threads, thread_count

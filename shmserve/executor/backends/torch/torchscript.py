@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from shmserve.core.devices import device_name
+from shmserve.core.device_names import device_name
 from shmserve.errors import ConfigError, Internal, InvalidArgument
 from shmserve.executor.backend import CPU, BatchForm, Context, InputTensor, Request, Response
 from shmserve.executor.backends import dlpack, import_extra

@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from shmserve.errors import InvalidArgument
@@ -33,11 +32,8 @@ class DataType(IntEnum):
     TYPE_BF16 = 14
 
 
-# By a data type's name; BF16 is that of ml_dtypes
-TRITON_STRING_TO_NUMPY: dict[str, Any] = {
-    name: ml_dtypes.bfloat16 if kind.name == "BF16" else kind.numpy.type
-    for name, kind in BY_CONFIG_NAME.items()
-}
+# By a data type's name
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {n: kind.numpy.type for n, kind in BY_CONFIG_NAME.items()}
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
@@ -58,7 +54,7 @@ def triton_to_numpy_type(data_type: int) -> Any:
 def numpy_to_triton_type(data_type: Any) -> DataType | None:
     """The number of a numpy type; None: there is none."""
     kind = from_numpy(np.dtype(data_type))
-    return None if kind is None else DataType[kind.config_name]
+    return None if kind is None else DataType.__members__.get(kind.config_name)
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> Any:

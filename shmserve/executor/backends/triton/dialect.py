@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from shmserve.core.devices import ordinal_of
+from shmserve.core.device_names import ordinal_of
 from shmserve.errors import ConfigError, ModelFailure, ShmserveError
 from shmserve.executor.backend import BatchForm, Context, Request, Response
 from shmserve.executor.backends.config_merge import with_own_tensors

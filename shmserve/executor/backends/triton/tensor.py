@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from shmserve.executor.backend import CPU, InputTensor
@@ -14,8 +13,6 @@ from shmserve.executor.backends.triton.data_types import DataType, numpy_to_trit
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.devices import is_on_device
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
-
-_BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class Tensor:
@@ -97,9 +94,10 @@ class Tensor:
         if self._on_device:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         array: np.ndarray[Any, Any] = self.array()
-        if array.dtype == _BF16:
+        kind = from_numpy(array.dtype)
+        if kind is not None and kind.extension:
             raise TritonModelException(
-                "tensor dtype is BF16 and cannot be converted to numpy: use to_dlpack"
+                f"tensor dtype is {kind.name} and cannot be converted to numpy: use to_dlpack"
             )
         return array
 

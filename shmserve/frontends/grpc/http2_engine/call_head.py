@@ -6,7 +6,6 @@ import grpc
 from msgspec import Struct
 
 from shmserve.errors import ShmserveError
-from shmserve.frontends.access import Origins
 from shmserve.frontends.grpc.error_statuses import status_of
 from shmserve.frontends.grpc.http2_engine.message_compression import ACCEPTED
 from shmserve.frontends.grpc.rpc_methods import RpcMethod
@@ -17,6 +16,7 @@ from shmserve.frontends.http2.grpc_metadata import (
     encode_message,
     parse_timeout,
 )
+from shmserve.frontends.oip.origins import Origins
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 Methods = dict[str, RpcMethod]  # by path

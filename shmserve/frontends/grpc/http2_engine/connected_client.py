@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import socket
 
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.frontends.caller_numbers import of_socket
-from shmserve.transport.peer_credentials import caller_of
+from shmserve.transport.trust.peer_credentials import caller_of
 
 
 class ConnectedClient:
     """A connection's client, as the kernel tells it.
 
     Attributes:
-        address: for people, as the other engine writes it.
+        address: for people, as gRPC writes addresses.
         unix: it came over a Unix socket.
         number: whose its connections and calls are, where callers take turns and have shares.
     """

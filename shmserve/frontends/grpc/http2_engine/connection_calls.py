@@ -9,8 +9,10 @@ from time import monotonic
 
 import grpc
 
-from shmserve.errors import ResourceExhausted, Unavailable
-from shmserve.frontends.grpc.call_turns import CallTurn
+from shmserve.core.scheduling.admission import CallTurn
+from shmserve.errors import QueueFull, ResourceExhausted
+from shmserve.frontends.grpc.call_pools import CallPool
+from shmserve.frontends.grpc.http2_engine.begun_messages import BegunMessages
 from shmserve.frontends.grpc.http2_engine.call_head import (
     OK,
     CallHead,
@@ -20,10 +22,7 @@ from shmserve.frontends.grpc.http2_engine.call_head import (
     trailers_only,
 )
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
-from shmserve.frontends.grpc.http2_engine.connection_tensors import ConnectionTensors
-from shmserve.frontends.grpc.http2_engine.event_loop import guarded
-from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
-from shmserve.frontends.grpc.http2_engine.message_deadlines import MessageDeadlines
+from shmserve.frontends.grpc.http2_engine.http2_call import AHEAD, Http2Call
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer
 from shmserve.frontends.http2 import (
@@ -37,17 +36,15 @@ from shmserve.frontends.http2 import (
     encode_fields,
 )
 from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage
-from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
 
 _log = logging.getLogger("shmserve.grpc")
 
-_AHEAD = 4  # messages of a stream that wait for its rpc; beyond, its client's window stays shut
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
 _OK_TRAILERS = encode_fields(OK)
 
 
 class ConnectionCalls:
-    """What a call's `owner` is; its methods that end in `soon` are for any thread.
+    """The owner of a connection's calls (`CallOwner`).
 
     Args:
         core: the connection's protocol.
@@ -58,8 +55,8 @@ class ConnectionCalls:
 
     Attributes:
         client: as above.
-        tensors: messages with tensors in slots.
-        deadlines: of messages that have begun.
+        by_stream: open calls.
+        begun: messages that have not come entirely.
         entered: a call was run since this was last False; others wait for the turn's end.
         heard: a message has come since this was last False.
     """
@@ -77,10 +74,9 @@ class ConnectionCalls:
         self._loop = serving.loop
         self.client = client
         self._settle = settle
-        self._calls: dict[int, Http2Call] = {}
+        self.by_stream: dict[int, Http2Call] = {}
         self._last_head: tuple[RequestFields, CallHead | bytes] | None = None
-        self.tensors = ConnectionTensors(serving, self, resume)
-        self.deadlines = MessageDeadlines(serving.settings)
+        self.begun = BegunMessages(serving, self, resume)
         self.entered = self.heard = False
         self._heard = 0  # open calls of which a message has come
 
@@ -88,30 +84,10 @@ class ConnectionCalls:
     def in_use(self) -> bool:
         """Whether there is a call of which a message has come, or comes: to have calls, and send
         nothing, is no use of a connection."""
-        return bool(self._heard or self.deadlines.open)
+        return bool(self._heard or self.begun.deadlines.open)
 
-    def __getitem__(self, stream_id: int) -> Http2Call | None:
-        return self._calls.get(stream_id)
-
-    # --- for any thread
-
-    def send_soon(
-        self,
-        call: Http2Call,
-        data: Sequence[Buffer],
-        trailers: Fields | None,
-        held: HeldAnswer | None = None,
-    ) -> None:
-        if call.on_loop:
-            self._send(call, data, trailers, held)
-        else:
-            self._loop.post(partial(self._send, call, data, trailers, held))
-
-    def cancel_soon(self, call: Http2Call) -> None:
-        self._loop.post(partial(self._cancel, call))
-
-    def give_credit_soon(self, call: Http2Call) -> None:
-        self._loop.post(partial(self._give_credit, call))
+    def post(self, action: Callable[[], object]) -> None:
+        self._loop.post(action)
 
     # --- what comes in
 
@@ -132,11 +108,11 @@ class ConnectionCalls:
             return None
         call = Http2Call(self, stream_id, head, now, self._serving.settings)
         call.place = place
-        self._calls[stream_id] = call
+        self.by_stream[stream_id] = call
         if head.timeout_s != float("inf"):
             self._loop.deadline(now + head.timeout_s, call)
         if head.method.streams:
-            self._run(call, b"", self._serving.runs.stream, call)
+            self._run(call, b"", partial(self._serving.runs.stream, call))
         if event.end_stream:
             self.ended(stream_id)
         return call
@@ -149,7 +125,7 @@ class ConnectionCalls:
     def data(self, event: DataReceived, sparing: bool = False) -> int:
         """Payload. How many bytes at its end were not taken: those of a tensor that begins with
         it, if `sparing`, else none."""
-        call, size = self._calls.get(event.stream_id), len(event.data)
+        call, size = self.by_stream.get(event.stream_id), len(event.data)
         if call is None or call.reader is None:
             self._core.consumed(event.stream_id, size)
             return 0
@@ -160,9 +136,10 @@ class ConnectionCalls:
             if call.reader is not None:
                 if event.end_stream:
                     call.reader.finish()
-                self.look(call)
-            elif self.tensors.receiving or self.deadlines.open:
-                self.look(call)
+                if call.reader.receiving is not None or self.begun.deadlines.open:
+                    self.begun.look(call)
+            elif self.begun.deadlines.open:
+                self.begun.forget(call)
         except FramingFailed as failed:
             self.refuse(call, failed)
         spared = call.spared() if sparing else 0
@@ -181,7 +158,10 @@ class ConnectionCalls:
             message = call.reader.filled(count)
             if message is not None:
                 self.message(call, message)
-            self.look(call)
+            if call.reader is None:
+                self.begun.forget(call)
+            else:
+                self.begun.look(call)
         except FramingFailed as failed:
             self.refuse(call, failed)
         if call.head.method.streams:
@@ -189,29 +169,17 @@ class ConnectionCalls:
         else:
             self._core.consumed(call.stream_id, count)
 
-    def look(self, call: Http2Call) -> None:
-        """After something of a call's messages has come: see to memory and time for the rest."""
-        if call.reader is None and not self.tensors.receiving and not self.deadlines.open:
-            return  # nothing is expected any more, and nothing was
-        self.tensors.look(call)
-        receiving = call.reader.receiving if call.reader is not None else None
-        left = receiving.left if receiving is not None else None
-        self.deadlines.look(call.stream_id, left, monotonic())
-        method = call.head.method
-        if left is not None and call.waits and method.tensors is not None:  # it is not silent
-            method.pool.silent.wait(call, method.message_timeout_s)
-
     def end_overdue(self, now: float) -> None:
         """Give up clients whose message has begun and does not come."""
-        for stream_id in self.deadlines.overdue(now):
-            call = self._calls.get(stream_id)
+        for stream_id in self.begun.deadlines.overdue(now):
+            call = self.by_stream.get(stream_id)
             if call is not None:
                 _log.info("cancelled a call: its message came too slowly from %s", call.peer())
-                self._cancel(call)
+                self.cancel(call)
 
     def message(self, call: Http2Call, message: GrpcMessage) -> None:
         """One has come entirely."""
-        self.tensors.expected = message.parts is not None
+        self.begun.expected = message.parts is not None
         self.heard = True
         if not call.heard:
             call.heard = True
@@ -226,66 +194,63 @@ class ConnectionCalls:
         call.stop_reading()  # what comes after the one message does not matter
         if message is not None:
             call.tensors = message.parts
-            quick = call.head.method.gives_way
-            if quick is not None and len(message.data) < LARGE_BYTES and not message.compressed:
-                call.on_loop = quick(message.data)
         call.head.method.pool.silent.heard(call)
         subjects = call.head.method.subjects
         subject = b""
         if subjects is not None and message is not None and not message.compressed:
             subject = subjects.of(message.data)
-        self._run(call, subject, self._serving.runs.unary, call, message)
+        self._run(call, subject, partial(self._serving.runs.unary, call, message))
 
-    def _run(self, call: Http2Call, subject: bytes, fn: Callable[..., None], *args: object) -> None:
-        """In a thread of its pool or as a greenlet, in this connection's turn. The place is its,
-        too, until then. Where its pool does not take it, the call has failed."""
-        place = call.place
-        assert place is not None, "it has been given one"
-        place.uses += 1
-        post = self._enter_soon if call.on_loop else None
-        call.turn = turn = CallTurn((self, subject), place, fn, args, None, post, subject)
+    def _run(self, call: Http2Call, subject: bytes, run: Callable[[], object]) -> None:
+        """Run the call's rpc in its turn, as a greenlet. If there are too many calls of its
+        subject, the call fails."""
+        assert call.place is not None, "it has been given one"
         pool = call.head.method.pool
+        call.turn = turn = CallTurn((self, subject), call.place, run, subject)
         try:
-            if not pool.queue(turn):
+            if not pool.admission.begin(turn):
                 return
-        except Unavailable as ex:
+        except QueueFull as ex:
             call.turn = None
-            place.uses -= 1
             call.drop_message()
             if call.head.method.subjects is not None:
                 call.head.method.subjects.refused(subject, ex)
             self._fail(call, grpc.StatusCode.UNAVAILABLE, ex.message)
             return
         if self.entered:
-            self._loop.at_turns_end(partial(self._loop.enter, pool.run, turn))
+            self._loop.at_turns_end(partial(self._loop.enter, self._take_turn, pool, turn))
         else:
             self.entered = True
-            self._loop.enter(pool.run, turn)
+            self._loop.enter(self._take_turn, pool, turn)
 
-    def _enter_soon(self, run: Callable[[], object]) -> None:
-        self._loop.post(partial(self._loop.enter, run))
+    def _take_turn(self, pool: CallPool, turn: CallTurn) -> None:
+        """Run a turn, and have the calls run that waited for its end."""
+        try:
+            turn.run()
+        except Exception:
+            _log.exception("unexpected error in a call")
+        for following in pool.admission.end(turn):
+            self._loop.at_turns_end(partial(self._loop.enter, self._take_turn, pool, following))
 
     def ended(self, stream_id: int) -> None:
         """The client has sent all."""
-        call = self._calls.get(stream_id)
+        call = self.by_stream.get(stream_id)
         if call is None or call.ended_by_us:
             return
         if call.head.method.streams:
             call.stop_reading()
-            call.put(None)
+            call.put_end()
         elif call.waits:
             self._begin(call, None)
 
     def _consumed(self, call: Http2Call, count: int) -> None:
         """The client may send as much again, unless its stream has enough in wait."""
-        if call.queued < _AHEAD:
+        if call.queued < AHEAD:
             self._core.consumed(call.stream_id, count)
             return
         call.withheld += count
-        if call.queued < _AHEAD:  # its rpc has looked at `withheld` in between, perhaps
-            self._give_credit(call)
 
-    def _give_credit(self, call: Http2Call) -> None:
+    def give_credit(self, call: Http2Call) -> None:
         count, call.withheld = call.withheld, 0
         if count and call.is_active():
             self._core.consumed(call.stream_id, count)
@@ -293,24 +258,26 @@ class ConnectionCalls:
 
     # --- what goes out
 
-    def _send(
+    def send(
         self,
         call: Http2Call,
         data: Sequence[Buffer],
         trailers: Fields | None,
         held: HeldAnswer | None = None,
     ) -> None:
-        if self._calls.get(call.stream_id) is not call or call.ended_by_us:
+        if self.by_stream.get(call.stream_id) is not call or call.ended_by_us:
             if held is not None:
                 held.close()
             return
         call.held = held
         head = block = None
         if not call.head_sent and (data or trailers is None):
-            head = self._serving.runs.head(call)
+            runs = self._serving.runs
+            head = runs.plain if runs.compression == "none" else runs.head(call)
         if trailers is not None:
             call.ended_by_us = True
-            call.stop_reading()
+            if call.reader is not None:
+                call.stop_reading()
             if head is None and not call.head_sent:
                 block = trailers_only(trailers)
             else:
@@ -326,7 +293,7 @@ class ConnectionCalls:
         for call in self._core.released():
             assert isinstance(call, Http2Call)
             if call.held is not None:
-                guarded(call.let_go)
+                call.let_go()
             if call.ended_by_us:
                 self._over(call)
             else:
@@ -339,45 +306,44 @@ class ConnectionCalls:
         self._fail(call, _STATUSES[failed.status], failed.reason)
 
     def _fail(self, call: Http2Call, code: grpc.StatusCode, details: str) -> None:
-        self._send(call, (), status_fields(code, details))
+        self.send(call, (), status_fields(code, details))
         self._over(call)
 
     def expired(self, call: Http2Call) -> None:
         """Its deadline has passed."""
         if call.ended_by_us:
-            self._cancel(call)  # the answer is not being read
+            self.cancel(call)  # the answer is not being read
         else:
             self._fail(call, grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
-    def _cancel(self, call: Http2Call) -> None:
-        if self._calls.get(call.stream_id) is call:
+    def cancel(self, call: Http2Call) -> None:
+        if self.by_stream.get(call.stream_id) is call:
             self._core.reset(call.stream_id, ErrorCode.CANCEL)
             self._over(call)
             self._settle()
 
     def reset(self, stream_id: int) -> None:
         """Its stream is gone."""
-        call = self._calls.get(stream_id)
+        call = self.by_stream.get(stream_id)
         if call is not None:
             self._over(call)
 
     def all_over(self) -> None:
-        for call in list(self._calls.values()):
+        for call in list(self.by_stream.values()):
             self._over(call)
 
     def _over(self, call: Http2Call) -> None:
-        if self._calls.pop(call.stream_id, None) is None:
+        if self.by_stream.pop(call.stream_id, None) is None:
             return
         self._heard -= call.heard
-        if self.tensors.receiving or self.deadlines.open:
-            self.tensors.forget(call)
-            self.deadlines.look(call.stream_id, None, 0.0)
+        if self.begun.deadlines.open:
+            self.begun.forget(call)
         pool = call.head.method.pool
         if call.waits:
             call.waits = False
             pool.silent.heard(call)
         assert call.place is not None, "it has been given one"
-        if pool.leave(call.place, call.turn):
+        if pool.admission.leave(call.place, call.turn):
             call.drop_message()
         call.turn = None  # which has the call among its arguments
         call.end()

@@ -11,11 +11,10 @@ from functools import partial
 from time import monotonic
 
 from shmserve.config import Settings
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.frontends.grpc.callers import relayed
-from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
-from shmserve.frontends.grpc.http2_engine.event_loop import guarded
+from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop, guarded
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.open_connections import OpenConnection
 from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
@@ -28,8 +27,8 @@ from shmserve.frontends.grpc.http2_engine.transports import (
 from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcServices
 from shmserve.observe import flight_recorder
 from shmserve.transport.listen_addresses import parse
-from shmserve.transport.peer_credentials import REMOTE
-from shmserve.transport.tls import Certificates
+from shmserve.transport.trust.peer_credentials import REMOTE
+from shmserve.transport.trust.tls import Certificates
 
 _log = logging.getLogger("shmserve.grpc")
 
@@ -40,12 +39,12 @@ _AGE_JITTER = 0.1  # so that clients do not all come back at once
 
 
 class Http2Engine:
-    """As `rpc_methods.Engine` says."""
+    """Serves rpcs on the sockets that it listens on or is given."""
 
-    def __init__(self, services: RpcServices, settings: Settings, overdue: ClientDeadlines) -> None:
+    def __init__(self, services: RpcServices, settings: Settings, loop: EventLoop) -> None:
         self._age_s = settings.grpc_max_connection_age_s or float("inf")
-        self._serving = serving_of(services, settings, overdue)
-        self._loop = self._serving.loop
+        self._serving = serving_of(services, settings, loop)
+        self._loop = loop
         self._loop.sweep = self._sweep
         self._listeners: list[tuple[socket.socket, Certificates | None]] = []
         self._thread = threading.Thread(target=self._run, name="http2", daemon=True)

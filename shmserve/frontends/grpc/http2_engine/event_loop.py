@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from time import monotonic
+from typing import Protocol
 
 from shmserve import waiting
-from shmserve.frontends.grpc.http2_engine.timers import Deadlines, Expiring
 from shmserve.frontends.hub import Hub
 from shmserve.frontends.readiness import READ, WRITE
 
@@ -24,8 +24,19 @@ WRITABLE = WRITE
 _LONGEST_S = 3600.0
 _SWEEP_S = 0.5
 _LAST_S = 2.0  # for greenlets whose calls have ended
+_SLACK = 64  # deadlines of ended calls that are kept
 
 Action = Callable[[], object]
+
+
+class Expiring(Protocol):
+    """A call with a deadline."""
+
+    def is_active(self) -> bool: ...
+
+    def expire(self) -> None:
+        """Its deadline has passed."""
+        ...
 
 
 class EventLoop:
@@ -46,8 +57,9 @@ class EventLoop:
         self.post: Callable[[Action], None] = self.hub.soon
         self._timers: list[tuple[float, int, Action]] = []
         self._order = count()
-        self._deadlines = Deadlines()
-        self.deadline_over = self._deadlines.ended
+        # Cleared of ended calls once these are more than half: most end before their deadlines
+        self._deadlines: list[tuple[float, int, Expiring]] = []
+        self._over = 0
         self.sweep: Callable[[float], float] = lambda now: float("inf")
         self._sweep_at = float("inf")
         self._looks_at = 0.0  # at the time
@@ -60,9 +72,17 @@ class EventLoop:
 
     def deadline(self, when: float, call: Expiring) -> None:
         """Have it expire then, unless it is over before: `deadline_over`."""
-        self._deadlines.add(when, call)
+        heappush(self._deadlines, (when, next(self._order), call))
         if when < self._looks_at:
             self.hub.leave()
+
+    def deadline_over(self) -> None:
+        """Note that a call with a deadline has ended."""
+        self._over += 1
+        if self._over > _SLACK and 2 * self._over > len(self._deadlines):
+            self._deadlines = [entry for entry in self._deadlines if entry[2].is_active()]
+            heapify(self._deadlines)
+            self._over = 0
 
     def touch(self, now: float) -> None:
         """Something has happened that the sweep is to look at."""
@@ -95,16 +115,17 @@ class EventLoop:
 
     def _due(self) -> float:
         """When there is something to do."""
-        due = min(self._deadlines.next_due, self._sweep_at, monotonic() + _LONGEST_S)
+        due = min(self._sweep_at, monotonic() + _LONGEST_S)
+        if self._deadlines:
+            due = min(due, self._deadlines[0][0])
         return min(due, self._timers[0][0]) if self._timers else due
 
     def _take_time(self) -> None:
         now = monotonic()
         while self._timers and self._timers[0][0] <= now:
             guarded(heappop(self._timers)[2])
-        if self._deadlines.next_due <= now:
-            for overdue in self._deadlines.passed(now):
-                guarded(overdue)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            guarded(heappop(self._deadlines)[2].expire)
         if self._sweep_at <= now:
             self._sweep_at = max(self.sweep(now), now + _SWEEP_S)
 

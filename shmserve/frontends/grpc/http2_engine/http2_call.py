@@ -1,20 +1,21 @@
-"""One call: what its rpc sees of it, and how the loop and a rpc in a thread talk to each other."""
+"""One call: its rpc's view of it, and the messages that come for it."""
 
 from __future__ import annotations
 
 import logging
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from queue import SimpleQueue
 from time import monotonic
 from typing import NoReturn, Protocol
 
 import grpc
 import numpy as np
 
+from shmserve import waiting
 from shmserve.config import Settings
+from shmserve.core.scheduling.admission import CallPlace, CallTurn
 from shmserve.errors import ShmserveError
-from shmserve.frontends.grpc.call_turns import CallTurn, PoolPlace
+from shmserve.frontends.changes import Changes
 from shmserve.frontends.grpc.http2_engine.call_head import CallHead, Metadata
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
 from shmserve.frontends.grpc.http2_engine.message_compression import inflate
@@ -32,7 +33,8 @@ from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
 
 _log = logging.getLogger("shmserve.grpc")
 
-_FOREVER_S = float(1 << 31)  # as the other engine has it for calls without a deadline
+AHEAD = 4  # messages of a stream that wait for its rpc; beyond, its client's window stays shut
+_FOREVER_S = float(1 << 31)  # for calls without a deadline
 
 
 class Aborted(Exception):
@@ -44,15 +46,15 @@ class Gone(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
 
 
 class CallOwner(Protocol):
-    """What a call wants of its connection, from any thread.
+    """A call's connection.
 
     Attributes:
-        client: its.
+        client: address and credentials of the connected client.
     """
 
     client: ConnectedClient
 
-    def send_soon(
+    def send(
         self,
         call: Http2Call,
         data: Sequence[Buffer],
@@ -63,15 +65,19 @@ class CallOwner(Protocol):
         `data` is of, closed once nothing of it will be sent any more."""
         ...
 
-    def cancel_soon(self, call: Http2Call) -> None:
+    def cancel(self, call: Http2Call) -> None:
         """Reset its stream."""
+        ...
+
+    def post(self, action: Callable[[], object]) -> None:
+        """Have the loop call this. From any thread."""
         ...
 
     def expired(self, call: Http2Call) -> None:
         """Its deadline has passed; in the loop."""
         ...
 
-    def give_credit_soon(self, call: Http2Call) -> None:
+    def give_credit(self, call: Http2Call) -> None:
         """Its client may send again."""
         ...
 
@@ -80,10 +86,10 @@ class Http2Call:
     """As `rpc_methods.RpcContext` says, and the call's messages.
 
     Attributes:
+        active: the call has not ended.
         reader: of the loop's turn; None once no message is wanted any more.
-        place: its, in the rpc's pool.
-        turn: its rpc, for the pool.
-        on_loop: that runs as a greenlet.
+        place: place in the pool of its method.
+        turn: turn of its rpc; None before and after.
         withheld: bytes that the client has sent and may not send again yet.
         waits: its one message has not come entirely.
         heard: a message of it has come.
@@ -97,9 +103,9 @@ class Http2Call:
     """
 
     __slots__ = (
-        "_active", "_callbacks", "_copied", "_deadline", "_lock", "_max_bytes", "_messages",
-        "_settings", "_taken", "admitted", "caller_number", "ended_by_us", "head", "head_sent",
-        "heard", "held", "on_loop", "owner", "place", "reader", "sparing", "status", "stream_id",
+        "_callbacks", "_changes", "_copied", "_deadline", "_max_bytes", "_messages", "_sent_all",
+        "_settings", "_untaken", "active", "admitted", "caller_number", "ended_by_us", "head",
+        "head_sent", "heard", "held", "owner", "place", "reader", "sparing", "status", "stream_id",
         "tensors", "trailing", "turn", "waits", "withheld",
     )  # fmt: skip
 
@@ -115,9 +121,8 @@ class Http2Call:
         self.reader: MessageReader | None = MessageReader(self._max_bytes, self._receiver)
         self.tensors: TensorMessage | None = None
         self.held: HeldAnswer | None = None
-        self.place: PoolPlace | None = None
+        self.place: CallPlace | None = None
         self.turn: CallTurn | None = None
-        self.on_loop = False
         self.withheld = 0
         self.waits = not head.method.streams
         self.heard = False
@@ -129,12 +134,12 @@ class Http2Call:
         self.trailing: Metadata = ()
         self.status: tuple[grpc.StatusCode, str] | None = None
         self._deadline = now + head.timeout_s
-        self._lock = threading.Lock()
-        self._active = True
+        self.active = True
         self._callbacks: list[Callable[[], None]] = []
-        streams = head.method.streams
-        self._messages: SimpleQueue[GrpcMessage | None] | None = SimpleQueue() if streams else None
-        self._taken: SimpleQueue[bool] | None = SimpleQueue() if streams else None
+        self._messages: deque[GrpcMessage] = deque()  # of a stream, not yet taken by its rpc
+        self._sent_all = False  # by the client
+        self._untaken = 0  # answers of a stream that are not with the client's system yet
+        self._changes = Changes() if head.method.streams else None  # of the three, or the end
 
     def _receiver(self, size: int, compressed: bool) -> MessageReceiver:
         if size < LARGE_BYTES:
@@ -169,13 +174,12 @@ class Http2Call:
         return min(max(self._deadline - monotonic(), 0.0), _FOREVER_S)
 
     def is_active(self) -> bool:
-        return self._active
+        return self.active
 
     def add_callback(self, callback: Callable[[], None], /) -> bool:
-        with self._lock:
-            if self._active:
-                self._callbacks.append(callback)
-            return self._active
+        # In this order: of a thread beside the loop `end` may miss the callback, but not both
+        self._callbacks.append(callback)
+        return self.active
 
     def set_trailing_metadata(self, trailing_metadata: Metadata, /) -> None:
         self.trailing = trailing_metadata
@@ -185,9 +189,9 @@ class Http2Call:
         raise Aborted
 
     def cancel(self) -> None:
-        self.owner.cancel_soon(self)
+        self.owner.post(self.give_up)
 
-    # --- for the rpc's thread
+    # --- for the rpc's greenlet
 
     def read(self, message: GrpcMessage) -> RpcMessage:
         """What an rpc is given of a message.
@@ -200,12 +204,12 @@ class Http2Call:
             return tensors
         data, most = message.data, self._settings.max_heap_bytes
         if message.compressed:
-            data = inflate(data, self.head.encoding, self._max_bytes, most)
+            data = waiting.beside(inflate, data, self.head.encoding, self._max_bytes, most)
         if len(data) < LARGE_BYTES:  # a view of what was received would hold all of that
             return bytes(data)
         if not self.head.method.views:
             self._count_copy(len(data), most)
-            return bytes(data)
+            return waiting.beside(bytes, data)
         return data
 
     def _count_copy(self, nbytes: int, most: int) -> None:
@@ -229,34 +233,57 @@ class Http2Call:
         Raises:
             Gone: the call has ended.
         """
-        queue = self._messages
-        assert queue is not None, "a unary call has one message"
-        while (message := queue.get()) is not None:
-            if self.withheld:
-                self.owner.give_credit_soon(self)
+        while True:
+            self._await(lambda: bool(self._messages) or self._sent_all)
+            if not self.active:
+                raise Gone
+            if not self._messages:
+                return
+            message = self._messages.popleft()
+            if self.withheld and len(self._messages) < AHEAD:
+                self.owner.give_credit(self)
             yield self.read(message)
-        if not self._active:
-            raise Gone
 
-    def await_taken(self) -> bool:
-        """Wait until the answer that was sent is with the client's system; False: it has gone."""
-        assert self._taken is not None, "a unary call has one answer"
-        return self._taken.get() and self._active
+    def send(self, answer: Sequence[Buffer]) -> bool:
+        """Send an answer of a stream, and wait until it is with the client's system. Return False
+        if the call has ended."""
+        self._untaken += 1
+        self.owner.send(self, answer, None)
+        self._await(lambda: not self._untaken)
+        return self.active
+
+    def _await(self, ready: Callable[[], bool]) -> None:
+        """Wait until this is so, or the call has ended."""
+        assert self._changes is not None, "a unary call has one message and one answer"
+        self._changes.wait_while(lambda: self.active and not ready())
+
+    def _wake(self) -> None:
+        if self._changes is not None:
+            self._changes.tell()
 
     # --- for the loop
 
-    def put(self, message: GrpcMessage | None) -> None:
-        """Another message of a stream; None: there is no other."""
-        assert self._messages is not None, "a unary call has one message"
+    def give_up(self) -> None:
+        """End the call now, without an answer."""
+        self.owner.cancel(self)
+
+    def put(self, message: GrpcMessage) -> None:
+        """Add a message of a stream."""
         # A view of what was received would hold all of that; other memory is the message's own
-        if message is not None and not isinstance(message.data.obj, np.ndarray):
+        if not isinstance(message.data.obj, np.ndarray):
             message = GrpcMessage(message.compressed, memoryview(bytes(message.data)))
-        self._messages.put(message)
+        self._messages.append(message)
+        self._wake()
+
+    def put_end(self) -> None:
+        """Note that the client of a stream has sent all its messages."""
+        self._sent_all = True
+        self._wake()
 
     @property
     def queued(self) -> int:
-        """Messages nobody has taken yet."""
-        return self._messages.qsize() if self._messages is not None else 0
+        """Messages of a stream that its rpc has not taken yet."""
+        return len(self._messages)
 
     def spared(self) -> int:
         """How many bytes at the end of what was fed last were not taken, since it was `sparing`."""
@@ -267,41 +294,40 @@ class Http2Call:
     def stop_reading(self) -> None:
         """No message is wanted any more."""
         if self.reader is not None:
-            self.reader.close()
+            if self.reader.receiving is not None:
+                self.reader.close()
             self.reader = None
 
     def let_go(self) -> None:
-        """Nothing of the answer that was sent is in use any more."""
+        """Give back the memory of the answer, nothing of which is in use any more."""
         held, self.held = self.held, None
         if held is not None:
-            held.close()
+            try:
+                held.close()
+            except Exception:  # the loop is all calls'
+                _log.exception("unexpected error at an answer's end")
 
     def taken(self) -> None:
         """The answer that was sent is with the client's system, or will never be."""
-        if self._taken is not None:
-            self._taken.put(True)
+        self._untaken = 0
+        self._wake()
 
-    def end(self) -> bool:
-        """It is over, for whatever reason; False: it was before."""
-        with self._lock:
-            if not self._active:
-                return False
-            self._active = False
-            callbacks, self._callbacks = self._callbacks, []
+    def end(self) -> None:
+        """End the call, for whatever reason. Idempotent."""
+        self.active = False
         if self.reader is not None:
             self.stop_reading()
-        if self._messages is not None:
-            self._messages.put(None)
-        if self._taken is not None:
-            self._taken.put(False)
+        self._messages.clear()  # its deadline may keep the call itself for long
+        if self._changes is not None:
+            self._changes.tell()
+        callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             try:
                 callback()
             except Exception:
                 _log.exception("unexpected error at a call's end")
-        return True
 
     def expire(self) -> None:
         """Its deadline has passed."""
-        if self._active:
+        if self.active:
             self.owner.expired(self)

@@ -56,7 +56,7 @@ def _parts(data: memoryview | bytes, encoding: str, most: int, heap: MessageHeap
             size += len(part)
             if size > most:
                 raise ResourceExhausted(
-                    f"a message is larger than {most} bytes (grpc_max_message_bytes)"
+                    f"a message is larger than {most} bytes (max_request_bytes)"
                 )
             rest = reader.unconsumed_tail
     except zlib.error:

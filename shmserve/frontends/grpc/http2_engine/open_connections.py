@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
 from shmserve.config import Settings
+from shmserve.core.scheduling.admission import Admission, AdmissionLimits, CallPlace, Full
+from shmserve.frontends.hub import CROWDED_IDLE_S
 
 
 class OpenConnection(Protocol):
@@ -49,11 +50,9 @@ class OpenConnections:
     """At most `max_connections`, and of one caller `max_caller_share` of these."""
 
     def __init__(self, settings: Settings) -> None:
-        self._most = settings.max_connections
-        self._most_of_one = math.ceil(self._most * settings.max_caller_share)
-        self._grace_s = settings.crowded_idle_s
-        self._open: dict[OpenConnection, None] = {}
-        self._callers: Counter[int] = Counter()
+        limits = AdmissionLimits(settings.max_connections, caller_share=settings.max_caller_share)
+        self._admission = Admission(limits)
+        self._open: dict[OpenConnection, CallPlace] = {}
 
     def __iter__(self) -> Iterator[OpenConnection]:
         return iter(list(self._open))
@@ -64,9 +63,8 @@ class OpenConnections:
     def room_for(self, caller: int, now: float) -> bool:
         """Whether there is room for another of this caller, made by ending an idle one if need
         be: its own, where it has its share."""
-        if self._callers[caller] >= self._most_of_one:
-            return self.end_idle(now, caller)
-        return len(self._open) < self._most or self.end_idle(now)
+        full = self._admission.full(caller)
+        return full is None or self.end_idle(now, caller if full is Full.SHARE else None)
 
     def end_idle(self, now: float, caller: int | None = None) -> bool:
         """End the one that has been idle the longest (of `caller`); False: none has for long."""
@@ -78,19 +76,16 @@ class OpenConnections:
             ),
             default=(math.inf, 0, None),
         )
-        if connection is None or since > now - self._grace_s:
+        if connection is None or since > now - CROWDED_IDLE_S:
             return False
         connection.terminate()
         return True
 
     def add(self, connection: OpenConnection) -> None:
-        self._open[connection] = None
-        self._callers[connection.caller] += 1
+        self._open[connection] = self._admission.enter(connection.caller)
 
     def discard(self, connection: OpenConnection) -> None:
         """It has ended."""
-        if connection in self._open:
-            del self._open[connection]
-            self._callers[connection.caller] -= 1
-            if not self._callers[connection.caller]:
-                del self._callers[connection.caller]
+        place = self._open.pop(connection, None)
+        if place is not None:
+            self._admission.leave(place)

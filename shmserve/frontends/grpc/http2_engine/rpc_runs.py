@@ -1,17 +1,22 @@
-"""Rpcs of HTTP/2 calls, each in a thread of its pool or as a greenlet of the loop."""
+"""Rpcs of HTTP/2 calls, each a greenlet of the loop."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import grpc
+from greenlet import GreenletExit
 
 from shmserve.config import Settings
+from shmserve.errors import ShmserveError
+from shmserve.frontends.grpc.error_statuses import details_of, status_of
+from shmserve.frontends.grpc.handlers import MAX_MESSAGE_BYTES
 from shmserve.frontends.grpc.http2_engine.call_head import OK, response_head, status_fields
 from shmserve.frontends.grpc.http2_engine.http2_call import Aborted, Http2Call
 from shmserve.frontends.grpc.http2_engine.message_compression import deflate
-from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcMessage
+from shmserve.frontends.grpc.rpc_methods import HeldAnswer
 from shmserve.frontends.http2 import Buffer, Fields
 from shmserve.frontends.http2.grpc_framing import GrpcMessage, prefix
 from shmserve.waiting import beside_if_large
@@ -27,82 +32,77 @@ class AnswerTooLarge(Exception):
 
 
 class RpcRuns:
-    """Runs rpcs and encodes their answers."""
+    """Runs rpcs and encodes their answers.
+
+    Attributes:
+        compression: the setting `grpc_compression`.
+        plain: the headers of an answer that is not compressed.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        self._most = settings.grpc_max_message_bytes
-        self._compression = settings.grpc_compression
-        self._plain = response_head("identity")
+        self._most = MAX_MESSAGE_BYTES
+        self.compression = settings.grpc_compression
+        self.plain = response_head("identity")
         self._compressed = response_head(settings.grpc_compression)
 
     def head(self, call: Http2Call) -> bytes:
         """The headers of a call's answer."""
-        if self._compression == "none":
-            return self._plain
-        return self._compressed if self._compresses(call) else self._plain
+        return self._compressed if self._compresses(call) else self.plain
 
     def unary(self, call: Http2Call, message: GrpcMessage | None) -> None:
         """Run an rpc of one message and one answer. `message`: None if there is none."""
         try:
-            if not call.is_active():
+            if not call.active:
                 return
-            if message is not None and call.on_loop and message.parts is None:
-                small: RpcMessage = bytes(message.data)
-                only = iter((small,))
-            else:
-                only = _only(call, message)
-            answer: bytes | HeldAnswer = call.head.method.behave(only, call)
+            read = _nothing if message is None else partial(call.read, message)
+            answer: bytes | HeldAnswer = call.head.method.behave(read, call)
             if isinstance(answer, HeldAnswer):
                 data, held = self._encode_held(answer), answer
             else:
                 data, held = self._encode(call, answer), None
+            trailers = _succeeded(call) if call.trailing else OK
         except BaseException as ex:
-            call.owner.send_soon(call, (), _failed(call, ex))
+            call.owner.send(call, (), _failed(call, ex))
         else:
-            call.owner.send_soon(call, data, _succeeded(call), held)
+            call.owner.send(call, data, trailers, held)
         finally:
-            if call.tensors is not None or not call.on_loop:
-                call.drop_message()
+            call.drop_message()
 
     def stream(self, call: Http2Call) -> None:
         """Run an rpc of any number of messages and answers."""
-        if not call.is_active():
+        if not call.active:
             return
         answers = call.head.method.behave(call.requests(), call)
         try:
             for answer in answers:
-                call.owner.send_soon(call, self._encode(call, answer), None)
-                if not call.await_taken():
+                if not call.send(self._encode(call, answer)):
                     return
         except BaseException as ex:
-            call.owner.send_soon(call, (), _failed(call, ex))
+            call.owner.send(call, (), _failed(call, ex))
         else:
-            call.owner.send_soon(call, (), _succeeded(call))
+            call.owner.send(call, (), _succeeded(call) if call.trailing else OK)
         finally:
             answers.close()
             call.drop_message()
 
     def _compresses(self, call: Http2Call) -> bool:
-        return self._compression != "none" and self._compression in call.head.accepted
+        return self.compression != "none" and self.compression in call.head.accepted
 
     def _encode_held(self, answer: HeldAnswer) -> Sequence[Buffer]:
-        try:
-            self._check_size(answer.nbytes)
-        except AnswerTooLarge:
+        if answer.nbytes > self._most:
             answer.close()
-            raise
+            raise self._too_large(answer.nbytes)
         return (prefix(answer.nbytes), *answer.parts)
 
-    def _check_size(self, size: int) -> None:
-        if size > self._most:
-            raise AnswerTooLarge(f"an answer of {size} bytes is larger than {self._most} bytes")
+    def _too_large(self, size: int) -> AnswerTooLarge:
+        return AnswerTooLarge(f"an answer of {size} bytes is larger than {self._most} bytes")
 
     def _encode(self, call: Http2Call, answer: bytes) -> Sequence[Buffer]:
         size = len(answer)
         if size > self._most:
-            self._check_size(size)
-        if self._compression != "none" and self._compresses(call):
-            made = beside_if_large(size, deflate, answer, self._compression)
+            raise self._too_large(size)
+        if self.compression != "none" and self._compresses(call):
+            made = beside_if_large(size, deflate, answer, self.compression)
             if made is not answer:
                 return (prefix(len(made), compressed=True), made)
         if size <= _JOINED_BYTES:
@@ -110,15 +110,12 @@ class RpcRuns:
         return (prefix(size), answer)
 
 
-def _only(call: Http2Call, message: GrpcMessage | None) -> Iterator[RpcMessage]:
-    if message is not None:
-        yield call.read(message)
+def _nothing() -> None:
+    """Read the message of a call that has none."""
 
 
 def _succeeded(call: Http2Call) -> Fields:
-    if call.trailing:
-        return status_fields(grpc.StatusCode.OK, "", call.trailing)
-    return OK
+    return status_fields(grpc.StatusCode.OK, "", call.trailing)
 
 
 def _failed(call: Http2Call, ex: BaseException) -> Fields:
@@ -126,8 +123,10 @@ def _failed(call: Http2Call, ex: BaseException) -> Fields:
         status = call.status
     elif isinstance(ex, AnswerTooLarge):
         status = (grpc.StatusCode.RESOURCE_EXHAUSTED, str(ex))
-    elif isinstance(ex, grpc.RpcError):
+    elif isinstance(ex, grpc.RpcError | GreenletExit):  # the client has gone; the loop ends
         status = (grpc.StatusCode.CANCELLED, "the call has ended")
+    elif isinstance(ex, ShmserveError):
+        status = (status_of(ex), details_of(ex))
     else:
         _log.error("unexpected error in a call", exc_info=ex)
         status = _UNKNOWN

@@ -13,7 +13,7 @@ from shmserve.frontends.grpc.http2_engine.connection_calls import ConnectionCall
 from shmserve.frontends.grpc.http2_engine.event_loop import READABLE, WRITABLE
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.serving import Serving
-from shmserve.frontends.grpc.http2_engine.transports import ConnectionTransport
+from shmserve.frontends.grpc.http2_engine.transports import PEEK_BYTES, ConnectionTransport
 from shmserve.frontends.http2 import (
     Connection,
     ConnectionTerminated,
@@ -29,7 +29,6 @@ from shmserve.frontends.http2.frames import HEAD_BYTES
 _log = logging.getLogger("shmserve.grpc")
 
 _RECEIVE_BYTES = 64 << 10
-_BEFORE_LARGE_BYTES = 4 << 10  # looked at where a message is expected that has large tensors
 _RECEIVES = 32  # of one connection in a turn, then it is another's
 _SENDS = 16
 _LAST_WORDS_S = 2.0  # for what is said of the end to be taken
@@ -79,7 +78,7 @@ class ServerConnection:
 
     def _ready(self, events: int) -> None:
         try:
-            if events & _ENDED and self._calls.tensors.waiting:
+            if events & _ENDED and self._calls.begun.waiting:
                 self.lose()  # it would be told of until it is heard, and nothing is received now
             elif events & ~WRITABLE:
                 self._receive()
@@ -89,7 +88,7 @@ class ServerConnection:
             _log.exception("unexpected error with a connection")
             self.lose()
         # Most often there is nothing to say until a call has its answer
-        if self._core.has_news or self._events != READABLE or self._calls.tensors.waiting:
+        if self._core.has_news or self._events != READABLE or self._calls.begun.waiting:
             self._settle_later()
         else:
             self.touched = True
@@ -100,7 +99,7 @@ class ServerConnection:
         self._calls.entered = False
         for _ in range(_RECEIVES):
             try:
-                if self._calls.tensors.waiting or not self._receive_once(now):
+                if self._calls.begun.waiting or not self._receive_once(now):
                     return
             except BlockingIOError:
                 return
@@ -114,16 +113,16 @@ class ServerConnection:
     def _receive_once(self, now: float) -> bool:
         """Whether there may be more."""
         core = self._core
-        due = core.payload_due
+        due = core.payload_due if core.reader.left else None
         if due is not None:
-            call = self._calls[due[0]]
+            call = self._calls.by_stream.get(due[0])
             place = call.reader.space() if call is not None and call.reader is not None else None
             if call is not None and place:
                 return self._receive_payload(call, place, due[1], now)
-        tensors = self._calls.tensors
-        if tensors.receiving:  # nothing that would have to be copied
+        begun = self._calls.begun
+        if begun.receiving:  # nothing that would have to be copied
             most = min(core.missing if due is None else due[1], _RECEIVE_BYTES)
-        elif tensors.expected and (head := self._transport.peek(_BEFORE_LARGE_BYTES)) is not None:
+        elif begun.expected and (head := self._transport.peek()) is not None:
             return self._receive_head(head, now)
         else:
             most = _RECEIVE_BYTES
@@ -131,7 +130,8 @@ class ServerConnection:
         if not data:
             self.lose()
             return False
-        self._handle(core.receive(data, now))
+        if events := core.receive(data, now):
+            self._handle(events)
         return not self._closed and (len(data) == most or self._transport.pending)
 
     def _receive_head(self, head: bytes, now: float) -> bool:
@@ -141,35 +141,41 @@ class ServerConnection:
             self.lose()
             return False
         events, count = self._core.receive(head, now), len(head)
-        due = self._core.payload_due
-        last = events[-1] if events else None
-        if due is not None and type(last) is DataReceived and last.stream_id == due[0]:
-            self._handle(events[:-1])
+        reader, last = self._core.reader, events[-1] if events else None
+        begun = reader.payload.id if reader.left and reader.payload is not None else 0
+        if type(last) is DataReceived and last.stream_id == begun:
+            del events[-1]
+            if events:
+                self._handle(events)
             back = self._calls.data(last, sparing=True)
             self._core.payload_returned(back)
             count -= back
-        else:
+        elif events:
             self._handle(events)
         if not self._closed:
             self._transport.receive(count)
-        is_all = count == len(head) < _BEFORE_LARGE_BYTES
+        is_all = count == len(head) < PEEK_BYTES
         return not self._closed and not is_all
 
     def _receive_payload(self, call: Http2Call, place: memoryview, due: int, now: float) -> bool:
         """Straight to its place; and with the last of it the next frame's head, so that nothing of
         what comes after that has to be copied."""
         core, size = self._core, min(due, len(place))
-        beyond, asked = (self._next_head, size + HEAD_BYTES) if size == due else (None, size)
-        count = self._transport.receive_into(place[:size], beyond)
+        places, asked = [place[:size]], size
+        if size == due:
+            places.append(self._next_head)
+            asked += HEAD_BYTES
+        count = self._transport.receive_into(places)[0]
         if not count:
             self.lose()
             return False
         taken = min(count, size)
         events = core.payload_received(taken, now)
         self._calls.filled(call, taken)
-        self._handle(events)
         if count > size:
-            self._handle(core.receive(self._next_head[: count - size], now))
+            events += core.receive(self._next_head[: count - size], now)
+        if events:
+            self._handle(events)
         return not self._closed and (count == asked or self._transport.more)
 
     def _handle(self, events: list[Event]) -> None:
@@ -219,7 +225,7 @@ class ServerConnection:
         if self._core.finished:
             self._leave()
             return
-        events = 0 if self._calls.tensors.waiting else READABLE
+        events = 0 if self._calls.begun.waiting else READABLE
         if blocked:
             events |= WRITABLE
         if events != self._events:
@@ -262,7 +268,7 @@ class ServerConnection:
     def look(self, now: float) -> None:
         """When `tick` is due."""
         self.touched = False
-        core, message = self._core.next_tick(now), self._calls.deadlines.next_due
+        core, message = self._core.next_tick(now), self._calls.begun.deadlines.next_due
         self.due = min(core, message, self._drains_at, self._ends_at)
 
     def drain(self) -> None:

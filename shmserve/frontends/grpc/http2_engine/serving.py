@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec import Struct
 
 from shmserve.config import Settings
-from shmserve.frontends.access import Origins
-from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.http2_engine.call_head import Methods
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
 from shmserve.frontends.grpc.http2_engine.open_connections import OpenConnections
 from shmserve.frontends.grpc.http2_engine.rpc_runs import RpcRuns
 from shmserve.frontends.grpc.rpc_methods import RpcServices
 from shmserve.frontends.http2 import Limits
+from shmserve.frontends.oip.origins import Origins
 
 
 class Serving(Struct, eq=False):
@@ -29,17 +28,16 @@ class Serving(Struct, eq=False):
     methods: Methods
     limits: Limits
     runs: RpcRuns
-    overdue: ClientDeadlines
     settings: Settings
     hosts: Origins
     growth: ThreadPoolExecutor
     connections: OpenConnections
 
 
-def serving_of(services: RpcServices, settings: Settings, overdue: ClientDeadlines) -> Serving:
+def serving_of(services: RpcServices, settings: Settings, loop: EventLoop) -> Serving:
     """For these services."""
     return Serving(
-        EventLoop(settings.grpc_threads),
+        loop,
         {
             f"/{service}/{name}": method
             for service, methods in services.items()
@@ -47,7 +45,6 @@ def serving_of(services: RpcServices, settings: Settings, overdue: ClientDeadlin
         },
         limits_of(settings),
         RpcRuns(settings),
-        overdue,
         settings,
         Origins(settings, settings.grpc_bind, socket.gethostname()),
         ThreadPoolExecutor(1, thread_name_prefix="slots"),

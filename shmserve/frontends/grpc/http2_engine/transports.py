@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 from shmserve.frontends.http2 import Buffer
-from shmserve.transport.tls import subject_of
+from shmserve.transport.trust.tls import subject_of
 
 _log = logging.getLogger("shmserve.grpc")
 
 _TLS_SEND_BYTES = 256 << 10  # joined at a time, since TLS takes one buffer
 _PROTOCOL = "h2"
+PEEK_BYTES = 4 << 10  # looked at where a message is expected that has large tensors
 
 
 class ConnectionTransport(Protocol):
@@ -27,19 +29,23 @@ class ConnectionTransport(Protocol):
 
     sock: socket.socket
 
-    def receive(self, most: int) -> bytes:
-        """Some bytes; none at the end."""
+    @property
+    def receive(self) -> Callable[[int], bytes]:
+        """Some bytes, so many at most; none at the end."""
         ...
 
-    def peek(self, most: int) -> bytes | None:
-        """As `receive`, of bytes that are received again; None: that cannot be done."""
+    @property
+    def peek(self) -> Callable[[], bytes | None]:
+        """As `receive`, of `PEEK_BYTES` that are received again; None: that cannot be done."""
         ...
 
-    def receive_into(self, place: memoryview, beyond: memoryview | None) -> int:
-        """As `receive`, into `place` and, if that is full, `beyond`; how many."""
+    @property
+    def receive_into(self) -> Callable[[Sequence[memoryview]], tuple[Any, ...]]:
+        """As `socket.recvmsg_into`: receive into one place after another, or into the first."""
         ...
 
-    def send(self, buffers: Sequence[Buffer]) -> int:
+    @property
+    def send(self) -> Callable[[Sequence[Buffer]], int]:
         """How many bytes of them were taken."""
         ...
 
@@ -60,7 +66,7 @@ class ConnectionTransport(Protocol):
 
 
 class PlainTransport:
-    """The socket as it is."""
+    """The socket as it is: its own functions, with nothing between."""
 
     pending = more = False
     ready = True
@@ -68,17 +74,9 @@ class PlainTransport:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.receive = sock.recv
-
-    def peek(self, most: int) -> bytes:
-        return self.sock.recv(most, socket.MSG_PEEK)
-
-    def receive_into(self, place: memoryview, beyond: memoryview | None) -> int:
-        if beyond is None:
-            return self.sock.recv_into(place)
-        return self.sock.recvmsg_into((place, beyond))[0]
-
-    def send(self, buffers: Sequence[Buffer]) -> int:
-        return self.sock.sendmsg(buffers) if len(buffers) > 1 else self.sock.send(buffers[0])
+        self.peek = partial(sock.recv, PEEK_BYTES, socket.MSG_PEEK)
+        self.receive_into = sock.recvmsg_into
+        self.send = sock.sendmsg
 
 
 class TlsTransport:
@@ -100,12 +98,12 @@ class TlsTransport:
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 
-    def peek(self, most: int) -> None:
+    def peek(self) -> None:
         return None
 
-    def receive_into(self, place: memoryview, beyond: memoryview | None) -> int:
+    def receive_into(self, places: Sequence[memoryview]) -> tuple[int]:
         try:
-            return self._tls.recv_into(place)
+            return (self._tls.recv_into(places[0]),)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 

@@ -19,8 +19,8 @@ from shmserve.core.access import Access
 from shmserve.errors import InvalidArgument, NotFound
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import compression
+from shmserve.frontends.http.request_caller import caller_of
 from shmserve.frontends.http.route_table import Get, Routes
-from shmserve.frontends.http.routes.callers import caller_of
 from shmserve.frontends.oip.dashboard_data import DashboardData
 from shmserve.waiting import beside
 

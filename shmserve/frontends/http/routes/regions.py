@@ -8,11 +8,11 @@ import falcon
 import msgspec
 
 from shmserve.config import Settings
-from shmserve.core.registry import CUDA, SYSTEM
+from shmserve.core.region_kinds import CUDA, SYSTEM
 from shmserve.errors import InvalidArgument
+from shmserve.frontends.http.request_caller import caller_of
 from shmserve.frontends.http.route_table import Routes
-from shmserve.frontends.http.routes.body_reader import small_body
-from shmserve.frontends.http.routes.callers import caller_of
+from shmserve.frontends.http.routes.inference.body_reader import small_body
 from shmserve.frontends.oip.shared_memory import SharedMemory, parse_cuda, parse_system
 from shmserve.protocol.oip import strict_parser
 
@@ -55,7 +55,7 @@ class RegionResource:
         self._regions.unregister(caller_of(req.env), name, self._kind)
 
     def _document(self, req: falcon.Request) -> Any:
-        return strict_parser.loads(small_body(req.env, self._settings), self._settings)
+        return strict_parser.loads(small_body(req.env, self._settings))
 
 
 def add_routes(routes: Routes, regions: SharedMemory, settings: Settings) -> None:

@@ -15,22 +15,20 @@ from shmserve.errors import InvalidArgument, TooLarge
 from shmserve.frontends.http.server.request_body import BODY, RequestBody, Source, too_large
 
 _PIECE = 1 << 20
+MAX_CHUNKS = 65536
 
 
 class _BoundedChunks(ChunkedReader):  # type: ignore[misc]
     """gunicorn's reader of chunked bodies, with an end to the number of chunks."""
 
-    def __init__(self, request: Any, unreader: Unreader, limit: int) -> None:
+    def __init__(self, request: Any, unreader: Unreader) -> None:
         super().__init__(request, unreader)
-        self._limit = limit
         self._count = 0
 
     def parse_chunk_size(self, unreader: Unreader, data: bytes | None = None) -> Any:
         self._count += 1
-        if self._count > self._limit + 1:  # the empty last chunk is not counted
-            raise TooLarge(
-                f"the chunked request body has more than {self._limit} chunks (max_chunks)"
-            )
+        if self._count > MAX_CHUNKS + 1:  # the empty last chunk is not counted
+            raise TooLarge(f"the chunked request body has more than {MAX_CHUNKS} chunks")
         return super().parse_chunk_size(unreader, data)
 
 
@@ -50,9 +48,7 @@ class ChunkedBody(RequestBody):
         self, source: Source, request: Any, unreader: Unreader, expects: bool = False
     ) -> None:
         super().__init__(source, expects=expects)
-        self._pieces: Iterator[bytes] = _BoundedChunks(
-            request, unreader, source.settings.max_chunks
-        ).parser
+        self._pieces: Iterator[bytes] = _BoundedChunks(request, unreader).parser
         self._total = 0
         self.finished = False
 

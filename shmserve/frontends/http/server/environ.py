@@ -11,7 +11,7 @@ from gunicorn.http import wsgi
 from gunicorn.http.errors import ConfigurationProblem
 
 from shmserve.frontends.caller_numbers import IN_ENVIRON, of_host, of_socket
-from shmserve.frontends.http.header_fields import UNDERSCORED, by_name
+from shmserve.frontends.http.server.header_fields import UNDERSCORED, by_name
 
 Address = str | bytes | tuple[Any, ...]
 

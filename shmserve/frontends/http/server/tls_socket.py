@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shmserve import waiting
-from shmserve.frontends.http.server.client_socket import GreenletSocket
+from shmserve.frontends.http.server.loop_socket import GreenletSocket
 
 _RECORD = 16 << 10  # the largest
 _AT_ONCE = 1 << 20  # bytes, until others have their turn

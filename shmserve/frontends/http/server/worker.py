@@ -20,12 +20,12 @@ from gunicorn.workers.base import Worker
 from shmserve import config, waiting
 from shmserve.core.control.silence import period_s
 from shmserve.frontends.http.server import environ as environs
-from shmserve.frontends.http.server.client_socket import GreenletSocket
-from shmserve.frontends.http.server.connection import HttpConnection
-from shmserve.frontends.http.server.context import Hooks, ServingContext
 from shmserve.frontends.http.server.error_responses import refusal
+from shmserve.frontends.http.server.http_connection import HttpConnection
+from shmserve.frontends.http.server.loop_socket import GreenletSocket
 from shmserve.frontends.http.server.sign_of_life import SignOfLife
-from shmserve.frontends.hub import Hub
+from shmserve.frontends.http.server.worker_context import Hooks, ServingContext
+from shmserve.frontends.hub import CROWDED_IDLE_S, Hub
 from shmserve.frontends.readiness import Readiness
 from shmserve.observe import flight_recorder, gauges
 from shmserve.transport.processes import raise_fd_limit
@@ -35,11 +35,17 @@ _STOPPING_TICK_S = 0.05
 _CROWDED_S = 0.1  # where nobody is idle: until all are looked through again
 
 _ACCEPT_DELAY_S = 0.001  # the least that the loop can wait: an idle worker is first
+_TURNS = 2  # of the loop: a connection begins, and reads the end that was there already
+_VACANT_S = 1.0  # not for long: connections that last are spread after the end of others as well
 
 _REFUSED_SOCKETS = 128
 
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 0.1  # without descriptors: the listeners would be ready all the time
+
+
+class _NoDescriptor(Exception):
+    """The process has no descriptor left for a connection."""
 
 
 class ConnectionWorker(Worker):  # type: ignore[misc]
@@ -70,6 +76,8 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         raise_fd_limit()  # a connection is a descriptor, and so is each channel and segment
         self.settings = config.load()
         self.connections: set[HttpConnection] = set()
+        self.vacated = 0.0  # when the last one ended
+        self.ended_since_accept = False
         self.listening: list[Readiness] = []
         self.idlers: deque[tuple[float, HttpConnection]] = deque()  # the longest idle first
         self.idlers_due = 0.0  # before that nobody can have been idle for long
@@ -174,55 +182,82 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
             self.hub.leave()
 
     def _accept_all(self, listener: Any, ready: Readiness) -> None:
+        """Accept connections until the worker stops.
+
+        All workers wake up for a new connection. To spread lasting connections evenly, a worker
+        that has connections waits a moment, then accepts few. It does not wait if a connection
+        has ended since the last one was accepted: with clients that connect and close, a pause for
+        each would be slower than the clients, and fill the listener's backlog.
+        """
         address: environs.Address = listener.getsockname()
         while self.alive:
             self.hub.wait(ready, inf)
-            # Few at a time, and later than who has no connection: the other workers woke up as
-            # well, and long-lived connections should be spread evenly.
-            if self.cfg.workers > 1 and self.connections:
+            if self.cfg.workers > 1 and self.connections and not self._has_vacancy():
                 self.hub.sleep(_ACCEPT_DELAY_S)
             try:
-                room = not self.alive or self._accept_some(listener, address)
-            except Exception:  # of one connection, or of those that were to make room for it
-                self.log.exception("Error while accepting connections")
-                self.hub.sleep(_PAUSE_S)
-                continue
-            if not room:
+                if self.alive:
+                    self._accept_some(listener, address)
+            except _NoDescriptor:
                 if not self.short_of_descriptors:
                     self.short_of_descriptors = True
                     count = len(self.connections)
                     self.log.warning("No descriptor is left for connections: %d", count)
                 self.hub.sleep(_PAUSE_S)
                 self._close_refused()
+            except Exception:  # of one connection, or of those that were to make room for it
+                self.log.exception("Error while accepting connections")
+                self.hub.sleep(_PAUSE_S)
 
-    def _accept_some(self, listener: Any, address: environs.Address) -> bool:
-        """Take a small part of the connections there are; False: as `_accept`."""
-        for before in range(len(self.connections), len(self.connections) * 65 // 64 + 1):
+    def _has_vacancy(self) -> bool:
+        """Return whether a connection has ended since the last one was accepted. Connections that
+        were accepted just now are served first: they may have ended already."""
+        if monotonic() > self.vacated + _VACANT_S:
+            self.ended_since_accept = False
+        for _ in range(_TURNS):
+            if self.ended_since_accept:
+                return True
+            self.hub.pause()
+        return self.ended_since_accept
+
+    def _accept_some(self, listener: Any, address: environs.Address) -> None:
+        """Accept a small part of the connections that wait.
+
+        Raises:
+            _NoDescriptor: as `_accept`.
+        """
+        for _ in range(len(self.connections) // 64 + 1):
             if not self._accept(listener, address):
-                return False
-            if len(self.connections) <= before:  # nobody waited, or was refused
-                break
-        return True
+                return
 
     def _accept(self, listener: Any, address: environs.Address) -> bool:
-        """Take a connection; False: there is no descriptor for one."""
+        """Accept or refuse a connection; return False if none waits.
+
+        Raises:
+            _NoDescriptor: the connection waits on, or was refused in the spare descriptor's place.
+        """
         try:
             accepted, client = listener.accept()
         except OSError as ex:  # taken by another worker, gone already, or no descriptor left
             if ex.errno not in _NO_DESCRIPTOR:
-                return True
+                return False
             if not self._end_longest_idle():
                 self._refuse_in_spare_place(listener)
-            return False
+            raise _NoDescriptor from None
         self.short_of_descriptors = False
         if len(self.connections) >= self.settings.max_connections and not self._end_longest_idle():
             self._refuse(accepted)
+            self._vacate()
             return True
         sock = GreenletSocket(self.hub, accepted)
         connection = sock.deadlines = HttpConnection(self.service, sock, client, address)
         self.connections.add(connection)
+        self.ended_since_accept = False
         self.hub.spawn(self._serve, connection)
         return True
+
+    def _vacate(self) -> None:
+        self.vacated = monotonic()
+        self.ended_since_accept = True
 
     def _serve(self, connection: HttpConnection) -> None:
         try:
@@ -231,6 +266,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
             self.log.exception("Error on a connection")
         finally:
             self.connections.discard(connection)
+            self._vacate()
             connection.sock.close()
             if not self.connections and not self.alive:
                 self.hub.leave()
@@ -239,7 +275,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
 
     def _end_longest_idle(self) -> bool:
         """Have the connection that has been idle the longest close; False: none is, for long."""
-        latest = monotonic() + self.settings.idle_timeout_s - self.settings.crowded_idle_s
+        latest = monotonic() + self.settings.idle_timeout_s - CROWDED_IDLE_S
         while True:
             while self.idlers and self.idlers[0][0] <= latest:
                 until, connection = self.idlers.popleft()

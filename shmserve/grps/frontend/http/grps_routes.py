@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from falcon import Request, Response
@@ -12,10 +13,10 @@ from shmserve.core.registry import ModelEntry, ModelState
 from shmserve.errors import InvalidArgument, ShmserveError, Unavailable, UnreadableMessage
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.route_table import Routes
-from shmserve.frontends.http.routes.body_reader import open_body
 from shmserve.frontends.http.routes.dashboard import page, query_parameter
-from shmserve.frontends.http.routes.heap_budget import RAW_COST
-from shmserve.frontends.http.routes.infer import client_of
+from shmserve.frontends.http.routes.inference.body_heap import RAW_COST
+from shmserve.frontends.http.routes.inference.body_reader import open_body
+from shmserve.frontends.http.routes.inference.infer_resource import client_of
 from shmserve.frontends.request_ids import TRACEPARENT_IN_ENVIRON
 from shmserve.grps.frontend.exchange import options_of
 from shmserve.grps.frontend.grps_service import OK, Grps
@@ -30,7 +31,7 @@ from shmserve.grps.frontend.http.openapi_texts import OPERATIONS
 from shmserve.grps.frontend.metric_series import UNKNOWN, GrpsSeries
 from shmserve.grps.frontend.payloads import Payload
 from shmserve.grps.protocol import json_reader, json_writer, model_parameters
-from shmserve.grps.protocol.message import GrpsMessage, failure
+from shmserve.grps.protocol.grps_message import GrpsMessage, failure
 from shmserve.grps.protocol.model_parameters import takes_http
 from shmserve.protocol.decoding import json_decoder
 from shmserve.waiting import beside_if_large
@@ -46,22 +47,21 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
     routes.errors_as(f"{BASE}/", lambda message, code: json_writer.encode(failure(message, code)))
     grps = Grps(dispatcher, settings)
     predict = PredictResource(grps, settings, dispatcher)
-    routes.add("health", f"{BASE}/health/live", Quick(lambda: OK))
-    routes.add("health", f"{BASE}/health/ready", Quick(grps.ready))
-    routes.add(
-        "health", f"{BASE}/health/online", Quick(lambda: grps.set_online(True)), action="change"
-    )
-    routes.add(
-        "health", f"{BASE}/health/offline", Quick(lambda: grps.set_online(False)), action="change"
-    )
-    routes.add("inference", f"{BASE}/infer/predict", predict)
-    routes.add("metadata", f"{BASE}/metadata/server", Quick(grps.server_metadata))
-    routes.add("metadata", f"{BASE}/metadata/model", ModelMetadataResource(grps, settings))
+    add = partial(routes.add, never_blocks=True)
+    add("health", f"{BASE}/health/live", Quick(lambda: OK))
+    add("health", f"{BASE}/health/ready", Quick(grps.ready))
+    add("health", f"{BASE}/health/online", Quick(lambda: grps.set_online(True)), action="change")
+    add("health", f"{BASE}/health/offline", Quick(lambda: grps.set_online(False)), action="change")
+    add("inference", f"{BASE}/infer/predict", predict)
+    add("metadata", f"{BASE}/metadata/server", Quick(grps.server_metadata))
+    add("metadata", f"{BASE}/metadata/model", ModelMetadataResource(grps, settings))
     if settings.dashboard:
-        routes.add_page("statistics", f"{BASE}/monitor/metrics", page("../../../"))
-        routes.add("statistics", f"{BASE}/monitor/series", SeriesResource(GrpsSeries(dispatcher)))
+        routes.add_page(
+            "statistics", f"{BASE}/monitor/metrics", page("../../../"), never_blocks=True
+        )
+        add("statistics", f"{BASE}/monitor/series", SeriesResource(GrpsSeries(dispatcher)))
     routes.describe(OPERATIONS)
-    routes.add_behind("inference", CustomPaths(grps, predict.serve, predict.predict).find)
+    routes.add_behind("inference", CustomPaths(grps, predict.serve, predict.predict).find, True)
 
 
 class Quick:
@@ -173,7 +173,7 @@ def _payload(req: Request, settings: Settings) -> tuple[Payload, bytes]:
     kind = _content_type(req)
     if kind == JSON:
         text = _body_text(req, settings)
-        return Payload(beside_if_large(len(text), json_reader.parse, text, settings)), text
+        return Payload(beside_if_large(len(text), json_reader.parse, text)), text
     if kind != BINARY:
         raise _unsupported(_TYPES)
     if not has_body(req):

@@ -9,13 +9,14 @@ from falcon import Request, Response
 
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import InvalidArgument, ModelFailure
-from shmserve.frontends.http.routes.chunks import send_chunks
-from shmserve.frontends.http.routes.infer import set_receipt
+from shmserve.frontends.http.routes.inference.chunks import send_chunks
+from shmserve.frontends.http.routes.inference.infer_resource import set_receipt
 from shmserve.frontends.http.server.response import BufferBody
 from shmserve.grps.frontend.answers import refusal, to_message
 from shmserve.grps.frontend.exchange import Exchange
 from shmserve.grps.protocol import json_writer
-from shmserve.grps.protocol.message import GrpsMessage, GrpsStatus, StatusFlag
+from shmserve.grps.protocol.grps_message import GrpsMessage, GrpsStatus, StatusFlag
+from shmserve.waiting import beside_if_large
 
 BINARY = "application/octet-stream"
 
@@ -34,8 +35,12 @@ def respond_stream(req: Request, resp: Response, exchange: Exchange, content_typ
 
 def _pieces(exchange: Exchange) -> Iterator[bytes]:
     for outcome in exchange.outcomes():
-        message = to_message(exchange.signature, outcome, exchange.kind)
-        yield bytes(message.bin_data) if message.bin_data else json_writer.encode(message)
+        nbytes = sum(len(o.view) for o in outcome.outputs)
+        message = beside_if_large(nbytes, to_message, exchange.signature, outcome, exchange.kind)
+        if message.bin_data:
+            yield bytes(message.bin_data)
+        else:
+            yield beside_if_large(nbytes, json_writer.encode, message)
 
 
 def guarded(
@@ -56,13 +61,14 @@ def respond_once(req: Request, resp: Response, exchange: Exchange, as_ndarray: b
     """Answer with one message; bytes of a bin_data go out from where the model put them."""
 
     def make(outcome: Outcome, lasting: bool) -> Any:
-        message = to_message(exchange.signature, outcome, exchange.kind)
+        nbytes = sum(len(o.view) for o in outcome.outputs)
+        message = beside_if_large(nbytes, to_message, exchange.signature, outcome, exchange.kind)
         resp.status = http_status(message.status)
-        exchange.receipt.copied_out += sum(len(o.view) for o in outcome.outputs)
+        exchange.receipt.copied_out += nbytes
         if as_ndarray and (message.status is None or message.status.status != StatusFlag.FAILURE):
-            return _ndarray(message)
+            return beside_if_large(nbytes, _ndarray, message)
         if not message.bin_data:
-            return json_writer.encode(message)
+            return beside_if_large(nbytes, json_writer.encode, message)
         resp.content_type = BINARY
         return memoryview(message.bin_data) if lasting else bytes(message.bin_data)
 

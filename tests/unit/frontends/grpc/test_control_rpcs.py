@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,18 +9,19 @@ import pytest
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.core.access import Access
+from shmserve.core.caller import Caller
 from shmserve.core.registry import ModelState
 from shmserve.errors import ConfigError, InvalidArgument
-from shmserve.frontends.grpc.callers import AddressCallers, CallAccess
-from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
+from shmserve.frontends.grpc.call_pools import CallPools, ClientDeadlines
+from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.handlers import Methods
-from shmserve.frontends.grpc.server import SERVICE
+from shmserve.frontends.grpc.process.server import SERVICE
 from shmserve.frontends.oip.restricted_apis import CATEGORIES
 from shmserve.frontends.presented_keys import PresentedKeys
 from shmserve.grps.frontend.rpcs import SERVICE as GRPS
 from shmserve.protocol.control.stats_messages import ModelReport, Report
 from shmserve.testing import fake_models
-from tests.grpc_client import Rig, request
+from tests.grpc_client import OneCaller, Rig, request
 
 LOAD = pb.RepositoryModelLoadRequest
 UNLOAD = pb.RepositoryModelUnloadRequest
@@ -153,14 +153,15 @@ def test_protocols_that_need_a_secret() -> None:
 
 
 def test_an_rpc_without_a_category_is_refused_at_start() -> None:
-    with ThreadPoolExecutor(1) as pool:
-        keys = PresentedKeys(Settings(), print)
-        access = CallAccess(Access(Settings(), 1), AddressCallers((), private=True), keys)
-        methods = Methods(ClientDeadlines(), Settings(), access, fake_models.dispatcher())
-        with pytest.raises(ValueError, match="rpc Ping has no category of the restricted APIs"):
-            methods.unary("Ping", "admin", lambda data, _: data, pool)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="rpc Pings has no category"):
-            methods.stream("Pings", "", lambda data, _: data, pool)  # type: ignore[arg-type]
+    keys = PresentedKeys(Settings(), print)
+    access = CallAccess(Access(Settings(), 1), OneCaller(Caller(1)), keys)
+    deadlines = ClientDeadlines(lambda when, call: None)
+    pool = CallPools(Settings(), deadlines).quick
+    methods = Methods(deadlines, Settings(), access, fake_models.dispatcher())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rpc Ping has no category of the restricted APIs"):
+        methods.unary("Ping", "admin", lambda data, _: data, pool)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rpc Pings has no category"):
+        methods.stream("Pings", "", lambda data, _: data, pool)  # type: ignore[arg-type]
 
 
 def test_what_is_counted_of_requests() -> None:

@@ -21,7 +21,7 @@ def parameters(rig: Rig) -> dict[str, Any]:
     return found.parameters
 
 
-def test_metadata_become_parameters(engine: str) -> None:
+def test_metadata_become_parameters() -> None:
     with Rig(grpc_header_forward_pattern="my_header.*") as rig:
         metadata = (("my_header_1", "one"), ("other", "no"), ("my_header-bin", b"\0"))
         for _ in range(2):  # the second message is known already
@@ -39,9 +39,9 @@ def test_metadata_become_parameters(engine: str) -> None:
         assert parameters(rig) == {"my_header_1": "one"}
 
 
-def test_nothing_is_forwarded_without_a_pattern_or_in_another_case(engine: str) -> None:
+def test_nothing_is_forwarded_without_a_pattern_or_in_another_case() -> None:
     for settings in ({}, {"grpc_header_forward_pattern": "(?-i)MY_HEADER.*"}):
-        with Rig(**settings, http_header_forward_pattern=".*") as rig:
+        with Rig(**settings, http_header_forward_pattern=".*") as rig:  # type: ignore[arg-type]
             rig.client.infer(metadata=(("my_header_1", "one"),))
             assert parameters(rig) == {}
 
@@ -58,7 +58,7 @@ def test_no_model_sees_a_key(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
     path.write_text(entry_text("me", KEY, ("use",), end))
-    settings = {"keys_file": str(path), "keys_required_from": "anyone"}
+    settings: dict[str, Any] = {"keys_file": str(path), "keys_required_from": "anyone"}
     with Rig(grpc_header_forward_pattern="auth|key|^x", **settings) as rig:
         for field, value in (("authorization", f"Bearer {KEY}"), ("shmserve-key", KEY)):
             rig.client.infer(metadata=((field, value), ("x", "1")))

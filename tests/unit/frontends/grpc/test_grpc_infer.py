@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.core.control.runtime_settings import TraceSettings
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
+from shmserve.core.live_settings import TraceSettings
 from shmserve.core.registry import ModelState
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import Code, ModelFailure
@@ -25,12 +25,13 @@ from shmserve.tensor.dtypes import DATATYPES
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
 from tests.grpc_client import VALUES, Rig, put, request, tensor
+from tests.log_lines import log_lines
 
 OUTPUT = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
 @pytest.fixture(scope="module")
-def rig(engine: str) -> Iterator[Rig]:
+def rig() -> Iterator[Rig]:
     with Rig() as rig:
         yield rig
         assert all(call.closed == 1 for call in rig.dispatcher.calls)
@@ -290,11 +291,11 @@ def test_a_receipt_for_those_who_ask(rig: Rig) -> None:
 
 def test_failures_of_models(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     def fail(kind: int) -> tuple[str, str]:
-        return rig.client.error("ModelInfer", request(np.float32([kind]), "failing"))
+        return rig.client.error("ModelInfer", request(np.float32([kind]), "failing"))  # type: ignore[arg-type]
 
     assert fail(1) == ("INTERNAL", "ValueError: boom raised")
     assert fail(2) == ("INVALID_ARGUMENT", "boom returned")
-    assert rig.client.infer(request(np.float32([3]), "failing")).outputs == []
+    assert rig.client.infer(request(np.float32([3]), "failing")).outputs == []  # type: ignore[arg-type]
     with caplog.at_level(logging.CRITICAL):
         assert fail(5) == ("INTERNAL", "internal server error")  # a defect of ours
 
@@ -303,16 +304,16 @@ def test_a_failure_is_one_line_with_an_id_that_the_client_has(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     infer = rig.client.method("ModelInfer")
-    message = request(np.float32([1]), "failing")
+    message = request(np.float32([1]), "failing")  # type: ignore[arg-type]
     with pytest.raises(grpc.RpcError) as caught:
         infer(message, metadata=(("x-request-id", "mine-7"),))
     assert dict(caught.value.trailing_metadata())["x-request-id"] == "mine-7"
     line = "ModelInfer failed status=500 request=mine-7 error=ValueError: boom raised"
-    assert [text for text in caplog.messages if "mine-7" in text] == [line]
+    assert [text for text in log_lines(caplog) if "mine-7" in text] == [line]
     with pytest.raises(grpc.RpcError) as caught:
         infer(message)
     made = dict(caught.value.trailing_metadata())["x-request-id"]
-    assert f"request={made} " in caplog.text
+    assert f"request={made} " in log_lines(caplog)[-1]
     brought = (("x-request-id", "mine-8"), ("shmserve-receipt", "1"))
     _, call = infer.with_call(request(), metadata=brought)
     assert dict(call.trailing_metadata())["x-request-id"] == "mine-8"
@@ -327,7 +328,7 @@ def test_each_call_is_a_line_where_that_is_wanted(caplog: pytest.LogCaptureFixtu
     caplog.set_level("INFO", ACCESS_GRPC)
     with Rig(access_log=True) as rig:
         rig.client.infer(request())
-        rig.client.error("ModelInfer", request(np.float32([1]), "failing"))
+        rig.client.error("ModelInfer", request(np.float32([1]), "failing"))  # type: ignore[arg-type]
         list(rig.client.stream([request()] * 3))
         said = [r.getMessage() for r in caplog.records if r.name == ACCESS_GRPC]
     assert '"ModelInfer" OK ' in said[0]
@@ -386,7 +387,7 @@ def test_compressed_answers() -> None:
 
 
 def test_messages_have_a_limit() -> None:
-    with Rig(grpc_max_message_bytes=1000) as rig:
+    with Rig(max_request_bytes=1000) as rig:
         code, details = rig.client.error("ModelInfer", request(np.zeros(1000, np.float32)))
         assert code == "RESOURCE_EXHAUSTED"
         assert "larger than max" in details
@@ -397,7 +398,7 @@ def test_the_clients_deadline_is_the_calls() -> None:
     dispatcher = fake_models.dispatcher()
     given: list[float | None] = []
     call = dispatcher.call
-    dispatcher.call = lambda entry, options, _: (
+    dispatcher.call = lambda entry, options, _: (  # type: ignore[assignment, method-assign, misc]
         given.append(options.timeout_s) or call(entry, options)
     )
     with Rig(dispatcher, request_timeout_s=20) as rig:

@@ -9,6 +9,8 @@ import grpc
 import numpy as np
 import pytest
 
+from shmserve.frontends.grpc import call_pools, handlers
+from shmserve.protocol import bounds
 from shmserve.testing import fake_models
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import Rig, Sender, request
@@ -48,8 +50,7 @@ def test_a_cancelled_call_that_waits_for_a_thread_never_runs() -> None:
         waiting = rig.client.method("ModelInfer").future(request())
         wait_until(lambda: rig.served.busy == 2, "one waits")
         waiting.cancel()
-        if rig.engine == "http2":  # the other gives its place back when its turn comes
-            wait_until(lambda: rig.served.busy == 1, "its place is free")
+        wait_until(lambda: rig.served.busy == 1, "its place is free")
         # On the same connection, so by its answer the server has heard of the cancellation
         rig.client.method("ServerLive")(b"", timeout=WATCHDOG_S)
         gate.set()
@@ -58,8 +59,9 @@ def test_a_cancelled_call_that_waits_for_a_thread_never_runs() -> None:
         assert len(rig.dispatcher.calls) == 1
 
 
-def test_a_client_that_never_sends_its_message_is_given_up() -> None:
-    with Rig(grpc_threads=1, grpc_message_timeout_s=0.5) as rig:
+def test_a_client_that_never_sends_its_message_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "MESSAGE_TIMEOUT_S", 0.5)
+    with Rig(grpc_threads=1) as rig:
         sender = Sender()
         infer = rig.client.channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
         silent = infer.future(iter(sender))
@@ -78,13 +80,14 @@ def test_silent_clients_of_a_small_call_are_given_up_sooner() -> None:
             sender.close()
 
 
-def test_limits_of_requests_hold_within_streams_too() -> None:
-    with Rig(max_inputs=1) as rig:
+def test_limits_of_requests_hold_within_streams_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MAX_INPUTS", 1)
+    with Rig() as rig:
         double = request()
         double.inputs.append(double.inputs[0])
         (answer,) = rig.client.stream([double])
-        assert "max_inputs" in answer.error_message
-        assert "max_inputs" in rig.client.error("ModelInfer", double)[1]
+        assert "more than 1 inputs" in answer.error_message
+        assert "more than 1 inputs" in rig.client.error("ModelInfer", double)[1]
 
 
 def test_a_client_that_does_not_take_its_answer_is_given_up() -> None:
@@ -102,16 +105,18 @@ def test_a_client_that_does_not_take_its_answer_is_given_up() -> None:
         sender.close()
 
 
-def test_messages_of_rpcs_without_tensors_are_small() -> None:
-    with Rig(grpc_max_small_message_bytes=100) as rig:
+def test_messages_of_rpcs_without_tensors_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "MAX_SMALL_MESSAGE_BYTES", 100)
+    with Rig() as rig:
         code, details = rig.client.error("ModelMetadata", bytes(101))
         assert (code, "101" in details) == ("RESOURCE_EXHAUSTED", True)
         assert rig.client.call("ServerLive").live
         assert rig.client.infer(request(np.zeros(100, np.float32))).outputs
 
 
-def test_an_idle_stream_that_nobody_minds_stays() -> None:
-    with Rig(grpc_stream_silence_s=0.1) as rig:
+def test_an_idle_stream_that_nobody_minds_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_pools, "STREAM_SILENCE_S", 0.1)
+    with Rig() as rig:
         sender = Sender()
         call = rig.client.stream(sender)
         sender.send(request())
@@ -124,10 +129,8 @@ def test_an_idle_stream_that_nobody_minds_stays() -> None:
 
 def test_a_flooded_model_leaves_threads_to_others_and_has_a_bound() -> None:
     gate = threading.Event()
-    limits = {"grpc_threads": 4, "max_model_share": 0.5, "max_model_requests": 3}
+    limits: dict[str, Any] = {"grpc_threads": 4, "max_model_share": 0.5, "max_model_requests": 3}
     with Rig(max_caller_share=1, **limits) as rig:
-        if rig.engine != "http2":
-            return  # the other one tells a pool no names
         held(rig, gate)
         running = [rig.threads.submit(rig.client.infer) for _ in range(3)]
         wait_until(lambda: rig.served.busy == 3 and len(rig.dispatcher.calls) == 2, "two run")
@@ -155,7 +158,7 @@ def test_a_cancelled_call_counts_for_its_model_no_more() -> None:
         waiting = rig.client.method("ModelInfer").future(request())
         wait_until(lambda: rig.served.busy == 2, "one waits")
         waiting.cancel()
-        wait_until(lambda: rig.served.busy == 1 or rig.engine != "http2", "its place is free")
+        wait_until(lambda: rig.served.busy == 1, "its place is free")
         again = rig.threads.submit(rig.client.infer)
         gate.set()
         assert running.result(WATCHDOG_S).outputs

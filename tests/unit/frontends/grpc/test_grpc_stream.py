@@ -13,6 +13,7 @@ import pytest
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import STOPPING, Code, ModelFailure
+from shmserve.frontends.grpc.process import server
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher, FakeRequest
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
@@ -188,8 +189,11 @@ def test_errors_of_a_stream_of_answers(models: Models) -> None:
     assert ("b", 1, True) in answers
 
 
-def test_requests_of_one_stream_run_at_the_same_time_but_not_too_many(models: Models) -> None:
-    with Rig(models.dispatcher, grpc_stream_requests=2) as rig:
+def test_requests_of_one_stream_run_at_the_same_time_but_not_too_many(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "STREAM_REQUESTS", 2)
+    with Rig(models.dispatcher) as rig:
         sent = [ask("many", 1, id, gate=id) for id in "abc"]
         sent.append(ask("one", 7, "x"))
         call = rig.client.stream(sent)

@@ -8,18 +8,20 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from shmserve.config import Settings
-from shmserve.core.regions.region_book import Caller
+from shmserve.core.caller import Caller
 from shmserve.errors import InvalidArgument, ResourceExhausted, Unavailable
+from shmserve.frontends.grpc import handlers
 from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.http2_engine.engine import SocketCallers
 from shmserve.frontends.grpc.http2_engine.message_compression import deflate, inflate
+from shmserve.frontends.grpc.process.server import GrpcServer
 from shmserve.frontends.grpc.rpc_methods import RpcContext
-from shmserve.frontends.grpc.server import GrpcServer
 from shmserve.frontends.heap_budget import BUDGET
 from shmserve.frontends.http2.frames import END_STREAM, GOAWAY, HEADERS
 from shmserve.frontends.http2.grpc_framing import prefix
@@ -29,16 +31,9 @@ from tests.grpc_client import Client, Rig, Sender, request
 from tests.raw_http2 import RawClient
 
 
-@pytest.fixture(scope="module", params=["http2"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """This one only."""
-    Rig.engine = request.param
-    return Rig.engine
-
-
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    with Rig(grpc_max_message_bytes=1 << 20) as rig:
+    with Rig(max_request_bytes=1 << 20) as rig:
         yield rig
 
 
@@ -64,7 +59,7 @@ class Noting(SocketCallers):
 def test_callers_are_known_by_their_socket(tmp_path: Path, kind: str) -> None:
     callers = Noting()
     checked: Callers = callers
-    served = GrpcServer(fake_models.dispatcher(), Settings(grpc_server="http2"), checked)
+    served = GrpcServer(fake_models.dispatcher(), Settings(), checked)  # type: ignore[arg-type]
     target = f"unix:{tmp_path}/s" if kind == "unix" else "127.0.0.1:0"
     port = served.server.add_insecure_port(target)
     served.start()
@@ -92,10 +87,28 @@ def test_callers_are_known_by_their_socket(tmp_path: Path, kind: str) -> None:
     ],
 )
 def test_heads_that_are_refused(
-    raw: RawClient, changed: dict[str, str], expected: dict[str, str]
+    raw: RawClient, changed: dict[str, Any], expected: dict[str, str]
 ) -> None:
     raw.call(b"", **changed)
     assert expected.items() <= raw.fields().items()
+
+
+def test_blanks_around_values_are_no_part_of_them() -> None:
+    """A real client sends them with its metadata; a raw one also in the fields of gRPC's own."""
+    with Rig(grpc_header_forward_pattern="^x-") as rig:
+        rig.client.infer(metadata=(("x-user", " a b "),))
+        noted = rig.dispatcher.calls[-1].request
+        assert noted is not None
+        assert noted.parameters == {"x-user": "a b"}
+        raw = RawClient(rig.target)
+        message = request().SerializeToString()
+        raw.call(
+            prefix(len(message)) + message, te=" trailers", content_type="\tapplication/grpc ",
+            grpc_timeout=" 60S ", grpc_encoding="identity ",
+        )  # fmt: skip
+        assert raw.fields()[":status"] == "200"
+        assert raw.fields()["grpc-status"] == "0"
+        raw.close()
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -132,7 +145,7 @@ def test_inflating() -> None:
 
 def test_a_deadline_is_kept_by_the_server_too(rig: Rig, raw: RawClient) -> None:
     gate = threading.Event()
-    rig.dispatcher.functions["identity"] = lambda given: gate.wait(WATCHDOG_S) and given
+    rig.dispatcher.functions["identity"] = lambda given: gate.wait(WATCHDOG_S) and given  # type: ignore[assignment, return-value]
     data = request().SerializeToString()
     raw.call(prefix(len(data)) + data, grpc_timeout="100m")
     assert raw.fields()["grpc-status"] == "4"
@@ -140,8 +153,11 @@ def test_a_deadline_is_kept_by_the_server_too(rig: Rig, raw: RawClient) -> None:
     wait_until(lambda: rig.served.busy == 0, "nothing is left")
 
 
-def test_a_call_whose_message_never_ends_has_its_place_and_gives_it_back() -> None:
-    with Rig(grpc_max_calls=1, grpc_message_timeout_s=0.5) as rig:
+def test_a_call_whose_message_never_ends_has_its_place_and_gives_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handlers, "MESSAGE_TIMEOUT_S", 0.5)
+    with Rig(grpc_max_calls=1) as rig:
         raw = RawClient(rig.target)
         raw.call(None)
         wait_until(lambda: rig.served.busy > 0, "it has its place")

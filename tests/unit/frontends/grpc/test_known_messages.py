@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.frontends.grpc import infer
+from shmserve.frontends.grpc.inference import model_infer
 from shmserve.testing.running_server import WATCHDOG_S
 from tests.grpc_client import VALUES, Rig, request
 
@@ -24,13 +24,13 @@ def rig() -> Iterator[Rig]:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One item for each message whose fields were read."""
     seen: list[int] = []
-    parse = infer.parse_request
+    parse = model_infer.parse_request  # type: ignore[attr-defined]
 
     def counted(*args: object) -> object:
         seen.append(1)
         return parse(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(infer, "parse_request", counted)
+    monkeypatch.setattr(model_infer, "parse_request", counted)
     return seen
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from shmserve.frontends.grpc.__main__ import _await_turn
+from shmserve.frontends.grpc.process.__main__ import _await_turn
 
 
 @pytest.mark.parametrize(

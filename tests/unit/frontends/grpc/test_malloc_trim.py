@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from shmserve.frontends.grpc import malloc_trim
+from shmserve.frontends.grpc.process import malloc_trim
 
 
 @pytest.mark.parametrize("every_s", [1e10, inf])

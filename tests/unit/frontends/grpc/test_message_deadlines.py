@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmserve.config import Settings
-from shmserve.frontends.grpc.http2_engine.message_deadlines import AHEAD, MessageDeadlines
+from shmserve.frontends.grpc.http2_engine.begun_messages import AHEAD, MessageDeadlines
 
 SETTINGS = Settings(body_timeout_s=30.0, min_bytes_per_s=1 << 20)
 
@@ -29,7 +29,7 @@ def test_nobody_is_waited_for_longer_than_what_came_has_earned(
         earned = (came + AHEAD) / SETTINGS.min_bytes_per_s
         assert deadlines.next_due <= SETTINGS.body_timeout_s + earned
         assert deadlines.next_due <= now + SETTINGS.body_timeout_s + 2 * AHEAD / (1 << 20)
-    deadlines.look(1, None, now)
+    del deadlines.open[1]
     assert deadlines.next_due == float("inf")
     assert deadlines.overdue(1e9) == []
 

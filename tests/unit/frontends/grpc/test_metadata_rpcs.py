@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 import shmserve
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.core.registry import ModelState
+from shmserve.frontends.grpc import call_pools
 from shmserve.testing import fake_models
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import Rig
@@ -29,7 +30,7 @@ SERVING, NOT_SERVING, UNKNOWN = (
 
 
 @pytest.fixture(scope="module")
-def rig(engine: str) -> Iterator[Rig]:
+def rig() -> Iterator[Rig]:
     with Rig() as rig:
         yield rig
 
@@ -188,8 +189,9 @@ def test_health_is_watched() -> None:
         assert server.next() == "CANCELLED"
 
 
-def test_watchers_have_a_limit_and_keep_nobody_out() -> None:
-    with Rig(grpc_max_watchers=2) as rig:
+def test_watchers_have_a_limit_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_pools, "MAX_WATCHERS", 2)
+    with Rig() as rig:
         first, second = Watcher(rig), Watcher(rig)
         assert first.next() == second.next() == SERVING
         assert Watcher(rig).next() == "RESOURCE_EXHAUSTED"

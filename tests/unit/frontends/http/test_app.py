@@ -15,6 +15,7 @@ from shmserve.errors import ExecutorLost, ModelFailure, QueueFull
 from shmserve.tensor import bytes_codec
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeRequest
+from tests.log_lines import log_lines
 from tests.unit.http_client import (
     BINARY,
     BINARY_OUT,
@@ -145,14 +146,14 @@ def test_a_failure_is_one_line_with_an_id_that_the_client_has(client: Client, ca
     answer = client.infer({"inputs": [as_json([1])]}, path, headers={"X-Request-ID": "mine-7"})
     assert answer.headers["x-request-id"] == "mine-7"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    (line,) = caplog.messages
+    (line,) = log_lines(caplog)
     assert line.startswith(f"POST {path} failed status=500 request=mine-7 error=")
     assert "boom raised" in line
     caplog.clear()
     made = client.infer({"inputs": [as_json([5])]}, path).headers["x-request-id"]
     assert len(made) == 16
     assert len(caplog.records) == 1
-    assert f"failed status=500 request={made} error=unexpected error" in caplog.text
+    assert f"failed status=500 request={made} error=unexpected error" in log_lines(caplog)[0]
     caplog.clear()
     refused = client.infer({"inputs": [as_json([2])]}, path)  # a client's own fault is no line
     assert (refused.status, len(refused.headers["x-request-id"]), caplog.messages) == (400, 16, [])
@@ -171,8 +172,8 @@ def test_no_line_of_the_log_is_a_clients(client: Client, caplog: Any) -> None:
 
     client.dispatcher.functions["identity"] = fails
     client.infer(BINARY, tail=VALUES)
-    assert "\n" not in caplog.messages[-1]
-    assert "one\\nforged line" in caplog.messages[-1]
+    assert "\n" not in log_lines(caplog)[-1]
+    assert "one\\nforged line" in log_lines(caplog)[-1]
 
 
 def test_what_no_retry_mends_says_nothing_of_one(client: Client) -> None:

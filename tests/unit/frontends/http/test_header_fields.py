@@ -10,14 +10,14 @@ import pytest
 from gunicorn.config import Config
 
 from shmserve.config import Settings
+from shmserve.core.caller import Caller
 from shmserve.core.keys import entry_text
-from shmserve.core.regions.region_book import Caller
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.deciding_fields import refuse_alike
-from shmserve.frontends.http.app import create_app
-from shmserve.frontends.http.header_fields import HeaderFields, header_fields, underscored
-from shmserve.frontends.http.server.connection import HttpConnection
-from shmserve.frontends.http.server.context import Hooks, ServingContext
+from shmserve.frontends.http.routes.application import create_app
+from shmserve.frontends.http.server.header_fields import HeaderFields, header_fields, underscored
+from shmserve.frontends.http.server.http_connection import HttpConnection
+from shmserve.frontends.http.server.worker_context import Hooks, ServingContext
 from shmserve.frontends.oip.forwarded_fields import compiled, forwarded
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
@@ -33,7 +33,7 @@ class Connections:
     def __init__(self, **settings: Any) -> None:
         self.dispatcher: FakeDispatcher = fake_models.dispatcher()
         own = Settings(**settings)
-        app = create_app(self.dispatcher, own)
+        app = create_app(self.dispatcher, own)  # type: ignore[arg-type]
         hooks = Hooks(retire=lambda: None)
         self._serving = ServingContext(Config(), FakeLog(), own, app, hooks, 1 << 62)
 

@@ -14,8 +14,8 @@ import pytest
 from shmserve.config import Settings
 from shmserve.errors import TooLarge, Unavailable
 from shmserve.frontends.heap_budget import BUDGET, FREE, HeapBudget
-from shmserve.frontends.http.routes.body_reader import PieceReader, open_body
-from shmserve.frontends.http.routes.heap_budget import JSON_COST, BodyHeap
+from shmserve.frontends.http.routes.inference.body_heap import JSON_COST, BodyHeap
+from shmserve.frontends.http.routes.inference.body_reader import PieceReader, open_body
 from tests.unit.http_client import INFER, Body, Client, as_json, error_of
 
 SIZE = 3 << 20
@@ -28,7 +28,8 @@ def gzipped(text: bytes) -> tuple[bytes, dict[str, str]]:
 @pytest.mark.parametrize("form", ["plain json", "inflated json", "inflated raw"])
 def test_a_body_beyond_the_budget_is_refused_and_leaves_nothing(form: str) -> None:
     client = Client(Settings(max_heap_bytes=1 << 20))
-    text, headers = b" " * SIZE, {}
+    text = b" " * SIZE
+    headers: dict[str, str] = {}
     if form != "plain json":
         text, headers = gzipped(text)
     if form == "inflated raw":

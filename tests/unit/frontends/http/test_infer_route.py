@@ -129,7 +129,7 @@ def test_classification(client: Client) -> None:
     (output,) = answer.json["outputs"]
     assert (output["datatype"], output["shape"]) == ("BYTES", [2])
     assert output["data"] == ["4.500000:3", "3.000000:2"]
-    outputs[0]["parameters"]["binary_data"] = True
+    outputs[0]["parameters"]["binary_data"] = True  # type: ignore[index]
     answer = client.infer({"inputs": [as_json([1, 2, 3, 4.5])], "outputs": outputs})
     assert answer.tail == bytes_codec.encode(["4.500000:3", "3.000000:2"])
     outputs[0]["parameters"] = {"classification": 0}
@@ -163,7 +163,7 @@ def test_the_client_is_watched(client: Client) -> None:
         def alive(self) -> bool:
             return True
 
-    client.infer(BINARY, tail=VALUES, **{"shmserve.connection": Connection()})
+    client.infer(BINARY, tail=VALUES, **{"shmserve.connection": Connection()})  # type: ignore[arg-type]
     client.infer(BINARY, tail=VALUES)
     watched, unwatched = (call.options.on_wait for call in client.dispatcher.calls)
     assert watched() is True

@@ -8,12 +8,12 @@ from typing import Any
 import falcon.testing
 import pytest
 from falcon import inspect
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from openapi_spec_validator import validate
 
 from shmserve.config import Settings
-from shmserve.frontends.http.app import create_app
-from shmserve.frontends.http.routes.openapi import OPERATIONS
+from shmserve.frontends.http.routes.api_document import OPERATIONS
+from shmserve.frontends.http.routes.application import create_app
 from shmserve.grps.frontend.http import openapi_texts
 from shmserve.testing import fake_models
 
@@ -22,7 +22,7 @@ class Client(falcon.testing.TestClient):
     """The real application with fake models."""
 
     def __init__(self, **settings: Any) -> None:
-        app = create_app(fake_models.dispatcher(), Settings(**settings))
+        app = create_app(fake_models.dispatcher(), Settings(**settings))  # type: ignore[arg-type]
         super().__init__(app, headers={"Host": "localhost"})
 
     def document(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def test_a_client_that_stops_halfway_frees_the_slots(client: Client) -> None:
 
 def test_chunked_bodies(client: Client) -> None:
     head = json.dumps(BINARY).encode()
-    chunked = {"CONTENT_LENGTH": None, "HTTP_TRANSFER_ENCODING": "chunked"}
+    chunked: dict[str, Any] = {"CONTENT_LENGTH": None, "HTTP_TRANSFER_ENCODING": "chunked"}
     answer = client.infer(BINARY, tail=VALUES, stream=PlainBody(head + VALUES), **chunked)
     assert answer.tail == VALUES
     document = {"inputs": [as_json([1, 2])]}

@@ -16,8 +16,8 @@ from gunicorn.config import Config
 
 from shmserve import waiting
 from shmserve.config import Settings
-from shmserve.frontends.http.server.client_socket import GreenletSocket
 from shmserve.frontends.http.server.head import _WHOLE_RUN, Heads
+from shmserve.frontends.http.server.loop_socket import GreenletSocket
 from shmserve.frontends.http.server.tls_socket import TlsSocket, secure
 from shmserve.frontends.hub import Hub
 from shmserve.testing.running_server import WATCHDOG_S

@@ -39,7 +39,7 @@ def test_whole_body_goes_out_with_its_head() -> None:
     wire = Wire()
     response = respond(wire)
     response.start_response("200 OK", [("X-A", "1")])
-    response.send(BufferBody([b"ab", memoryview(bytearray(8)).cast("d")]))
+    response.send(BufferBody([b"ab", memoryview(bytearray(8)).cast("d")]))  # type: ignore[list-item]
     assert len(wire.sends) == 1
     assert wire.body == b"ab" + bytes(8)
     assert {"HTTP/1.1 200 OK", "Server: shmserve", "X-A: 1", "Content-Length: 10"} <= set(wire.head)
@@ -144,7 +144,7 @@ def test_generator_may_start_the_response_late() -> None:
     wire = Wire()
     response = respond(wire)
 
-    def application():  # type: ignore[no-untyped-def]
+    def application():
         response.start_response("201 Created", [])
         yield b"x"
 
@@ -182,10 +182,10 @@ def test_starting_twice_needs_an_exception() -> None:
     try:
         raise KeyError("first")
     except KeyError:
-        response.start_response("500 Oops", [], sys.exc_info())  # type: ignore[arg-type]
+        response.start_response("500 Oops", [], sys.exc_info())
         response.send([b""])
         with pytest.raises(KeyError):
-            response.start_response("500 Oops", [], sys.exc_info())  # type: ignore[arg-type]
+            response.start_response("500 Oops", [], sys.exc_info())
 
 
 def test_not_starting_is_an_error() -> None:

@@ -94,7 +94,7 @@ class Peer:
         assert last.kind == f.GOAWAY
         assert self.connection.finished
         code = int.from_bytes(last.payload[4:8], "big")
-        assert code == events[-1].code  # type: ignore[union-attr]
+        assert code == events[-1].code
         return code
 
     def resets(self) -> dict[int, int]:

@@ -43,7 +43,7 @@ def test_a_message_that_came_whole_is_a_view_of_it() -> None:
         raise AssertionError(size)
 
     data = memoryview(prefix(3) + b"abc" + prefix(2) + b"de")
-    first, second = MessageReader(10, no_memory).feed(data)
+    first, second = MessageReader(10, no_memory).feed(data)  # type: ignore[arg-type]
     assert first.data.obj is data.obj
     assert bytes(second.data) == b"de"
 
@@ -73,7 +73,7 @@ def test_a_size_is_checked_before_memory_is_asked_for() -> None:
         asked.append(size)
         return WholeMessage(size)
 
-    reader = MessageReader(100, receiver)
+    reader = MessageReader(100, receiver)  # type: ignore[arg-type]
     with pytest.raises(FramingFailed, match=r"larger than max \(101 vs. 100\)") as failed:
         reader.feed(memoryview(prefix(101)))
     assert failed.value.status == RESOURCE_EXHAUSTED
@@ -108,6 +108,8 @@ def test_what_is_no_timeout(value: str) -> None:
 def test_status_messages() -> None:
     assert encode_message("it is 100% \xe9\n~") == "it is 100%25 %C3%A9%0A~"
     assert encode_message("\ud800") == "?"
+    assert encode_message("  a b  ") == "%20 a b %20"  # RFC 9113: no blank at a value's end
+    assert encode_message(" ") == "%20"
 
 
 def test_binary_values() -> None:

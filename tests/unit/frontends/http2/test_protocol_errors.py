@@ -5,7 +5,7 @@ from __future__ import annotations
 import hpack
 import pytest
 
-from shmserve.frontends.http2 import PREFACE, ErrorCode, StreamReset
+from shmserve.frontends.http2 import PREFACE, ErrorCode, RequestReceived, StreamReset
 from shmserve.frontends.http2 import frames as f
 from tests.unit.frontends.http2.peer import REQUEST, Peer, data, headers
 
@@ -18,7 +18,7 @@ def test_a_half_closed_stream_takes_nothing(second: bytes) -> None:
     peer = Peer()
     peer.ask(1)
     (event,) = peer.give(second)
-    assert event == StreamReset(1, ErrorCode.STREAM_CLOSED, False, event.reason)  # type: ignore[union-attr]
+    assert event == StreamReset(1, ErrorCode.STREAM_CLOSED, False, event.reason)
     assert peer.resets() == {1: ErrorCode.STREAM_CLOSED}
 
 
@@ -102,4 +102,19 @@ def test_frames_of_a_stream_that_we_reset_are_forgiven() -> None:
     assert peer.give(data(1, b"abc"), late, f.window_update(1, 5), f.rst_stream(1, 8)) == []
     block = encoder.encode([*REQUEST, ("x-a", "1")])
     (event,) = peer.give(f.frame(f.HEADERS, f.END_HEADERS, 3, block))
-    assert event.head.value("x-a") == "1"  # type: ignore[union-attr]
+    assert event.head.value("x-a") == "1"
+
+
+def test_a_message_after_the_clients_own_reset_is_forgiven() -> None:
+    """As grpc-java sends it, if a deadline passes while the message waits to be written."""
+    peer = Peer(stream_window=1 << 16)
+    peer.ask(1, end=False)
+    (reset, asked) = peer.give(f.rst_stream(1, 8), headers(3), data(1, b"abc"))
+    assert (type(reset), type(asked)) == (StreamReset, RequestReceived)
+    assert peer.failure(data(1, bytes((1 << 16) - 2))) == ErrorCode.FLOW_CONTROL_ERROR
+
+
+def test_a_reset_of_an_ended_request_is_the_last_of_its_stream() -> None:
+    peer = Peer()
+    peer.ask(1)
+    assert peer.failure(f.rst_stream(1, 8) + data(1, b"abc")) == ErrorCode.STREAM_CLOSED

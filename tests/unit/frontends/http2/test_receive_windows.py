@@ -48,8 +48,8 @@ def test_what_a_stream_held_is_given_back_when_it_ends() -> None:
 
 def test_data_of_dropped_streams_opens_the_connections_window() -> None:
     peer = Peer(stream_window=65536, connection_window=65536)
-    peer.ask(1, end=False)
-    peer.connection.reset(1, ErrorCode.CANCEL)
-    for _ in range(10):
-        assert peer.give(data(1, bytes(30000))) == []
+    for stream_id in range(1, 21, 2):
+        peer.ask(stream_id, end=False)
+        peer.connection.reset(stream_id, ErrorCode.CANCEL)
+        assert peer.give(data(stream_id, bytes(30000))) == []
     assert sum(x.word for x in peer.take() if x.kind == f.WINDOW_UPDATE) >= 200000

@@ -43,7 +43,12 @@ def test_a_unary_response_is_three_frames_and_nobodys_copy() -> None:
     peer.ask(1)
     buffers = [b"prefix", memoryview(b"payload")]
     assert peer.connection.send(
-        1, peer.now, head=HEAD, data=buffers, trailers=TRAILERS, token="slot"
+        1,
+        peer.now,
+        head=HEAD,
+        data=buffers,  # type: ignore[arg-type]
+        trailers=TRAILERS,
+        token="slot",
     )
     out = peer.connection.outgoing(peer.now)
     assert out[1] is buffers[0]
@@ -289,7 +294,7 @@ def test_long_header_blocks_continue() -> None:
     frames = peer.take()
     assert [(x.kind, x.flags) for x in frames] == [(1, 0), (9, 0), (9, 4)]
     block = b"".join(x.payload for x in frames)
-    assert hpack.Decoder().decode(block)[1][1] == "y" * 40000
+    assert hpack.Decoder().decode(block)[1][1] == "y" * 40000  # type: ignore[index]
 
 
 def test_a_smaller_table_is_acknowledged_in_the_next_block_only() -> None:

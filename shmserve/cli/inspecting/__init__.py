@@ -1,0 +1,1 @@
+"""Commands that look before anything is served: the host, settings, model folders."""

@@ -1,0 +1,148 @@
+"""``shmserve check``: would it serve? One line a finding, exit status 1 on a problem."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from shmserve import config, model_places
+from shmserve.cli.inspecting import model_code, try_load
+from shmserve.config import Settings
+from shmserve.coordinator import pool_sizing
+from shmserve.coordinator.models import desired_models
+from shmserve.core.registry import ALL, ANY
+from shmserve.errors import ConfigError
+from shmserve.frontends.oip.restricted_apis import check_settings
+from shmserve.observe import otlp_extra
+from shmserve.protocol.triton_config import model_config
+from shmserve.repository import folder_reader
+from shmserve.supervisor import single_models
+from shmserve.tensor.spec import ModelSpec
+from shmserve.transport import listen_addresses, remote_extra
+from shmserve.transport.trust import key_file, tls
+
+
+def main(arguments: argparse.Namespace) -> int:
+    reading = config.read()
+    for warning in reading.warnings:
+        print(f"note  {warning}")
+    return run(reading.settings, arguments.load)
+
+
+def run(settings: Settings, load: bool = False) -> int:
+    """Check settings that were read already, memory limits and the model repository.
+
+    Without `load` no model is run: what is wrong with a configuration or missing is found, and
+    code that is no Python; what only running it can tell is not.
+    """
+    from shmserve.repository import scan
+
+    print(f"ok    settings (run directory {config.run_dir(settings)})")
+    with single_models.laid_out_elsewhere(settings) as settings:
+        return check(settings, scan, load)
+
+
+def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) -> int:
+    """Print the findings; returns the exit status."""
+    problems = 0
+    try:
+        listen_addresses.check_http(settings)
+    except ConfigError as ex:
+        print(f"FAIL  {ex.message}")
+        problems += 1
+    for entry in settings.model_repository:
+        _, path = model_places.single_of(entry) or ("", entry)
+        if not model_places.is_remote(path) and not os.path.isdir(path):
+            print(f"FAIL  model_repository: {path!r} is not a directory")
+            problems += 1
+    if problems:
+        return 1
+    try:
+        check_settings(settings)
+        key_file.read(settings)
+        otlp_extra.require(settings)
+        remote_extra.require(settings)
+        tls.certificates(settings, "http", "http/1.1")
+        tls.certificates(settings, "grpc", "h2")
+        desired = desired_models.choose(settings, scan)
+    except ConfigError as ex:
+        print(f"FAIL  {ex.message}")
+        return 1
+    short = _short_of_memory(settings, desired)
+    return 1 if not _models_would_do(settings, desired, load) or short else 0
+
+
+def _models_would_do(settings: Settings, desired: desired_models.DesiredModels, load: bool) -> bool:
+    """Print what is found of the models; returns whether the service would be ready with them."""
+    broken = {name.partition("/")[0] for name in desired.failures}
+    fine: set[str] = set()
+    names = {spec.name for spec, _ in desired.versions}
+    for spec, instances in desired.versions:
+        reason = _missing_steps(spec, names)
+        if instances and not reason:
+            reason = model_code.problem(Path(instances[0].directory) / spec.version)
+        if load and instances and not reason:
+            reason = try_load.problem(instances[0], settings.load_timeout_s)
+        if reason:
+            broken.add(spec.name)
+            finding = _finding(settings, spec.name)
+            print(f"{finding}  model {spec.name} version {spec.version}: {reason}")
+            continue
+        fine.add(spec.name)
+        kind, number = ("step", len(spec.steps)) if spec.steps else ("instance", len(instances))
+        count = f"{number} {kind}{'' if number == 1 else 's'}"
+        print(f"ok    model {spec.name} version {spec.version}: {spec.backend}, {count}")
+        for note in model_config.of_spec(spec, folder_reader.kinds()).notes:
+            print(f"note  model {spec.name} version {spec.version}: {note}")
+    for name, reason in sorted(desired.failures.items()):
+        finding = _finding(settings, name.partition("/")[0])
+        print(f"{finding}  model {name}: {reason}{_where(settings, name)}")
+    if broken and not fine:
+        print("FAIL  none of the models can be served")
+        return False
+    absent = [name for name in settings.ready_requires if name not in (*ALL, *ANY, *broken, *fine)]
+    for name in absent:
+        print(f"FAIL  ready_requires: '{name}' is no model of the repository")
+    return not absent and not any(_is_required(settings, name) for name in broken)
+
+
+def _is_required(settings: Settings, name: str) -> bool:
+    """Whether the service is not ready without this model."""
+    return settings.ready_requires == ALL or name in settings.ready_requires
+
+
+def _finding(settings: Settings, name: str) -> str:
+    """What is said of a broken model: others are served all the same."""
+    return "FAIL" if _is_required(settings, name) else "warn"
+
+
+def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) -> bool:
+    """Print what is found of the pool; returns whether the service would never be ready."""
+    pool, advice = pool_sizing.host_pool(settings.pool_bytes)
+    instances = sum(len(instances) for _, instances in desired.versions)
+    processes = settings.http_workers + settings.grpc_processes + instances
+    advice = advice or pool_sizing.arena_size(pool, processes, settings.arena_bytes)[1]
+    short = bool(pool_sizing.shortage(pool, pool, processes))
+    finding = "FAIL" if short else "warn" if advice else "ok  "
+    print(f"{finding}  memory: {advice or f'pool of {pool >> 20} MiB'}")
+    return short
+
+
+def _where(settings: Settings, name: str) -> str:
+    """The folder of a model, or of a version of it: for operators, clients never see it."""
+    for entry in settings.model_repository:
+        single = model_places.single_of(entry)
+        if single and name.split("/")[0] == single[0]:
+            return f" [{single[1]}]"
+        path = entry
+        folder = os.path.join(os.path.abspath(path), name)
+        if os.path.isdir(folder) or os.path.isdir(folder := os.path.dirname(folder)):
+            return f" [{folder}]"
+    return ""
+
+
+def _missing_steps(spec: ModelSpec, names: set[str]) -> str:
+    """Which models an ensemble lacks, in words; whether its tensors fit shows when it is loaded."""
+    missing = sorted({step.model for step in spec.steps} - names)
+    return f"steps are not served: {', '.join(missing)}" if missing else ""

@@ -1,0 +1,131 @@
+"""``shmserve settings``: what holds and where it is from; with --markdown, docs/settings.md."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from itertools import groupby
+
+import msgspec
+
+from shmserve import config
+from shmserve.cli.operating.show import Row, table
+from shmserve.errors import ConfigError
+from shmserve.setting_sources import Declared
+from shmserve.settings import kinds
+from shmserve.settings.retired import RETIRED
+
+_HEAD = """# Settings
+
+<!-- Written by `make docs` (`shmserve settings --markdown`): change shmserve/settings/ instead. -->
+
+A setting is a key of the TOML file that `SHMSERVE_CONFIG` names, and an environment variable,
+which wins: `http_bind` is `SHMSERVE_HTTP_BIND`. `shmserve settings` shows what holds and where it
+is from, `shmserve settings NAME` explains a setting, `shmserve check` says what is wrong: all of it
+at once, each with its place, what was given and what would do. A server with a wrong or unknown
+setting does not start. Secrets are never shown.
+
+    model_repository = ["/srv/models"]
+    pool_bytes = "8GiB"
+    [http]
+    bind = ["0.0.0.0:8000", "unix:/run/shmserve/http.sock"]
+    workers = 4
+    [pipelines]
+    pipe = ["preprocess", "classify"]
+
+- A table is a prefix: `[http] bind` is `http_bind`, `[http.tls] cert` is `http_tls_cert`. What is
+  set both ways is refused. Settings that are tables themselves (`pipelines`, `host_policies`) have
+  their entries there.
+- Sizes (`…_bytes`) are bytes, or texts with a unit: `k`, `M`, `G`, `T` and `KiB`, `MiB`, `GiB`,
+  `TiB` are powers of 1024, `kB`, `MB`, `GB`, `TB` of 1000; capitals do not matter.
+- Times (`…_s`) are seconds, or texts with a unit: `ms`, `s`, `min`, `h`, `d`.
+- In a variable, items of a list are separated by `,` (of `…_restricted_…` by `;`), and tables are
+  `name=item,item;other=item`.
+
+Relative paths begin in the directory in which the server was started.
+"""
+_GONE = """## Settings that are gone
+
+Until 0.4 a server with one of these settings starts if the value is what holds now, and warns of
+it; any other value is refused. `shmserve check` lists all of them at once.
+"""
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print; returns the exit status.
+
+    Raises:
+        ConfigError: as `config.load`, or there is no setting of a name that was asked for.
+    """
+    if arguments.names:
+        print("\n\n".join(explained(name) for name in arguments.names))
+    elif arguments.markdown:
+        print(markdown(), end="")
+    else:
+        rows = current()
+        print(msgspec.json.encode(rows).decode() if arguments.json else table(rows))
+    return 0
+
+
+def current() -> list[Row]:
+    """Each setting with its value here and where that is from."""
+    settings, origins, _ = config.read()
+    own = {
+        f"{name}_{field}": value
+        for name, extension in settings.extensions.items()
+        for field, value in msgspec.structs.asdict(extension).items()
+    }
+    return [
+        {
+            "setting": name,
+            "value": declared.text(own[name] if name in own else getattr(settings, name)),
+            "from": origins.get(name, "default"),
+        }
+        for name, declared in config.declared().items()
+    ]
+
+
+def explained(name: str) -> str:
+    """A setting, retired or not, in words.
+
+    Raises:
+        ConfigError: there is no such setting.
+    """
+    if name in RETIRED:
+        return f"{name}\n  {RETIRED[name].explanation(name)}"
+    setting = config.declared().get(name)
+    if setting is None:
+        raise ConfigError(f"there is no setting {name}: `shmserve settings` shows all")
+    default = setting.text(setting.default) or "nothing"
+    return f"{name}\n  {setting.description}\n  takes {setting.wants}; default: {default}"
+
+
+def markdown() -> str:
+    """The reference. Settings that are not ours, of installed extensions, are left out."""
+    return "\n".join([_HEAD, *_lines(config.declared()), *_gone()])
+
+
+def _lines(declared: dict[str, Declared]) -> Iterator[str]:
+    sections = groupby(declared.values(), lambda setting: setting.section)
+    for section, settings in sections:
+        if not section:
+            continue
+        yield f"## {section}\n"
+        yield "| setting | default | takes | what it does |"
+        yield "|---|---|---|---|"
+        for setting in settings:
+            takes = setting.wants.replace("|", "\\|")
+            default = setting.text(setting.default).replace("|", "\\|")
+            shown = f"`{default}`" if default else ""
+            yield f"| `{setting.name}` | {shown} | {takes} | {setting.description} |"
+        yield ""
+
+
+def _gone() -> Iterator[str]:
+    yield _GONE
+    yield "| since | setting | what holds now | why, and what to do |"
+    yield "|---|---|---|---|"
+    for name, retired in sorted(RETIRED.items()):
+        value = kinds.shown(name, retired.value)
+        yield f"| {retired.since} | `{name}` | `{value}` | {retired.advice(name)} |"
+    yield ""

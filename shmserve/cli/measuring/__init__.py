@@ -1,0 +1,1 @@
+"""``shmserve measure``: requests to one model over each way to it, timed."""

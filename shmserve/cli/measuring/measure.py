@@ -1,0 +1,168 @@
+"""``shmserve measure``: requests to one model over each way to it, in a closed loop, timed.
+
+The client is Python and runs beside the server: figures are for comparing, on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from shmserve import config
+from shmserve.cli.measuring import line_chart, made_inputs, measured_doors
+from shmserve.cli.measuring.measured_doors import Door, Receipt
+from shmserve.cli.operating import server_address
+from shmserve.cli.operating.server_address import Asking
+from shmserve.cli.operating.show import Row, table
+from shmserve.errors import ConfigError, ShmserveError, Unavailable
+from shmserve.protocol.decoding import json_decoder
+
+_decode = json_decoder(dict[str, Any])
+_ASK_S = 10.0
+_WARM_UP = 5  # requests: connections, memory that is mapped, sizes of outputs that are learned
+_MOST_FAILED = 20  # then a way is given up
+_POINTS = 60  # of a line of the drawing
+_MOST = {"seconds": 3600.0, "requests": 10_000_000, "concurrency": 256}
+
+
+class Measurement(Struct):
+    """Of one way. `ends`: of each request its end, in seconds from the start, and its ms;
+    `failures`: why others failed; `error`: why the way is none."""
+
+    over: str
+    elapsed_s: float = 0.0
+    failures: list[str] = []
+    error: str = ""
+    receipt: Receipt = {}
+    ends: list[tuple[float, float]] = []
+
+    def row(self) -> Row:
+        """As it is shown. Percentiles are of what succeeded."""
+        row: Row = {"over": self.over, "requests": len(self.ends), "failed": len(self.failures)}
+        if self.ends:
+            ms = np.array([latency for _, latency in self.ends])
+            row["per_s"] = round(len(self.ends) / self.elapsed_s, 1)
+            for percent in (50, 90, 99):
+                row[f"p{percent}_ms"] = round(float(np.percentile(ms, percent)), 3)
+            row["max_ms"] = round(float(ms.max()), 3)
+        copied = self.receipt.get("copied_bytes", {})
+        row["copied_bytes"] = " ".join(f"{stage}={n}" for stage, n in copied.items() if n) or (
+            "0" if copied else ""
+        )
+        row["error"] = self.error or (self.failures[-1] if self.failures else "")
+        return row
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Measure and print; exit status 1 if a way that was asked for did not work."""
+    for name, most in _MOST.items():
+        if not 0 < getattr(arguments, name) <= most:
+            raise ConfigError(f"--{name}: must be more than 0 and at most {most:g}")
+    settings = config.load()
+    url = server_address.http(settings, arguments.url)
+    inputs = _inputs(url, arguments)
+    results = []
+    for over in dict.fromkeys(arguments.over):
+        result = Measurement(over)
+        try:
+            make = measured_doors.maker(over, url, settings, arguments, inputs)
+            run(result, make, arguments)
+        except ShmserveError as ex:
+            result.error = ex.message
+        results.append(result)
+    rows = [result.row() for result in results]
+    print(msgspec.json.encode(rows).decode() if arguments.json else table(rows))
+    if arguments.svg:
+        draw(arguments, results)
+    return 1 if any(row["error"] for row in rows) else 0
+
+
+def _inputs(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    path = f"/v2/models/{urllib.parse.quote(arguments.model, safe='')}"
+    with Asking(url, None, _ASK_S) as server:
+        answers = []
+        for page in (path, f"{path}/config"):
+            status, error, body = server.ask("GET", page)
+            if status != 200:
+                raise Unavailable(f"{arguments.model}: {error}")
+            answers.append(_decode(body))
+    metadata, configuration = answers
+    batch = arguments.batch if configuration.get("max_batch_size") else None
+    return made_inputs.make(metadata["inputs"], arguments.input, batch, arguments.size)
+
+
+def run(result: Measurement, make: Callable[[], Door], limits: argparse.Namespace) -> None:
+    """As many callers as `limits.concurrency`, each with a door of its own, until the first limit.
+
+    Raises:
+        ShmserveError: a door does not open, or its first requests fail.
+    """
+    with ExitStack() as stack:
+        doors = [stack.enter_context(make()) for _ in range(limits.concurrency)]
+        for door in doors:
+            for _ in range(_WARM_UP):
+                result.receipt = door.send(receipt=True)
+        counts = _shares(limits.requests, len(doors))
+        start = time.perf_counter()
+        callers = [
+            threading.Thread(target=_call, args=(result, door, count, start, limits.seconds))
+            for door, count in zip(doors, counts, strict=True)
+            if count
+        ]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        result.elapsed_s = time.perf_counter() - start
+    result.ends.sort()
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    return [total // parts + (1 if n < total % parts else 0) for n in range(parts)]
+
+
+def _call(result: Measurement, door: Door, count: int, start: float, seconds: float) -> None:
+    clock = time.perf_counter
+    for _ in range(count):
+        begun = clock()
+        if begun - start > seconds or len(result.failures) >= _MOST_FAILED:
+            return
+        try:
+            door.send()
+        except ShmserveError as ex:
+            result.failures.append(ex.message)
+            continue
+        ended = clock()
+        result.ends.append((ended - start, (ended - begun) * 1e3))
+
+
+def draw(arguments: argparse.Namespace, results: Sequence[Measurement]) -> None:
+    """Medians and rates over time, into the file. Raises ConfigError: it cannot be written."""
+    median: dict[str, list[tuple[float, float]]] = {}
+    rates: dict[str, list[tuple[float, float]]] = {}
+    for result in results:
+        if not result.ends:
+            continue
+        width = max(result.elapsed_s / _POINTS, 1e-3)
+        bins: dict[int, list[float]] = {}
+        for end, latency in result.ends:
+            bins.setdefault(int(end / width), []).append(latency)
+        times = [((number + 0.5) * width, latencies) for number, latencies in sorted(bins.items())]
+        median[result.over] = [(at, float(np.median(latencies))) for at, latencies in times]
+        rates[result.over] = [(at, len(latencies) / width) for at, latencies in times]
+    title = f"{arguments.model}, {arguments.concurrency} at a time"
+    drawing = line_chart.svg(title, {"median latency, ms": median, "requests per second": rates})
+    try:
+        Path(arguments.svg).write_text(drawing)
+    except OSError as ex:
+        raise ConfigError(f"--svg: {arguments.svg} cannot be written: {ex.strerror}") from None

@@ -1,0 +1,98 @@
+"""The ways to a model that `shmserve measure` takes: each sends one request again and again."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, Self
+
+import shmserve.client
+from shmserve.cli.operating import server_address
+from shmserve.client.wire.inference_error import InferenceError
+from shmserve.config import Settings
+from shmserve.errors import ConfigError, Unavailable
+
+Receipt = Mapping[str, Any]
+
+_WAIT_S = 60.0
+_TRANSPORTS = {"http": "http", "region": "http", "lane": "lane"}
+
+
+class Door(Protocol):
+    """One caller's; a context manager."""
+
+    def send(self, receipt: bool = False) -> Receipt:
+        """One request and its answer. `receipt`: ask what it cost; else nothing is returned.
+
+        Raises:
+            Unavailable: it failed; the message says why.
+        """
+        ...
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def maker(
+    over: str, url: str, settings: Settings, arguments: argparse.Namespace, inputs: Any
+) -> Callable[[], Door]:
+    """What opens a door of this kind. Raises ConfigError: there is none of that kind here."""
+    if over != "grpc":
+        control = "" if over == "http" else server_address.client_socket(settings, arguments.url)
+        return functools.partial(ClientDoor, over, url, control, arguments.model, inputs)
+    target = server_address.grpc(settings, arguments.grpc)
+    from shmserve.cli.measuring.grpc_door import GrpcDoor
+
+    return functools.partial(GrpcDoor, target, arguments.model, inputs)
+
+
+class ClientDoor:
+    """`shmserve.client`, told which way to take."""
+
+    def __init__(
+        self, over: str, url: str, control: str | None, model: str, inputs: Mapping[str, Any]
+    ) -> None:
+        """`control`: as `shmserve.client.connect` has it.
+
+        Raises:
+            Unavailable: no server, or it gives no shared memory.
+        """
+        self._over, self._model, self._warm = over, model, 0
+        try:
+            self._client = shmserve.client.connect(
+                url, control, timeout=_WAIT_S, lanes=over == "lane"
+            )
+        except InferenceError as ex:
+            raise Unavailable(str(ex)) from None
+        except ValueError as ex:
+            raise ConfigError(f"--url: {ex}") from None
+        if over != "http" and not self._client.shared_memory:
+            self._client.close()
+            raise Unavailable("no shared memory with the server (docs/client.md)")
+        self._inputs = {name: self._placed(array) for name, array in inputs.items()}
+
+    def _placed(self, array: Any) -> Any:
+        """Where the model will read it, if it can lie there."""
+        if self._over == "http" or array.dtype.hasobject:
+            return array
+        there = self._client.empty(array.shape, array.dtype)
+        there[...] = array
+        return there
+
+    def send(self, receipt: bool = False) -> Receipt:
+        try:
+            result = self._client.infer(self._model, self._inputs, receipt=receipt)
+        except InferenceError as ex:
+            raise Unavailable(str(ex)) from None
+        self._warm += 1
+        # The first requests learn how large the outputs are, which a lane must know
+        if result.transport != _TRANSPORTS[self._over] and self._warm > 3:
+            raise Unavailable(f"the request went over {result.transport} instead (docs/client.md)")
+        return result.receipt or {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()

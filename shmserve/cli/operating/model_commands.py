@@ -1,0 +1,61 @@
+"""``shmserve load | unload | ready``: asked over HTTP, as any client may."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import urllib.parse
+
+from shmserve import config
+from shmserve.cli.operating import server_address
+from shmserve.cli.operating.server_address import Asking
+from shmserve.errors import ConfigError, Unavailable
+
+_MORE_S = 10.0  # than a model may take to load
+_READY_S = 5.0
+_POLL_S = 0.2
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Do it and say so; returns the exit status."""
+    settings = config.load()
+    url = server_address.http(settings, arguments.url)
+    if arguments.command == "ready":
+        with Asking(url, arguments.key_file, _READY_S) as server:
+            return _ready(server, arguments.model, arguments.wait)
+    with Asking(url, arguments.key_file, settings.load_timeout_s + _MORE_S) as server:
+        return _change(server, arguments.command, arguments.model)
+
+
+def _change(server: Asking, what: str, model: str) -> int:
+    """Load or unload. Raises Unavailable: no server, or it refuses, with its reason."""
+    path = f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/{what}"
+    status, error, _ = server.ask("POST", path, b"{}")
+    if status != 200:
+        raise Unavailable(f"{what} {model}: {error}")
+    print(f"{model}: {what}ed")
+    return 0
+
+
+def _ready(server: Asking, model: str | None, wait_s: float) -> int:
+    if not 0 <= wait_s < float("inf"):
+        raise ConfigError("--wait: must be a number of seconds, 0 or more")
+    path = "/v2/health/ready"
+    if model is not None:
+        path = f"/v2/models/{urllib.parse.quote(model, safe='')}/ready"
+    what = model or "the server"
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            status, error, _ = server.ask("GET", path)
+        except Unavailable as ex:
+            status, error = 0, ex.message
+        if status == 200:
+            print(f"{what} is ready")
+            return 0
+        refused = 400 <= status < 500 and status != 404  # which a model may be until it is loaded
+        if time.monotonic() >= deadline or refused:
+            reason = f": {error}" if error and status != 503 else ""
+            print(f"{what} is not ready{reason}")
+            return 1
+        time.sleep(_POLL_S)

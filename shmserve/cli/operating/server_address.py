@@ -1,0 +1,92 @@
+"""Where a server of these settings is found from its own host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from shmserve import config
+from shmserve.client.wire.http_transport import Transport
+from shmserve.client.wire.inference_error import InferenceError
+from shmserve.config import Settings
+from shmserve.errors import ConfigError, Unavailable
+from shmserve.protocol.control.client_messages import SOCKET_NAME
+
+_ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]"}
+
+
+def http(settings: Settings, url: str | None) -> str:
+    """The address of HTTP for `shmserve.client`: the one that is given, else of `http_bind` a
+    Unix socket, else the first.
+
+    Raises:
+        ConfigError: none can be used from here.
+    """
+    if url:
+        return url
+    found = _bound(settings.http_bind)
+    if found.startswith("unix:"):
+        return found
+    if not found or settings.http_tls_cert:
+        raise ConfigError("http_bind: none without TLS that can be used from here; give --url")
+    return f"http://{found}"
+
+
+def grpc(settings: Settings, address: str | None) -> str:
+    """The same of gRPC, as its library takes it."""
+    found = address or _bound(settings.grpc_bind)
+    if not found or not settings.grpc_processes:
+        raise ConfigError("grpc_bind: no gRPC is served here; give --grpc")
+    if not address and settings.grpc_tls_cert and not found.startswith("unix:"):
+        raise ConfigError("grpc_bind: no address without TLS that can be used from here")
+    return found
+
+
+def client_socket(settings: Settings, url: str | None) -> str | None:
+    """Where the server of these settings takes shared memory; None: `url` is another's, and its
+    client socket is looked for beside its HTTP socket."""
+    if url:
+        return None
+    return settings.client_socket or os.path.join(config.run_dir(settings), SOCKET_NAME)
+
+
+def _bound(binds: Iterable[str]) -> str:
+    usable = [bind for bind in binds if not bind.startswith("fd://")]
+    usable.sort(key=lambda bind: not bind.startswith("unix:"))
+    if not usable or usable[0].startswith("unix:"):
+        return usable[0] if usable else ""
+    host, _, port = usable[0].rpartition(":")
+    return f"{_ANY.get(host, host)}:{port}"
+
+
+class Asking:
+    """Requests to one server, with the key of a file; a context manager."""
+
+    def __init__(self, url: str, key_file: str | None, timeout_s: float) -> None:
+        """Raises ConfigError: the address or the file cannot be used."""
+        self._headers: Mapping[str, str] = {}
+        if key_file:
+            try:
+                key = Path(key_file).read_text().strip()
+            except (OSError, UnicodeDecodeError) as ex:
+                raise ConfigError(f"--key-file: it cannot be read: {ex}") from None
+            self._headers = {"Authorization": f"Bearer {key}"}
+        try:
+            self._transport = Transport(url, timeout_s)
+        except ValueError as ex:
+            raise ConfigError(f"--url: {ex}") from None
+
+    def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, str, bytes]:
+        """The status, what an error says, and the body. Raises Unavailable: no answer came."""
+        try:
+            reply = self._transport.request(method, path, self._headers, [body] if body else ())
+        except InferenceError as ex:
+            raise Unavailable(str(ex)) from None
+        return reply.status, reply.error if reply.status >= 400 else "", reply.body.tobytes()
+
+    def __enter__(self) -> Asking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._transport.close()

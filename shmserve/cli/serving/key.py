@@ -1,0 +1,67 @@
+"""``shmserve key new``: a key for somebody who calls, printed once; the file has its hash."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from shmserve import config
+from shmserve.config import Settings
+from shmserve.core import keys
+from shmserve.errors import ConfigError
+
+
+def main(arguments: argparse.Namespace) -> int:
+    scopes = arguments.scopes.split(",")
+    return new(config.load(), arguments.file, arguments.name, scopes, arguments.days)
+
+
+def new(
+    settings: Settings, path: str | None, name: str, scopes: Sequence[str], days: int | None
+) -> int:
+    """Make a key and print it. Servers that read the file know it a second later at most.
+
+    Args:
+        settings: `keys_file`.
+        path: of the file; None: that of the setting. It is made if it is not there.
+        name: whose key it is.
+        scopes: what its holder may do.
+        days: until it expires; None: never.
+
+    Raises:
+        ConfigError: the file is not usable or has a key of this name, or there is no such scope.
+    """
+    path = path or settings.keys_file
+    if not path:
+        raise ConfigError("no file for the key: give --file, or set keys_file")
+    if days is not None and not 0 < days <= 36500:
+        raise ConfigError("--days: must be between 1 and 36500")
+    keys.check_name(name)
+    allowed = keys.parse_scopes(scopes)
+    expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
+    key = keys.PREFIX + secrets.token_urlsafe(keys.KEY_BYTES)
+    try:
+        _append(path, name, keys.entry_text(name, key, allowed, expires))
+    except OSError as ex:
+        raise ConfigError(f"the file of keys cannot be written: {ex.strerror}") from None
+    print(f"key {name} may: {', '.join(allowed)}. It is shown only now:", file=sys.stderr)
+    print(key)
+    return 0
+
+
+def _append(path: str, name: str, entry: str) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # two who add keys
+        there = file.read()
+        if name in {key.name for key in keys.parse(there).values()}:
+            raise ConfigError(f"keys_file: there is a key '{name}' already")
+        if there:
+            entry = f"\n{entry}" if there.endswith(b"\n") else f"\n\n{entry}"
+        keys.parse(there + entry.encode())
+        file.write(entry.encode())

@@ -1,0 +1,238 @@
+"""One attempt at a request: where its tensors lie, its document, its result."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shmserve.client.memory import device_arrays
+from shmserve.client.memory.block_pool import Block, BlockPool
+from shmserve.client.result_reader import HEADER_LENGTH, TensorPlace
+from shmserve.client.tensors import ClientTensor
+from shmserve.protocol.control.lane_messages import (
+    INLINE_BYTES,
+    INLINE_TOTAL,
+    LaneOutput,
+    LaneRequest,
+    LaneTensor,
+)
+
+PoolOf = Callable[[int | None], BlockPool | None]
+Copy = tuple[ClientTensor, Any]  # and the window that it goes to
+_ALIGNMENT = 256  # what GPUs and vector instructions like best
+_numbers = itertools.count(1)  # of requests over lanes, whichever these take
+
+
+class RequestAttempt:
+    """Holds leases on the blocks of a request until `close`.
+
+    Attributes:
+        windows: of outputs, with their bytes.
+        shared: the server is told of any of our memory.
+        on_gpu: of a GPU's.
+    """
+
+    def __init__(
+        self,
+        pool_of: PoolOf,
+        inputs: Sequence[ClientTensor],
+        outputs: Mapping[str, int | None],
+        device: int | None,
+        inline: bool = False,
+    ) -> None:
+        """Everything that goes into memory is there when this returns.
+
+        Args:
+            pool_of: the memory of a GPU or, None, of the host; None: it is not to be used.
+            outputs: names, with the bytes that fit into memory; None: over HTTP.
+            device: the GPU whose memory results shall be in; None: the host's.
+            inline: small inputs go along with the request, unless they are in memory already.
+        """
+        self._inline = INLINE_BYTES if inline else 0
+        self._pool_of = pool_of
+        self._device = device
+        self._held: list[tuple[BlockPool, Block]] = []
+        self._places: dict[str, TensorPlace] = {}  # of inputs
+        self.windows: dict[str, tuple[TensorPlace, int]] = {}  # of outputs, with their bytes
+        self._inputs = inputs
+        self._outputs = outputs
+        self._gpus = {tensor.device for tensor in inputs if tensor.device is not None}
+        self.on_gpu = False
+        try:
+            copies = self._place_inputs()
+            self._place_outputs()
+            if copies or self._gpus:
+                self._fill(copies)
+        except BaseException:
+            self.close()
+            raise
+        self.shared = bool(self._places or self.windows)
+
+    def _place_inputs(self) -> list[Copy]:
+        """Those in memory that the server knows stay where they are; for the others there is
+        one block each on the host and on each GPU. Which are to be copied, and where to."""
+        elsewhere: dict[int | None, list[ClientTensor]] = {}
+        for tensor in self._inputs:
+            pool = self._pool_of(tensor.device) if tensor.payload is None else None
+            location = pool.find(tensor.array) if pool is not None else None
+            if pool is not None and location is not None:
+                self._places[tensor.name] = TensorPlace(pool, *location)
+                self.on_gpu |= tensor.device is not None
+            elif tensor.nbytes and (tensor.device is not None or tensor.nbytes >= self._inline):
+                elsewhere.setdefault(tensor.device, []).append(tensor)
+        if not elsewhere:
+            return []
+        on_host = elsewhere.pop(None, [])
+        copies = []
+        for device, tensors_there in elsewhere.items():
+            windows = self._reserve(device, tensors_there)
+            copies += windows
+            on_host += [] if windows else tensors_there
+        return copies + self._reserve(None, on_host)
+
+    def _reserve(self, device: int | None, tensors: list[ClientTensor]) -> list[Copy]:
+        """Windows for all of these in one block; none at all if there is no room."""
+        pool = self._pool_of(device) if tensors else None
+        block = pool.acquire(sum(map(_aligned, tensors))) if pool is not None else None
+        if pool is None or block is None:
+            return []
+        self._held.append((pool, block))
+        self.on_gpu |= device is not None
+        windows, offset = [], 0
+        for tensor in tensors:
+            self._places[tensor.name] = TensorPlace(pool, block, offset)
+            windows.append((tensor, block.window(offset, tensor.nbytes)[0]))
+            offset += _aligned(tensor)
+        return windows
+
+    def _place_outputs(self) -> None:
+        """A block each: one that the caller keeps must not keep the others."""
+        devices = (None,) if self._device is None else (self._device, None)
+        for name, nbytes in self._outputs.items():
+            for device in devices if nbytes else ():
+                pool = self._pool_of(device)
+                block = pool.acquire(nbytes) if pool is not None and nbytes else None
+                if pool is None or block is None or not nbytes:
+                    continue
+                self._held.append((pool, block))
+                self.windows[name] = TensorPlace(pool, block, 0), nbytes
+                if device is not None:
+                    self.on_gpu = True
+                    self._gpus.add(device)
+                break
+
+    def _fill(self, copies: list[Copy]) -> None:
+        """Copy. What was begun on a GPU ends first: the arrays may only be about to be made,
+        and an earlier user's kernels may still be at work on our blocks."""
+        self._await_gpus()
+        for tensor, window in copies:
+            tensor.write(window)
+        if any(not isinstance(window, np.ndarray) for _, window in copies):
+            self._await_gpus()
+
+    def _await_gpus(self) -> None:
+        for device in self._gpus:
+            device_arrays.synchronize(device)
+
+    def outside(self) -> str | None:
+        """The first input that would be worth it and is in no memory of ours."""
+        for tensor in self._inputs:
+            if tensor.name not in self._places and tensor.nbytes >= INLINE_BYTES:
+                return tensor.name
+        return None
+
+    # ------------------------------------------------------------------- request
+
+    def request(
+        self, parameters: Mapping[str, Any] | None, request_id: str
+    ) -> tuple[dict[str, str], list[bytes | memoryview]]:
+        body: list[bytes | memoryview] = []
+        described = []
+        for tensor in self._inputs:
+            place = self._places.get(tensor.name)
+            if place is None:
+                where: dict[str, Any] = {"binary_data_size": tensor.nbytes}
+                body.append(tensor.data())
+            else:
+                where = place.window(tensor.nbytes)
+            described.append(
+                {
+                    "name": tensor.name,
+                    "datatype": tensor.datatype,
+                    "shape": tensor.shape,
+                    "parameters": where,
+                }
+            )
+        wanted = [
+            {"name": name, "parameters": place.window(nbytes) if place else {"binary_data": True}}
+            for name in self._outputs
+            for place, nbytes in [self.windows.get(name, (None, 0))]
+        ]
+        document: dict[str, Any] = {"inputs": described, "outputs": wanted}
+        if request_id:
+            document["id"] = request_id
+        if parameters:
+            document["parameters"] = dict(parameters)
+        head = msgspec.json.encode(document)
+        return {HEADER_LENGTH: str(len(head))} if body else {}, [head, *body]
+
+    def lane_request(
+        self,
+        parameters: Mapping[str, Any] | None,
+        request_id: str,
+        stream: bool = False,
+    ) -> LaneRequest | None:
+        """The same for a lane; None: a tensor is too large for one, and in none of our memory.
+        A `stream` has as much credit as answers fit into the lane's socket: it is nobody's fault
+        if they wait there for long."""
+        inputs = []
+        for tensor in self._inputs:
+            place = self._places.get(tensor.name)
+            if place is None and tensor.nbytes >= INLINE_BYTES:
+                return None
+            at = bytes(tensor.data()) if place is None else place.on_lane(tensor.nbytes)
+            inputs.append(LaneTensor(tensor.name, tensor.datatype, tensor.shape, at))
+        outputs = []
+        for name, nbytes in self._outputs.items():
+            window = self.windows.get(name)
+            if window is None and nbytes:
+                return None
+            outputs.append(
+                LaneOutput(name, None if window is None else window[0].on_lane(window[1]))
+            )
+        ahead = 1 if self.windows else max(1, INLINE_TOTAL // (INLINE_BYTES * max(1, len(outputs))))
+        return LaneRequest(
+            next(_numbers),
+            tuple(inputs),
+            tuple(outputs),
+            request_id,
+            dict(parameters) if parameters else {},
+            credit=ahead if stream else 0,
+        )
+
+    # ---------------------------------------------------------------------- life
+
+    def is_blamed(self, reason: str) -> bool:
+        """Whether a request was refused for the memory we named in it."""
+        return (self.shared and "shared memory" in reason) or (self.on_gpu and "CUDA" in reason)
+
+    def taint(self) -> None:
+        """Nobody knows whether the server is done with these blocks."""
+        for pool, block in self._held:
+            pool.taint([block])
+        for place in self._places.values():
+            place.pool.taint([place.block])
+
+    def close(self) -> None:
+        """End the leases of the request; results have their own."""
+        held, self._held = self._held, []
+        for pool, block in held:
+            pool.release(block)
+
+
+def _aligned(tensor: ClientTensor) -> int:
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT

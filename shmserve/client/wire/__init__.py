@@ -1,0 +1,1 @@
+"""The client's connections to a server: HTTP, the client socket, lanes."""

@@ -1,0 +1,309 @@
+"""HTTP/1.1 over TCP or a Unix socket, with connections kept for the next request."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.client
+import re
+import select
+import socket
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from shmserve.client.wire.cancel_scope import cancellable
+from shmserve.client.wire.inference_error import CLOSED, LATE, InferenceError
+from shmserve.errors import UnreadableMessage
+from shmserve.protocol.decoding import json_decoder
+
+Array = np.ndarray[Any, Any]
+_MAX_IDLE = 16
+_PIECE = 1 << 16  # bytes of a stream that are read at a time
+_EVENTS = "text/event-stream"
+_EVENT_END = b"\n\n"
+_LOOPBACK = re.compile(r"127(\.[0-9]{1,3}){3}|::1").fullmatch
+_decode = json_decoder()
+
+
+class Reply(Struct, frozen=True):
+    """A response; `headers` by lower-case name."""
+
+    status: int
+    headers: dict[str, str]
+    body: Array
+
+    @property
+    def error(self) -> str:
+        """What an error response says."""
+        try:
+            return str(_decode(self.body.data)["error"])
+        except (UnreadableMessage, KeyError, TypeError):
+            return f"the server answered with status {self.status}"
+
+
+class Transport:
+    """Requests to one server. Thread-safe: each request has a connection of its own.
+
+    Attributes:
+        timeout_s: to wait for an answer, where a request says nothing else.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        """Raises ValueError for an address of another kind."""
+        self.timeout_s = timeout_s
+        self.unix_path = ""
+        self._host, self._port, self._prefix = "localhost", 80, ""
+        if url.startswith("unix:"):
+            self.unix_path = "/" + url.removeprefix("unix:").lstrip("/")
+        else:
+            parts = urllib.parse.urlsplit(url)
+            if parts.scheme != "http" or not parts.hostname:
+                raise ValueError(f"a server's address is http://HOST:PORT or unix:/PATH, not {url}")
+            self._host, self._port = parts.hostname, parts.port or 80
+            self._prefix = parts.path.rstrip("/")
+        self._lock = threading.Lock()
+        self._idle: list[http.client.HTTPConnection] = []
+        self._closed = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is certainly on this host."""
+        return (
+            bool(self.unix_path) or self._host == "localhost" or _LOOPBACK(self._host) is not None
+        )
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        body: Sequence[bytes | memoryview] = (),
+        timeout_s: float = 0.0,
+    ) -> Reply:
+        """One request and its response.
+
+        Raises:
+            InferenceError: with status 0: no response came, nobody wants it any more, or the
+                transport is closed.
+        """
+        connection = self._connection(timeout_s or self.timeout_s)
+        fields = {"Content-Length": str(sum(len(p) for p in body)), **(headers or {})}
+        with failures(connection), _interruptible(connection):
+            broken = self._send(connection, method, path, fields, body)
+            response = connection.getresponse()
+            data = _read(response)
+        self.keep(connection, broken or response.will_close)
+        return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, data)
+
+    def events(self, path: str, body: bytes, until: float) -> EventStream:
+        """A POST that is answered by server-sent events, the last one at `until`
+        (`time.monotonic`).
+
+        Raises:
+            InferenceError: the server refused, or as `request`.
+        """
+        connection = self._connection(left_s(until))
+        fields = {"Content-Length": str(len(body)), "Content-Type": "application/json"}
+        with failures(connection), _interruptible(connection) as sock:
+            self._send(connection, "POST", path, fields, [body])
+            response = connection.getresponse()
+            if response.headers.get_content_type() == _EVENTS:  # whatever the first one's status
+                return EventStream(self, connection, sock, response, until)
+            reply = Reply(response.status, {}, _read(response))
+        connection.close()
+        raise InferenceError(reply.status, reply.error)
+
+    def _send(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        fields: Mapping[str, str],
+        body: Sequence[bytes | memoryview],
+    ) -> bool:
+        """Whether the connection broke: it may have been refused before all of it was sent."""
+        # A single piece rides with the head; pieces do not, but are not joined either.
+        content: Any = bytes(body[0]) if len(body) == 1 else iter(body)
+        try:
+            connection.request(method, self._prefix + path, content if body else None, fields)
+        except (BrokenPipeError, ConnectionResetError):
+            return True
+        return False
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise InferenceError(0, CLOSED)
+                connection = self._idle.pop() if self._idle else None
+            if connection is None and self.unix_path:
+                return _UnixConnection(self.unix_path, timeout_s)
+            if connection is None:
+                return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+            if _usable(connection):
+                connection.sock.settimeout(timeout_s)
+                return connection
+            connection.close()
+
+    def keep(self, connection: http.client.HTTPConnection, ends: bool) -> None:
+        """A response is over; the connection may be of use again, unless it `ends`."""
+        with self._lock:
+            if not (self._closed or ends or len(self._idle) >= _MAX_IDLE):
+                self._idle.append(connection)
+                return
+        connection.close()
+
+
+class EventStream:
+    """Server-sent events, as they come. One thread at a time."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        connection: http.client.HTTPConnection,
+        sock: socket.socket,
+        response: http.client.HTTPResponse,
+        until: float,
+    ) -> None:
+        self._transport = transport
+        self._connection = connection
+        self._sock = sock
+        self._response = response
+        self._until = until
+        self._received = bytearray()
+        self._seen = 0  # of it: no event ends there
+        self._over = False
+
+    def next(self) -> bytes | None:
+        """What the next event tells; None: that was the last one, and nobody asks again.
+
+        Raises:
+            InferenceError: as `Transport.request`.
+        """
+        with failures(self._connection):
+            while (end := self._received.find(_EVENT_END, self._seen)) < 0:
+                self._seen = max(0, len(self._received) - len(_EVENT_END) + 1)
+                with cancellable(functools.partial(_interrupt, self._sock)):
+                    self._sock.settimeout(left_s(self._until))
+                    piece = self._response.read1(_PIECE)
+                if not piece:
+                    self._over = True
+                    self._response.read()  # which ends one that was empty
+                    self._transport.keep(self._connection, self._response.will_close)
+                    return None
+                self._received += piece
+        event = bytes(self._received[:end]).removeprefix(b"data: ")
+        del self._received[: end + len(_EVENT_END)]
+        self._seen = 0
+        return event
+
+    def close(self) -> None:
+        """Nobody wants more of it: the server sees its client go."""
+        if not self._over:
+            self._response.close()
+            self._connection.close()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+
+def _usable(connection: http.client.HTTPConnection) -> bool:
+    """Whether an idle connection is still open: nothing is there to be read, not even EOF."""
+    if connection.sock is None:
+        return False
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return not poll.poll(0)
+
+
+def left_s(until: float) -> float:
+    """Until then, in seconds.
+
+    Raises:
+        InferenceError: no time is left.
+    """
+    left = until - time.monotonic()
+    if left <= 0:
+        raise InferenceError(0, LATE)
+    return left
+
+
+@contextlib.contextmanager
+def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
+    """What fails closes the connection; if that is a wait, as an InferenceError."""
+    try:
+        yield
+    except TimeoutError as ex:
+        connection.close()
+        raise InferenceError(0, LATE) from ex
+    except (OSError, http.client.HTTPException) as ex:
+        connection.close()
+        raise InferenceError(
+            0, f"no answer from the server at {_place(connection)}: {_why(ex)}"
+        ) from ex
+    except BaseException:  # e.g. KeyboardInterrupt: what is left of the response is useless
+        connection.close()
+        raise
+
+
+def _why(ex: Exception) -> str:
+    if type(ex) is http.client.BadStatusLine:
+        return "it does not speak HTTP/1.1; is it gRPC's port?"
+    return str(ex)
+
+
+def _place(connection: http.client.HTTPConnection) -> str:
+    if isinstance(connection, _UnixConnection):
+        return f"unix:{connection.path}"
+    return f"http://{connection.host}:{connection.port}"
+
+
+@contextlib.contextmanager
+def _interruptible(connection: http.client.HTTPConnection) -> Iterator[socket.socket]:
+    """An open connection, until somebody cancels what is waited for on it."""
+    if connection.sock is None:
+        connection.connect()
+    sock: socket.socket = connection.sock
+    with cancellable(functools.partial(_interrupt, sock)):
+        yield sock
+
+
+def _interrupt(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the server has ended it already
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _read(response: http.client.HTTPResponse) -> Array:
+    """The body, in memory that is the caller's to write to."""
+    if response.length is None:
+        return np.frombuffer(bytearray(response.read()), np.uint8)
+    data = np.empty(response.length, np.uint8)
+    done = 0
+    while done < len(data):
+        count = response.readinto(data[done:].data)
+        if not count:
+            raise http.client.IncompleteRead(b"", len(data) - done)
+        done += count
+    response.read()  # which ends the response
+    return data

@@ -1,0 +1,1 @@
+"""Local programs: the client socket, and lanes to executors."""

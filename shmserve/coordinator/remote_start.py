@@ -1,0 +1,85 @@
+"""How a service begins whose models are elsewhere: with what the cache has, if it has all that is
+wanted, and else once that has been fetched."""
+
+from __future__ import annotations
+
+import logging
+
+from shmserve import model_places
+from shmserve.config import Settings
+from shmserve.coordinator import assembly
+from shmserve.coordinator.assembly import Parts
+from shmserve.coordinator.models import desired_models
+from shmserve.coordinator.models.background import Background
+from shmserve.coordinator.models.desired_models import DesiredModels, Library
+from shmserve.errors import ConfigError
+from shmserve.protocol.control.model_messages import ModelsFetched
+
+_log = logging.getLogger(__name__)
+
+
+def waits(settings: Settings, library: Library) -> bool:
+    """Whether something that is to be served has never been fetched."""
+    wanted = settings.load_models if settings.model_control == "explicit" else ("*",)
+    return model_places.fetches(settings) and library.pending(
+        model_places.repository_paths(settings), wanted
+    )
+
+
+def survey(settings: Settings, library: Library) -> dict[str, str]:
+    """Fingerprints of all models."""
+    try:
+        return library.survey(model_places.repository_paths(settings))
+    except ConfigError:  # scanning it will say so
+        return {}
+
+
+class RemoteStart:
+    """What follows on rounds of the fetcher. `waiting`: nothing is served yet."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        library: Library,
+        background: Background,
+        parts: Parts,
+        tried: dict[str, str],
+        waiting: bool,
+    ) -> None:
+        self._settings = settings
+        self._library = library
+        self._background = background
+        self._parts = parts
+        self._tried = tried
+        self._waiting = waiting
+
+    def fetched(self, message: ModelsFetched) -> None:
+        """A round is over."""
+        unlisted = "; ".join(message.unlisted)
+        notices = {**self._parts.control.remote.notices, **({"": unlisted} if unlisted else {})}
+        if self._parts.publication.notices != notices:
+            self._parts.publication.notices = notices
+            self._parts.publication.publish()
+        if not self._waiting:
+            self._parts.control.renew()
+        elif not self._library.pending(model_places.repository_paths(self._settings), ()):
+            self._waiting = False
+            if not self._background.submit(self._look, self._begin):
+                self._wait()
+        else:
+            _log.error("not ready: %s", unlisted)
+
+    def _look(self) -> tuple[dict[str, str], DesiredModels]:
+        marks = survey(self._settings, self._library)
+        return marks, desired_models.choose(self._settings, self._library.scan)
+
+    def _begin(self, found: tuple[dict[str, str], DesiredModels] | Exception) -> None:
+        if isinstance(found, Exception):
+            self._wait()
+            return
+        self._tried.update(found[0])
+        assembly.begin(self._parts, found[1], found[0])
+
+    def _wait(self) -> None:
+        self._waiting = True
+        self._parts.control.remote.again()

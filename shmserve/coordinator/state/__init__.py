@@ -1,0 +1,1 @@
+"""What the coordinator keeps and publishes: the registry, runtime settings, the checkpoint."""

@@ -1,0 +1,191 @@
+"""What the coordinator writes down, so that its successor goes on where it was killed.
+
+The file `registry.models` holds every model with its revisions: what serves, what is being
+loaded, what was unloaded, with which overrides. It is replaced as a whole before anything that
+was decided is published or acknowledged. While it cannot be written, the coordinator goes on from
+memory. Who lives is not in it: that is told by the published registry and by the processes
+themselves.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+from msgspec import Struct
+
+from shmserve.core.control.lifecycle import State
+from shmserve.core.control.reconciler import Reconciler
+from shmserve.core.control.records import InstanceRecord, ModelRecord, Revision, VersionRecord
+from shmserve.errors import UnreadableMessage
+from shmserve.protocol.control.link_messages import Instance
+from shmserve.protocol.decoding import msgpack_decoder
+from shmserve.shm.replaced_file import ReplacedFile
+from shmserve.tensor.spec import ModelSpec
+
+FILE = "registry.models"
+
+Instances = dict[str, Instance]  # by name
+
+
+class InstanceCheckpoint(Struct, frozen=True):
+    """One instance. `failed`: why it never will be loaded; empty: that is not so."""
+
+    instance: Instance
+    loaded: bool
+    failed: str
+
+
+class VersionCheckpoint(Struct, frozen=True):
+    spec: ModelSpec
+    instances: tuple[InstanceCheckpoint, ...]
+
+
+class RevisionCheckpoint(Struct, frozen=True):
+    number: int
+    versions: tuple[VersionCheckpoint, ...]
+    failures: dict[str, str]
+    fingerprint: str
+    overrides: str
+
+
+class ModelCheckpoint(Struct, frozen=True):
+    """`ModelRecord` without revisions that go: nobody needs them any more."""
+
+    name: str
+    required: bool
+    serving: RevisionCheckpoint | None
+    coming: RevisionCheckpoint | None
+    unloaded: dict[str, ModelSpec]
+    refused: dict[str, str]
+    loading: bool
+    implied: bool = False
+
+
+class Checkpoint(Struct, frozen=True):
+    """All of it, for one epoch. `tried`: what model control has tried by itself."""
+
+    epoch: str
+    next_number: int
+    failures: dict[str, str]
+    models: tuple[ModelCheckpoint, ...]
+    tried: dict[str, str] = {}
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgpack_decoder(Checkpoint)
+
+
+class CheckpointFile:
+    def __init__(self, run_dir: str, epoch: str) -> None:
+        self._path = os.path.join(run_dir, FILE)
+        self._file = ReplacedFile(self._path)
+        self._epoch = epoch
+        self._written = b""
+
+    def read(self) -> Checkpoint | None:
+        """What a predecessor of the same epoch wrote, or None."""
+        try:
+            with open(self._path, "rb") as file:
+                checkpoint: Checkpoint = _decode(file.read())
+        except (OSError, UnreadableMessage):
+            return None
+        return checkpoint if checkpoint.epoch == self._epoch else None
+
+    def write(self, reconciler: Reconciler, instances: Instances, tried: dict[str, str]) -> None:
+        """Replace the file, if something has changed; a file that cannot be written is `late`."""
+        data = _encode(describe(self._epoch, reconciler, instances, tried))
+        if data != self._written and self._file.write(data):
+            self._written = data
+
+    @property
+    def late(self) -> bool:
+        """Whether the file lacks the last change."""
+        return self._file.late
+
+    def keep_room(self) -> None:
+        """Allocate room for the next change, if there is none yet."""
+        self._file.keep_room()
+
+
+def describe(
+    epoch: str, reconciler: Reconciler, instances: Instances, tried: dict[str, str]
+) -> Checkpoint:
+    """What must not be forgotten of a reconciler."""
+    models = tuple(
+        ModelCheckpoint(
+            model.name,
+            model.required,
+            _describe(model.serving, instances),
+            _describe(model.coming, instances),
+            model.unloaded,
+            model.refused,
+            model.loading,
+            model.implied,
+        )
+        for model in reconciler.models.by_name.values()
+    )
+    return Checkpoint(epoch, reconciler.models.next_number, reconciler.failures, models, tried)
+
+
+def restore(
+    checkpoint: Checkpoint, reconciler: Reconciler, deadline: float, now: float
+) -> dict[str, Instance]:
+    """Put a checkpoint into an empty reconciler; its instances by name."""
+    instances: dict[str, Instance] = {}
+    reconciler.models.next_number = checkpoint.next_number
+    for model in checkpoint.models:
+        serving, coming = (
+            None if revision is None else _revision(revision, instances, deadline, now)
+            for revision in (model.serving, model.coming)
+        )
+        record = ModelRecord(
+            model.name,
+            model.required,
+            serving,
+            coming,
+            unloaded=model.unloaded,
+            refused=model.refused,
+            loading=model.loading,
+            implied=model.implied,
+        )
+        reconciler.models.restore(record)
+    return instances
+
+
+def _describe(revision: Revision | None, instances: Instances) -> RevisionCheckpoint | None:
+    if revision is None:
+        return None
+    versions = tuple(
+        VersionCheckpoint(
+            version.spec,
+            tuple(
+                InstanceCheckpoint(
+                    instances[r.name], r.loaded, r.reason if r.state is State.FAILED else ""
+                )
+                for r in version.instances
+            ),
+        )
+        for version in revision.versions
+    )
+    return RevisionCheckpoint(
+        revision.number, versions, revision.failures, revision.fingerprint, revision.overrides
+    )
+
+
+def _revision(
+    saved: RevisionCheckpoint, instances: Instances, deadline: float, now: float
+) -> Revision:
+    versions = []
+    for version in saved.versions:
+        records = []
+        for entry in version.instances:
+            instance = instances[entry.instance.name] = entry.instance
+            record = InstanceRecord(instance.name, since=now, deadline=deadline)
+            record.loaded, record.device = entry.loaded, instance.device
+            if entry.failed:
+                record.state, record.reason = State.FAILED, entry.failed
+            records.append(record)
+        loaded = any(record.loaded for record in records)
+        versions.append(VersionRecord(version.spec, records, loaded))
+    return Revision(saved.number, versions, saved.failures, saved.fingerprint, saved.overrides)

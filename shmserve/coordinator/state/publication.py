@@ -1,0 +1,134 @@
+"""The registry as all processes see it: models, regions, and what clients have set."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from shmserve.coordinator.models.composed_models import composed
+from shmserve.coordinator.regions.registrations import RegionRegistrations
+from shmserve.coordinator.state.runtime_settings import RuntimeSettingsStore
+from shmserve.core.control.compositions import Models
+from shmserve.core.control.reconciler import Reconciler
+from shmserve.core.control.records import UNLOADED
+from shmserve.core.registry import ALL, ModelState, Snapshot
+from shmserve.errors import ProtocolViolation
+from shmserve.log_fields import log_fields
+from shmserve.observe import flight_recorder
+from shmserve.protocol.control.link_messages import RegistryChanged
+from shmserve.protocol.control.messages import FromCoordinator
+from shmserve.shm.registry_page import RegistryWriter
+
+_log = logging.getLogger(__name__)
+
+
+class Publication(Struct):
+    """Puts the snapshot together, publishes it, and tells those who may wait for that.
+
+    `flags`: as the service starts. `pipelines`, `requires`: the settings. `latest`: what was
+    published last in this coordinator's life.
+    """
+
+    _writer: RegistryWriter
+    _reconciler: Reconciler
+    _regions: RegionRegistrations
+    _runtime_settings: RuntimeSettingsStore
+    _flags: dict[str, bool]
+    _pipelines: Mapping[str, Sequence[str]]
+    _send: Callable[[str, FromCoordinator], None]
+    _requires: tuple[str, ...] = ALL
+    _told: dict[str, str] = {}
+    latest: Snapshot | None = None
+    notices: dict[str, str] = {}  # model -> what clients are told although it serves
+    _recorded: dict[str, str] = {}
+    _late: bool = False
+
+    def restore(self, previous: Snapshot) -> None:
+        self._recorded = _conditions(previous)
+        self._flags = {n: previous.flags.get(n, value) for n, value in self._flags.items()}
+
+    def set_flag(self, name: str, value: bool) -> None:
+        """Change a flag of an extension.
+
+        Raises:
+            ProtocolViolation: there is no such flag.
+        """
+        if name not in self._flags:
+            raise ProtocolViolation(f"there is no flag '{name}'")
+        self._flags = {**self._flags, name: value}
+        flight_recorder.record("settings changed", name, str(value))
+        self.publish()
+
+    def publish(self) -> bool:
+        """Publish what holds now. Return False if the run directory takes no file: `look` tries
+        again, and frontends go on with the snapshot before."""
+        book = self._regions.book
+        snapshot = self._reconciler.snapshot(self._writer.epoch)
+        models = composed(snapshot.models, self._pipelines)
+        self._tell(models)
+        self.latest = msgspec.structs.replace(
+            snapshot,
+            models=self._runtime_settings.traced(models),
+            regions=book.regions,
+            next_region=book.next_number,
+            flags=self._flags,
+            tuning=self._runtime_settings.current,
+            requires=self._requires,
+            notices=self.notices,
+        )
+        self._record(self.latest)
+        self._late = self._writer.publish(self.latest) is None
+        if self._late:
+            return False
+        self._regions.published()
+        for process in self._reconciler.processes.values():
+            if process.role in ("http", "grpc", "model", "supervisor"):
+                self._send(process.name, RegistryChanged())
+        return True
+
+    def look(self) -> None:
+        """Once a second: publish what could not be published before."""
+        if self._late:
+            self.publish()
+        self._writer.keep_room()
+
+    def _record(self, snapshot: Snapshot) -> None:
+        """The flight recorder has what this snapshot changes."""
+        before, conditions = self._recorded, _conditions(snapshot)
+        if snapshot.draining:  # that models end with the service is no news of theirs
+            conditions = {**before, "service": conditions["service"]}
+        self._recorded = conditions
+        for key in before.keys() - self._recorded.keys():
+            flight_recorder.record("model gone", key)
+        for key, condition in self._recorded.items():
+            if before.get(key) != condition:
+                kind, _, reason = condition.partition(": ")
+                flight_recorder.record(kind, key, reason)
+
+    def _tell(self, models: Models) -> None:
+        """Operators read in the log why an ensemble or a pipeline cannot be used."""
+        reasons = {
+            f"{name}/{version}": entry.reason
+            for name, versions in models.items()
+            for version, entry in versions.items()
+            if entry.spec.steps and entry.state is ModelState.UNAVAILABLE
+        }
+        for key, reason in reasons.items():
+            if reason not in (UNLOADED, self._told.get(key)):
+                _log.warning("cannot be used", extra=log_fields(model=key, reason=reason))
+        self._told = reasons
+
+
+def _conditions(snapshot: Snapshot) -> dict[str, str]:
+    """Of the service and of each model version: the kind of an event, and why it is so."""
+    failed = {**snapshot.failed, **snapshot.refused}
+    conditions = {name: f"model failed: {reason}" for name, reason in failed.items()}
+    for name, versions in snapshot.models.items():
+        for version, entry in versions.items():
+            kind = f"model {entry.state.name.lower()}"
+            conditions[f"{name}/{version}"] = f"{kind}: {entry.reason}" if entry.reason else kind
+    ready = "service ready" if snapshot.ready else "service not ready"
+    return {**conditions, "service": ready}

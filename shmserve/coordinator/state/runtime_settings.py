@@ -1,0 +1,89 @@
+"""What clients have set while the service runs: kept here, published, told to every process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from shmserve.config import Settings
+from shmserve.core.live_settings import initial
+from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.errors import Code
+from shmserve.observe import flight_recorder, logs
+from shmserve.protocol.control.messages import FromCoordinator
+from shmserve.protocol.control.settings_messages import (
+    ChangeLog,
+    ChangeTrace,
+    LogChanged,
+    SettingsAnswer,
+    TakeTraces,
+)
+
+Models = dict[str, dict[str, ModelEntry]]
+
+
+class RuntimeSettingsStore:
+    """The settings that hold now; at first what the service was started with."""
+
+    def __init__(self, settings: Settings, send: Callable[[str, FromCoordinator], None]) -> None:
+        self.current = initial(settings)
+        self._send = send
+
+    def restore(self, previous: Snapshot) -> None:
+        if previous.tuning is not None:
+            self.current = previous.tuning
+            logs.apply(self.current.log)
+
+    def hello(self, process: str) -> None:
+        """A process that has just been welcomed."""
+        self._send(process, LogChanged(self.current.log))
+
+    def handle(
+        self,
+        process: str,
+        message: ChangeLog | ChangeTrace | TakeTraces,
+        models: Iterable[str],
+        publish: Callable[[], object],
+        everybody: Iterable[str],
+    ) -> None:
+        """One question of a frontend, answered when everything is done."""
+        if isinstance(message, ChangeLog):
+            log = message.change.onto(self.current.log)
+            self.current = msgspec.structs.replace(self.current, log=log)
+            logs.apply(log)
+            flight_recorder.record("settings changed", "log")
+            publish()
+            for name in everybody:
+                self._send(name, LogChanged(log))
+            self._send(process, SettingsAnswer(message.ticket))
+        elif isinstance(message, ChangeTrace):
+            if message.model and message.model not in set(models):
+                error = f"Request for unknown model : {message.model}"
+                self._send(process, SettingsAnswer(message.ticket, 0, Code.INVALID_ARGUMENT, error))
+                return
+            self.current = self.current.with_trace(message.model, message.change)
+            flight_recorder.record("settings changed", "trace", message.model)
+            publish()
+            self._send(process, SettingsAnswer(message.ticket))
+        else:
+            before, wanted = self.current, max(0, message.wanted)
+            self.current, granted = before.taken(message.model, wanted, message.ids)
+            if self.current != before:
+                publish()
+            self._send(process, SettingsAnswer(message.ticket, granted.count, traces=granted))
+
+    def traced(self, models: Models) -> Models:
+        """The registry's models with what is to be traced of each; most often the same."""
+        current = self.current
+        if not current.trace.active and not current.models:
+            return models
+        traced: Models = {}
+        for name, versions in models.items():
+            settings = current.trace_of(name)
+            trace = settings if settings.active else None
+            traced[name] = {
+                number: msgspec.structs.replace(entry, trace=trace)
+                for number, entry in versions.items()
+            }
+        return traced

@@ -1,0 +1,157 @@
+"""Settings that clients may change while the service runs: what is logged, what is traced.
+
+Pure: rules only. Owner: the coordinator; it publishes them with the registry.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
+
+from shmserve.config import Settings
+from shmserve.core.trace_grants import GrantedTraces, TraceFiles
+
+LOG_FORMATS = ("default", "ISO8601")
+UNLIMITED = -1
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+class LogSettings(Struct, frozen=True, array_like=True):
+    """What all processes log. `verbose` above 0: debug lines as well."""
+
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose: int = 0
+    format: str = "default"
+
+
+class LogChange(Struct, frozen=True, array_like=True):
+    """What to change; None leaves a setting alone."""
+
+    info: bool | None = None
+    warning: bool | None = None
+    error: bool | None = None
+    verbose: Annotated[int, Meta(ge=0)] | None = None
+    format: Literal["default", "ISO8601"] | None = None
+
+    def onto(self, base: LogSettings) -> LogSettings:
+        """The settings with what this says of them."""
+        return replace(base, **_given(self))
+
+
+class TraceSettings(Struct, frozen=True, array_like=True):
+    """Which requests are traced: one of `rate` (0: none but those whose client has them traced),
+    `count` more of them (-1: no limit).
+
+    Attributes:
+        on: of each, when it passed which stage.
+        log_frequency: how many go to one file, if there are files; 0: all.
+        tensors: of each, its inputs and outputs.
+    """
+
+    on: bool = False
+    rate: int = 1000
+    count: int = UNLIMITED
+    log_frequency: int = 0
+    tensors: bool = False
+
+    @property
+    def active(self) -> bool:
+        return (self.on or self.tensors) and self.count != 0
+
+    @property
+    def levels(self) -> list[str]:
+        """As Triton names them."""
+        wanted = ((self.on, "TIMESTAMPS"), (self.tensors, "TENSORS"))
+        return [level for on, level in wanted if on] or ["OFF"]
+
+
+class TraceChange(Struct, frozen=True, array_like=True):
+    """What to change: None leaves a setting alone; those in `cleared` go back, of a model to
+    what holds for all, else to the default."""
+
+    on: bool | None = None
+    rate: Annotated[int, Meta(ge=0)] | None = None
+    count: Annotated[int, Meta(ge=UNLIMITED)] | None = None
+    cleared: tuple[str, ...] = ()
+    log_frequency: Annotated[int, Meta(ge=0)] | None = None
+    tensors: bool | None = None
+
+    def onto(self, base: TraceSettings) -> TraceSettings:
+        return replace(base, **_given(self))
+
+    def then(self, later: TraceChange) -> TraceChange:
+        """Both, the later on top; what it clears is gone."""
+        both = {**_given(self), **_given(later)}
+        return TraceChange(**{n: value for n, value in both.items() if n not in later.cleared})
+
+
+def _given(change: LogChange | TraceChange) -> dict[str, Any]:
+    """What it changes, by name."""
+    fields = asdict(change).items()
+    return {name: value for name, value in fields if value is not None and name != "cleared"}
+
+
+def initial_log(level: str, line_format: str) -> LogSettings:
+    """What the settings `log_level` and `log_format` mean."""
+    rank = _LEVELS.index(level)
+    stamps = line_format if line_format in LOG_FORMATS else LOG_FORMATS[0]
+    return LogSettings(rank <= 1, rank <= 2, verbose=int(rank == 0), format=stamps)
+
+
+class RuntimeSettings(Struct, frozen=True, array_like=True):
+    """All of it.
+
+    Attributes:
+        models: what is particular to single models.
+        start: what was to be traced at the start of the service.
+        files: where in the trace files the next traces stand.
+    """
+
+    log: LogSettings = LogSettings()
+    trace: TraceSettings = TraceSettings()
+    models: dict[str, TraceChange] = {}
+    start: TraceSettings = TraceSettings()
+    files: TraceFiles = TraceFiles()
+
+    def trace_of(self, model: str) -> TraceSettings:
+        change = self.models.get(model)
+        return self.trace if change is None else change.onto(self.trace)
+
+    def with_trace(self, model: str, change: TraceChange) -> RuntimeSettings:
+        """After a change, of one model or (empty) of what holds for all."""
+        if not model:
+            cleared = {name: getattr(self.start, name) for name in change.cleared}
+            return replace(self, trace=change.onto(replace(self.trace, **cleared)))
+        merged = self.models.get(model, TraceChange()).then(change)
+        rest = {name: kept for name, kept in self.models.items() if name != model}
+        return replace(self, models=rest if merged == TraceChange() else {**rest, model: merged})
+
+    def taken(self, model: str, wanted: int, ids: int = 0) -> tuple[RuntimeSettings, GrantedTraces]:
+        """After that many traces of a model were asked for, with so many `ids` for them and their
+        steps, and which there may be."""
+        settings = self.trace_of(model)
+        granted = wanted if settings.count == UNLIMITED else min(wanted, settings.count)
+        if not settings.active or not granted:
+            return self, GrantedTraces()
+        after, own = self, self.models.get(model, TraceChange())
+        if settings.count != UNLIMITED:
+            change = TraceChange(count=settings.count - granted)
+            after = self.with_trace(model if own.count is not None else "", change)
+        scope = model if own.log_frequency is not None else ""
+        files, traces = self.files.allot(scope, settings.log_frequency, granted, max(ids, granted))
+        return replace(after, files=files), traces
+
+
+def initial(settings: Settings) -> RuntimeSettings:
+    """What holds at the start of the service."""
+    wanted, frequency = set(settings.trace_level), settings.trace_log_frequency
+    trace = TraceSettings(
+        *("TIMESTAMPS" in wanted, settings.trace_rate, settings.trace_count),
+        *(frequency, "TENSORS" in wanted),
+    )
+    log = initial_log(settings.log_level, settings.log_format)
+    return RuntimeSettings(log, trace, start=trace)

@@ -1,0 +1,213 @@
+"""Admission: places for calls or connections of one kind, and turns to run. Pure: no clock, no I/O.
+
+A call takes a place when it begins and keeps the place until its last byte is with the client.
+Of the calls that have places, `AdmissionLimits.running` run at a time. The others wait: callers
+take turns, and so do the lines of each caller (its connections). No caller has more than its share
+of either, and no subject (the model that a call names) more than its share of the running calls.
+
+One thread calls all methods.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from enum import Enum
+from typing import Any
+
+from msgspec import Struct
+
+from shmserve.errors import QueueFull
+
+
+class AdmissionLimits(Struct, frozen=True):
+    """AdmissionLimits of one kind of calls.
+
+    Attributes:
+        places: calls that run or wait.
+        running: calls that run at a time; None: all that have places.
+        caller_share: part of the places, and of the running calls, that one caller may have.
+        subject_share: part of the running calls that one subject may have.
+        subject_limit: calls of one subject that run or wait.
+    """
+
+    places: int
+    running: int | None = None
+    caller_share: float = 1.0
+    subject_share: float = 1.0
+    subject_limit: int = 1 << 30
+
+
+class Full(Enum):
+    """Why there is no place."""
+
+    PLACES = "all places are taken"
+    SHARE = "the caller has its share of the places"
+
+
+class CallPlace(Struct, eq=False):
+    """A place of one caller. `uses`: parties that have not left the place yet."""
+
+    caller: int
+    uses: int = 1
+
+
+class CallTurn(Struct, eq=False):
+    """A call that waits to run, or runs.
+
+    Attributes:
+        line: queue within the caller's calls. A call that may not run holds up its line.
+        run: function that runs the call.
+        subject: name of the model that the call is about; empty if unknown.
+    """
+
+    line: Hashable
+    place: CallPlace
+    run: Callable[[], object]
+    subject: bytes = b""
+
+
+class Admission:
+    """Attributes:
+    count: places that are taken.
+    """
+
+    def __init__(self, limits: AdmissionLimits) -> None:
+        running = limits.places if limits.running is None else limits.running
+        self._limits = limits
+        self._running_limit = running
+        self._caller_places = math.ceil(limits.places * limits.caller_share)
+        self._caller_running = math.ceil(running * limits.caller_share)
+        self._subject_running = math.ceil(running * limits.subject_share)
+        self.count = 0
+        self._held: Counter[int] = Counter()  # places by caller
+        self._running: Counter[int] = Counter()  # by caller
+        self._active = 0  # running calls of all callers
+        self._subjects: dict[bytes, list[int]] = {}  # calls that run; calls that run or wait
+        self._waiting: dict[int, dict[Hashable, deque[CallTurn]]] = {}  # caller -> line -> turns
+
+    # --- places
+
+    def full(self, caller: int) -> Full | None:
+        """Return why this caller can have no place now, or None if it can."""
+        if self._held.get(caller, 0) >= self._caller_places:
+            return Full.SHARE
+        return Full.PLACES if self.count >= self._limits.places else None
+
+    def enter(self, caller: int) -> CallPlace:
+        """Take a place. The caller of this method has looked at `full`."""
+        self.count += 1
+        self._held[caller] += 1
+        return CallPlace(caller)
+
+    def leave(self, place: CallPlace, turn: CallTurn | None = None) -> bool:
+        """Give up one use of a place, and the turn of a call that need not run any more.
+
+        Return True if the turn had not begun: it never will.
+        """
+        place.uses -= 1
+        if not place.uses:
+            self.count -= 1
+            _decrement(self._held, place.caller)
+        if turn is None or not self._waiting or not self._remove(turn):
+            return False
+        self._forget_subject(turn.subject, 0)
+        self.leave(place)
+        return True
+
+    # --- turns
+
+    def begin(self, turn: CallTurn) -> bool:
+        """Begin a turn, which uses its place until `end`.
+
+        Return True if the call runs now; False if the call waits until `end` returns its turn.
+
+        Raises:
+            QueueFull: its subject has all the calls that it may have. The place stays as it was.
+        """
+        subject = turn.subject
+        counts = self._subjects.setdefault(subject, [0, 0])
+        if subject and counts[1] >= self._limits.subject_limit:
+            raise QueueFull(
+                f"model '{subject.decode(errors='replace')}' has {counts[1]} requests that wait"
+                " or run already (max_model_requests)"
+            )
+        turn.place.uses += 1
+        counts[1] += 1
+        if self._active < self._running_limit and self._may_run(turn):
+            self._start(turn)
+            return True
+        lines = self._waiting.setdefault(turn.place.caller, {})
+        lines.setdefault(turn.line, deque()).append(turn)
+        return False
+
+    def end(self, turn: CallTurn) -> list[CallTurn]:
+        """End a turn that ran. Return the turns that begin now: the caller runs them."""
+        self._active -= 1
+        _decrement(self._running, turn.place.caller)
+        self._forget_subject(turn.subject, 1)
+        self.leave(turn.place)
+        following: list[CallTurn] = []
+        while self._waiting and self._active < self._running_limit:
+            next_turn = self._next()
+            if next_turn is None:
+                break
+            self._start(next_turn)
+            following.append(next_turn)
+        return following
+
+    def _start(self, turn: CallTurn) -> None:
+        self._active += 1
+        self._running[turn.place.caller] += 1
+        self._subjects[turn.subject][0] += 1
+
+    def _may_run(self, turn: CallTurn) -> bool:
+        """Return whether neither the turn's caller nor its subject has its share already."""
+        running = self._running.get(turn.place.caller, 0)
+        return (
+            running < self._caller_running
+            and self._subjects[turn.subject][0] < self._subject_running
+        )
+
+    def _forget_subject(self, subject: bytes, running: int) -> None:
+        counts = self._subjects[subject]
+        counts[0] -= running
+        counts[1] -= 1
+        if not counts[1]:
+            del self._subjects[subject]
+
+    def _next(self) -> CallTurn | None:
+        """Take out the next turn that may run; its caller and its line go to the back."""
+        for caller, lines in self._waiting.items():
+            for name, line in lines.items():
+                if self._may_run(line[0]):
+                    turn = line.popleft()
+                    del lines[name]
+                    if line:
+                        lines[name] = line
+                    del self._waiting[caller]
+                    if lines:
+                        self._waiting[caller] = lines
+                    return turn
+        return None
+
+    def _remove(self, turn: CallTurn) -> bool:
+        lines = self._waiting.get(turn.place.caller, {})
+        line = lines.get(turn.line)
+        if line is None or turn not in line:
+            return False
+        line.remove(turn)
+        if not line:
+            del lines[turn.line]
+            if not lines:
+                del self._waiting[turn.place.caller]
+        return True
+
+
+def _decrement(counts: Counter[Any], key: Hashable) -> None:
+    remaining = counts[key] - 1
+    if remaining:
+        counts[key] = remaining
+    else:
+        del counts[key]

@@ -1,0 +1,1 @@
+"""The response cache, and calls that ask the cache first."""

@@ -1,0 +1,184 @@
+"""A request whose answer may be kept already: then no executor is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from typing import Protocol
+
+from shmserve import waiting
+from shmserve.core.memory.slots import Slot
+from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.dispatch.cache.response_cache import (
+    CachedAnswer,
+    CacheInput,
+    ResponseCache,
+    digest,
+    unchanged,
+)
+from shmserve.dispatch.calls.request_counting import Account
+from shmserve.dispatch.calls.step_call import StepTensor
+from shmserve.dispatch.inference_call import InferenceCall
+from shmserve.dispatch.outcome import Outcome, RunOptions
+from shmserve.dispatch.receipt import Receipt
+from shmserve.errors import Unavailable
+from shmserve.protocol.control.data_messages import RegionRef
+
+
+class AnyCall(InferenceCall, Protocol):
+    """A call of a model or of an ensemble, which may be a step itself."""
+
+    entry: ModelEntry
+    account: Account
+
+    def add_tensor(self, name: str, tensor: StepTensor) -> None: ...
+
+    def give(self, name: str) -> StepTensor | None: ...
+
+
+class CachedCall:
+    """One request: `inner`, unless its answer is kept; then that is never run, and only holds the
+    inputs. Client memory is not looked into: frontends never map it, and it may change while it
+    is read, so a request with a region always runs.
+
+    Args:
+        current: gives the registry as of now.
+    """
+
+    def __init__(
+        self,
+        cache: ResponseCache,
+        inner: AnyCall,
+        options: RunOptions,
+        current: Callable[[], Snapshot],
+    ) -> None:
+        self.entry = inner.entry
+        self.account = inner.account
+        self.reserve = inner.reserve
+        self.adopt = inner.adopt
+        self.failed = inner.failed
+        self.cancel = inner.cancel
+        self.answered = inner.answered
+        self._cache = cache
+        self._inner = inner
+        self._options = options
+        self._current = current
+        self._snapshot = current()
+        self._inputs: list[CacheInput] = []
+        self._key: bytes | None = None
+        self._readable = True  # all inputs are
+        self._answer: CachedAnswer | None = None
+
+    @property
+    def receipt(self) -> Receipt:
+        return self._inner.receipt
+
+    # ------------------------------------------------------------------- inputs
+
+    def add_input(self, name: str, datatype: str, shape: tuple[int, ...], slot: Slot) -> None:
+        """As `Call.add_input`."""
+        self._inner.add_input(name, datatype, shape, slot)
+        self._inputs.append(CacheInput(name, datatype, shape, slot.view))
+
+    def add_region_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
+    ) -> None:
+        """As `Call.add_region_input`."""
+        self._inner.add_region_input(name, datatype, shape, at)
+        self._readable = False
+
+    def add_tensor(self, name: str, tensor: StepTensor) -> None:
+        """As `StepCall.add_tensor`."""
+        self._inner.add_tensor(name, tensor)
+        if isinstance(tensor.at, RegionRef):
+            self._readable = False
+        else:
+            view = tensor.at.view
+            self._inputs.append(CacheInput(name, tensor.datatype, tensor.shape, view))
+
+    # ------------------------------------------------------------------ running
+
+    def execute(self) -> Outcome:
+        """As `Call.execute`."""
+        kept = self._look()
+        if kept is not None:
+            return kept
+        outcome = self._inner.execute()
+        self._keep(outcome)
+        return outcome
+
+    def stream(self) -> Iterator[Outcome]:
+        """As `Call.stream`; there is one answer."""
+        kept = self._look()
+        if kept is not None:
+            self.account.answered()
+            yield kept
+            return
+        with closing(self._inner.stream()) as answers:  # type: ignore[type-var]
+            for outcome in answers:
+                if outcome.final and outcome.error is None:
+                    self._keep(outcome)
+                yield outcome
+
+    def _look(self) -> Outcome | None:
+        """The answer, if it is kept."""
+        if not self._readable:
+            return None
+        began_ns = time.monotonic_ns()
+        size = sum(tensor.view.nbytes for tensor in self._inputs)
+        told = (self.entry, self._snapshot, self._options, self._inputs)
+        self._key = waiting.beside_if_large(size, digest, *told)
+        if self._key is None:
+            return None
+        self._answer = answer = self._cache.get(self._key)
+        account = self.account
+        account.looked_up(answer is not None, time.monotonic_ns() - began_ns)
+        if answer is None:
+            return None
+        account.sent_ns = began_ns
+        account.begin_trace(self._options)
+        account.succeeded = True
+        return answer.outcome
+
+    def _keep(self, outcome: Outcome) -> None:
+        # A model that was loaded anew meanwhile may have run in either revision
+        if self._key is not None and unchanged(self.entry, self._snapshot, self._current()):
+            size = sum(output.view.nbytes for output in outcome.outputs)
+            model = (self.entry.spec.name, self.entry.spec.version)
+            with suppress(Unavailable):  # nothing is kept then
+                copied = waiting.beside_if_large(size, self._cache.put, self._key, model, outcome)
+                self.receipt.copied_out += copied
+
+    def give(self, name: str) -> StepTensor | None:
+        """As `StepCall.give`."""
+        answer = self._answer
+        if answer is None:
+            return self._inner.give(name)
+        for output, slot in zip(answer.outputs, answer.slots, strict=True):
+            if output.name == name:
+                return self._cache.step_tensor(output, slot)
+        return None
+
+    # ------------------------------------------------------------------- ending
+
+    def lend(self) -> Callable[[], None]:
+        """As `Call.lend`."""
+        answer, self._answer = self._answer, None
+        return self._inner.lend() if answer is None else partial(self._cache.give_back, answer)
+
+    def close(self) -> None:
+        """As `Call.close`."""
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            self._cache.give_back(answer)
+        self._inner.close()
+
+    def __enter__(self) -> CachedCall:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.failed(error)
+        self.close()

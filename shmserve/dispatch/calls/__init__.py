@@ -1,0 +1,1 @@
+"""One request through the data plane: attempts at executors, retries, counting."""

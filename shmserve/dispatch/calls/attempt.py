@@ -1,0 +1,347 @@
+"""A request and its answers on a connection: send, wait, acknowledge, give up, try elsewhere."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+
+from shmserve import waiting
+from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.outcome import RunOptions
+from shmserve.dispatch.pool.executor_connection import ExecutorConnection
+from shmserve.dispatch.pool.executor_pool import ExecutorPool
+from shmserve.dispatch.pool.guilty_regions import explain, regions_of
+from shmserve.dispatch.pool.load_balancer import LoadBalancer
+from shmserve.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    ExecutorLost,
+    NoExecutor,
+    NotConfigured,
+    NotFound,
+    PeerDied,
+    ProtocolViolation,
+    ShmserveError,
+    TooLarge,
+    Unavailable,
+)
+from shmserve.protocol.control import messages
+from shmserve.protocol.control.data_messages import (
+    Answer,
+    Cancel,
+    Credit,
+    Descriptor,
+    Execute,
+)
+from shmserve.waiting import installed
+
+_TICK_S = 1.0  # how often a waiting request looks whether its client is still there
+_RESTART_LOOK_S = 0.05  # how often one that waits for a restart looks whether it is over
+_RUNS = 2  # of one request; a request that kills executors must not go round
+
+
+class Cancellation:
+    """How somebody makes a waiting call give up at once, from any thread: an event on a loop, else
+    an eventfd, which is waited for together with a connection."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._lock = threading.Lock()  # so that nobody writes to an fd that was closed
+        self._fd = -1
+        self._event: waiting.WaitEvent | None = None
+        if installed.waiter is not None:
+            self._event = installed.waiter.event()
+            return
+        try:
+            self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError as ex:
+            raise Unavailable("too many open files") from ex
+
+    def cancel(self) -> None:
+        """Wake whoever waits. Idempotent, and harmless when everything is over."""
+        with self._lock:
+            self.requested = True
+            if self._event is not None:
+                self._event.set()
+            elif self._fd >= 0:
+                os.eventfd_write(self._fd, 1)
+
+    def wait(self, connection: ExecutorConnection, timeout_s: float) -> None:
+        """Until the connection has something to read, but not longer than the timeout.
+
+        Raises:
+            Cancelled: somebody has called `cancel`.
+        """
+        waiter = installed.waiter
+        if waiter is not None:
+            waiter.readable_unless(connection.channel, self._event, timeout_s)
+        else:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            poll.register(connection.channel.fileno(), select.POLLIN)
+            poll.poll(timeout_s * 1000)
+        if self.requested:
+            raise Cancelled("the request was cancelled")
+
+    def close(self) -> None:
+        if self._event is not None:
+            return
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
+class Attempt:
+    """One request. Its connection is taken until the final answer has come.
+
+    Args:
+        timeout_s: how long an answer is waited for, for the text of the error.
+        options: whom to ask whether anybody waits still, once a tick, and to tell that it was sent.
+
+    Attributes:
+        deadline_ns: when the wait for the next answer ends.
+        overdue: what is said then, if it is not the model that was too slow.
+        pool: who answered.
+        abandoned: the inputs belong to the orphaned requests now.
+        unfinished: further answers may come, see `leave`.
+    """
+
+    __slots__ = (
+        "_cancellation",
+        "_entry",
+        "_executors",
+        "_message",
+        "_options",
+        "_timeout_s",
+        "abandoned",
+        "deadline_ns",
+        "overdue",
+        "pool",
+        "unfinished",
+    )
+
+    def __init__(
+        self,
+        executors: LoadBalancer,
+        entry: ModelEntry,
+        message: Execute,
+        timeout_s: float,
+        options: RunOptions,
+        cancellation: Cancellation | None,
+    ) -> None:
+        self.deadline_ns = message.deadline_ns
+        self.overdue = ""
+        self._timeout_s = timeout_s
+        self.pool: ExecutorPool | None = None
+        self.abandoned = False
+        self.unfinished: ExecutorConnection | None = None
+        self._executors = executors
+        self._entry = entry
+        self._message = message
+        self._options = options
+        self._cancellation = cancellation
+
+    def first(self) -> Answer:
+        """Send the request, on another executor if one dies of it; the first answer.
+
+        Raises:
+            Unavailable, NotFound, QueueFull: nothing of it has run.
+            ExecutorLost: an executor died while it had it.
+            DeadlineExceeded, Cancelled: it was abandoned.
+        """
+        executors, message, entry = self._executors, self._message, self._entry
+        tried: set[str] = _blocked(entry, message) if message.callers else set()
+        runs = 0
+        while True:
+            try:
+                pool, connection, entry = executors.connect(entry, tried, message)
+            except Unavailable as ex:
+                try:
+                    pool, connection, entry = self._after_restart(entry, tried, ex)
+                except (Unavailable, NotFound) as last:
+                    raise (self._died() if runs else last) from None
+            except NotFound as ex:
+                raise (self._died() if runs else ex) from None
+            try:
+                if self._cancellation is not None and self._cancellation.requested:
+                    raise Cancelled("the request was cancelled")
+                pool.send(connection, message)
+            except Cancelled:
+                pool.give(connection)
+                raise
+            except TooLarge:  # the connection's books may be ahead of its executor's
+                pool.discard(connection)
+                raise
+            except PeerDied:  # it was not taken, so it is no run
+                pool.discard(connection)
+                tried.add(pool.instance.process)
+                executors.departed(pool)
+                continue
+            except BaseException:  # no descriptor to be had, for instance
+                pool.discard(connection)
+                raise
+            if self._options.on_sent is not None:
+                self._options.on_sent()
+            try:
+                answer = self._wait(pool, connection)
+            except (PeerDied, ProtocolViolation) as ex:
+                tried.add(pool.instance.process)
+                again = self._lost(pool, connection, ex)
+                runs += 1
+                if not again or runs == _RUNS or not entry.spec.rerun:
+                    raise self._died() from ex
+                continue
+            if answer.refused and runs:  # which would say that nothing of it has run
+                raise self._died()
+            return answer
+
+    def _after_restart(
+        self, entry: ModelEntry, tried: set[str], missing: Unavailable
+    ) -> tuple[ExecutorPool, ExecutorConnection, ModelEntry]:
+        """As `LoadBalancer.connect`, of an executor that is being started; raises what is `missing`
+        if that is something else, or none comes in time."""
+        if not isinstance(missing, NoExecutor):
+            raise missing
+        executors, message = self._executors, self._message
+        now = looked = time.monotonic()
+        give_up = min(now + executors.restart_wait_s(), self.deadline_ns / 1e9)
+        with executors.waiting(entry, message.caller_number):
+            while (now := time.monotonic()) < give_up:
+                waiting.sleep(_RESTART_LOOK_S)
+                if self._cancellation is not None and self._cancellation.requested:
+                    raise Cancelled("the request was cancelled")
+                if now - looked >= _TICK_S and self._options.on_wait is not None:
+                    looked = now
+                    if not self._options.on_wait():
+                        raise Cancelled("the client has gone")
+                try:
+                    return executors.connect(entry, tried, message)
+                except NoExecutor:
+                    continue
+        if now * 1e9 >= self.deadline_ns:
+            raise self._late()
+        raise missing
+
+    def next(self, deadline_ns: int, overdue: str) -> Answer:
+        """The next answer of a stream whose final one has not come; raises as `first`. `overdue`:
+        the error's text if none comes until `deadline_ns`."""
+        self.deadline_ns, self.overdue = deadline_ns, overdue
+        pool, connection = self.pool, self.unfinished
+        assert pool is not None
+        assert connection is not None
+        try:
+            return self._wait(pool, connection)
+        except (PeerDied, ProtocolViolation) as ex:
+            self.unfinished = None
+            self._lost(pool, connection, ex)
+            raise self._died() from ex
+
+    def acknowledge(self, answers: int, slots: tuple[tuple[int, int], ...]) -> None:
+        """Answers of a stream were consumed: as many more may come."""
+        assert self.unfinished is not None
+        try:
+            message = Credit(self._message.request, answers, slots)
+            self.unfinished.channel.send(messages.encode(message))
+        except PeerDied:
+            pass  # the next receive says so, too
+
+    def leave(self) -> None:
+        """Nobody asks for further answers. Idempotent."""
+        if self.unfinished is not None:
+            assert self.pool is not None
+            self._abandon(self.pool, self.unfinished)
+
+    def _wait(self, pool: ExecutorPool, connection: ExecutorConnection) -> Answer:
+        """The next answer; the connection goes back with the final one.
+
+        Raises:
+            PeerDied, ProtocolViolation: of the channel.
+            DeadlineExceeded, Cancelled: nobody waits any more.
+        """
+        message, cancellation, on_wait = self._message, self._cancellation, self._options.on_wait
+        answer: Answer | None = None
+        try:
+            while answer is None:
+                remaining_s = (self.deadline_ns - time.monotonic_ns()) / 1e9
+                if remaining_s <= 0:
+                    raise self._late()
+                tick_s = min(_TICK_S, max(remaining_s, 0.001))
+                if cancellation is not None:
+                    cancellation.wait(connection, tick_s)
+                    tick_s = 0.0
+                received = connection.channel.receive_within(tick_s)
+                if received is not None:
+                    answer = pool.take(*received)
+                elif on_wait is not None and not on_wait():
+                    raise Cancelled("the client has gone")
+            if answer.request != message.request or not (answer.final or message.credit):
+                raise ProtocolViolation("an answer to something that was not asked")
+        except (PeerDied, ProtocolViolation):
+            raise
+        except BaseException:  # the executor may still read: never just let go
+            self._abandon(pool, connection)
+            raise
+        self.pool = pool
+        if answer.final:
+            self.unfinished = None
+            pool.give(connection)
+        else:
+            self.unfinished = connection
+        return answer
+
+    def _late(self) -> DeadlineExceeded:
+        name, limit_s = self._entry.spec.name, self._timeout_s
+        return DeadlineExceeded(
+            self.overdue or f"model '{name}' gave no answer within {limit_s:g} s"
+        )
+
+    def _lost(self, pool: ExecutorPool, connection: ExecutorConnection, ex: ShmserveError) -> bool:
+        """The executor failed while it had the request; whether another may run it.
+
+        Raises:
+            InvalidArgument: a client's region was the cause.
+        """
+        pool.discard(connection)
+        self._executors.lost(pool, ex)
+        regions = regions_of(self._message)
+        if regions:  # was it one of them? Whatever it was: not a second time
+            explain(self._executors.registry, regions)
+        return not regions
+
+    def _died(self) -> ExecutorLost:
+        return ExecutorLost(
+            f"the executor of model '{self._entry.spec.name}' died while it had the "
+            "request; it is being restarted"
+        )
+
+    def _abandon(self, pool: ExecutorPool, connection: ExecutorConnection) -> None:
+        """Nobody waits any more: the slots wait for the late answer instead."""
+        self.unfinished = None
+        self.abandoned = True
+        try:
+            connection.channel.send(messages.encode(Cancel(self._message.request)))
+        except PeerDied:
+            pass  # then its EOF is what will be seen
+        inputs = [tensor.at for tensor in self._message.inputs]
+        leases = [(at.slot, at.generation) for at in inputs if isinstance(at, Descriptor)]
+        self._executors.orphans.keep(pool, connection, self._message.request, leases)
+
+
+def _blocked(entry: ModelEntry, message: Execute) -> set[str]:
+    """Executors that can only run the request once it has been answered.
+
+    Raises:
+        NotConfigured: there is no other one.
+    """
+    blocked = {caller.process for caller in message.callers if caller.blocked}
+    instances = [instance.process for instance in entry.instances]
+    if instances and blocked.issuperset(instances):
+        way = " -> ".join([*(caller.model for caller in message.callers), entry.spec.name])
+        raise NotConfigured(
+            f"model '{entry.spec.name}' cannot be called: all its instances wait for this very"
+            f" call ({way})"
+        )
+    return blocked

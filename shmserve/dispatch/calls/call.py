@@ -1,0 +1,340 @@
+"""One request through the data plane.
+
+Life: `reserve` and `add_input` per tensor, `execute` or `stream` once, `close` after the
+last byte of the answer was sent. `close` gives every slot back on every path; a call that
+was abandoned leaves that to the orphaned requests, because the executor may still read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+
+from shmserve.core.memory.slots import Slot, SlotState
+from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.calls.attempt import Attempt, Cancellation
+from shmserve.dispatch.calls.data_plane import DataPlane
+from shmserve.dispatch.calls.request_counting import Account
+from shmserve.dispatch.outcome import (
+    Outcome,
+    OutputTensor,
+    RunOptions,
+    StreamLimits,
+    error_of,
+)
+from shmserve.dispatch.pool.executor_pool import ExecutorPool
+from shmserve.dispatch.receipt import Receipt
+from shmserve.dispatch.traced_request import BACKEND_OUTPUT, inputs_in
+from shmserve.errors import (
+    Cancelled,
+    ProtocolViolation,
+    StaleDescriptor,
+)
+from shmserve.protocol.control.data_messages import (
+    Answer,
+    Descriptor,
+    Execute,
+    RegionRef,
+    WireTensor,
+    leases,
+)
+
+_EMPTY = memoryview(b"")
+_ACKNOWLEDGE_BYTES = 64 * 1024  # of a stream's outputs, that are given back at the latest
+_NO_ANSWER = Answer(0)
+_LEASED = SlotState.LEASED
+
+
+class Call:
+    """One request. A context manager; not for use by two threads, but for `cancel`."""
+
+    __slots__ = (
+        "_answer",
+        "_attempt",
+        "_cancellation",
+        "_deadline_ns",
+        "_held",
+        "_held_bytes",
+        "_inputs",
+        "_memory",
+        "_options",
+        "_plane",
+        "_pool",
+        "_slots",
+        "_timeout_s",
+        "account",
+        "entry",
+        "receipt",
+    )
+
+    def __init__(
+        self, plane: DataPlane, entry: ModelEntry, options: RunOptions, cancellable: bool = False
+    ) -> None:
+        self.receipt = Receipt()
+        self.account = Account(plane.counting, plane.tracer, entry, self.receipt)
+        self.entry = entry
+        self._plane = plane
+        self._memory = plane.memory
+        self._options = options
+        self._timeout_s = options.timeout_s or plane.settings.request_timeout_s
+        self._deadline_ns = time.monotonic_ns() + int(self._timeout_s * 1e9)
+        self._slots: list[Slot] = []  # of the inputs that lie in slots, in their order
+        self._inputs: list[WireTensor] = []
+        self._answer = _NO_ANSWER  # the latest
+        self._held: list[tuple[int, int]] = []  # output slots
+        self._held_bytes = 0
+        self._pool: ExecutorPool | None = None  # who answered
+        self._attempt: Attempt | None = None
+        self._cancellation = Cancellation() if cancellable else None
+
+    def cancel(self) -> None:
+        """Make whoever waits in it raise `Cancelled` at once. From any thread, at any time,
+        but only for a call that was made `cancellable`."""
+        assert self._cancellation is not None, "the call was not made cancellable"
+        self._cancellation.cancel()
+
+    def reserve(self, nbytes: int) -> Slot:
+        """Room for a tensor in this process's arena: the slot's `view`.
+
+        Raises:
+            ArenaExhausted: the pool is used up.
+        """
+        slot = self._memory.reserve(nbytes)
+        self._slots.append(slot)
+        return slot
+
+    def adopt(self, slot: Slot) -> Slot:
+        """A slot that was reserved before there was a call, as if by `reserve`."""
+        self._slots.append(slot)
+        return slot
+
+    def add_input(self, name: str, datatype: str, shape: tuple[int, ...], slot: Slot) -> None:
+        """The slot is written: seal it as an input. Inputs keep this order."""
+        at = self._memory.seal_and_lease(slot)
+        self._inputs.append(WireTensor(name, datatype, shape, at))
+
+    def add_region_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
+    ) -> None:
+        """An input that lies in client memory. Inputs keep this order."""
+        self._inputs.append(WireTensor(name, datatype, shape, at))
+
+    def execute(self) -> Outcome:
+        """Run it and wait for the answer.
+
+        Raises:
+            ModelFailure: the model's own error.
+            Unavailable, QueueFull: no executor could run it.
+            DeadlineExceeded, Cancelled: it was abandoned.
+        """
+        try:
+            answer = self._begin(0).first()
+            self._accept(answer)
+            if answer.error_code:
+                if not answer.refused:
+                    self.account.refused(answer.error_code, answer.error)
+                raise error_of(answer)
+            outputs = tuple(map(self._output, answer.outputs))
+        except BaseException as ex:
+            self.account.failed(ex)
+            raise
+        self.account.succeeded = True
+        if self.account.trace is not None:
+            self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
+        return Outcome(outputs, answer.parameters)
+
+    def answered(self) -> None:
+        """The answer is about to be sent, and its receipt complete: statistics have it now."""
+        self.account.answered()
+
+    def failed(self, error: BaseException) -> None:
+        """Something else than `execute` keeps the request from being answered."""
+        self.account.failed(error)
+
+    def stream(self) -> Iterator[Outcome]:
+        """Run it and yield every answer; `InferenceCall.stream` (frontends) has the contract."""
+        answers = self._answers()
+        try:
+            for answer in answers:
+                if answer.refused:
+                    self.account.failed(error_of(answer))
+                elif answer.final and answer.error_code:
+                    self.account.refused(answer.error_code, answer.error)
+                elif answer.final:
+                    self.account.succeeded = True
+                    self.account.answered()
+                yield self._outcome(answer)
+        except GeneratorExit:
+            self.account.failed(Cancelled("nobody wants further answers"))
+            raise
+        except BaseException as ex:
+            self.account.failed(ex)
+            raise
+        finally:
+            answers.close()
+
+    def _answers(self) -> Generator[Answer]:
+        settings = self._plane.settings
+        credit = settings.stream_credit if self.entry.spec.decoupled else 0
+        limits = self._options.stream or StreamLimits(self._timeout_s, time.monotonic_ns())
+        ends_ns = limits.began_ns + int(settings.stream_timeout_s * 1e9)
+        overdue = f"model '{self.entry.spec.name}' gave no answer within {limits.answer_s:g} s"
+        attempt = self._begin(credit)
+        answer = attempt.first()
+        owed = 0  # answers consumed and not acknowledged
+        try:
+            while True:
+                self._accept(answer)
+                yield answer
+                if answer.final:
+                    return
+                owed += 1
+                # Outputs that went on to other executors have come back to the pool
+                back = self._pool.take_releases(_ACKNOWLEDGE_BYTES) if self._pool else []
+                if 2 * owed >= credit or self._held_bytes >= _ACKNOWLEDGE_BYTES or back:
+                    attempt.acknowledge(owed, (*self._held, *back))
+                    self._held, self._held_bytes, owed = [], 0, 0
+                due_ns, late = time.monotonic_ns() + int(limits.answer_s * 1e9), overdue
+                if settings.stream_timeout_s and ends_ns < due_ns:
+                    due_ns, late = ends_ns, "the stream took longer than stream_timeout_s"
+                answer = attempt.next(due_ns, late)
+        finally:
+            attempt.leave()
+
+    def _begin(self, credit: int) -> Attempt:
+        options, plane, account = self._options, self._plane, self.account
+        account.sent_ns = time.monotonic_ns()
+        traceparent = ""
+        if self.entry.trace is not None or options.trace is not None:
+            account.begin_trace(options, inputs_in(self._slots, self._inputs))
+            traceparent = account.traceparent
+        message = Execute(
+            plane.next_number(),
+            options.request_id,
+            tuple(self._inputs),
+            options.outputs,
+            options.parameters,
+            account.sent_ns,
+            self._deadline_ns,
+            places=options.places,
+            credit=credit,
+            callers=options.callers,
+            caller_number=options.caller_number,
+            traceparent=traceparent,
+        )
+        self._attempt = Attempt(
+            plane.executors,
+            self.entry,
+            message,
+            self._timeout_s,
+            options,
+            self._cancellation,
+        )
+        return self._attempt
+
+    def _accept(self, answer: Answer) -> None:
+        """An answer has come: hold its outputs, and count what it cost."""
+        assert self._attempt is not None
+        assert self._attempt.pool is not None
+        self._answer = answer
+        self._pool = self._attempt.pool
+        for tensor in answer.outputs:
+            at = tensor.at
+            if tensor.alias < 0 and type(at) is Descriptor:
+                self._held.append((at.slot, at.generation))
+                self._held_bytes += at.nbytes
+        receipt, timing, copied = self.receipt, answer.timing, answer.copied
+        self.account.timing = timing
+        receipt.executor = self._pool.instance.name
+        receipt.queue_ns += timing.queue
+        receipt.compute_ns += timing.input + timing.infer + timing.output
+        receipt.copied_batch += copied.batch
+        receipt.copied_out += copied.out
+        receipt.copied_device += copied.device
+        receipt.copied_in += copied.inputs
+
+    def _outcome(self, answer: Answer) -> Outcome:
+        error = error_of(answer) if answer.error_code else None
+        outputs = tuple(map(self._output, answer.outputs))
+        if self.account.trace is not None:
+            self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
+        return Outcome(outputs, answer.parameters, answer.final, error)
+
+    def _output(self, tensor: WireTensor) -> OutputTensor:
+        at = tensor.at
+        if type(at) is RegionRef:
+            return OutputTensor(tensor.name, tensor.datatype, tensor.shape, _EMPTY)
+        if tensor.alias < 0:
+            assert self._pool is not None
+            view = self._pool.segments.view(at)
+        else:  # bytes of our own input, named relative to its start
+            if tensor.alias >= len(self._slots) or at.offset < 0 or at.nbytes < 0:
+                raise ProtocolViolation("an output aliases an input that is not there")
+            own = self._slots[tensor.alias].view.toreadonly()
+            view = own[at.offset : at.offset + at.nbytes]
+            if len(view) != at.nbytes:
+                raise ProtocolViolation("an output reaches outside of the input it aliases")
+        return OutputTensor(tensor.name, tensor.datatype, tensor.shape, view, tensor.alias >= 0)
+
+    def lend(self) -> Callable[[], None]:
+        """Keep the outputs of the latest answer readable when the call goes on or is closed.
+
+        What is returned gives them back; it is called once, from any thread.
+        """
+        memory, pool, outputs = self._memory, self._pool, self._answer.outputs
+        lent = leases(outputs)
+        nbytes = sum(t.at.nbytes for t in outputs if t.alias < 0)
+        for lease in lent:
+            self._held.remove(lease)
+        self._held_bytes -= nbytes
+        own = [self._slots[tensor.alias] for tensor in outputs if tensor.alias >= 0]
+        for slot in own:
+            memory.lease(slot)
+        numbers = [(slot.number, slot.generation) for slot in own]
+
+        def give_back() -> None:
+            if pool is not None and lent:
+                pool.release(lent, nbytes)
+            for number, generation in numbers:
+                memory.release(number, generation)
+
+        return give_back
+
+    def close(self) -> None:
+        """Give every slot back. Idempotent; views of outputs are void afterwards."""
+        slots, self._slots = self._slots, []
+        attempt, retained = self._attempt, self._answer.retained
+        if attempt is not None:
+            if attempt.unfinished is not None:
+                attempt.leave()
+            if attempt.abandoned:
+                slots = []
+        if self._cancellation is not None:
+            self._cancellation.close()
+        kept: list[tuple[int, int]] = []
+        for index, slot in enumerate(slots):
+            if slot.state is not _LEASED:
+                self._memory.reclaim(slot)
+            elif index in retained:
+                kept.append((slot.number, slot.generation))
+            else:
+                try:
+                    self._memory.release(slot.number, slot.generation)
+                except StaleDescriptor:
+                    continue
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            if kept:
+                pool.retain(kept)
+            if self._held:
+                pool.release(self._held, self._held_bytes)
+                self._held, self._held_bytes = [], 0
+        self.account.close()
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.account.failed(error)
+        self.close()

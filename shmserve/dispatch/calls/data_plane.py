@@ -1,0 +1,24 @@
+"""What all calls of a process have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from shmserve.config import Settings
+from shmserve.dispatch.calls.request_counting import RequestCounting
+from shmserve.dispatch.pool.forwarded_outputs import ForwardingMemory
+from shmserve.dispatch.pool.load_balancer import LoadBalancer
+from shmserve.dispatch.traces.tracing import Tracer
+
+
+class DataPlane(Struct, frozen=True):
+    """Its parts. `next_number`: of requests, never the same."""
+
+    memory: ForwardingMemory
+    executors: LoadBalancer
+    counting: RequestCounting
+    tracer: Tracer
+    settings: Settings
+    next_number: Callable[[], int]

@@ -1,0 +1,1 @@
+"""Requests to ensembles: order of the steps, tensors between them, threads of runs."""

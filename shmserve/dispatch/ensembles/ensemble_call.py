@@ -1,0 +1,226 @@
+"""One request through the models of an ensemble, or of a pipeline, which is one in a row.
+
+A step is a call of its model. It begins when all of its inputs are there, so steps that do not
+need each other run side by side; behind a step that streams, once for each of its answers. What
+passes between steps stays in the slots of the executor that wrote it: this process leases those
+and tells the next executor where they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shmserve.core.memory.slots import Slot
+from shmserve.core.registry import ModelEntry
+from shmserve.core.scheduling.ensemble_progress import ONCE
+from shmserve.dispatch.cache.cached_call import AnyCall, CachedCall
+from shmserve.dispatch.cache.response_cache import ResponseCache
+from shmserve.dispatch.calls.data_plane import DataPlane
+from shmserve.dispatch.calls.request_counting import Account
+from shmserve.dispatch.calls.step_call import StepCall, StepTensor
+from shmserve.dispatch.ensembles.step_threads import StepThreads
+from shmserve.dispatch.ensembles.steps import EnsembleSteps
+from shmserve.dispatch.outcome import Outcome, RunOptions, StreamLimits
+from shmserve.dispatch.receipt import Receipt
+from shmserve.dispatch.traced_request import BACKEND_OUTPUT
+from shmserve.errors import Cancelled
+from shmserve.protocol.control.data_messages import RegionRef
+
+_GRACE_S = 0.25  # for the step that is late to say so itself
+
+
+class EnsemblePlane(Struct, frozen=True):
+    """What all ensembles' calls of a process have in common. `cache`: of answers; None: none
+    are kept."""
+
+    data: DataPlane
+    threads: StepThreads
+    cache: ResponseCache | None
+
+    def call(self, entry: ModelEntry, options: RunOptions, cancellable: bool) -> AnyCall:
+        """A request to a model, which may be a step, or an ensemble."""
+        call: AnyCall = (
+            EnsembleCall(self, entry, options)
+            if entry.spec.steps
+            else StepCall(self.data, entry, options, cancellable)
+        )
+        if self.cache is None or not entry.spec.caches_answers:
+            return call
+        return CachedCall(self.cache, call, options, self.data.executors.registry.current)
+
+
+class EnsembleCall:
+    """One request; itself a step where ensembles are nested. A context manager.
+
+    Attributes:
+        receipt: of the whole, with what its steps have cost; the frontend adds its own.
+    """
+
+    def __init__(self, plane: EnsemblePlane, entry: ModelEntry, options: RunOptions) -> None:
+        data, spec = plane.data, entry.spec
+        self.entry = entry
+        self.receipt = Receipt()
+        self.account = Account(data.counting, data.tracer, entry, self.receipt)
+        self._plane = plane
+        self._memory = data.memory
+        self._options = options
+        self._timeout_s = options.timeout_s or data.settings.request_timeout_s
+        self._limits = options.stream or StreamLimits(self._timeout_s, time.monotonic_ns())
+        self._reserved: list[Slot] = []  # that are not written yet
+        self._given: dict[str, StepTensor] = {}  # the outputs of the latest answer
+        self._wanted = options.outputs or tuple(output.name for output in spec.outputs)
+        self._steps = EnsembleSteps(
+            spec,
+            replace(options, outputs=self._wanted, timeout_s=self._timeout_s, stream=self._limits),
+            self.receipt,
+            data,
+            plane.threads,
+            partial(plane.call, cancellable=True),
+        )
+        self._tensors = self._steps.tensors
+
+    # ------------------------------------------------------------------- inputs
+
+    def reserve(self, nbytes: int) -> Slot:
+        """As `Call.reserve`."""
+        return self.adopt(self._memory.reserve(nbytes))
+
+    def adopt(self, slot: Slot) -> Slot:
+        """As `Call.adopt`."""
+        self._reserved.append(slot)
+        return slot
+
+    def add_input(self, name: str, datatype: str, shape: tuple[int, ...], slot: Slot) -> None:
+        """As `Call.add_input`."""
+        self._memory.seal_and_lease(slot)
+        self._reserved.remove(slot)
+        self._tensors.add((name, ONCE), StepTensor(datatype, shape, slot))
+
+    def add_region_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
+    ) -> None:
+        """As `Call.add_region_input`."""
+        self._tensors.add((name, ONCE), StepTensor(datatype, shape, at))
+
+    def add_tensor(self, name: str, tensor: StepTensor) -> None:
+        """As `StepCall.add_tensor`."""
+        self._tensors.lease(tensor)
+        self._tensors.add((name, ONCE), tensor)
+
+    # ------------------------------------------------------------------ running
+
+    def execute(self) -> Outcome:
+        """As `Call.execute`; the error of any step is the ensemble's."""
+        try:
+            (outcome,) = self._answers()
+        except BaseException as ex:
+            self.account.failed(ex)
+            raise
+        finally:
+            self._steps.end()
+        self.account.succeeded = True
+        return outcome
+
+    def stream(self) -> Iterator[Outcome]:
+        """As `Call.stream`."""
+        try:
+            for answer in self._answers():
+                if answer.final and answer.error is not None:
+                    self.account.failed(answer.error)
+                elif answer.final:
+                    self.account.succeeded = True
+                    self.account.answered()
+                yield answer
+        except GeneratorExit:
+            self.account.failed(Cancelled("nobody wants further answers"))
+            raise
+        except BaseException as ex:
+            self.account.failed(ex)
+            raise
+        finally:
+            self._steps.end()
+
+    def _answers(self) -> Iterator[Outcome]:
+        """Run all steps; the outputs of an answer stay until the next one is asked for."""
+        account, runs, progress = self.account, self._steps.runs, self._steps.progress
+        account.sent_ns = time.monotonic_ns()
+        account.begin_trace(self._options, self._tensors.of_request())
+        self._steps.trace = account.trace
+        streams = self.entry.spec.decoupled
+        due, final = self._due(time.monotonic() + self._timeout_s), False
+        while (number := runs.next_answer(not streams, *due)) is not None:
+            with runs.lock:
+                answer = self._tensors.take_answer(number)
+                final = progress.over and not progress.follows(number)
+            self._given = answer.tensors
+            there = [(name, answer.tensors[name]) for name in self._wanted if name in self._given]
+            outputs = tuple(tensor.output(name) for name, tensor in there)
+            if account.trace is not None:
+                account.trace.add_tensors(BACKEND_OUTPUT, outputs)
+            yield Outcome(outputs, answer.parameters, final, answer.error)
+            if final:
+                return
+            given, self._given = self._given, {}
+            self._tensors.release(given.values())
+            with runs.lock:
+                progress.answered(number)
+            due = self._due(time.monotonic() + self._limits.answer_s)
+        yield Outcome()
+
+    def _due(self, at: float) -> tuple[float, str]:
+        """When the next answer must be there, and what is said then."""
+        whole_s = self._plane.data.settings.stream_timeout_s
+        ends = self._limits.began_ns / 1e9 + whole_s
+        if self.entry.spec.decoupled and whole_s and ends < at:
+            return ends + _GRACE_S, "the stream took longer than stream_timeout_s"
+        name, answer_s = self.entry.spec.name, self._limits.answer_s
+        return at + _GRACE_S, f"model '{name}' gave no answer within {answer_s:g} s"
+
+    # ------------------------------------------------------------------- ending
+
+    def give(self, name: str) -> StepTensor | None:
+        """As `StepCall.give`."""
+        tensor = self._given.get(name)
+        if tensor is not None:
+            self._tensors.lease(tensor)
+        return tensor
+
+    def lend(self) -> Callable[[], None]:
+        """As `Call.lend`."""
+        given, self._given = self._given, {}
+        return partial(self._tensors.release, list(given.values()))
+
+    def answered(self) -> None:
+        """As `Call.answered`; of its steps, which are over, that is known already."""
+        self.account.answered()
+
+    def failed(self, error: BaseException) -> None:
+        """As `Call.failed`."""
+        self.account.failed(error)
+
+    def cancel(self) -> None:
+        """As `Call.cancel`: steps that run give up at once, others never begin."""
+        self._steps.runs.fail(Cancelled("the request was cancelled"))
+
+    def close(self) -> None:
+        """Give every slot back. Idempotent; views of outputs are void afterwards."""
+        self._steps.end()
+        self.lend()()
+        self._tensors.close()
+        reserved, self._reserved = self._reserved, []
+        for slot in reserved:
+            self._memory.reclaim(slot)
+        self.account.close()
+
+    def __enter__(self) -> EnsembleCall:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.failed(error)
+        self.close()

@@ -1,0 +1,299 @@
+"""The executors this frontend process knows, and which of them a request goes to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec import UNSET, Struct
+
+from shmserve import ids
+from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot
+from shmserve.dispatch.pool.executor_connection import ExecutorConnection
+from shmserve.dispatch.pool.executor_pool import ExecutorPool
+from shmserve.dispatch.pool.orphaned_requests import OrphanedRequests
+from shmserve.dispatch.pool.sequence_placement import BegunSequences, home_of, where_to_begin
+from shmserve.errors import (
+    NoExecutor,
+    PeerDied,
+    ProtocolViolation,
+    QueueFull,
+    ShmserveError,
+    Unavailable,
+)
+from shmserve.protocol.control.data_messages import Execute, RegionRef
+from shmserve.shm.registry_page import RegistryReader
+from shmserve.shm.status_page import StatusView
+from shmserve.tensor.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+
+class RequestBounds(Struct, frozen=True):
+    """How many requests may be with executors at a time: for one instance, for one model version;
+    and the part of these that one caller may have. `restart_wait_s`: how long one may wait for an
+    executor that is being started."""
+
+    instance: int
+    model: int
+    caller_share: float = 1.0
+    restart_wait_s: float = 0.0
+
+
+class LoadBalancer:
+    """Executors are met when first needed, forgotten when the registry names them no more.
+    For any thread.
+
+    Args:
+        run_dir: where executors have their endpoints.
+        orphans: what becomes of connections whose requests nobody waits for any more.
+        make: the pool of an instance at a path.
+        bounds: of waiting requests.
+    """
+
+    def __init__(
+        self,
+        run_dir: str,
+        registry: RegistryReader,
+        orphans: OrphanedRequests,
+        make: Callable[[LiveInstance, str], ExecutorPool],
+        bounds: RequestBounds,
+    ) -> None:
+        self.registry = registry
+        self.orphans = orphans
+        self.pools: dict[str, ExecutorPool] = {}  # by the executor's process
+        self._run_dir = run_dir
+        self._make = make
+        self._bounds = bounds
+        self._waiting: Counter[tuple[str, int]] = Counter()  # for a restart: model and caller
+        self._lock = threading.Lock()
+        self._departed: list[ExecutorPool] = []  # they may still hold something of ours
+        self._pruned_at = -1
+        self._begun = BegunSequences()
+        self._devices: tuple[Snapshot | None, dict[int, str]] = (None, {})
+
+    def connect(
+        self, entry: ModelEntry, tried: set[str], message: Execute
+    ) -> tuple[ExecutorPool, ExecutorConnection, ModelEntry]:
+        """A connection to the least loaded instance that is not in `tried`, on the GPU that has
+        the request's memory if there is one; and the version as it is by now.
+
+        Raises:
+            QueueFull: all instances that take requests have full queues, or the model has, or this
+                caller has his share of them.
+            NoExecutor: no instance takes requests now.
+            Unavailable, NotFound: the version is served no more, or as something that takes other
+                requests than this one, which was checked against `entry`.
+        """
+        snapshot = self.registry.current()
+        if snapshot.ready_entries.get((entry.spec.name, entry.spec.version)) is not entry:
+            entry = snapshot.latest(entry)
+        while True:  # each turn but the last has tried an executor more
+            full: QueueFull | None = None
+            pools = [
+                self.pools.get(instance.process) or self._meet(instance)
+                for instance in entry.instances
+                if instance.process not in tried
+            ]
+            self._check_bounds(entry, pools, message.caller_number)
+            of_sequence = len(pools) > 1 and entry.spec.config.sequence_batching is not UNSET
+            if of_sequence:
+                pools = self._by_sequence(entry.spec, pools, message, tried)
+            elif len(pools) > 1:
+                pools.sort(key=lambda pool: pool.load)
+                near = self._device(snapshot, message)
+                if near:
+                    pools.sort(key=lambda pool: pool.instance.device != near)
+            for pool in pools:
+                try:
+                    connection = pool.acquire(message.caller_number)
+                except QueueFull as ex:
+                    full = ex
+                except PeerDied:
+                    tried.add(pool.instance.process)
+                    self.departed(pool)
+                else:
+                    if of_sequence:
+                        with self._lock:
+                            self._begun.sent(entry.spec, message.parameters, pool)
+                    return pool, connection, entry
+            if full is not None:
+                raise full
+            snapshot = self.registry.current()
+            entry = snapshot.refreshed(entry)  # those known of have ended: who has taken over?
+            if all(instance.process in tried for instance in entry.instances):
+                raise NoExecutor(
+                    f"no executor of model '{entry.spec.name}' is running now;"
+                    " it is being restarted"
+                )
+
+    def restart_wait_s(self) -> float:
+        """How long to wait for an executor that is being started."""
+        return 0.0 if self.registry.current().draining else self._bounds.restart_wait_s
+
+    @contextmanager
+    def waiting(self, entry: ModelEntry, caller: int) -> Iterator[None]:
+        """Somebody waits for an executor of the model that is being started.
+
+        Raises:
+            QueueFull: too many do already, altogether or of this caller.
+        """
+        name, most = entry.spec.name, self._bounds.model
+        share = most * self._bounds.caller_share if caller else most
+        with self._lock:
+            total = sum(count for (model, _), count in self._waiting.items() if model == name)
+            if total >= most or self._waiting[name, caller] >= share:
+                raise QueueFull(f"too many requests wait for a restart of model '{name}'")
+            self._waiting[name, caller] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[name, caller] -= 1
+                if not self._waiting[name, caller]:
+                    del self._waiting[name, caller]
+
+    def _check_bounds(self, entry: ModelEntry, pools: list[ExecutorPool], caller: int) -> None:
+        """Raises QueueFull: what the pools have together is too much for one model or caller."""
+        bounds, model = self._bounds, entry.spec.name
+        if caller and bounds.caller_share < 1:
+            most = min(bounds.model, bounds.instance * len(pools))
+            has = sum([pool.by_caller.get(caller, 0) for pool in pools])
+            if has and has >= most * bounds.caller_share:
+                raise QueueFull(
+                    f"this caller has {has} requests for model '{model}', its share of the {most}"
+                    " that may wait or run (max_caller_share)"
+                )
+        if sum([pool.in_flight for pool in pools]) >= bounds.model:
+            raise QueueFull(
+                f"model '{model}' has {bounds.model} requests that wait or run already"
+                " (max_model_requests)"
+            )
+
+    def _by_sequence(
+        self, spec: ModelSpec, pools: list[ExecutorPool], message: Execute, tried: set[str]
+    ) -> list[ExecutorPool]:
+        """Where the request's sequence lives, and only there; one that lives nowhere goes where
+        most slots are free. An executor that has not said hello yet is waited for only where no
+        other one tells that the sequence lives there."""
+        sequence = message.parameters.get("sequence_id", 0)
+        home = home_of(((pool, pool.known_status) for pool in pools), sequence)
+        if home is not None:
+            return [home]
+        views: list[tuple[ExecutorPool, StatusView | None]] = []
+        for pool in pools:
+            try:
+                views.append((pool, pool.status()))
+            except QueueFull:
+                views.append((pool, None))
+            except (PeerDied, ProtocolViolation):
+                tried.add(pool.instance.process)
+                self.departed(pool)
+        home = home_of(views, sequence)
+        if home is None:
+            with self._lock:
+                home = self._begun.home(spec, message.parameters, (pool for pool, _ in views))
+        return where_to_begin(views, sequence) if home is None else [home]
+
+    def _meet(self, instance: LiveInstance) -> ExecutorPool:
+        path = os.path.join(self._run_dir, instance.endpoint)
+        with self._lock:
+            return self.pools.setdefault(instance.process, self._make(instance, path))
+
+    def _device(self, snapshot: Snapshot, message: Execute) -> str:
+        """``cuda:0`` or the like: where most bytes of CUDA regions that the request names lie,
+        since an instance there works on them without a copy; empty: it names none."""
+        known, devices = self._devices
+        if known is not snapshot:  # once for each snapshot
+            regions = snapshot.regions.values()
+            devices = {r.number: on for r in regions if (on := r.on_device)}
+            self._devices = (snapshot, devices)
+        if not devices:
+            return ""
+        inputs = [t.at for t in message.inputs if isinstance(t.at, RegionRef)]
+        nbytes: Counter[str] = Counter()
+        for at in [*inputs, *(place.at for place in message.places)]:
+            if at.region in devices:
+                nbytes[devices[at.region]] += at.nbytes
+        return max(nbytes, key=nbytes.__getitem__, default="")
+
+    def lost(self, pool: ExecutorPool, ex: ShmserveError) -> None:
+        """An executor's channel failed: what it held comes back; a live one is met again later."""
+        log.warning("executor %s lost: %s", pool.instance.process, ex)
+        with self._lock:
+            if self.pools.get(pool.instance.process) is pool:
+                del self.pools[pool.instance.process]
+        pool.close()
+
+    def departed(self, pool: ExecutorPool) -> None:
+        """An executor takes no more requests: it is ending, but may be working on earlier ones."""
+        with self._lock:
+            if self.pools.get(pool.instance.process) is pool:
+                del self.pools[pool.instance.process]
+                self._departed.append(pool)
+
+    def flush(self) -> None:
+        """Tell each what it has not been told yet."""
+        for pool in list(self.pools.values()):
+            pool.flush()
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether one that takes requests has not been told yet what we are done with."""
+        return any(pool.has_releases for pool in list(self.pools.values()))
+
+    def prune(self) -> None:
+        """Forget executors that the registry does not name any more."""
+        with self._lock:
+            over = [pool for pool in self._departed if pool.over]
+            self._departed = [pool for pool in self._departed if pool not in over]
+        for pool in over:
+            pool.close()
+        try:
+            snapshot = self.registry.current()
+        except Unavailable:
+            return
+        if snapshot.generation == self._pruned_at:
+            return
+        self._pruned_at = snapshot.generation
+        live = {
+            instance.process
+            for versions in snapshot.models.values()
+            for entry in versions.values()
+            for instance in entry.instances
+        }
+        with self._lock:
+            gone = [pool for name, pool in self.pools.items() if name not in live]
+            for pool in gone:
+                del self.pools[pool.instance.process]
+            self._departed += gone
+
+    def in_flight(self) -> Counter[tuple[str, str]]:
+        """How many requests of ours executors have, by model version."""
+        with self._lock:
+            pools = [*self.pools.values(), *self._departed]
+        counts: Counter[tuple[str, str]] = Counter()
+        for pool in pools:
+            if pool.in_flight:
+                counts[ids.instance_model(pool.instance.name)] += pool.in_flight
+        return counts
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For `shmserve show queues`."""
+        return [
+            {"instance": pool.instance.name, "in_flight": pool.in_flight}
+            for pool in list(self.pools.values())
+        ]
+
+    def close(self) -> None:
+        """Let go of all of them; calls still open end with errors."""
+        with self._lock:
+            pools = [*self.pools.values(), *self._departed]
+            self.pools, self._departed = {}, []
+        for pool in pools:
+            pool.close()

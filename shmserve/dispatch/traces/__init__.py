@@ -1,0 +1,1 @@
+"""Traces of sampled requests: stages, trace files, spans."""

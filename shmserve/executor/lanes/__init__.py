@@ -1,1 +1,0 @@
-"""Lanes: channels that local programs, whom nobody trusts, have to this executor."""

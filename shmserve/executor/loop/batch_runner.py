@@ -1,0 +1,273 @@
+"""Running several requests at once: from their messages to their answers.
+
+An error of one request is its own wherever that can be told: memory of its client that cannot be
+read, a response of its own, an output that does not fit where it goes. What the backend raises
+is the error of all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import msgspec
+from msgspec import Struct
+
+from shmserve.errors import DeviceMemoryExhausted, Internal, ShmserveError
+from shmserve.executor.backend import Backend, BatchForm, Response
+from shmserve.executor.loop.run_statistics import RunStatistics
+from shmserve.executor.loop.runner import IsCancelled, Key, Requested, RunOutcome, as_error
+from shmserve.executor.peers.frontend_connections import FrontendConnection
+from shmserve.executor.tensors.batch import BatchedOutputs, GatheredBatch
+from shmserve.executor.tensors.request import ExecutorRequest, Outputs
+from shmserve.executor.tensors.workspace import Workspace
+from shmserve.protocol.control.data_messages import Answer, Copied, Timing
+from shmserve.shm.client_region import Shrunk
+
+
+class BatchMember(RunOutcome, eq=False):
+    """One request of a batch.
+
+    Attributes:
+        answer: its timing is that of all runs of the request.
+        run: duration of the last run alone.
+    """
+
+    answer: Answer = Answer(0)
+    run: Timing = Timing()
+    request: ExecutorRequest | None = None  # None: it has not come that far
+    outputs: Outputs | None = None
+    gathered: int = 0  # bytes
+
+
+class _Rescheduled(Struct, frozen=True):
+    """Between two runs of a request: what is open of it, and what it has taken so far."""
+
+    request: ExecutorRequest
+    spent: Timing
+
+
+class BatchRunner:
+    """Implements `Runner`. A request that is rescheduled stays open here until it has run again,
+    or is withdrawn.
+
+    `model_runs`: surrounds each run, during which another thread may look after the channels.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        workspace: Workspace,
+        statistics: RunStatistics,
+        is_cancelled: IsCancelled,
+        model_runs: AbstractContextManager[None],
+    ) -> None:
+        self._backend = backend
+        self._workspace = workspace
+        self._devices = workspace.devices
+        self._statistics = statistics
+        self._iterative = workspace.spec.config.is_iterative
+        self._is_cancelled = is_cancelled
+        self._model_runs = model_runs
+        self._open: dict[Key, _Rescheduled] = {}
+
+    def run(self, batch: Sequence[Requested], now_ns: int) -> Sequence[BatchMember]:
+        """Run requests together."""
+        with self._model_runs:
+            members = self._run(batch, now_ns)
+        ran = [member for member in members if not member.has_failed]
+        if not ran:
+            return members
+        if not self._iterative:
+            self._statistics.ran_batch([(m.message, m.answer.timing) for m in ran])
+            return members
+        self._statistics.iterated(len(ran), ran[0].run)
+        for member in ran:
+            if not member.rescheduled:
+                self._statistics.finished(member.answer.timing)
+        return members
+
+    def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
+        """Return the answer with those inputs that the model has kept, if the request has run."""
+        opened = self._open.pop((connection, answer.request), None)
+        if opened is None:
+            return answer
+        retained = opened.request.retained(connection.frontend)
+        return msgspec.structs.replace(answer, retained=retained)
+
+    def rest(self) -> None:
+        """Do nothing: no request is prepared ahead of its run."""
+
+    def _run(self, batch: Sequence[Requested], started_ns: int) -> list[BatchMember]:
+        members = [BatchMember(c, message, answer=Answer(message.request)) for c, message in batch]
+        gathered: GatheredBatch | None = None
+        infer_ns = inferred_ns = started_ns
+        try:
+            if len(members) > 1 and self._backend.batching is BatchForm.STACKED:
+                gathered = GatheredBatch(
+                    self._workspace,
+                    [member.message for member in members],
+                    self._backend.reads_on_device,
+                )
+            for member in members:
+                self._begin(member, gathered)
+            infer_ns = time.monotonic_ns()
+            ready = [member for member in members if not member.has_failed]
+            if ready:
+                inferred_ns = self._infer(ready, gathered)
+        except (Exception, SystemExit) as ex:
+            inferred_ns = time.monotonic_ns()
+            self._fail_all(members, ex)
+        if self._devices.opened is not None:
+            # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
+            self._fail_all(members, self._devices.settle())
+        for member in members:
+            self._finish(member)
+        self._time(members, gathered, (started_ns, infer_ns, inferred_ns))
+        for member in members:
+            self._keep_open(member)
+        if gathered is not None:
+            gathered.close()
+        return members
+
+    def _keep_open(self, member: BatchMember) -> None:
+        """Keep what will run again; what is over has taken what all of its runs have."""
+        key = (member.connection, member.message.request)
+        member.run = last = member.answer.timing
+        before = self._open.pop(key, None)
+        if before is not None:
+            member.answer = msgspec.structs.replace(member.answer, timing=_sum(before.spent, last))
+        if member.rescheduled and member.request is not None:
+            self._open[key] = _Rescheduled(member.request, member.answer.timing)
+
+    def _fail_all(self, members: list[BatchMember], ex: BaseException | None) -> None:
+        if ex is None:
+            return
+        error = as_error(ex)
+        for member in members:
+            member.rescheduled = False
+            if not member.has_failed:
+                member.fail(error)
+        if isinstance(error, DeviceMemoryExhausted):
+            self._devices.free_unused()
+
+    def _begin(self, member: BatchMember, gathered: GatheredBatch | None) -> None:
+        """Bring its inputs in."""
+        frontend, message = member.connection.frontend, member.message
+
+        def watch() -> bool:
+            return self._is_cancelled(member.connection, message.request)
+
+        opened = self._open.get((member.connection, message.request))
+        if opened is not None:
+            member.request = opened.request
+            member.request.parameters = message.parameters
+            member.request.reschedule(False)
+            return
+        try:
+            if gathered is None:
+                inputs = self._workspace.read(frontend, message)
+                member.request = ExecutorRequest(self._workspace, message, inputs, watch)
+            else:
+                member.request = ExecutorRequest(self._workspace, message, {}, watch)
+                member.gathered = gathered.add(frontend, message)
+        except ShmserveError as ex:
+            self._devices.settle()  # what has been brought so far may be on its way
+            member.fail(ex)
+
+    def _infer(self, members: list[BatchMember], gathered: GatheredBatch | None) -> int:
+        """Have the model run and place what it gives; when it was done."""
+        requests = [member.request for member in members if member.request is not None]
+        if gathered is None:
+            responses = self._backend.execute(requests)
+        else:
+            responses = self._backend.execute(
+                [gathered.request(lambda: all(request.cancelled for request in requests))]
+            )
+        inferred_ns = time.monotonic_ns()
+        if gathered is not None:
+            responses = gathered.taken_apart(responses)
+        if len(responses) != len(requests):
+            raise Internal(f"the model gave {len(responses)} responses to {len(requests)} requests")
+        for member, request, response in zip(members, requests, responses, strict=True):
+            member.rescheduled = request.rescheduled and response.error is None
+            if member.rescheduled:
+                continue
+            member.outputs = (
+                Outputs(request) if gathered is None else BatchedOutputs(request, gathered.offers)
+            )
+            self._place(member, member.outputs, response)
+        return inferred_ns
+
+    def _place(self, member: BatchMember, outputs: Outputs, response: Response) -> None:
+        if response.error is not None:
+            member.fail(response.error)
+            return
+        try:
+            outputs.place(response)
+            member.answer = Answer(
+                member.message.request, tuple(outputs.tensors), parameters=response.parameters
+            )
+        except Shrunk as ex:
+            self._workspace.regions.shrunk(ex)
+            member.fail(ex)
+        except Exception as ex:  # also an array that cannot be handled
+            member.fail(as_error(ex))
+
+    def _finish(self, member: BatchMember) -> None:
+        """The model is done with it: what it was offered goes back, what it gave is leased."""
+        request, outputs = member.request, member.outputs
+        if request is None:
+            return
+        if request.offers:
+            request.drop_offers()
+        if outputs is not None and member.has_failed:
+            outputs.undo()
+        elif outputs is not None:
+            member.leases = outputs.lease()
+            member.segments = [slot.segment for slot in outputs.slots]
+
+    def _time(
+        self,
+        members: list[BatchMember],
+        gathered: GatheredBatch | None,
+        times_ns: tuple[int, int, int],
+    ) -> None:
+        """Complete the answers: what they took, what was copied and what the model kept. A batch
+        takes each of its requests as long as it takes."""
+        started_ns, infer_ns, inferred_ns = times_ns
+        output_ns = max(0, time.monotonic_ns() - inferred_ns)
+        total = sum(gathered.rows) if gathered is not None else 0
+        of_all = gathered.take_counts() if gathered is not None else (0, 0)
+        for member in members:
+            request, outputs, sent_ns = member.request, member.outputs, member.message.sent_ns
+            if request is None:
+                continue
+            copied, moved = (0, 0) if member.rescheduled else request.take_counts()
+            written, moved_out = (outputs.copied, outputs.moved) if outputs else (0, 0)
+            if total:  # the gathered inputs' counts, by rows
+                rows = member.message.inputs[0].shape[0]
+                copied, moved = (count * rows // total for count in of_all)
+            member.answer = msgspec.structs.replace(
+                member.answer,
+                timing=Timing(
+                    max(0, started_ns - sent_ns),
+                    infer_ns - started_ns,
+                    inferred_ns - infer_ns,
+                    output_ns,
+                ),
+                copied=Copied(member.gathered, written, moved + moved_out, copied),
+                retained=() if member.rescheduled else request.retained(member.connection.frontend),
+            )
+
+
+def _sum(before: Timing, last: Timing) -> Timing:
+    """What several runs took; `last.queue` counts from when the request was sent."""
+    runs = before.input + before.infer + before.output
+    return Timing(
+        max(0, last.queue - runs),
+        before.input + last.input,
+        before.infer + last.infer,
+        before.output + last.output,
+    )

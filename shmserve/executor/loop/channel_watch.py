@@ -1,0 +1,79 @@
+"""Channel watch: a second thread that looks after the channels while the model runs.
+
+The loop's thread holds the lock of the channels at all times but one: while the model runs, inside
+`with watch:`, the watching thread takes the lock, and attends to the channels until the model has
+returned. So the two threads never touch channels, scheduler or streams at the same time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+
+class ChannelWatch:
+    """Hands the channels to the watching thread and takes them back.
+
+    `attend`: looks after the channels once, for a bounded time. `wake`: makes a waiting `attend`
+    return. `disconnect`: closes all channels, after a defect in `attend`.
+    """
+
+    def __init__(
+        self,
+        attend: Callable[[], None],
+        wake: Callable[[], None],
+        disconnect: Callable[[], None],
+    ) -> None:
+        self._attend = attend
+        self._wake = wake
+        self._disconnect = disconnect
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()  # released once for each turn of the second thread
+        self._turn.acquire()
+        self._model_runs = False
+        self._is_over = False
+        self._is_broken = False
+
+    def serve(self, serve: Callable[[], None]) -> None:
+        """Run the loop itself, with the channels in this thread's hands, until it returns."""
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+        try:
+            with self._lock:
+                serve()
+        finally:
+            self._is_over = True
+            self._give_turn()
+
+    def __enter__(self) -> None:
+        self._model_runs = True
+        self._lock.release()
+        self._give_turn()
+
+    def __exit__(self, *_: object) -> None:
+        self._model_runs = False
+        self._wake()
+        self._lock.acquire()
+        if self._is_broken:
+            raise RuntimeError("the thread that looked after the channels has failed")
+
+    def _give_turn(self) -> None:
+        if self._turn.locked():  # else the second thread has not used its last turn yet
+            self._turn.release()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._turn.acquire()
+                with self._lock:
+                    if self._is_over:
+                        return
+                    while self._model_runs:
+                        self._attend()
+        except BaseException:
+            log.critical("the executor's loop is broken", exc_info=True)
+            self._is_broken = True  # the process ends with the run
+            self._disconnect()  # frontends see EOF at once
+            raise

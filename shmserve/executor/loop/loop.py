@@ -1,0 +1,299 @@
+"""The loop of an executor: takes requests in, has them run, answers. Every kind of model has it.
+
+What differs between models are the loop's parts, put together in `loop_assembly`:
+
+    intake      turns a message into a request that waits, or refuses it; owns the scheduler
+    scheduler   core/scheduling: decides which requests run next, alone or as a batch
+    runner      has the model run these requests
+    streams     open streams of a decoupled model, and answers on their way from the model's
+                threads; of any other model there are none: its answer is what the run returns
+
+States of a request: it waits (in the scheduler), runs (`_running`), and is answered. A request of
+an iterative sequence that the model has rescheduled waits again. A stream is open from its first
+run until its final answer is sent, whether or not `execute` has returned by then.
+
+Threads: the main thread, which has loaded the model, runs `run` and all requests. With a model that
+refuses waiting requests in time, publishes sequences, or streams, a second thread looks after the
+channels while the model runs (`channel_watch`). Everybody else has one thread and no lock: such a
+model learns what has come when it asks whether its request is cancelled. Whichever thread has the
+channels calls `_attend`; the main thread alone asks the scheduler what runs next.
+
+    main thread      _attend -> scheduler.next -> _serve -> runner.run -> answers -> _attend ...
+    second thread    _attend_meanwhile, while runner.run is inside of the model
+    model's threads  StreamBook.post, is_cancelled
+    link's thread    stop, wake, queued, executed
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from msgspec import Struct
+
+from shmserve.executor.loop.channel_watch import ChannelWatch
+from shmserve.executor.loop.run_statistics import RunStatistics
+from shmserve.executor.loop.runner import IsCancelled, Key, Requested, Runner, cancelled, late
+from shmserve.executor.loop.scheduler_intake import SchedulerIntake
+from shmserve.executor.loop.sent_order import receive_in_order
+from shmserve.executor.loop.stream_book import StreamBook
+from shmserve.executor.peers.channels import Channels
+from shmserve.executor.peers.frontend_connections import FrontendConnection
+from shmserve.executor.rate_limited import SharedResources
+from shmserve.executor.tensors.workspace import Workspace
+from shmserve.protocol.control.data_messages import Answer, Cancel, Execute
+from shmserve.shm.status_page import BUSY_SINCE, DEPTH, RUNNING
+
+WAKE_S = 1.0  # between two looks at idle memory and gauges
+REST_S = 3600.0  # wait where such looks would change nothing
+
+ModelRuns = AbstractContextManager[None]  # surrounds each call of the model
+MakeRunner = Callable[[IsCancelled, ModelRuns], Runner]
+
+
+class LoopParts(Struct, frozen=True):
+    """What the loop, the intake and the runner of one model share.
+
+    Attributes:
+        segment_idle_s: time, in seconds, until unused memory is given back.
+    """
+
+    channels: Channels
+    workspace: Workspace
+    statistics: RunStatistics
+    streams: StreamBook
+    segment_idle_s: float
+
+
+class Loop:
+    """Serves one loaded backend on the channels of one listener until `stop` is called.
+
+    `make_runner` gets `is_cancelled`, and what surrounds each call of the model. `resources`: what
+    each execution must hold.
+    """
+
+    def __init__(
+        self,
+        parts: LoopParts,
+        intake: SchedulerIntake,
+        make_runner: MakeRunner,
+        resources: SharedResources | None = None,
+    ) -> None:
+        self._answered = 0
+        self._channels = channels = parts.channels
+        self._workspace = workspace = parts.workspace
+        self._queue = intake.queue
+        self._push = intake.push
+        self._rejection = intake.rejection
+        self._in_order = intake.in_order
+        self._streams = parts.streams
+        self._statistics = parts.statistics
+        self._idle_s = parts.segment_idle_s
+        self._resources = resources
+        self._words = channels.status.words
+        self._decoupled = workspace.spec.decoupled
+        self._running: dict[Key, bool] = {}  # True: its answer is still wanted
+        self._busy_since = 0
+        self._stopping = False
+        self._thread = 0  # of `run`
+        self._tick_ns = time.monotonic_ns() + int(WAKE_S * 1e9)
+        self._watch: ChannelWatch | None = None
+        if intake.is_watched:
+            attend = self._attend_meanwhile
+            self._watch = ChannelWatch(attend, channels.wake, channels.disconnect)
+        self._runner = make_runner(self.is_cancelled, self._watch or nullcontext())
+
+    def run(self) -> None:
+        """Serve until stopped and everything accepted is answered."""
+        self._thread = threading.get_ident()
+        if self._watch is None:
+            self._serve_all()
+        else:
+            self._watch.serve(self._serve_all)
+
+    def stop(self) -> None:
+        """Finish what was accepted, then return from `run`. Safe from any thread or signal."""
+        self._stopping = True
+        self._channels.wake()
+
+    def wake(self) -> None:
+        """Look at the memory that is held, which has changed. Safe from any thread."""
+        self._channels.wake()
+
+    @property
+    def queued(self) -> int:
+        """Number of waiting requests."""
+        return len(self._queue.waiting)
+
+    @property
+    def executed(self) -> int:
+        """Number of requests, and of streams, that the model has worked on to their end."""
+        return self._answered + self._streams.ended
+
+    def _serve_all(self) -> None:
+        wait_s, resources, streams = WAKE_S, self._resources, self._streams
+        while True:
+            self._attend(wait_s)
+            may_run = resources is None or resources.held
+            if streams.streams and may_run:
+                may_run = streams.has_room
+            now_ns = time.monotonic_ns()
+            turn = self._queue.next(now_ns, self._channels.closed, may_run)
+            if turn.late or turn.rejected:
+                self._refuse(turn.late, turn.rejected)
+            wait_s = WAKE_S if turn.wait_ns is None else min(WAKE_S, turn.wait_ns / 1e9)
+            if turn.batch:
+                self._serve(turn.batch, now_ns)
+                wait_s = 0.0 if self._queue.waiting or self._stopping or resources else WAKE_S
+                if resources is not None:
+                    resources.spent()
+            else:
+                if not turn.is_due:
+                    self._runner.rest()
+                self._publish()
+                is_over = self._is_over()
+                if resources is not None:  # the model may take its time to finalize
+                    resources.may_run(turn.is_due and not is_over and streams.has_room)
+                if is_over:
+                    return
+            self._workspace.settle()
+            if time.monotonic_ns() >= self._tick_ns and self._tick() and turn.wait_ns is None:
+                wait_s = wait_s and REST_S
+
+    def _is_over(self) -> bool:
+        """Return True if nothing is left to do and nothing more can come."""
+        waits = self._queue.waiting or self._streams.streams or self._streams.outbox
+        return self._channels.closed and self._channels.settled and not waits
+
+    # ------------------------------------------------- the thread that has the channels
+
+    def _attend(self, wait_s: float) -> None:
+        """Take in what comes within a time, and send what streams have answered."""
+        if self._stopping and not self._channels.closed:
+            self._channels.refuse(self._busy())
+            wait_s = 0
+        if self._streams.outbox:
+            wait_s = 0
+        if 0 < wait_s < WAKE_S:  # a batch is due then: not a millisecond later
+            self._channels.wait(wait_s)
+            wait_s = 0
+        if self._in_order:
+            events = receive_in_order(self._channels, wait_s)
+        else:
+            events = self._channels.receive(wait_s)
+        for connection, message in events:
+            if type(message) is Execute:
+                key, requested = (connection, message.request), (connection, message)
+                self._push(key, requested, message.deadline_ns, message.caller_number)
+            elif isinstance(message, Cancel):
+                self._cancel((connection, message.request))
+            elif message is None:
+                self._forget(connection)
+            else:
+                self._streams.grant((connection, message.request), message.answers)
+        if self._streams.outbox:
+            self._streams.deliver()
+
+    def _attend_meanwhile(self) -> None:
+        """Look after the channels once while the model runs, in the second thread."""
+        left_ns = self._queue.next_end_ns - time.monotonic_ns()
+        self._attend(min(WAKE_S, max(0.0, left_ns / 1e9)))
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._queue.next_end_ns:
+            self._refuse(*self._queue.expire(now_ns))
+        self._publish()
+        self._workspace.settle()
+        if now_ns >= self._tick_ns:
+            self._tick()
+
+    def _busy(self) -> set[FrontendConnection]:
+        """Return the connections with a request that has been taken and not answered."""
+        keys: Iterable[Key] = (*self._queue.waiting, *self._running, *self._streams.streams)
+        return {connection for connection, _ in keys}
+
+    def _cancel(self, key: Key) -> None:
+        if key in self._running:
+            self._running[key] = False
+        elif self._queue.cancel(key) is not None:
+            self._withdraw(key[0], cancelled(key[1]))
+        self._streams.mute(key)
+
+    def _forget(self, connection: FrontendConnection) -> None:
+        """Drop the requests of a connection that has closed."""
+        for key in self._running:
+            if key[0] is connection:
+                self._running[key] = False
+        self._streams.mute_all(connection)
+        for key in [key for key in self._queue.waiting if key[0] is connection]:
+            self._queue.cancel(key)
+            self._runner.withdraw(connection, cancelled(key[1]))
+
+    def _refuse(self, overdue: Sequence[Requested], rejected: Sequence[Requested]) -> None:
+        """Answer waiting requests that will never run."""
+        for connection, message in overdue:
+            self._withdraw(connection, late(message.request))
+        for connection, message in rejected:
+            self._channels.send(connection, self._rejection(message), [])
+
+    def _withdraw(self, connection: FrontendConnection, answer: Answer) -> None:
+        complete = self._runner.withdraw(connection, answer)
+        if complete is not None:
+            self._channels.send(connection, complete, [])
+
+    def _publish(self) -> None:
+        """Tell frontends how busy the executor is."""
+        words, running = self._words, len(self._running)
+        if self._streams.streams:
+            running = self._streams.count_with(self._running)
+        words[RUNNING] = running
+        words[DEPTH] = len(self._queue.waiting) + running
+        words[BUSY_SINCE] = self._busy_since if running else 0
+
+    def _tick(self) -> bool:
+        """Look at the memory that is held. Return True if the loop may rest until something comes,
+        False if it must look again."""
+        self._tick_ns = time.monotonic_ns() + int(WAKE_S * 1e9)
+        self._workspace.trim(self._idle_s)
+        is_held = self._statistics.measure(self._workspace.memory)
+        if self._decoupled:
+            self._channels.end_late_streams()
+            self._busy_since = self._streams.quiet_since()
+            self._publish()
+        if is_held or self._resources is not None or self._workspace.devices.ordinal is not None:
+            return False
+        is_idle = not (self._running or self._streams.streams)
+        return is_idle and self._channels.quiet and self._channels.settled
+
+    # ------------------------------------------------------------------------ runs
+
+    def _serve(self, batch: Sequence[Requested], now_ns: int) -> None:
+        """Have the model work on requests, and answer."""
+        self._running = {(connection, message.request): True for connection, message in batch}
+        if not self._decoupled:  # a stream is busy since its last answer
+            self._busy_since = now_ns
+        self._publish()
+        outcomes = self._runner.run(batch, now_ns)
+        self._running = {}
+        self._publish()
+        for outcome in outcomes:
+            connection, answer = outcome.connection, outcome.answer
+            if outcome.violation:
+                self._channels.expel(connection, outcome.violation)
+            elif answer is not None and not outcome.rescheduled:
+                self._answered += 1
+                if outcome.leases:
+                    connection.frontend.hold(outcome.leases)
+                self._channels.send(connection, answer, outcome.segments)
+
+    def is_cancelled(self, connection: FrontendConnection, number: int) -> bool:
+        """Return True if nobody wants the answer to a request any more. With one thread, look
+        first at what has come; the model's own threads learn what is known already."""
+        key = connection, number
+        wanted = self._running.get(key, False)
+        if wanted and self._watch is None and threading.get_ident() == self._thread:
+            self._attend(0)
+            self._publish()
+            wanted = self._running.get(key, False)
+        return not wanted

@@ -1,0 +1,200 @@
+"""Running one request: from its message to the answer, whatever the model does."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from shmserve.errors import DeviceMemoryExhausted, Internal, ShmserveError
+from shmserve.executor.backend import Backend
+from shmserve.executor.loop.run_statistics import RunStatistics
+from shmserve.executor.loop.runner import IsCancelled, Key, Requested, RunOutcome, as_error
+from shmserve.executor.peers.frontend_connections import FrontendConnection, FrontendProcess
+from shmserve.executor.tensors.request import ExecutorRequest, Outputs
+from shmserve.executor.tensors.workspace import Inputs, Workspace
+from shmserve.protocol.control.data_messages import Answer, Copied, Execute, Parameter, Timing
+from shmserve.shm.client_region import Shrunk
+
+log = logging.getLogger(__name__)
+
+
+class _Result(Struct, frozen=True):
+    """What came of a request; an error as code and text, so that no traceback keeps views."""
+
+    inferred_ns: int
+    parameters: dict[str, Parameter] = {}
+    error_code: str = ""
+    error: str = ""
+
+
+class RequestRunner:
+    """Implements `Runner`: one request after the other.
+
+    `peek`: returns the request that comes next, if it waits already.
+
+    Attributes:
+        ahead: inputs of the next request that are on the GPU already.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        workspace: Workspace,
+        statistics: RunStatistics,
+        is_cancelled: IsCancelled,
+        peek: Callable[[], Requested | None],
+    ) -> None:
+        self._backend = backend
+        self._reads_on_device = backend.reads_on_device
+        self._workspace = workspace
+        self._devices = workspace.devices
+        self._statistics = statistics
+        self._is_cancelled = is_cancelled
+        self._peek = peek
+        self._running: Key
+        self.ahead: tuple[Execute, Inputs] | None = None
+        self._room_for_next = True  # on the device
+
+    def run(self, batch: Sequence[Requested], now_ns: int) -> Sequence[RunOutcome]:
+        """Run the one request of a batch."""
+        ((connection, message),) = batch
+        self._running = connection, message.request
+        outcome = RunOutcome(connection, message)
+        try:
+            if self._reads_on_device:
+                inputs = self._inputs_on_device(connection.frontend, message)
+            else:
+                inputs = self._workspace.read(connection.frontend, message)
+            request = ExecutorRequest(self._workspace, message, inputs, self._is_unwanted)
+        except Exception as ex:  # also of the system, where memory of clients is opened
+            self._devices.settle()  # what has been brought so far may be on its way
+            outcome.fail(as_error(ex))
+            return (outcome,)
+        outputs = Outputs(request)
+        infer_ns = time.monotonic_ns()
+        result = self._infer(request, outputs)
+        if request.offers:
+            request.drop_offers()
+        retained = request.retained(connection.frontend)
+        if result.error_code:
+            outputs.undo()
+        else:
+            held = connection.frontend.held
+            for lease in outputs.lease():  # as `hold`, of what is most often one
+                held[lease] = held.get(lease, 0) + 1
+        timing = Timing(
+            max(0, now_ns - message.sent_ns),
+            infer_ns - now_ns,
+            result.inferred_ns - infer_ns,
+            time.monotonic_ns() - result.inferred_ns,
+        )
+        copied_in, moved_in = request.take_counts()
+        outcome.segments = [slot.segment for slot in outputs.slots]
+        outcome.answer = Answer(
+            message.request,
+            tuple(outputs.tensors),
+            result.error_code,
+            result.error,
+            result.parameters,
+            timing,
+            Copied(out=outputs.copied, device=moved_in + outputs.moved, inputs=copied_in),
+            retained=retained,
+        )
+        if not result.error_code:
+            statistics = self._statistics
+            statistics.counters.executed(
+                statistics.elements(message) if statistics.batching else 1,
+                time.time_ns() // 1_000_000,
+                timing.input,
+                timing.infer,
+                timing.output,
+                timing.queue,
+            )
+        return (outcome,)
+
+    def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
+        """Return the answer as it is: a request that waits has not run."""
+        return answer
+
+    def rest(self) -> None:
+        """Give back what was brought to the GPU for a request that does not come next."""
+        if self.ahead is not None:
+            self._devices.settle()
+            self.ahead = None
+
+    def _is_unwanted(self) -> bool:
+        return self._is_cancelled(*self._running)
+
+    def _infer(self, request: ExecutorRequest, outputs: Outputs) -> _Result:
+        """Have the model run, and place what it gives."""
+        try:
+            responses = self._backend.execute([request])
+            inferred_ns = time.monotonic_ns()
+            if len(responses) != 1:
+                raise Internal(f"the model gave {len(responses)} responses to 1 request")
+            error = responses[0].error
+            if error is None:
+                outputs.place(responses[0])
+                result = _Result(inferred_ns, responses[0].parameters)
+            else:  # not raised: this frame would keep it, it the frame, and that the inputs
+                result = self._failed(error)
+        except Shrunk as ex:
+            self._workspace.regions.shrunk(ex)
+            result = self._failed(ex)
+        except (Exception, SystemExit) as ex:  # also an array that cannot be handled
+            result = self._failed(as_error(ex))
+        if self._devices.opened is not None:
+            # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
+            failed = self._devices.settle()
+            if failed is not None and not result.error_code:
+                result = self._failed(failed)
+        return result
+
+    def _failed(self, error: ShmserveError) -> _Result:
+        if isinstance(error, DeviceMemoryExhausted):
+            self._without_next()
+            self._devices.free_unused()  # CuPy keeps it for itself, the model may need it elsewhere
+        return _Result(time.monotonic_ns(), {}, error.code, error.message)
+
+    # ------------------------------------------------------------- models on a GPU
+
+    def _inputs_on_device(self, frontend: FrontendProcess, message: Execute) -> Inputs:
+        """Its inputs, on their way to the GPU; and so are those of the request that comes next,
+        which arrive while this one computes."""
+        if self.ahead is not None and self.ahead[0] is not message:
+            self.rest()
+        ahead, self.ahead = self.ahead, None
+        inputs = self._brought(frontend, message) if ahead is None else ahead[1]
+        following = self._peek()
+        if following is not None and self._room_for_next:
+            self._bring_next(following[0].frontend, following[1])
+        return inputs
+
+    def _bring_next(self, frontend: FrontendProcess, message: Execute) -> None:
+        lacking = False
+        try:
+            self.ahead = message, self._brought(frontend, message)
+        except ShmserveError as ex:  # it is told when its turn has come
+            self._devices.settle()
+            lacking = isinstance(ex, DeviceMemoryExhausted)
+        if lacking:  # only now are those inputs gone that there was room for
+            self._devices.free_unused()
+
+    def _without_next(self) -> None:
+        """The model lacked memory: what was brought in ahead may have been what it lacked."""
+        if self.ahead is not None:
+            log.warning(
+                "the GPU ran out of memory while the inputs of the next request were on it"
+                " already; from now on they wait for their turn"
+            )
+            self._room_for_next = False
+            self.rest()
+
+    def _brought(self, frontend: FrontendProcess, message: Execute) -> Inputs:
+        inputs = self._workspace.read(frontend, message)
+        for tensor in inputs.values():
+            tensor.bring()
+        return inputs

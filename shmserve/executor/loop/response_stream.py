@@ -1,0 +1,258 @@
+"""One stream of a decoupled model: what the model sends, on its way to the loop.
+
+Any thread of the model may send; each answer is placed in that thread and handed to the
+loop's thread, which alone talks to frontends. A model that is ahead of its reader waits
+for credit: what one stream can hold is bounded by its credit times the size of an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from shmserve.core.scheduling.stream_flow import Flow, Gate, StreamEvent, StreamState
+from shmserve.errors import Code, ProtocolViolation, ShmserveError
+from shmserve.executor.backend import Response
+from shmserve.executor.loop.run_statistics import Spent
+from shmserve.executor.loop.runner import as_error
+from shmserve.executor.peers.frontend_connections import FrontendConnection
+from shmserve.executor.tensors.request import ExecutorRequest, Outputs
+from shmserve.executor.tensors.workspace import Workspace
+from shmserve.protocol.control.data_messages import Answer, Copied, Execute, Parameter, Timing
+from shmserve.shm.client_region import Shrunk
+
+log = logging.getLogger(__name__)
+
+MAX_CREDIT = 1024
+_CANCELLED = (Code.CANCELLED, "cancelled")
+
+
+class Posted(Struct, frozen=True):
+    """To the loop: an answer to send. `leases` are the slots it takes."""
+
+    stream: Stream
+    answer: Answer
+    segments: list[int]
+    leases: list[tuple[int, int]]
+
+
+class StreamAbandoned(Struct, frozen=True):
+    """To the loop: nobody is left in the model who could end the stream."""
+
+    stream: Stream
+
+
+class Stream:
+    """Implements `backend.Responses`.
+
+    Attributes:
+        moved_ns: when the model or the frontend last moved it.
+        progress_ns: the same, less what earlier runs had taken by then: for the time of an answer.
+        waiting: the model waits for the frontend.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        post: Callable[[Posted | StreamAbandoned], None],
+        connection: FrontendConnection,
+        message: Execute,
+    ) -> None:
+        if not 0 < message.credit <= MAX_CREDIT:
+            raise ProtocolViolation(f"a stream with credit for {message.credit} answers")
+        self.connection = connection
+        self.frontend = connection.frontend
+        self.number = message.request
+        self.message = message
+        self.progress_ns = self.moved_ns = time.monotonic_ns()
+        self.waiting = False
+        self.spent = Spent()
+        self._workspace = workspace
+        self._post = post
+        self._flow = Flow(message.credit)
+        self._changed = threading.Condition()  # guards the flow
+        self._turn = threading.Lock()  # one answer at a time: that keeps their order
+        self._muted: tuple[str, str] | None = None  # why, for the final answer: code and text
+        self._request: ExecutorRequest | None = None
+        self._ran_ns = self._paused_ns = 0
+        self._queue_ns = max(0, self.progress_ns - message.sent_ns)
+
+    # ------------------------------------------------- the thread of the model
+
+    def begin(self) -> ExecutorRequest:
+        """Open what the request names, before its first run. Return the request.
+
+        Raises:
+            ProtocolViolation: a descriptor outside of what the frontend offered.
+            ShmserveError: client memory that cannot be used.
+        """
+        if self._request is not None:
+            return self._request
+        workspace, message = self._workspace, self.message
+        inputs = workspace.read(self.frontend, message)
+        self._request = ExecutorRequest(workspace, message, inputs, self.is_cancelled, self)
+        return self._request
+
+    @property
+    def rescheduled(self) -> bool:
+        """Whether the model, which has returned, wants it again and can still answer."""
+        request = self._request
+        return request is not None and request.rescheduled and self._flow.live
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has been ended for the model."""
+        return self._flow.state is StreamState.FAILED
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody wants further answers."""
+        return self._flow.state in (StreamState.MUTED, StreamState.FAILED)
+
+    def send(self, response: Response | None, final: bool = False) -> None:
+        """Send an answer, once the frontend has taken enough of the earlier ones."""
+        with self._turn:
+            called_ns = time.monotonic_ns()
+            gate = self._pass(response is not None, final)
+            if gate is Gate.GO:
+                self._answer(response, final, called_ns)
+            elif self._request is not None:
+                self._request.drop_offers()
+            self.progress_ns = self.moved_ns = time.monotonic_ns()
+
+    def _pass(self, full: bool, final: bool) -> Gate:
+        """Wait until an answer may be sent, at most as long as the reader may take for one."""
+        limit_ns = self.message.deadline_ns and self.message.deadline_ns - self.message.sent_ns
+        until_ns = time.monotonic_ns() + limit_ns
+        with self._changed:
+            while (gate := self._flow.send(full, final)) is Gate.WAIT:
+                self.waiting = True
+                left_s = (until_ns - time.monotonic_ns()) / 1e9 if limit_ns else None
+                if left_s is not None and left_s <= 0:
+                    self._give_up(limit_ns / 1e9)
+                else:
+                    self._changed.wait(left_s)
+            self.waiting = False
+        return gate
+
+    def _give_up(self, seconds: float) -> None:
+        text = f"the answers of the stream were not taken for {seconds:g} s"
+        log.warning("request %d of %s: %s", self.number, self.frontend.name, text)
+        if self._flow.apply(StreamEvent.MUTE):
+            self._muted = (Code.DEADLINE_EXCEEDED, text)
+
+    def _answer(self, response: Response | None, final: bool, called_ns: int) -> None:
+        request = self._request
+        assert request is not None
+        granted_ns = time.monotonic_ns()
+        outputs = Outputs(request)
+        code, text = self._muted or ("", "")
+        if not code and response is not None:
+            code, text = self._place(outputs, response)
+        # Nothing leaves, and no slot is free again, before the GPU is done with it.
+        failed = self._workspace.devices.settle()
+        if failed is not None and not code:
+            code, text = failed.code, failed.message
+        if code:
+            outputs.undo()
+        parameters: dict[str, Parameter] = {}
+        if not code and response is not None:
+            parameters = response.parameters
+        request.drop_offers()
+        leases = outputs.lease()
+        retained = self._end(request) if final else ()
+        timing = Timing(
+            self._queue_ns,
+            0,
+            max(0, called_ns - self.progress_ns),
+            time.monotonic_ns() - granted_ns,
+        )
+        self._queue_ns = 0
+        copied_in, moved_in = request.take_counts()
+        copied = Copied(out=outputs.copied, device=moved_in + outputs.moved, inputs=copied_in)
+        answer = Answer(
+            self.number, tuple(outputs.tensors), code, text, parameters, timing, copied,
+            final=final, retained=retained,
+        )  # fmt: skip
+        self._post(Posted(self, answer, [slot.segment for slot in outputs.slots], leases))
+
+    def _place(self, outputs: Outputs, response: Response) -> tuple[str, str]:
+        """Place an answer; code and text of why it cannot be, or ""."""
+        error = response.error
+        if error is not None:
+            return error.code, error.message
+        try:
+            outputs.place(response)
+        except Shrunk as ex:
+            self._workspace.regions.shrunk(ex)
+            return ex.code, ex.message
+        except Exception as ex:
+            error = as_error(ex)
+            return error.code, error.message
+        return "", ""
+
+    def _end(self, request: ExecutorRequest) -> tuple[int, ...]:
+        retained = request.retained(self.frontend)
+        for tensor in request.inputs.values():
+            tensor.close()
+        return retained
+
+    def fail(self, error: ShmserveError) -> None:
+        """End the stream for the model, from any thread; later answers are dropped."""
+        with self._changed:
+            if not self._flow.apply(StreamEvent.FAIL):
+                return
+            self._changed.notify_all()
+        code, text = self._muted or (error.code, error.message)
+        self._workspace.devices.settle()  # what was begun may be reading and writing still
+        retained: tuple[int, ...] = ()
+        request = self._request
+        if request is not None:
+            if self._turn.acquire(blocking=False):  # else the sender drops them
+                request.drop_offers()
+                self._turn.release()
+            retained = self._end(request)
+        answer = Answer(self.number, error_code=code, error=text, retained=retained)
+        self._post(Posted(self, answer, [], []))
+
+    def abandoned(self) -> None:
+        """Nobody can send any more. Takes no lock: it may run in the midst of anything."""
+        if self._flow.live:
+            self._post(StreamAbandoned(self))
+
+    # --------------------------------------------------- the thread of the loop
+
+    def pause(self) -> None:
+        """It has been rescheduled: the time until it runs again is spent in the queue."""
+        now_ns = time.monotonic_ns()
+        self._ran_ns, self._paused_ns = now_ns - self.progress_ns, now_ns
+
+    def resume(self, message: Execute) -> None:
+        """It runs again, as this message says."""
+        assert self._request is not None
+        now_ns = time.monotonic_ns()
+        self._queue_ns += now_ns - self._paused_ns
+        self.progress_ns, self.moved_ns = now_ns - self._ran_ns, now_ns
+        self._request.parameters = message.parameters
+        self._request.reschedule(False)
+
+    def mute(self) -> None:
+        """The frontend has cancelled it, or is gone: tell the model, release its threads."""
+        with self._changed:
+            if self._flow.apply(StreamEvent.MUTE):
+                self._muted = _CANCELLED
+            self._changed.notify_all()
+
+    def grant(self, answers: int) -> None:
+        """The frontend has consumed answers.
+
+        Raises:
+            ProtocolViolation: more than were sent.
+        """
+        with self._changed:
+            self._flow.grant(answers)
+            self.progress_ns = self.moved_ns = time.monotonic_ns()
+            self._changed.notify_all()

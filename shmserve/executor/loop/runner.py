@@ -1,0 +1,107 @@
+"""Runner: runs the requests that a scheduler has chosen, and says what became of each.
+
+`RequestRunner` runs one request, `BatchRunner` a batch, `StreamRunner` requests of a decoupled
+model, whose answers are streams. `SequenceRunner` surrounds one of the last two.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from shmserve.errors import Code, Internal, ProtocolViolation, ShmserveError
+from shmserve.executor.peers.frontend_connections import FrontendConnection
+from shmserve.protocol.control.data_messages import Answer, Execute
+
+log = logging.getLogger(__name__)
+
+Requested = tuple[FrontendConnection, Execute]
+Key = tuple[FrontendConnection, int]  # a request: its connection and its number there
+IsCancelled = Callable[[FrontendConnection, int], bool]
+
+
+class RunOutcome(Struct, eq=False):
+    """What became of one request that ran.
+
+    Attributes:
+        answer: None: the request has no answer, or its stream answers.
+        segments: the executor's segments that the answer names.
+        leases: output slots to be leased to the frontend with the answer.
+        violation: why the frontend broke the protocol, if it did; there is no answer then.
+        rescheduled: the model wants the request once more; there is no answer yet.
+        stream_failed: the request's stream has ended with an error, or was never opened.
+    """
+
+    connection: FrontendConnection
+    message: Execute
+    answer: Answer | None = None
+    segments: Sequence[int] = ()
+    leases: Sequence[tuple[int, int]] = ()
+    violation: str = ""
+    rescheduled: bool = False
+    stream_failed: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """True after an error, False for a request that ran well, to its end or to be run again."""
+        has_error = self.answer is not None and bool(self.answer.error_code)
+        return has_error or bool(self.violation) or self.stream_failed
+
+    def fail(self, error: ShmserveError) -> None:
+        """End the request with an error. Only the text is kept: a traceback would keep views."""
+        if isinstance(error, ProtocolViolation):
+            self.violation = error.message
+        else:
+            number = self.message.request
+            self.answer = Answer(number, error_code=error.code, error=error.message)
+
+    def cancel(self, answer: Answer | None) -> None:
+        """End a rescheduled request instead of running it again."""
+        self.rescheduled = False
+        self.answer = answer
+
+
+class Runner(Protocol):
+    """Runs requests on one loaded backend. Every error becomes an outcome."""
+
+    def run(self, batch: Sequence[Requested], now_ns: int) -> Sequence[RunOutcome]:
+        """Run requests together, count them, and return an outcome for each, in their order."""
+        ...
+
+    def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
+        """Let go of a waiting request, which may have run before; `answer` says why. Return the
+        complete answer, or None if a stream tells the frontend."""
+        ...
+
+    def rest(self) -> None:
+        """Let go of what was prepared for the next request: none is to run."""
+        ...
+
+
+def what_failed(ex: BaseException) -> ShmserveError:
+    """Return the error for clients after a backend let another exception through, and log it."""
+    if isinstance(ex, MemoryError):
+        return Internal("the model ran out of memory")
+    if isinstance(ex, SystemExit):  # sys.exit in a model is no reason to lose the executor
+        return Internal("the model tried to exit")
+    log.error("the backend failed", exc_info=ex)
+    return Internal("the model failed; the server's log tells why")
+
+
+def as_error(ex: BaseException) -> ShmserveError:
+    """Return an exception of a backend as the error that clients get."""
+    return ex if isinstance(ex, ShmserveError) else what_failed(ex)
+
+
+def late(number: int) -> Answer:
+    """Return the answer to a request whose deadline passed in the queue."""
+    text = "the request's deadline passed before it could run"
+    return Answer(number, error_code=Code.DEADLINE_EXCEEDED, error=text)
+
+
+def cancelled(number: int) -> Answer:
+    """Return the answer to a request that was cancelled in the queue."""
+    return Answer(number, error_code=Code.CANCELLED, error="cancelled")

@@ -1,0 +1,172 @@
+"""Sequence intake: requests of a model with `sequence_batching`, each a step of its sequence."""
+
+from __future__ import annotations
+
+import time
+
+from msgspec.structs import replace
+
+from shmserve.core.scheduling.sequence_policy import SequencePolicy
+from shmserve.core.scheduling.sequence_queue import SequenceId, SequenceQueue, Step
+from shmserve.errors import Code, InvalidArgument
+from shmserve.executor.loop.run_statistics import RunStatistics
+from shmserve.executor.loop.runner import Key, Requested
+from shmserve.executor.loop.scheduler_intake import batch_kind, overflow, ragged_inputs, refusal
+from shmserve.executor.peers.channels import Channels
+from shmserve.executor.peers.frontend_connections import FrontendConnection
+from shmserve.executor.sequences.sequence_backend import SequenceBackend, flags_of, sequence_of
+from shmserve.executor.tensors.workspace import Workspace
+from shmserve.protocol.control.data_messages import Answer, Execute
+
+_MAX_NUMBER = (1 << 31) - 1
+
+
+class SequenceIntake:
+    """Intake of a model with `sequence_batching`; implements the scheduler's `Listener`."""
+
+    def __init__(
+        self,
+        backend: SequenceBackend,
+        channels: Channels,
+        workspace: Workspace,
+        statistics: RunStatistics,
+        policy: SequencePolicy,
+    ) -> None:
+        if not backend.takes_batches:
+            policy = policy.one_by_one()
+        self.queue: SequenceQueue[Key, Requested] = SequenceQueue(policy, self)
+        if policy.by_slot:
+            backend.slot_of = self.queue.slot_of
+        self._backend = backend
+        self._channels = channels
+        self._status = channels.status
+        self._spec = spec = workspace.spec
+        self._outputs = workspace.outputs
+        self._statistics = statistics
+        self._ragged = ragged_inputs(spec, backend.stacks)
+        self._iterative = spec.config.is_iterative
+        self._living: set[SequenceId] = set()
+        self._last_number = 0
+        self._status.show_free_slots(self.queue.free_slots)
+
+    # ------------------------------------------------------------------ the listener
+
+    def began(self, sequence: SequenceId) -> None:
+        """Publish a sequence, unless it is one request and no other will come for it."""
+        self._living.add(sequence)
+        if not self._iterative:
+            self._status.show_sequence(sequence)
+        self._status.show_free_slots(self.queue.free_slots)
+
+    def ended(self, sequence: SequenceId) -> None:
+        """Publish the end of a sequence, and forget its states."""
+        self._living.discard(sequence)
+        if not self._iterative:
+            self._status.hide_sequence(sequence)
+        self._status.show_free_slots(self.queue.free_slots)
+        self._backend.states.forget(sequence)
+
+    def gave_up(self, items: list[Requested]) -> None:
+        """Refuse the requests of a sequence that has waited too long for a slot."""
+        for connection, message in items:
+            answer = refusal(message, "timeout of the corresponding sequence has been expired")
+            self._channels.send(connection, answer, [])
+
+    # ------------------------------------------------------------------ the intake
+
+    def push(self, key: Key, requested: Requested, deadline_ns: int, caller: int) -> None:
+        """Have a request wait for its turn in its sequence, or answer why it cannot."""
+        connection, message = requested
+        if self._iterative:
+            message = self._as_sequence(message)
+        sequence, flags = sequence_of(message.parameters), flags_of(message.parameters)
+        try:
+            self._check(sequence, flags.start, message)
+        except InvalidArgument as ex:
+            self._channels.send(connection, _invalid(message, ex.message), [])
+            return
+        if flags.start and not self.queue.has_room_for(sequence):
+            answer = overflow(message, "Exceeds maximum number of sequences")
+            self._channels.send(connection, answer, [])
+            return
+        arrived_ns = min(message.sent_ns, time.monotonic_ns())
+        step = self._step(connection, message, arrived_ns)
+        timeout = message.parameters.get("timeout")
+        if isinstance(timeout, int) and timeout:  # microseconds
+            step.expires_ns = arrived_ns + timeout * 1000
+        self.queue.push(sequence, step)
+
+    def rejection(self, message: Execute) -> Answer:
+        """Return the answer to a request whose sequence has not begun, as its start never ran."""
+        return _invalid(message, self._unknown(sequence_of(message.parameters)))
+
+    def again(self, connection: FrontendConnection, message: Execute) -> Step[Key, Requested]:
+        """Return the next run of a request that has been rescheduled."""
+        message = replace(message, parameters={**message.parameters, "sequence_start": False})
+        if self._spec.decoupled:  # the stream has begun
+            message = replace(message, deadline_ns=0)
+        return self._step(connection, message, time.monotonic_ns())
+
+    def _step(
+        self, connection: FrontendConnection, message: Execute, arrived_ns: int
+    ) -> Step[Key, Requested]:
+        kind = batch_kind(message, self._outputs, self._ragged)
+        flags = flags_of(message.parameters)
+        return Step(
+            (connection, message.request),
+            (connection, message),
+            1,
+            kind or frozenset(message.outputs or self._outputs),
+            arrived_ns,
+            message.deadline_ns,
+            start=flags.start,
+            end=flags.end or self._iterative,
+        )
+
+    def _as_sequence(self, message: Execute) -> Execute:
+        """Return the request as a sequence of its own. The model is not told which run is the last
+        one: the model itself says that."""
+        sequence = sequence_of(message.parameters) or self._number()
+        flags = {"sequence_id": sequence, "sequence_start": True, "sequence_end": False}
+        return replace(message, parameters={**message.parameters, **flags})
+
+    def _number(self) -> int:
+        """Return a number for a sequence whose client gave none. The number fits every type of a
+        control input, and counts down, as clients count up."""
+        while True:
+            self._last_number = (self._last_number or _MAX_NUMBER + 1) - 1 or _MAX_NUMBER
+            if self._last_number not in self._living:
+                return self._last_number
+
+    def _check(self, sequence: SequenceId, is_start: bool, message: Execute) -> None:
+        """Check that the request can be a part of its sequence.
+
+        Raises:
+            InvalidArgument: it cannot, in Triton's words.
+        """
+        name = self._spec.name
+        if self._statistics.elements(message) != 1:
+            raise InvalidArgument(
+                f"inference request to model '{name}' must specify batch-size 1 due to "
+                "requirements of sequence batcher"
+            )
+        if not sequence:
+            raise InvalidArgument(
+                f"inference request to model '{name}' must specify a non-zero or non-empty "
+                "correlation ID"
+            )
+        self._backend.controls.check(sequence)
+        if self._iterative and sequence in self._living:
+            raise InvalidArgument(f"sequence {sequence} of model '{name}' has not ended yet")
+        if not is_start and not self.queue.knows(sequence):
+            raise InvalidArgument(self._unknown(sequence))
+
+    def _unknown(self, sequence: SequenceId) -> str:
+        return (
+            f"inference request for sequence {sequence} to model '{self._spec.name}' "
+            "must specify the START flag on the first request of the sequence"
+        )
+
+
+def _invalid(message: Execute, text: str) -> Answer:
+    return Answer(message.request, error_code=Code.INVALID_ARGUMENT, error=text)

@@ -1,0 +1,46 @@
+"""Sequence runner: keeps the states of sequences around each run of another runner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from shmserve.core.scheduling.sequence_queue import Step
+from shmserve.executor.loop.runner import IsCancelled, Key, Requested, Runner, RunOutcome, cancelled
+from shmserve.executor.loop.sequence_intake import SequenceIntake
+from shmserve.executor.sequences.sequence_backend import flags_of, sequence_of
+from shmserve.executor.sequences.sequence_tensors import States
+
+
+class SequenceRunner:
+    """Implements `Runner` around `inner`. `states`: of the model's sequences."""
+
+    def __init__(
+        self, inner: Runner, intake: SequenceIntake, states: States, is_cancelled: IsCancelled
+    ) -> None:
+        self._inner = inner
+        self._intake = intake
+        self._states = states
+        self._is_cancelled = is_cancelled
+        self.withdraw = inner.withdraw
+        self.rest = inner.rest
+
+    def run(self, batch: Sequence[Requested], now_ns: int) -> Sequence[RunOutcome]:
+        """Run requests of different sequences, which then go on with their next requests."""
+        for _, message in batch:
+            if flags_of(message.parameters).start:  # also of a living one that begins anew
+                self._states.forget(sequence_of(message.parameters))
+        outcomes = self._inner.run(batch, now_ns)
+        again: dict[Key, Step[Key, Requested]] = {}
+        for outcome in outcomes:
+            connection, message = outcome.connection, outcome.message
+            sequence = sequence_of(message.parameters)
+            self._states.settle(sequence, not outcome.has_failed)
+            if not outcome.rescheduled:
+                continue
+            if self._is_cancelled(connection, message.request):
+                outcome.cancel(self._inner.withdraw(connection, cancelled(message.request)))
+            else:
+                again[connection, message.request] = self._intake.again(connection, message)
+        self._intake.queue.done(time.monotonic_ns(), again)
+        return outcomes

@@ -1,0 +1,1 @@
+"""The executor's peers: channels to frontends, and lanes to local programs, whom nobody trusts."""

@@ -1,0 +1,90 @@
+"""What came of the requests of an executor's lanes: counted here, as no frontend sees them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
+from shmserve.core.stats.request_counters import Reason, RequestCounters, nwords
+from shmserve.errors import ShmserveError
+from shmserve.executor.peers.lane import LaneCall
+from shmserve.protocol.control.lane_messages import LaneAnswer
+from shmserve.protocol.control.stats_messages import CounterPage
+from shmserve.shm.counter_page import OwnCounterPage
+from shmserve.tensor.spec import ModelSpec
+
+Tell = Callable[..., None]  # (message, fds)
+
+
+class LaneCounting:
+    """A page of its own, of which the coordinator is told with the first lane, and after each of
+    its restarts. For the loop's thread."""
+
+    def __init__(self, spec: ModelSpec, epoch: str, tell: Tell) -> None:
+        self._spec = spec
+        self._epoch = epoch
+        self._tell = tell
+        self._page: OwnCounterPage | None = None
+        self._counters: RequestCounters | None = None
+        self._announced = False
+
+    def open(self) -> None:
+        """There is something to count from now on. Idempotent.
+
+        Raises:
+            OSError: no descriptor is left.
+        """
+        if self._page is None:
+            self._page = OwnCounterPage(self._epoch, nwords(1))
+            self._counters = RequestCounters(self._page.words)
+        if not self._announced:
+            self.announce()
+
+    def announce(self) -> None:
+        """Tell a coordinator of the page, if there is one. Raises OSError: no descriptor is left;
+        then the next lane tries again."""
+        self._announced = False
+        if self._page is None:
+            return
+        fd = self._page.reader_fd()
+        if fd is not None:
+            try:
+                self._tell(CounterPage(self._page.nbytes), [fd])
+            finally:
+                os.close(fd)
+        self._announced = True
+
+    def answered(self, call: LaneCall, answer: LaneAnswer) -> None:
+        """A request gets this answer, now; it is counted with its final one."""
+        receipt = answer.receipt
+        copied = call.copied = (
+            call.copied[0] + receipt.copied_in,
+            call.copied[1] + receipt.copied_batch,
+            call.copied[2] + receipt.copied_out,
+            call.copied[3] + receipt.copied_device,
+        )
+        if answer.final:
+            reason = reason_of_answer(answer.code) if answer.code else None
+            self._ended(reason, time.monotonic_ns() - call.began_ns, copied)
+
+    def refused(self, error: ShmserveError) -> None:
+        """A request was not let in."""
+        self._ended(reason_of(error))
+
+    def lost(self, call: LaneCall) -> None:
+        """Whoever asked has gone."""
+        now = time.monotonic_ns()
+        reason = Reason.DEADLINE if now >= call.deadline_ns else Reason.CANCELLED
+        self._ended(reason, now - call.began_ns, call.copied)
+
+    def _ended(self, reason: Reason | None, ns: int = 0, copied: tuple[int, ...] = ()) -> None:
+        if self._counters is not None:
+            self._counters.ended(self._spec.name, self._spec.version, reason, ns, copied)
+
+    def close(self) -> None:
+        """The page goes; what it said has been or will be read by whoever was told."""
+        if self._page is not None:
+            self._page.close()
+            self._page, self._counters = None, None

@@ -1,0 +1,291 @@
+"""What a frontend would do for a request that comes over a lane: all its checks, none of its work.
+
+A lane's request becomes an `Execute`, whose regions are the caller's own; an `Answer` becomes a
+lane's, with the bytes of small outputs in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+
+from shmserve.config import Settings
+from shmserve.core.caller import Caller
+from shmserve.core.regions import region_book
+from shmserve.core.registry import Snapshot
+from shmserve.core.scheduling.caller_number import caller_number
+from shmserve.errors import Code, DeadlineExceeded, InvalidArgument, ShmserveError, from_code
+from shmserve.executor.peers.lane import LaneCall
+from shmserve.protocol import bounds
+from shmserve.protocol.control.data_messages import (
+    Answer,
+    Descriptor,
+    Execute,
+    OutputPlace,
+    RegionRef,
+    WireTensor,
+)
+from shmserve.protocol.control.lane_messages import (
+    INLINE_BYTES,
+    INLINE_TOTAL,
+    READ_AHEAD,
+    LaneAnswer,
+    LaneOutput,
+    LaneReceipt,
+    LaneRequest,
+    LaneTensor,
+    LaneWindow,
+    encode,
+)
+from shmserve.protocol.oip.model_signature import make_signature
+from shmserve.protocol.oip.request import (
+    InferInput,
+    InferOutput,
+    InferRequest,
+    RegionWindow,
+    check_parameters,
+    refuse_duplicates,
+)
+from shmserve.protocol.oip.validation import check_inputs, check_outputs, refuse_decoupled
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.spec import ModelSpec
+from shmserve.transport.channel import MAX_MESSAGE
+
+Read = Callable[[Descriptor], memoryview]
+Form = tuple[Hashable, Hashable]  # of inputs and outputs
+_MOST_FORMS = 64
+_NEVER_NS = (1 << 63) - 1
+
+
+class LaneGate:
+    """Of one model. `snapshot`: the registry as of now. `server_uid`: the user we run as."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        settings: Settings,
+        snapshot: Callable[[], Snapshot],
+        server_uid: int,
+    ) -> None:
+        self.spec = spec
+        self._settings = settings
+        self._snapshot = snapshot
+        self._server_uid = server_uid
+        self._signature = make_signature(spec)
+        self._timeout_ns = int(settings.request_timeout_s * 1e9)
+        self._stream_ns = int(settings.stream_timeout_s * 1e9) or _NEVER_NS
+        self._fitting: dict[Form, tuple[int, ...]] = {}  # what `_check` said of these
+
+    def admit(self, caller: Caller, asked: LaneRequest, now_ns: int) -> tuple[Execute, LaneCall]:
+        """A request as the loops know it, and what is remembered of it.
+
+        Raises:
+            InvalidArgument, NotFound: it does not fit the model, or names what the caller has not.
+            Unimplemented: one answer is wanted of a decoupled model.
+        """
+        credit = self._credit(asked) if self.spec.decoupled else 0
+        form = _form(asked)
+        counts = None if asked.parameters else self._fitting.get(form)
+        if counts is None:
+            counts = self._check(caller, asked)
+            if not asked.parameters:
+                self._remember(form, counts)
+        inputs, inline = self._place(caller, asked, counts)
+        places = [
+            OutputPlace(output.name, self._find(caller, self.spec, output.at))
+            for output in asked.outputs
+            if output.at is not None
+        ]
+        if asked.timeout_ns < 0:
+            raise InvalidArgument(f"timeout_ns: {asked.timeout_ns} is negative")
+        answer_ns = min(asked.timeout_ns or self._timeout_ns, self._timeout_ns)
+        deadline_ns = now_ns + answer_ns
+        execute = Execute(
+            asked.number,
+            asked.id,
+            inputs,
+            tuple([output.name for output in asked.outputs]),
+            asked.parameters,
+            now_ns,
+            deadline_ns,
+            places=tuple(places),
+            credit=credit,
+            caller_number=caller_number("user", str(caller.uid)),
+        )
+        call = LaneCall(inline, now_ns, deadline_ns, sum(map(len, inline)), credit, answer_ns)
+        call.ends_ns = now_ns + min(asked.timeout_ns or _NEVER_NS, self._stream_ns)
+        return execute, call
+
+    def _credit(self, asked: LaneRequest) -> int:
+        """How many answers of a stream may be under way; raises as `admit`."""
+        if not asked.credit:
+            refuse_decoupled(self._signature, "a lane's request without credit")
+        windows = any(output.at is not None for output in asked.outputs)
+        most = 1 if windows else READ_AHEAD
+        if not 0 < asked.credit <= most:
+            why = ", as a window holds one answer at a time" if windows else ""
+            raise InvalidArgument(f"credit: {asked.credit} is not from 1 to {most}{why}")
+        return asked.credit
+
+    def _check(self, caller: Caller, asked: LaneRequest) -> tuple[int, ...]:
+        """Everything but the bytes; raises as `admit`. How many elements each input has that
+        are behind their lengths; -1: they are not."""
+        request = self._request(asked)
+        find = partial(self._find, caller)
+        checked = check_inputs(self._signature, request, self._settings, find)
+        check_outputs(self._signature, request, find)
+        return tuple([-1 if i.signature.datatype.itemsize else i.count for i in checked])
+
+    def _remember(self, form: Form, counts: tuple[int, ...]) -> None:
+        """Requests of this form fit the model, which bounds how long its names and shapes are."""
+        if len(self._fitting) >= _MOST_FORMS:
+            self._fitting.clear()
+        self._fitting[form] = counts
+
+    def _request(self, asked: LaneRequest) -> InferRequest:
+        if max(len(asked.inputs), len(asked.outputs), len(asked.parameters)) > bounds.MAX_INPUTS:
+            raise InvalidArgument(
+                f"the request has {len(asked.inputs)} inputs, {len(asked.outputs)} outputs and"
+                f" {len(asked.parameters)} parameters, at most {bounds.MAX_INPUTS} of each"
+                " are allowed"
+            )
+        check_parameters(asked.parameters)
+        refuse_duplicates("input", [tensor.name for tensor in asked.inputs])
+        refuse_duplicates("output", [output.name for output in asked.outputs])
+        return InferRequest(
+            tuple([_input(tensor, index) for index, tensor in enumerate(asked.inputs)]),
+            tuple([_output(output) for output in asked.outputs]),
+            asked.id,
+            asked.parameters,
+        )
+
+    def _find(
+        self, caller: Caller, spec: ModelSpec, window: RegionWindow | LaneWindow
+    ) -> RegionRef:
+        if spec.parameters.get("client_shm_mode") == "off":
+            raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
+        regions = self._snapshot().regions
+        where = (window.region, window.offset, window.nbytes)
+        region = region_book.find(regions, caller, *where, self._settings, self._server_uid)
+        return RegionRef(region.number, window.offset, window.nbytes)
+
+    def _place(
+        self, caller: Caller, asked: LaneRequest, counts: tuple[int, ...]
+    ) -> tuple[tuple[WireTensor, ...], tuple[bytes, ...]]:
+        """Where each input lies, and the bytes of those that came along. `counts`: `_check`'s."""
+        inputs: list[WireTensor] = []
+        inline: list[bytes] = []
+        for tensor, count in zip(asked.inputs, counts, strict=True):
+            data = tensor.at
+            at: Descriptor | RegionRef
+            if isinstance(data, bytes):
+                if count >= 0:
+                    bytes_codec.check(memoryview(data), count, tensor.name, self.spec.name)
+                at = Descriptor(0, len(inline), asked.number, 0, len(data))
+                inline.append(data)
+            else:
+                assert data is not None
+                at = self._find(caller, self.spec, data)
+            inputs.append(WireTensor(tensor.name, tensor.datatype, tensor.shape, at))
+        return tuple(inputs), tuple(inline)
+
+
+def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
+    """An answer as its lane gets it. `read`: the bytes of an output slot."""
+    if answer.error_code:
+        error = from_code(Code(answer.error_code), answer.error)
+        if call.late and answer.error_code == Code.CANCELLED:
+            error = DeadlineExceeded("the stream, or its next answer, took longer than it may")
+        return refused(answer.request, error, answer.final)
+    outputs: list[LaneTensor] = []
+    total = 0
+    for tensor in answer.outputs:
+        data = None if isinstance(tensor.at, RegionRef) else _bytes(tensor, tensor.at, call, read)
+        if data is not None:
+            total += len(data)
+            if len(data) >= INLINE_BYTES or total > INLINE_TOTAL:
+                return refused(
+                    answer.request,
+                    InvalidArgument(
+                        f"output '{tensor.name}' has {len(data)} bytes and no window of shared"
+                        f" memory: less than {INLINE_BYTES} of one output fit into the answer, and"
+                        f" {INLINE_TOTAL} of all"
+                    ),
+                    answer.final,
+                )
+        outputs.append(
+            LaneTensor(
+                tensor.name, tensor.datatype, tensor.shape, None if data is None else bytes(data)
+            )
+        )
+    timing, copied = answer.timing, answer.copied
+    receipt = LaneReceipt(
+        timing.queue,
+        timing.input + timing.infer + timing.output,
+        copied.inputs + call.copied_in,
+        copied.batch,
+        copied.out + total,
+        copied.device,
+        call.copied_in + total,
+    )
+    call.copied_in = 0
+    return LaneAnswer(
+        answer.request,
+        tuple(outputs),
+        parameters=answer.parameters,
+        receipt=receipt,
+        final=answer.final,
+    )
+
+
+def refused(number: int, error: ShmserveError, final: bool = True) -> LaneAnswer:
+    """The answer to a request that failed, or an answer of a stream that did."""
+    return LaneAnswer(number, (), error.http_status, error.code, error.message, final=final)
+
+
+def encoded(reply: LaneAnswer) -> bytes:
+    """An answer as one packet; one that is too long for it, by its names or parameters, says so."""
+    data = encode(reply)
+    if len(data) > MAX_MESSAGE:
+        error = ShmserveError("the answer is too long for one message")
+        data = encode(refused(reply.number, error, reply.final))
+    return data
+
+
+def _bytes(tensor: WireTensor, at: Descriptor, call: LaneCall, read: Read) -> memoryview:
+    if tensor.alias < 0:
+        return read(at)
+    return memoryview(call.inline[tensor.alias])[at.offset : at.offset + at.nbytes]
+
+
+def _form(asked: LaneRequest) -> Form:
+    """All of a request that decides whether it fits the model, but for its parameters."""
+    inputs = [(t.name, t.datatype, t.shape, type(t.at), _nbytes(t.at)) for t in asked.inputs]
+    return tuple(inputs), tuple([(output.name, output.at is None) for output in asked.outputs])
+
+
+def _nbytes(at: LaneWindow | bytes | None) -> int:
+    return at.nbytes if isinstance(at, LaneWindow) else len(at or b"")
+
+
+def _input(tensor: LaneTensor, index: int) -> InferInput:
+    where, at = f"inputs[{index}]", tensor.at
+    if min(tensor.shape, default=0) < 0:
+        raise InvalidArgument(f"{where}: the shape {list(tensor.shape)} has negative dimensions")
+    if at is None:
+        raise InvalidArgument(f"{where}: input '{tensor.name}' has no bytes")
+    if not isinstance(at, bytes):
+        window = RegionWindow(at.region, at.offset, at.nbytes)
+        return InferInput(tensor.name, tensor.shape, tensor.datatype, where, region=window)
+    if len(at) >= INLINE_BYTES:
+        raise InvalidArgument(
+            f"{where}: input '{tensor.name}' has {len(at)} bytes in the message, which takes less"
+            f" than {INLINE_BYTES}: it must lie in a registered region"
+        )
+    return InferInput(tensor.name, tensor.shape, tensor.datatype, where, binary_size=len(at))
+
+
+def _output(output: LaneOutput) -> InferOutput:
+    at = output.at
+    window = None if at is None else RegionWindow(at.region, at.offset, at.nbytes)
+    return InferOutput(output.name, binary=True, region=window)

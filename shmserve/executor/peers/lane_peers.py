@@ -1,0 +1,229 @@
+"""Lane peers: admits lanes, checks and translates their messages, and counts what comes of them.
+
+Strangers are at the other ends, so: nothing is believed (`lane_gate`), one message of a lane is
+read in each turn, none while too many of its requests or answers wait, and one that does not take
+its answers, or sends what is no message, is closed, alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from shmserve.config import Settings
+from shmserve.core.caller import Caller
+from shmserve.core.control.lane_rules import most_of_one, most_requests
+from shmserve.errors import ProtocolViolation, QueueFull, ShmserveError, Unavailable
+from shmserve.executor.peers import lane_gate
+from shmserve.executor.peers.frontend_connections import Event, FromPeer
+from shmserve.executor.peers.lane import Lane
+from shmserve.executor.peers.lane_counting import LaneCounting
+from shmserve.executor.peers.lane_gate import LaneGate
+from shmserve.log_fields import log_fields
+from shmserve.observe import flight_recorder
+from shmserve.protocol.control import lane_messages as wire
+from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, leases
+from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen
+from shmserve.shm.arena import ArenaMemory
+from shmserve.transport.channel import Channel, message_buffer
+
+log = logging.getLogger(__name__)
+
+TakenIn = tuple[FromPeer | None, bytes | None]  # for the loop, and for the lane
+
+
+class LanePeers:
+    """The lanes of one executor, for the thread that has the channels. `tell` sends to the
+    coordinator."""
+
+    def __init__(
+        self,
+        gate: LaneGate,
+        memory: ArenaMemory,
+        counting: LaneCounting,
+        settings: Settings,
+        tell: Callable[[LanesOpen], None],
+    ) -> None:
+        self._gate = gate
+        self._memory = memory
+        self._counting = counting
+        self._settings = settings
+        self._most = most_requests(settings, gate.spec.decoupled)
+        self._tell = tell
+        self._lanes: set[Lane] = set()
+        self._waiting: dict[int, int] = {}  # requests by user
+        self._buffer = message_buffer()
+
+    # ------------------------------------------------------------- beginning and end
+
+    def admit(self, message: LaneOffered, fd: int, closed: bool) -> Lane | None:
+        """Return a new lane on this descriptor, within bounds: the coordinator, which keeps to the
+        bounds, may have lost count. Return None if there is no lane; the descriptor is closed."""
+        owners = self._owners()
+        most, uid = self._settings.max_lanes, message.uid
+        full = owners.total() >= most or owners[uid] >= most_of_one(self._settings)
+        if full or closed or not self._counts():
+            os.close(fd)
+            self._tell(LanesOpen((uid,), ended=True))
+            return None
+        caller = Caller(uid, message.pid, message.started)
+        channel = Channel(socket.socket(fileno=fd), self._buffer)
+        lane = Lane(channel, caller, self._gate.spec.decoupled)
+        self._lanes.add(lane)
+        return lane
+
+    def introduce(self) -> None:
+        """Tell a coordinator of the lanes and of what they count."""
+        with contextlib.suppress(OSError):  # no descriptor is left: with the next lane
+            self._counting.announce()
+        self._tell(LanesOpen(tuple(self._owners().elements())))
+
+    def violated(self, lane: Lane) -> None:
+        """Record that something came on a lane that is no message, or not now."""
+        flight_recorder.record("lane violated", f"uid {lane.caller.uid}", self._gate.spec.name)
+
+    def ended(self, lane: Lane) -> None:
+        """Forget a lane that has closed: what it asked for is not wanted any more."""
+        self._lanes.discard(lane)
+        for call in lane.waiting.values():
+            self._counting.lost(call)
+        lane.running &= lane.waiting.keys()  # the model may go on with them: they still count
+        self._count(lane, len(lane.running) - len(lane.waiting))
+        lane.waiting.clear()
+        self._tell(LanesOpen((lane.caller.uid,), ended=True))
+
+    def close(self) -> None:
+        """Count no more."""
+        self._counting.close()
+
+    def _owners(self) -> Counter[int]:
+        return Counter(lane.caller.uid for lane in self._lanes)
+
+    def _counts(self) -> bool:
+        try:
+            self._counting.open()
+        except OSError as ex:
+            log.error("lane not taken", extra=log_fields(error=ex))
+            return False
+        return True
+
+    # ------------------------------------------------------------- slow readers, late streams
+
+    def stalls(self, lane: Lane) -> None:
+        """Note when a lane began not to take its answers."""
+        lane.stalled_at = lane.stalled_at or time.monotonic()
+
+    def took(self, lane: Lane) -> None:
+        """Note that a lane has taken an answer. The last answers share one limit."""
+        if not lane.backlog:
+            lane.stalled_at = 0.0
+        elif not lane.refusing:
+            lane.stalled_at = time.monotonic()
+
+    def overdue(self, stalled: Iterable[Lane]) -> list[Lane]:
+        """Return the lanes that have not taken their answers for too long."""
+        until = time.monotonic() - self._settings.send_timeout_s
+        return [lane for lane in stalled if lane.stalled_at <= until]
+
+    def late(self) -> list[Event]:
+        """Return cancellations of streams that take too long. Other requests are late in the queue
+        or not at all."""
+        now_ns = time.monotonic_ns()
+        events: list[Event] = []
+        for lane in self._lanes:
+            for number, call in lane.waiting.items():
+                if call.credit and not call.late and call.deadline_ns <= now_ns:
+                    call.late = True
+                    events.append((lane, Cancel(number)))
+        return events
+
+    def stream_ended(self, lane: Lane, number: int) -> None:
+        """The model has sent all of a stream's answers."""
+        if number in lane.running:
+            lane.running.remove(number)
+            if lane.closed:
+                self._count(lane, -1)
+
+    # ------------------------------------------------------------- messages
+
+    def take_in(self, lane: Lane, data: memoryview) -> TakenIn:
+        """Return what a message is to the loop, and what is to be sent at once; None: nothing.
+
+        Raises:
+            ProtocolViolation: it is no message of ours, or not now.
+        """
+        message: wire.ToLane = wire.decode_to_lane(data)
+        if isinstance(message, wire.LaneCancel):
+            return (Cancel(message.number) if message.number in lane.waiting else None), None
+        if isinstance(message, wire.LaneCredit):
+            return self._credit(lane, message), None
+        if message.number in lane.waiting or message.number in lane.inline.calls:
+            raise ProtocolViolation("two requests of one number")
+        return self._begin(lane, message)
+
+    def _credit(self, lane: Lane, message: wire.LaneCredit) -> Credit | None:
+        call = lane.waiting.get(message.number)
+        if message.answers < 1:  # would keep a stream that stands still from looking so
+            raise ProtocolViolation("credit for no answer")
+        if call is None or not call.credit:
+            return None
+        call.moved(time.monotonic_ns())
+        return Credit(message.number, message.answers)
+
+    def _begin(self, lane: Lane, message: wire.LaneRequest) -> TakenIn:
+        caller, decoupled = lane.caller, self._gate.spec.decoupled
+        if decoupled and lane.leaving:  # nobody could give it credit any more
+            reply = lane_gate.refused(message.number, Unavailable("the lane is about to end"))
+            return None, lane_gate.encoded(replace(reply, moved=True))
+        try:
+            if self._waiting.get(caller.uid, 0) >= self._most:
+                why = "max_queue, max_streams, max_caller_share" if decoupled else "max_queue"
+                raise QueueFull(f"{self._most} requests of this user wait already ({why})")
+            if lane.credit and lane.credit + message.credit > wire.READ_AHEAD:
+                raise QueueFull(
+                    f"credit: {message.credit} and that of this lane's other streams are more than"
+                    f" {wire.READ_AHEAD}"
+                )
+            execute, call = self._gate.admit(caller, message, time.monotonic_ns())
+        except ShmserveError as ex:
+            self._counting.refused(ex)
+            return None, lane_gate.encoded(lane_gate.refused(message.number, ex))
+        lane.waiting[message.number] = lane.inline.calls[message.number] = call
+        self._count(lane, 1)
+        return execute, None
+
+    def answered(self, lane: Lane, answer: Answer) -> bytes | None:
+        """Return an answer as its lane gets it, and give the output slots back. The request ends
+        with its final answer. Return None if nobody waits for it."""
+        number, waiting = answer.request, lane.waiting
+        call = waiting.pop(number, None) if answer.final else waiting.get(number)
+        try:
+            if call is None:
+                return None
+            reply = lane_gate.answered(answer, call, self._memory.read)
+            self._counting.answered(call, reply)
+            if answer.final:
+                self._count(lane, -1)
+            else:
+                call.moved(time.monotonic_ns())
+            return lane_gate.encoded(reply)
+        finally:
+            if answer.final:
+                lane.inline.calls.pop(number, None)
+            if answer.outputs:
+                lane.owner.give_back(leases(answer.outputs), self._memory)
+
+    def _count(self, lane: Lane, change: int) -> None:
+        uid = lane.caller.uid
+        waiting = self._waiting.get(uid, 0) + change
+        if waiting:
+            self._waiting[uid] = waiting
+        else:
+            self._waiting.pop(uid, None)

@@ -1,0 +1,307 @@
+"""Pools of calls, and the clients that calls wait for.
+
+Each kind of call has places of its own, so inferences cannot keep out the health checks that report
+on them. A call beyond the limits of its kind is refused at once.
+
+A call waits for its client's message, or until its answer is taken. HTTP/2 alone would wait
+forever, with the call's place in the first case and the answer's memory in the second; few clients
+set deadlines. A call beyond its limit is cancelled. While other calls want a place, the call that
+has been silent the longest gives way much earlier.
+
+Everything here belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+from shmserve.config import Settings
+from shmserve.core.scheduling.admission import Admission, AdmissionLimits, CallPlace, Full
+from shmserve.errors import ResourceExhausted
+from shmserve.observe import flight_recorder
+
+_log = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+_SMALL_CALLS = 1024  # each of health, of what the registry answers, of what asks the coordinator
+SMALL_RUNNING = 64  # at a time, each of the same
+_LOADING_CALLS = 64
+_LOADING_RUNNING = 16  # each keeps the files of its message
+_REFLECTIONS = 16
+MAX_WATCHERS = 64
+SILENCE_S = 10.0  # a silent inference or load gives way to other calls after this
+SMALL_SILENCE_S = 0.25  # so does any other call
+STREAM_SILENCE_S = 60.0  # so does a stream without anything to do
+_BUSY = "too many calls at a time"
+
+
+class AwaitedCall(Protocol):
+    """A call whose client is awaited."""
+
+    @property
+    def client_number(self) -> int:
+        """The number of the connected client, as `caller_numbers` has it."""
+        ...
+
+    def peer(self) -> str: ...
+
+    def add_callback(self, callback: Callable[[], None], /) -> bool: ...
+
+    def give_up(self) -> None:
+        """End the call now, without an answer."""
+        ...
+
+
+class SilentCalls:
+    """The silent calls of one pool: their clients are to send a message.
+
+    Args:
+        grace_s: silence, in seconds, after which a call gives way to a call that wants its place.
+        clock: looks at the calls once a second.
+    """
+
+    def __init__(self, grace_s: float, clock: ClientDeadlines) -> None:
+        self._grace_s = grace_s
+        self._clock = clock
+        # call -> when the silence began, when it must end; the longest silent call first
+        self._calls: dict[AwaitedCall, tuple[float, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def wait(self, call: AwaitedCall, limit_s: float) -> None:
+        """Expect a message of this call's client within `limit_s` seconds."""
+        now = time.monotonic()
+        self._calls.pop(call, None)  # the latest silence is the last entry
+        self._calls[call] = (now, now + limit_s)
+        if not self._clock.ticking:
+            self._clock.tick_soon()
+
+    def heard(self, call: AwaitedCall) -> None:
+        """Expect nothing more: the client has sent, or the call has ended."""
+        self._calls.pop(call, None)
+
+    def end_overdue(self, now: float) -> None:
+        """End the calls whose clients have been silent for longer than their limit."""
+        for call, (since, until) in list(self._calls.items()):
+            if now >= until:
+                self._end(call, now - since)
+
+    def make_room(self, now: float, caller: int | None = None) -> bool:
+        """End the call that has been silent the longest (of `caller`, if given).
+
+        Return False if no call has been silent for the grace period.
+        """
+        for call, (since, until) in self._calls.items():
+            if caller is not None and call.client_number != caller:
+                continue
+            if now - since < self._grace_s and now < until:
+                return False
+            self._end(call, now - since)
+            return True
+        return False
+
+    def _end(self, call: AwaitedCall, silence_s: float) -> None:
+        self._calls.pop(call, None)
+        _log.info("ended a call: %s sent nothing for %.1f s", call.peer(), silence_s)
+        call.give_up()
+
+
+class AwaitedRequests(Iterator[Any]):
+    """The messages of a stream. The stream is silent while it waits for one and works on none."""
+
+    def __init__(
+        self, requests: Iterator[Any], call: AwaitedCall, silent: SilentCalls, limit_s: float
+    ) -> None:
+        self._requests = requests
+        self._call = call
+        self._silent = silent
+        self._limit_s = limit_s
+        self._waits = False
+        self._working = 0
+
+    def __next__(self) -> Any:
+        self._waits = True
+        self._look()
+        try:
+            return next(self._requests)
+        finally:
+            self._waits = False
+            self._look()
+
+    def first(self, limit_s: float) -> Any:
+        """Return the first message, which the client has `limit_s` seconds to send; None if the
+        client sends none."""
+        kept, self._limit_s = self._limit_s, limit_s
+        try:
+            return next(self, None)
+        finally:
+            self._limit_s = kept
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Work on earlier requests, perhaps while the stream waits for the next one."""
+        self._working += 1
+        self._look()
+        try:
+            yield
+        finally:
+            self._working -= 1
+            self._look()
+
+    def _look(self) -> None:
+        if self._waits and not self._working:
+            self._silent.wait(self._call, self._limit_s)
+        else:
+            self._silent.heard(self._call)
+
+
+class ClientDeadlines:
+    """Deadlines of clients, looked at once a second while there are any.
+
+    Args:
+        at: calls a function at a time of the monotonic clock, in the loop.
+
+    Attributes:
+        ticking: whether the next look is due already.
+    """
+
+    def __init__(self, at: Callable[[float, Callable[[], object]], None]) -> None:
+        self._at = at
+        self._due: dict[AwaitedCall, float] = {}
+        self._silent: list[SilentCalls] = []
+        self.ticking = False
+
+    def silent_calls(self, grace_s: float) -> SilentCalls:
+        """Make the book of a pool's silent calls, whose deadlines are looked at here."""
+        made = SilentCalls(grace_s, self)
+        self._silent.append(made)
+        return made
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def expect(self, context: AwaitedCall, seconds: float) -> None:
+        """Cancel this call unless `met` is called within so many seconds."""
+        self._due[context] = time.monotonic() + seconds
+        if not self.ticking:
+            self.tick_soon()
+
+    def met(self, context: AwaitedCall) -> None:
+        """The client has done what was expected, or the call has ended."""
+        self._due.pop(context, None)
+
+    def expect_taken(self, context: AwaitedCall, seconds: float) -> None:
+        """Cancel this call unless it ends within so many seconds, with its answer taken."""
+        self._due[context] = time.monotonic() + seconds
+        if not self.ticking:
+            self.tick_soon()
+        if not context.add_callback(partial(self.met, context)):
+            self.met(context)
+
+    def tick_soon(self) -> None:
+        """Look at all deadlines in a second."""
+        self.ticking = True
+        self._at(time.monotonic() + _TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self.ticking = False
+        now = time.monotonic()
+        for silent in self._silent:
+            silent.end_overdue(now)
+        for context, due in list(self._due.items()):
+            if now >= due:
+                self.met(context)
+                _log.info("cancelled a call: %s kept it waiting for too long", context.peer())
+                context.give_up()
+        if self._due or any(map(len, self._silent)):
+            self.tick_soon()
+
+
+class CallPool:
+    """The calls of one kind.
+
+    Args:
+        full: text for a client that finds no place.
+
+    Attributes:
+        admission: places and turns.
+        silent: calls whose clients are to send a message.
+    """
+
+    def __init__(self, limits: AdmissionLimits, silent: SilentCalls, full: str = _BUSY) -> None:
+        self.admission = Admission(limits)
+        self.silent = silent
+        self._full = full
+
+    @property
+    def count(self) -> int:
+        """Places that are taken."""
+        return self.admission.count
+
+    def place(self, caller: int) -> CallPlace:
+        """Take a place for a call of this caller, from a silent call if need be.
+
+        Raises:
+            ResourceExhausted: there is none, or this caller has its share.
+        """
+        full = self.admission.full(caller)
+        if full is not None:
+            of_caller = caller if full is Full.SHARE else None
+            if not self.silent.make_room(time.monotonic(), of_caller):
+                share = ": this caller has its share of them (max_caller_share)"
+                reason = f"{self._full}{share if full is Full.SHARE else ''}"
+                flight_recorder.record("limit reached", "gRPC calls", reason)
+                raise ResourceExhausted(reason)
+        return self.admission.enter(caller)
+
+
+class CallPools:
+    """The pools of a server.
+
+    Attributes:
+        inferences, streams, watchers, health: calls of these kinds.
+        quick: calls that the registry answers; asking: calls that the coordinator answers.
+        loading: calls that wait for models to be loaded.
+        reflections: calls that ask for descriptors.
+    """
+
+    def __init__(self, settings: Settings, deadlines: ClientDeadlines) -> None:
+        share, small_s = settings.max_caller_share, SMALL_SILENCE_S
+        silent = deadlines.silent_calls
+        calls = settings.grpc_max_calls
+        self.inferences = CallPool(
+            AdmissionLimits(
+                calls,
+                settings.grpc_threads,
+                share,
+                settings.max_model_share,
+                settings.max_model_requests,
+            ),
+            silent(SILENCE_S),
+            f"{calls} inferences run or wait already (grpc_max_calls)",
+        )
+        streams = settings.grpc_max_streams
+        self.streams = CallPool(
+            AdmissionLimits(streams, caller_share=share),
+            silent(STREAM_SILENCE_S),
+            f"{streams} streams are open already (grpc_max_streams)",
+        )
+        self.watchers = CallPool(
+            AdmissionLimits(MAX_WATCHERS, caller_share=share),
+            silent(small_s),
+            f"{MAX_WATCHERS} watch already",
+        )
+        small = AdmissionLimits(_SMALL_CALLS, SMALL_RUNNING, share)
+        self.health = CallPool(small, silent(small_s))
+        self.quick = CallPool(small, silent(small_s))
+        self.asking = CallPool(small, silent(small_s))
+        loading = AdmissionLimits(_LOADING_CALLS, _LOADING_RUNNING, share)
+        self.loading = CallPool(loading, silent(SILENCE_S))
+        reflections = AdmissionLimits(_REFLECTIONS, caller_share=share)
+        self.reflections = CallPool(reflections, silent(small_s))

@@ -1,0 +1,157 @@
+"""Messages of one connection that have begun: memory for their tensors, and time for the rest.
+
+How long clients may take: the deadlines grow with what has come. Nobody gains more than the time
+for `AHEAD` bytes, so whoever announces a large message and sends nothing is waited for as if it
+were small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Protocol
+
+from msgspec import Struct
+
+from shmserve.config import Settings
+from shmserve.core.memory.slots import Slot
+from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
+from shmserve.frontends.grpc.http2_engine.serving import Serving
+from shmserve.frontends.grpc.tensor_message import TensorMessage
+from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage
+
+
+class TensorCalls(Protocol):
+    """The calls whose messages these are."""
+
+    def message(self, call: Http2Call, message: GrpcMessage) -> None:
+        """One has come entirely."""
+        ...
+
+    def refuse(self, call: Http2Call, failed: FramingFailed) -> None:
+        """One is not taken."""
+        ...
+
+
+AHEAD = 8 << 20
+_WAIT_S = 2.0  # for memory; later it is received on the heap
+
+
+class MessageDeadline(Struct, eq=False):
+    """Of one message: `left` bytes of it are to come, and `due` of these until `until`."""
+
+    left: int
+    due: int
+    until: float
+
+
+class MessageDeadlines:
+    """Those of one connection, in `open` by stream."""
+
+    __slots__ = ("_per_s", "_timeout_s", "open")
+
+    def __init__(self, settings: Settings) -> None:
+        self._timeout_s = settings.body_timeout_s
+        self._per_s = settings.min_bytes_per_s
+        self.open: dict[int, MessageDeadline] = {}
+
+    def look(self, stream_id: int, left: int, now: float) -> None:
+        """Note that `left` bytes of a stream's message are to come now."""
+        known = self.open.get(stream_id)
+        if known is None or left > known.left:  # another message
+            due = min(left, AHEAD)
+            until = now + self._timeout_s + due / self._per_s
+            self.open[stream_id] = MessageDeadline(left, due, until)
+            return
+        known.due -= known.left - left
+        known.left = left
+        if known.due <= 0:
+            known.due = min(left, AHEAD)
+            known.until = min(known.until, now + self._timeout_s) + known.due / self._per_s
+
+    @property
+    def next_due(self) -> float:
+        """When `overdue` has something to say, at the latest."""
+        return min((one.until for one in self.open.values()), default=float("inf"))
+
+    def overdue(self, now: float) -> list[int]:
+        """Streams whose message has not come in time."""
+        return [stream_id for stream_id, one in self.open.items() if now >= one.until]
+
+
+class BegunMessages:
+    """Belongs to the loop's turn, in which nobody waits for memory: another thread makes it.
+
+    Args:
+        serving: what all connections share.
+        calls: are told of what becomes of messages.
+        resume: has the connection receive again, after `waiting`.
+
+    Attributes:
+        expected: the latest message was such a one, or there was none.
+        waiting: so many parts of what comes next have no place yet: nothing is to be received.
+        receiving: streams whose message has not come entirely, and has tensors for slots.
+        deadlines: of all messages that have begun.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        calls: TensorCalls,
+        resume: Callable[[], None],
+    ) -> None:
+        self._loop = serving.loop
+        self._growth = serving.growth
+        self._calls = calls
+        self._resume = resume
+        self.waiting = 0
+        self.receiving: set[int] = set()
+        self.deadlines = MessageDeadlines(serving.settings)
+        self.expected = True
+
+    def look(self, call: Http2Call) -> None:
+        """See to memory and time for the rest, after something of a call's messages has come."""
+        message = call.reader.receiving if call.reader is not None else None
+        if message is None:
+            self.forget(call)
+            return
+        method = call.head.method
+        self.deadlines.look(call.stream_id, message.left, monotonic())
+        if not isinstance(message, TensorMessage):
+            self.receiving.discard(call.stream_id)
+        else:
+            self.receiving.add(call.stream_id)
+            if message.wanted and not message.asked:
+                message.asked = True
+                self.waiting += 1
+                until = monotonic() + _WAIT_S
+                self._growth.submit(self._grow, call, message, until)
+        if call.waits and method.tensors is not None:  # the client is not silent
+            method.pool.silent.wait(call, method.message_timeout_s)
+
+    def forget(self, call: Http2Call) -> None:
+        """Note that no message of the call has begun, or that the call has ended."""
+        self.receiving.discard(call.stream_id)
+        self.deadlines.open.pop(call.stream_id, None)
+
+    def _grow(self, call: Http2Call, message: TensorMessage, until: float) -> None:
+        slot = None
+        try:
+            if call.is_active() and monotonic() < until:
+                slot = message.grow()
+        finally:
+            self._loop.post(partial(self._grown, call, message, slot))
+
+    def _grown(self, call: Http2Call, message: TensorMessage, slot: Slot | None) -> None:
+        self.waiting -= 1
+        try:
+            message.grown(slot)
+            whole = call.reader.complete() if call.reader is not None else None
+            if whole is not None:
+                self._calls.message(call, whole)
+            self.look(call)
+        except FramingFailed as failed:
+            self._calls.refuse(call, failed)
+        if not self.waiting:
+            self._resume()

@@ -1,0 +1,1 @@
+"""Inferences over gRPC: one call, and many on one stream."""

@@ -1,0 +1,146 @@
+"""Heads of ModelInferRequests, remembered byte for byte with what reading and checking them gave.
+
+Clients send the same again and again, and only their tensors differ. Remembered are messages of
+one tensor that is their last field, without an id and without client memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from shmserve.frontends.grpc.request_mapping import checked_version
+from shmserve.frontends.grpc.tensor_message import PlacedTensor, TensorMessage
+from shmserve.protocol.oip.model_signature import ModelSignature
+from shmserve.protocol.oip.request import InferOutput, InferRequest
+from shmserve.protocol.oip.validation import CheckedInput
+from shmserve.protocol.protobuf.infer_wire import WireInferRequest, WireInput
+from shmserve.protocol.protobuf.wire import Walk
+
+_MOST_KNOWN = 256
+_LONGEST = 4096  # bytes; what is longer costs its reader little in comparison
+_BEGINNING = 32  # bytes of a message that it is looked up by, beside its length
+_RAW = 0x3A
+
+Key = bytes | tuple[int, bytes]
+
+
+class KnownMessage(Struct, frozen=True, eq=False):
+    """A message that fits its model, but for its tensor's bytes.
+
+    Attributes:
+        before: all its bytes before the tensor's; empty if that had a slot, and so was apart.
+        wire: as it was read, without the tensor.
+        version: of the model, checked; empty if the message names none.
+        names: of the outputs it names.
+    """
+
+    before: bytes
+    wire: WireInferRequest
+    version: str
+    signature: ModelSignature
+    request: InferRequest
+    empty_final: bool
+    inputs: list[CheckedInput]
+    wanted: tuple[InferOutput, ...]
+    names: tuple[str, ...]
+
+
+class RecalledMessage(Struct, frozen=True, eq=False):
+    """What is known of a message, and its own tensor."""
+
+    known: KnownMessage
+    inputs: tuple[WireInput, ...]
+
+
+class KnownMessages:
+    """Of one process; for any thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, KnownMessage] = {}
+
+    def find(self, data: bytes | memoryview | TensorMessage) -> RecalledMessage | None:
+        """What is known of a message."""
+        place: Any = None
+        if type(data) is bytes:
+            known = self._known.get((len(data), data[:_BEGINNING]))
+            if known is None or not data.startswith(known.before):
+                return None
+            raw = memoryview(data)[len(known.before) :]
+        else:
+            if not isinstance(data, TensorMessage) or len(data.raw) != 1:
+                return None
+            known, place = self._known.get(bytes(data.rest())), data.raw[0]
+            if known is None or not isinstance(place, PlacedTensor):
+                return None
+            if known.inputs[0].nbytes != len(place.view):
+                return None
+            raw = place.view
+        (old,) = known.wire.inputs
+        new = WireInput(old.name, old.datatype, old.shape, old.parameters, None, raw, place)
+        return RecalledMessage(known, (new,))
+
+    def announced(self, head: bytes) -> KnownMessage | None:
+        """What is known of a message that begins so, before its tensor."""
+        return self._known.get(head)
+
+    def keep(
+        self,
+        data: bytes | memoryview | TensorMessage,
+        wire: WireInferRequest,
+        signature: ModelSignature,
+        request: InferRequest,
+        empty_final: bool,
+        inputs: list[CheckedInput],
+        wanted: tuple[InferOutput, ...],
+    ) -> None:
+        """Remember it, if it may come again. All else is as `KnownMessage` has it."""
+        if wire.id or len(inputs) != 1 or wire.raw_count != 1 or inputs[0].at is not None:
+            return
+        if wire.inputs[0].contents is not None or any(o.region is not None for o in wanted):
+            return
+        key: Key
+        if type(data) is bytes:
+            before = kept = _before_tensor(data)
+            key = len(data), data[:_BEGINNING]
+        else:
+            before, kept = b"", _head(data) if _only_place(data) is not None else b""
+            key = kept
+        if not 0 < len(kept) <= _LONGEST:
+            return
+        names = tuple([output.name for output in request.outputs])
+        # Not the tensor itself, nor what it lies in
+        (old,) = wire.inputs
+        bare = WireInput(old.name, old.datatype, old.shape, old.parameters, None, None)
+        wire = WireInferRequest(
+            wire.model_name, wire.model_version, "", wire.parameters, (bare,), wire.outputs, 1
+        )
+        version = checked_version(wire.model_version) if wire.model_version else ""
+        if len(self._known) >= _MOST_KNOWN:
+            self._known = {}
+        self._known[key] = KnownMessage(
+            before, wire, version, signature, request, empty_final, inputs, wanted, names
+        )
+
+
+def _only_place(data: object) -> PlacedTensor | None:
+    """Where the tensor of a message is that has one only, if it has a slot."""
+    if isinstance(data, TensorMessage) and len(data.raw) == 1:
+        (place,) = data.raw
+        return place if isinstance(place, PlacedTensor) else None
+    return None
+
+
+def _head(data: object) -> bytes:
+    return bytes(data.rest()) if isinstance(data, TensorMessage) else b""
+
+
+def _before_tensor(data: bytes) -> bytes:
+    """What is before a tensor that comes last; nothing if another field does."""
+    tag = start = stop = 0
+    for tag, start, stop in Walk(data).fields(0, len(data)):  # noqa: B007
+        pass
+    if tag != _RAW or stop != len(data):
+        return b""
+    return data[:start]

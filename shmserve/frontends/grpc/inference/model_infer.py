@@ -1,0 +1,335 @@
+"""One inference over gRPC: from the message's bytes to slots, and from slots to a message."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import monotonic_ns
+
+import msgspec
+
+from shmserve.config import Settings
+from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.caller_shares import CallerShare
+from shmserve.dispatch.inference_call import InferenceCall
+from shmserve.dispatch.outcome import Outcome, RunOptions
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.grpc.call_context import CallContext
+from shmserve.frontends.grpc.callers import CallAccess
+from shmserve.frontends.grpc.error_statuses import trace_refused
+from shmserve.frontends.grpc.inference.forwarded_metadata import ForwardedMetadata
+from shmserve.frontends.grpc.inference.known_messages import KnownMessages, RecalledMessage
+from shmserve.frontends.grpc.request_mapping import to_request
+from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMessage
+from shmserve.frontends.grpc.tensor_message import (
+    AnnouncedInputs,
+    TensorMessage,
+    announced_inputs,
+    ready_entry,
+)
+from shmserve.frontends.inference import Inference, signature_of
+from shmserve.frontends.oip.results import classify
+from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.frontends.request_ids import brought, traceparent
+from shmserve.protocol.oip.model_signature import ModelSignature
+from shmserve.protocol.oip.validation import (
+    check_inputs,
+    check_outputs,
+    refuse_decoupled,
+    slot_bytes,
+)
+from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
+from shmserve.protocol.protobuf.infer_wire import (
+    Part,
+    WireInferRequest,
+    check_size,
+    parse_request,
+    quick_to_read,
+    response_parts,
+)
+from shmserve.tensor import bytes_codec
+from shmserve.waiting import beside, beside_if_large
+
+RECEIPT = "shmserve-receipt"
+_ELEMENT_COST = 32  # bytes that are copied, at least, while one element of BYTES is checked
+_encode_receipt = msgspec.json.Encoder().encode
+
+
+class InferMessage:
+    """An inference request over gRPC.
+
+    Args:
+        origin: what it was read from or is known by, if its like may come again.
+
+    Attributes:
+        wire: the message.
+        wanted: the outputs it asks for, once it was checked.
+        nbytes, share: as `RequestSource` has them.
+        empty_final: it asks for a final answer, too, when that has no outputs.
+    """
+
+    __slots__ = (
+        "_inputs",
+        "_one_answer",
+        "_origin",
+        "_serving",
+        "_signature",
+        "_tensors",
+        "asker",
+        "empty_final",
+        "nbytes",
+        "share",
+        "started_ns",
+        "wanted",
+        "wire",
+    )
+
+    def __init__(
+        self,
+        serving: Inferences,
+        wire: WireInferRequest,
+        asker: CallContext,
+        started_ns: int,
+        one_answer: bool,
+        origin: RecalledMessage | RpcMessage | None = None,
+    ) -> None:
+        self.wire = wire
+        self._origin = origin
+        self.asker = asker
+        self.started_ns = started_ns
+        self.nbytes = 0
+        self.share: CallerShare | None = None
+        self._serving = serving
+        self._one_answer = one_answer
+
+    def traceparent(self) -> str:
+        return traceparent(self.asker.context.invocation_metadata())
+
+    def check(self, signature: ModelSignature) -> RunOptions:
+        if self._one_answer and signature.spec.decoupled:
+            refuse_decoupled(signature, "ModelInfer RPC")
+        origin = self._origin
+        if isinstance(origin, RecalledMessage):
+            known, self._tensors = origin.known, origin.inputs
+            self.empty_final, self._inputs = known.empty_final, known.inputs
+            self.nbytes = known.inputs[0].nbytes
+            self.wanted, self._signature = known.wanted, signature
+            parameters, timeout_s = known.request.parameters, self.asker.timeout()
+            if self._serving.forward is not None:
+                parameters = self._serving.forward.onto(parameters, self.asker.context)
+            number = self.asker.context.caller_number
+            return RunOptions(
+                "", known.names, parameters, timeout_s=timeout_s, caller_number=number
+            )
+        settings, self._tensors = self._serving.settings, self.wire.inputs
+        request, self.empty_final = to_request(self.wire, settings)
+        find = partial(self._serving.regions.find, self.asker.caller)
+        self._inputs = check_inputs(signature, request, settings, find)
+        self.nbytes = slot_bytes(self._inputs)
+        self.wanted, places = check_outputs(signature, request, find)
+        self._signature = signature
+        if origin is not None:
+            self._serving.known.keep(
+                *(origin, self.wire, signature, request),
+                *(self.empty_final, self._inputs, self.wanted),
+            )
+        names = tuple([output.name for output in request.outputs])
+        parameters = request.parameters
+        if self._serving.forward is not None:
+            parameters = self._serving.forward.onto(parameters, self.asker.context)
+        return RunOptions(
+            request.id,
+            names,
+            parameters,
+            places,
+            timeout_s=self.asker.timeout(),
+            caller_number=self.asker.context.caller_number,
+        )
+
+    def fill(self, call: InferenceCall) -> None:
+        """One copy of what the message holds, and none of what was received into slots."""
+        for checked, wire in zip(self._inputs, self._tensors, strict=True):
+            source = checked.source
+            if checked.at is not None:
+                call.add_region_input(source.name, source.datatype, source.shape, checked.at)
+                continue
+            if wire.place is not None:
+                reservation = call.adopt(wire.place.take())
+            else:
+                reservation = call.reserve(checked.nbytes)
+                call.receipt.copied_in += checked.nbytes
+            if wire.contents is not None:
+                write = wire.contents.write
+                beside_if_large(checked.nbytes, write, reservation.view, source.datatype)
+            elif wire.place is None:
+                assert wire.raw is not None
+                beside_if_large(checked.nbytes, _copy, reservation.view, wire.raw)
+            if wire.contents is None and not checked.signature.datatype.itemsize:
+                model = self._signature.spec.name
+                view, cost = reservation.view, checked.count * _ELEMENT_COST
+                beside_if_large(cost, bytes_codec.check, view, checked.count, source.name, model)
+            call.add_input(source.name, source.datatype, source.shape, reservation)
+
+
+class Inferences:
+    """Runs models for the rpcs ModelInfer and ModelStreamInfer.
+
+    Attributes:
+        forward: what of their metadata becomes parameters; None: nothing.
+    """
+
+    def __init__(
+        self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory, access: CallAccess
+    ) -> None:
+        self.settings = settings
+        self._views = settings.grpc_compression == "none"  # nothing is compressed where it lies
+        self.regions = regions
+        self.known = KnownMessages()
+        forward = ForwardedMetadata(settings, access)
+        self.forward = forward if forward else None
+        self._dispatcher = dispatcher
+        self._callers = access.callers
+
+    def infer(self, data: RpcMessage, context: RpcContext) -> bytes | HeldAnswer:
+        """ModelInfer: a ModelInferRequest to a ModelInferResponse."""
+        started = monotonic_ns()
+        asker = CallContext(context, self._callers, self.settings.request_timeout_s)
+        inference = self._open_one(data, asker, started)
+        wire = inference.source.wire
+        if isinstance(data, TensorMessage) and data.announced is not None:
+            source, announced = inference.source, data.announced
+            source.share, announced.share = announced.share, None
+        try:
+            outcome = inference.run()
+            answered = monotonic_ns()
+            receipt = inference.receipt
+            outputs, raw = outputs_of(inference, outcome)
+            spec = inference.signature.spec
+            parts = response_parts(
+                spec.name, spec.version, wire.id, outcome.parameters, outputs, raw
+            )
+            size = sum([len(part) for part in parts])
+            check_size(size)
+            held = self._views and size >= LARGE_BYTES
+            if not held:
+                receipt.copied_out += sum([len(part) for part in raw])
+            if held:
+                answer: HeldAnswer | bytes = HeldAnswer(parts, size, inference.close)
+            else:
+                answer = beside_if_large(size, b"".join, parts)
+            if isinstance(data, TensorMessage):
+                receipt.copied_in += data.copied
+            receipt.send_ns = monotonic_ns() - answered
+            inference.answered()
+            if asker.wants(RECEIPT, "1"):
+                costs = _encode_receipt(receipt.as_dict())
+                own = (RECEIPT, costs.decode())
+                context.set_trailing_metadata((*brought(context.invocation_metadata()), own))
+        except BaseException as ex:
+            inference.failed(ex)
+            inference.close()
+            raise
+        if not held:
+            inference.close()
+        return answer
+
+    def _open_one(
+        self, data: RpcMessage, asker: CallContext, started_ns: int
+    ) -> Inference[InferMessage]:
+        """As `open`, of a message whose like may be known."""
+        found = self.known.find(data)
+        if found is not None:
+            wire = found.known.wire
+            entry = self._dispatcher.ready_model(wire.model_name, found.known.version)
+            if found.known.signature is signature_of(entry.spec):
+                message = InferMessage(self, wire, asker, started_ns, True, found)
+                return Inference(self._dispatcher, entry, message, asker)
+        wire = self.parse(data)
+        message = InferMessage(self, wire, asker, started_ns, True, data)
+        return Inference(self._dispatcher, self.entry_of(wire), message, asker)
+
+    def trace_refused(self, context: RpcContext, name: str, ex: Exception) -> None:
+        """A request of an rpc of this name has failed, and the rpc goes on."""
+        trace_refused(self._dispatcher, context.invocation_metadata(), name, ex)
+
+    def asker(self, context: RpcContext) -> CallContext:
+        """The client of a call."""
+        return CallContext(context, self._callers, self.settings.request_timeout_s)
+
+    def parse(self, data: RpcMessage) -> WireInferRequest:
+        """A ModelInferRequest.
+
+        Raises:
+            InvalidArgument: it is none, or larger than the settings allow.
+        """
+        rest, raw = (data.rest(), data.raw) if isinstance(data, TensorMessage) else (data, ())
+        if quick_to_read(rest):
+            return parse_request(rest, raw)
+        return beside(parse_request, rest, raw)
+
+    def entry_of(self, wire: WireInferRequest) -> ModelEntry:
+        """The model version a request is for.
+
+        Raises:
+            ShmserveError: there is none, or it cannot be used now.
+        """
+        return ready_entry(wire, self._dispatcher)
+
+    def announced(self, head: memoryview, context: RpcContext) -> AnnouncedInputs | None:
+        """What the first bytes of a ModelInferRequest say of its tensors; None: nothing.
+
+        Raises:
+            ShmserveError: they are not wanted.
+        """
+        number = context.caller_number
+        known = self.known.announced(bytes(head))
+        if known is not None:
+            entry = self._dispatcher.ready_model(known.wire.model_name, known.version)
+            nbytes = known.inputs[0].nbytes
+            if known.signature is signature_of(entry.spec):
+                return AnnouncedInputs(
+                    *(self._dispatcher, entry, known.request, self.settings, number, nbytes)
+                )
+        return announced_inputs(head, self._dispatcher, self.settings, number)
+
+    def open(
+        self,
+        wire: WireInferRequest,
+        entry: ModelEntry,
+        asker: CallContext,
+        started_ns: int,
+    ) -> Inference[InferMessage]:
+        """Check a request; nothing is reserved yet.
+
+        Raises:
+            ShmserveError: what does not fit.
+        """
+        message = InferMessage(self, wire, asker, started_ns, one_answer=False)
+        return Inference(self._dispatcher, entry, message, asker)
+
+
+def _copy(place: memoryview, data: Part) -> None:
+    place[:] = data
+
+
+_Rows = list[tuple[str, str, tuple[int, ...]]]
+
+
+def outputs_of(inference: Inference[InferMessage], outcome: Outcome) -> tuple[_Rows, list[Part]]:
+    """What a response says of its outputs, and their bytes: empty for those in client memory."""
+    given = {tensor.name: tensor for tensor in outcome.outputs}
+    rows: _Rows = []
+    raw: list[Part] = []
+    for want in inference.source.wanted:
+        tensor = given.get(want.name)
+        if tensor is None:
+            continue
+        datatype, shape = tensor.datatype, tensor.shape
+        data: memoryview | bytes = tensor.view
+        if want.region is not None:
+            data = b""
+        elif want.classification:
+            signature, size = inference.signature, tensor.view.nbytes
+            datatype, shape, data = beside_if_large(size, classify, signature, want, tensor)
+        rows.append((tensor.name, datatype, shape))
+        raw.append(data)
+    return rows, raw

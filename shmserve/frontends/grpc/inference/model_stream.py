@@ -1,0 +1,246 @@
+"""ModelStreamInfer: many requests and many answers on one call.
+
+Ordinary models answer once, in the order of the requests: the call's own greenlet runs them one
+after another. From the first request to a decoupled model on, the stream is a `Session`: one
+greenlet reads, one for each running request waits for its answers, and the call's own sends.
+Between them is a bounded queue, so a client that does not read stops the model in the end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic_ns
+from typing import TypeGuard
+
+import grpc
+from msgspec import UNSET
+
+from shmserve import waiting
+from shmserve.core.registry import ModelEntry
+from shmserve.errors import STOPPING, Cancelled, ShmserveError, Unavailable
+from shmserve.frontends.changes import Changes
+from shmserve.frontends.grpc.call_context import CallContext
+from shmserve.frontends.grpc.call_pools import AwaitedRequests
+from shmserve.frontends.grpc.error_statuses import as_error
+from shmserve.frontends.grpc.inference.model_infer import Inferences, InferMessage
+from shmserve.frontends.grpc.inference.stream_answers import all_answers, encode_error, only_answer
+from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMessage
+from shmserve.frontends.inference import Inference
+from shmserve.frontends.request_ids import request_id
+from shmserve.protocol.protobuf.infer_wire import WireInferRequest
+
+Running = Inference[InferMessage]
+
+METHOD = "ModelStreamInfer"
+_ERRORS_END_IT = ("triton_grpc_error", "true")
+_AHEAD = 4  # answers that wait for being sent, per stream
+
+
+class Streams:
+    """All streams of a process.
+
+    Attributes:
+        busy: requests that are being worked on.
+        draining: new requests are refused.
+    """
+
+    def __init__(self, inferences: Inferences, max_requests: int) -> None:
+        self.inferences = inferences
+        self.max_requests = max_requests
+        self.draining = False
+        self.busy = 0
+
+    def serve(self, requests: AwaitedRequests, context: RpcContext) -> Iterator[bytes]:
+        """The answers of one stream.
+
+        Raises:
+            ShmserveError: the first failure, if the client asked for the stream to end with it.
+        """
+        asker = self.inferences.asker(context)
+        strict = asker.wants(*_ERRORS_END_IT)
+        for data in requests:
+            with self.working():
+                item = self.begin(data, asker, strict)
+                if not _is_decoupled(item):
+                    yield self.answer(item, strict)
+                    continue
+            yield from Session(self, asker, requests, strict).run(item)
+            return
+
+    def begin(self, data: RpcMessage, asker: CallContext, strict: bool) -> Running | bytes:
+        """A request that can run, or the message that says why it cannot."""
+        started = monotonic_ns()
+        wire: WireInferRequest | None = None
+        entry: ModelEntry | None = None
+        try:
+            if self.draining:
+                raise Unavailable(STOPPING)
+            wire = self.inferences.parse(data)
+            entry = self.inferences.entry_of(wire)
+            return self.inferences.open(wire, entry, asker, started)
+        except Exception as ex:
+            return self.failure(wire, entry, ex, asker, strict)
+
+    def answer(self, item: Running | bytes, strict: bool) -> bytes:
+        """The one message that an ordinary model's request gets."""
+        if isinstance(item, bytes):
+            return item
+        try:
+            return only_answer(item)
+        except Exception as ex:
+            return self.failure(item.source.wire, item.entry, ex, item.source.asker, strict)
+
+    def failure(
+        self,
+        wire: WireInferRequest | None,
+        entry: ModelEntry | None,
+        ex: Exception,
+        asker: CallContext,
+        strict: bool,
+    ) -> bytes:
+        """A failure as a message of the stream.
+
+        Raises:
+            ShmserveError: the failure itself, where it is to end the stream.
+        """
+        if strict:
+            raise ex
+        self.inferences.trace_refused(asker.context, METHOD, ex)
+        request = wire.id if wire is not None else ""
+        error = as_error(ex, METHOD, request_id(request) if request else "-")
+        return encode_error(wire, error, entry, final=True)
+
+    def count(self, by: int) -> None:
+        """Requests that came, or went with their last answer."""
+        self.busy += by
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        self.count(1)
+        try:
+            yield
+        finally:
+            self.count(-1)
+
+
+def _is_decoupled(item: Running | bytes) -> TypeGuard[Running]:
+    return isinstance(item, Inference) and item.signature.spec.decoupled
+
+
+class Session:
+    """A stream whose requests run at the same time, each in a greenlet that ends with the call.
+
+    Args:
+        asker: the call's client.
+        requests: the messages that follow.
+        strict: the first failure ends the stream.
+    """
+
+    def __init__(
+        self, streams: Streams, asker: CallContext, requests: AwaitedRequests, strict: bool
+    ) -> None:
+        self._streams = streams
+        self._asker = asker
+        self._following = requests
+        self._strict = strict
+        self._ready: deque[bytes | ShmserveError] = deque()  # answers to be sent
+        self._working = 0  # greenlets that may still add to `_ready`
+        self._requests = 0  # running requests to decoupled models
+        self._over = False
+        self._changes = Changes()  # of all these
+
+    def run(self, first: Running) -> Iterator[bytes]:
+        """Return the answers to `first`, a decoupled model's request, and to all that follow."""
+        if not self._asker.context.add_callback(self._end):
+            first.failed(Cancelled("the call has ended"))
+            return
+        try:
+            self._spawn(lambda: self._read(first))
+            while (message := self._next()) is not None:
+                try:
+                    if isinstance(message, ShmserveError):
+                        raise message
+                    yield message
+                finally:
+                    self._streams.count(-1)
+        finally:
+            self._end()
+
+    def _next(self) -> bytes | ShmserveError | None:
+        self._changes.wait_while(lambda: not self._ready and bool(self._working) and not self._over)
+        if not self._ready:
+            return None
+        message = self._ready.popleft()
+        self._changes.tell()
+        return message
+
+    def _put(self, message: bytes | ShmserveError) -> bool:
+        """Add a message to be sent, once there is room. Return False if the stream is over."""
+        self._changes.wait_while(lambda: len(self._ready) >= _AHEAD and not self._over)
+        if self._over:
+            return False
+        self._ready.append(message)
+        self._streams.count(1)
+        self._changes.tell()
+        return True
+
+    def _end(self) -> None:
+        self._over = True
+        self._streams.count(-len(self._ready))
+        self._ready.clear()
+        self._changes.tell()
+
+    def _spawn(self, work: Callable[[], None]) -> None:
+        self._working += 1
+        waiting.start(lambda: self._guarded(work), "stream")
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except grpc.RpcError:
+            self._end()  # the client has gone
+        except Exception as ex:
+            # A ShmserveError is logged once it has ended the call
+            self._put(ex if isinstance(ex, ShmserveError) else as_error(ex, METHOD, "-"))
+        finally:
+            self._working -= 1
+            self._changes.tell()
+
+    def _read(self, first: Running) -> None:
+        self._start(first)
+        for data in self._following:
+            with self._streams.working():
+                item = self._streams.begin(data, self._asker, self._strict)
+                if _is_decoupled(item):
+                    self._start(item)
+                else:
+                    self._put(self._streams.answer(item, self._strict))
+
+    def _start(self, item: Running) -> None:
+        """Run a request in a greenlet of its own, once there is room for one more."""
+        limit = self._streams.max_requests
+        self._changes.wait_while(lambda: self._requests >= limit and not self._over)
+        if self._over:
+            item.failed(Cancelled("the call has ended"))
+            return
+        self._requests += 1
+        sent = waiting.event()
+        self._spawn(lambda: self._produce(item, sent))
+        if item.signature.spec.config.sequence_batching is not UNSET:
+            sent.wait()  # requests that follow in its sequence must not overtake it
+
+    def _produce(self, item: Running, sent: waiting.WaitEvent) -> None:
+        try:
+            with self._streams.working(), self._following.working():
+                for message in all_answers(item, self._strict, sent.set):
+                    if not self._put(message):
+                        return
+        except Exception as ex:
+            wire, entry = item.source.wire, item.entry
+            self._put(self._streams.failure(wire, entry, ex, self._asker, self._strict))
+        finally:
+            sent.set()
+            self._requests -= 1
+            self._changes.tell()

@@ -1,0 +1,75 @@
+"""Answers of ModelStreamInfer: messages of a stream, and errors that do not end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.outcome import Outcome
+from shmserve.errors import ShmserveError
+from shmserve.frontends.grpc.inference.model_infer import InferMessage, outputs_of
+from shmserve.frontends.inference import Inference
+from shmserve.protocol.protobuf.infer_wire import (
+    WireInferRequest,
+    encode_response,
+    encode_stream_response,
+    response_parts,
+)
+from shmserve.waiting import beside_if_large
+
+_FINAL = "triton_final_response"
+
+
+def only_answer(inference: Inference[InferMessage]) -> bytes:
+    """The one answer of an ordinary model, as a ModelStreamInferResponse."""
+    with inference:
+        message = _stream_message(inference, inference.run(), final=True)
+        inference.answered()
+        return message
+
+
+def all_answers(
+    inference: Inference[InferMessage], strict: bool, on_sent: Callable[[], None] | None = None
+) -> Iterator[bytes]:
+    """All answers of a model as ModelStreamInferResponses, errors of the model among them
+    (or raised, if `strict`). Closing the iterator cancels what has not come. `on_sent`: as
+    `RunOptions` has it.
+    """
+    source = inference.source
+    try:
+        for outcome in inference.stream(on_sent):
+            if outcome.error is not None:
+                if strict:
+                    raise outcome.error
+                yield encode_error(source.wire, outcome.error, inference.entry, outcome.final)
+            elif outcome.outputs or not outcome.final or source.empty_final:
+                yield _stream_message(inference, outcome, outcome.final)
+    except Exception as ex:
+        inference.failed(ex)
+        raise
+    finally:
+        inference.close()
+
+
+def encode_error(
+    wire: WireInferRequest | None, error: ShmserveError, entry: ModelEntry | None, final: bool
+) -> bytes:
+    """An error within a stream: a ModelStreamInferResponse that says whose it is."""
+    if wire is None:
+        return encode_stream_response(error.message, None)
+    name, version = (entry.spec.name, entry.spec.version) if entry else (wire.model_name, "")
+    return encode_stream_response(
+        error.message, encode_response(name, version, wire.id, {_FINAL: final}, (), ())
+    )
+
+
+def _stream_message(inference: Inference[InferMessage], outcome: Outcome, final: bool) -> bytes:
+    outputs, raw = outputs_of(inference, outcome)
+    size = sum([len(part) for part in raw])
+    inference.receipt.copied_out += size
+    spec = inference.signature.spec
+    version = spec.version if outputs or not final else ""  # as Triton has it for a bare end
+    parameters = {**outcome.parameters, _FINAL: final}
+    request_id = inference.source.wire.id
+    parts = response_parts(spec.name, version, request_id, parameters, outputs, raw)
+    return beside_if_large(size, encode_stream_response, "", parts)

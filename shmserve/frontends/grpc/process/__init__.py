@@ -1,0 +1,1 @@
+"""The gRPC process: its server, listeners and heap."""

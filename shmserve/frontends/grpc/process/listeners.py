@@ -1,0 +1,114 @@
+"""Where the gRPC processes listen: addresses, socket files, TLS.
+
+Several processes share a TCP address (SO_REUSEPORT), which the gunicorn master keeps for them
+(`supervisor.launch`): nobody else can have it. Unix sockets are process 0's alone, since their
+clients would else be those of whoever bound last.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from shmserve.config import Settings
+from shmserve.errors import ConfigError
+from shmserve.frontends.grpc.rpc_methods import Ports
+from shmserve.transport import rundir
+from shmserve.transport.listen_addresses import ListenAddress, make_way, parse
+from shmserve.transport.trust.tls import Certificates, certificates
+
+_OTHERS_S = 10.0  # how long another process of this service may take to bind
+
+
+class AlreadyRuns(Exception):
+    """Another process has this one's number."""
+
+
+class Listening:
+    """The addresses of one process, from `bind` until `close`. Keeps the process's lock.
+
+    `addresses`: in place of `grpc_bind`; none where sockets were passed.
+    """
+
+    def __init__(
+        self, settings: Settings, run_dir: str, number: int, addresses: Iterable[str] | None = None
+    ) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._number = number
+        self._binding = rundir.lock(run_dir, "grpc-bind")
+        self._own = rundir.lock(run_dir, f"grpc-{number}")
+        self._sockets: list[tuple[str, int]] = []  # files and their inodes
+        texts = settings.grpc_bind if addresses is None else addresses
+        self.binds = [parse("grpc_bind", text) for text in texts]
+        self.certificates = certificates(settings, "grpc", "h2")
+
+    def bind(self, server: Ports) -> list[str]:
+        """Add every address to a server that has not been started; returns what is bound.
+
+        Raises:
+            AlreadyRuns: another process does what this one should.
+            ConfigError: an address that cannot be bound; the message names it.
+        """
+        self._await_others()
+        try:
+            if self._own.holder() is not None:  # a lock means: listens
+                raise AlreadyRuns
+            bound = []
+            for bind in self.binds:
+                if bind.path:
+                    if self._number == 0:
+                        self._bind_unix(server, bind)
+                        bound.append(bind.text)
+                else:
+                    bound.append(self._bind_tcp(server, bind))
+            if not self._own.acquire():
+                raise AlreadyRuns
+            return bound
+        finally:
+            self._binding.release()
+
+    def beat(self) -> bool:
+        """This process's sign of life; False: the run directory has lost its lock."""
+        return self._own.beat()
+
+    def close(self) -> None:
+        """Remove socket files (unless they are another's by now) and free the lock."""
+        for path, inode in self._sockets:
+            try:
+                if os.lstat(path).st_ino == inode:
+                    os.unlink(path)
+            except OSError:
+                continue  # gRPC has removed it
+        self._own.release()
+
+    def _await_others(self) -> None:
+        deadline = time.monotonic() + _OTHERS_S
+        while not self._binding.acquire():
+            if time.monotonic() > deadline:
+                holder = self._binding.holder()
+                raise ConfigError(f"grpc_bind: process {holder} is binding and does not end")
+            time.sleep(0.01)
+
+    def _bind_tcp(self, server: Ports, bind: ListenAddress) -> str:
+        port = _add(server, bind, self.certificates)
+        return f"{bind.text.rpartition(':')[0]}:{port}"
+
+    def _bind_unix(self, server: Ports, bind: ListenAddress) -> None:
+        make_way("grpc_bind", bind.path)
+        umask = os.umask(0o777 & ~int(self._settings.grpc_socket_mode, 8))
+        try:
+            _add(server, bind, None)
+        finally:
+            os.umask(umask)
+        self._sockets.append((bind.path, os.lstat(bind.path).st_ino))
+
+
+def _add(server: Ports, bind: ListenAddress, files: Certificates | None) -> int:
+    try:
+        if files is None:
+            return server.add_insecure_port(bind.text)
+        return server.add_secure_port(bind.text, files)
+    except RuntimeError as ex:
+        raise ConfigError(f"grpc_bind: cannot listen on {bind.text}: {ex}") from None

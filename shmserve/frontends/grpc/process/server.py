@@ -1,0 +1,164 @@
+"""The gRPC server of one process: which rpc leads where, under which limits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+
+from google.protobuf.message_factory import GetMessageClass
+
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve._generated import health_pb2
+from shmserve.config import Settings
+from shmserve.core.access import Access
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.grpc.call_pools import AwaitedRequests, CallPool, CallPools, ClientDeadlines
+from shmserve.frontends.grpc.callers import CallAccess, Callers
+from shmserve.frontends.grpc.handlers import Methods
+from shmserve.frontends.grpc.http2_engine.engine import Http2Engine
+from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
+from shmserve.frontends.grpc.inference.model_infer import Inferences
+from shmserve.frontends.grpc.inference.model_stream import METHOD as STREAM
+from shmserve.frontends.grpc.inference.model_stream import Streams
+from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMethod
+from shmserve.frontends.grpc.rpcs.control_rpcs import RepositoryResources, ServerResources
+from shmserve.frontends.grpc.rpcs.health import Health
+from shmserve.frontends.grpc.rpcs.metadata_rpcs import (
+    RegionResources,
+    Resources,
+    Rpcs,
+    as_unary,
+)
+from shmserve.frontends.grpc.rpcs.reflection import SERVICE as REFLECTION
+from shmserve.frontends.grpc.rpcs.reflection import Reflection
+from shmserve.frontends.grpc.services import Services, add_extensions
+from shmserve.frontends.grpc.tensor_message import ModelSubjects, TensorIntake
+from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.frontends.presented_keys import PresentedKeys
+
+_log = logging.getLogger(__name__)
+
+SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+INFER = "ModelInfer"
+STREAM_REQUESTS = 16  # requests to decoupled models that run at a time in one stream
+
+_TELL_S = 0.3  # between "not ready" and refusing calls
+_LEAVE_S = 5.0  # for connections without calls: a client that lives goes at once
+_LOOK_S = 0.02
+
+
+class GrpcServer:
+    """One server. `server` is its engine, for addresses to be added before `start`."""
+
+    def __init__(self, dispatcher: DispatchApi, settings: Settings, callers: Callers) -> None:
+        loop = EventLoop(settings.grpc_threads)
+        self._overdue = ClientDeadlines(loop.at)
+        self._pools = pools = CallPools(settings, self._overdue)
+        keys = PresentedKeys(settings, dispatcher.count_key)
+        access = CallAccess(Access(settings, os.geteuid()), callers, keys)
+        self._methods = Methods(self._overdue, settings, access, dispatcher)
+        self._idle_reflection_s = settings.head_timeout_s
+        regions = SharedMemory(dispatcher, settings)
+        inferences = Inferences(dispatcher, settings, regions, access)
+        self._streams = Streams(inferences, STREAM_REQUESTS)
+        health = Health(dispatcher, SERVICE.full_name, lambda: self._streams.draining)
+        resources = Resources(dispatcher, settings, health.ready)
+        memory = RegionResources(regions, access).rpcs()
+        asking = ServerResources(dispatcher, settings, access).rpcs()
+        loading = RepositoryResources(dispatcher, settings, access).rpcs()
+        methods = self._methods
+        intake = TensorIntake(dispatcher.memory, inferences.announced)
+        handlers = {
+            INFER: methods.unary(
+                INFER,
+                "inference",
+                inferences.infer,
+                pools.inferences,
+                True,
+                None,
+                intake,
+                ModelSubjects(dispatcher),
+            ),
+            STREAM: methods.stream(
+                STREAM, "inference", self._streams.serve, pools.streams, views=True
+            ),
+        }
+        handlers |= self._message_handlers(resources.health_rpcs(), pools.health)
+        handlers |= self._message_handlers(resources.rpcs(), pools.quick)
+        handlers |= self._message_handlers(memory, pools.asking)
+        handlers |= self._message_handlers(asking, pools.asking)
+        handlers |= self._message_handlers(loading, pools.loading, large=True)
+        services = Services(methods, pools, settings)
+        services.add(SERVICE.full_name, handlers)
+        services.add(HEALTH.full_name, self._health_handlers(health))
+        add_extensions(services, dispatcher, settings)
+        if settings.grpc_reflection:
+            services.add(*self._reflection_handlers([*services.added]))
+        self.server = Http2Engine(services.added, settings, loop)
+
+    def start(self) -> None:
+        self.server.start()
+
+    def drain(self, limit_s: float) -> None:
+        """Say that we are not ready, refuse what is new, finish what was accepted, stop.
+
+        Streams and watchers end with the last request: clients keep them open for ever.
+        """
+        deadline = time.monotonic() + limit_s
+        self._streams.draining = True
+        time.sleep(min(_TELL_S, limit_s))
+        self.server.stop(max(0.0, deadline - time.monotonic()))
+        leave_by = min(deadline, time.monotonic() + _LEAVE_S)
+        while self.busy or (self.server.connected and time.monotonic() < leave_by):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_LOOK_S)
+        if self.busy:
+            _log.warning("%d calls did not end within the drain's limit", self.busy)
+        self.close()
+
+    @property
+    def busy(self) -> int:
+        """Inferences that are worked on or whose answers are being sent."""
+        return self._pools.inferences.count + self._streams.busy + len(self._overdue)
+
+    def close(self) -> None:
+        """Cancel whatever runs."""
+        self.server.stop(None).wait()
+
+    # ------------------------------------------------------------------ handlers
+
+    def _message_handlers(
+        self, rpcs: Rpcs, pool: CallPool, large: bool = False
+    ) -> dict[str, RpcMethod]:
+        handlers = {}
+        for name, (category, rpc) in rpcs.items():
+            request = GetMessageClass(SERVICE.methods_by_name[name].input_type)
+            handlers[name] = self._methods.unary(
+                name, category, as_unary(request, rpc), pool, large
+            )
+        return handlers
+
+    def _health_handlers(self, health: Health) -> dict[str, RpcMethod]:
+        def watch(requests: AwaitedRequests, context: RpcContext) -> Iterator[bytes]:
+            return health.watch(self._methods.first(requests), context)
+
+        return {
+            "Check": self._methods.unary("Check", "health", health.check, self._pools.health),
+            "Watch": self._methods.stream("Watch", "health", watch, self._pools.watchers),
+        }
+
+    def _reflection_handlers(self, services: list[str]) -> tuple[str, dict[str, RpcMethod]]:
+        reflection = Reflection(services)
+
+        def answer(requests: Iterator[bytes], context: RpcContext) -> Iterator[bytes]:
+            return reflection.serve(requests)
+
+        name = "ServerReflectionInfo"
+        handler = self._methods.stream(
+            name, "metadata", answer, self._pools.reflections, self._idle_reflection_s
+        )
+        return REFLECTION.full_name, {name: handler}

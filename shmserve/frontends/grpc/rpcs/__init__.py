@@ -1,0 +1,1 @@
+"""The rpcs besides inference: metadata, control, health, reflection."""

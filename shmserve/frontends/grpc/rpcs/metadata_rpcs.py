@@ -1,0 +1,160 @@
+"""The rpcs that are answered from the registry, and those about client memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+from msgspec import to_builtins
+
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.config import Settings
+from shmserve.core.access import Action
+from shmserve.core.caller import Caller
+from shmserve.core.region_kinds import CUDA
+from shmserve.core.registry import ModelEntry, ModelState
+from shmserve.errors import InvalidArgument, NotFound
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.grpc.callers import CallAccess
+from shmserve.frontends.grpc.handlers import Unary
+from shmserve.frontends.grpc.request_mapping import checked_version
+from shmserve.frontends.grpc.rpc_methods import RpcContext
+from shmserve.frontends.oip import metadata
+from shmserve.frontends.oip.restricted_apis import Category
+from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.protocol.oip.strict_parser import uint
+
+Rpc = Callable[[Any, RpcContext], Any]  # of messages
+Rpcs = Mapping[str, tuple[Category, Rpc]]  # by name, with the category of the restricted APIs
+
+
+def as_message(kind: Any) -> Callable[[bytes], Any]:
+    """What reads messages of a generated class.
+
+    Raises (what is returned does):
+        InvalidArgument: malformed bytes.
+    """
+
+    def parse(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            raise InvalidArgument(f"the message is no {kind.DESCRIPTOR.name}") from None
+
+    return parse
+
+
+def as_unary(request: Any, rpc: Rpc) -> Unary:
+    """An rpc on messages as one on bytes; `request`: the class of its request."""
+    parse = as_message(request)
+
+    def run(data: bytes, context: RpcContext) -> bytes:
+        answer: bytes = rpc(parse(data), context).SerializeToString()
+        return answer
+
+    return run
+
+
+class Resources:
+    """Health and metadata. `ready`: whether the server is."""
+
+    def __init__(
+        self, dispatcher: DispatchApi, settings: Settings, ready: Callable[[], bool]
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._ready = ready
+        server = to_builtins(metadata.server_metadata(settings))
+        self._server = pb.ServerMetadataResponse(**server)
+
+    def health_rpcs(self) -> Rpcs:
+        return {
+            "ServerLive": ("health", lambda request, context: pb.ServerLiveResponse(live=True)),
+            "ServerReady": ("health", self._server_ready),
+            "ModelReady": ("health", self._model_ready),
+        }
+
+    def rpcs(self) -> Rpcs:
+        return {
+            "ServerMetadata": ("metadata", lambda request, context: self._server),
+            "ModelMetadata": ("metadata", self._model_metadata),
+            "ModelConfig": ("model-config", self._model_config),
+        }
+
+    def _server_ready(self, request: Any, context: RpcContext) -> Any:
+        return pb.ServerReadyResponse(ready=self._ready())
+
+    def _model_ready(self, request: Any, context: RpcContext) -> Any:
+        version = checked_version(request.version)
+        try:
+            entry = self._dispatcher.model(request.name, version)
+        except NotFound:  # unlike over HTTP, no error: it is just not ready
+            return pb.ModelReadyResponse(ready=False)
+        ready = entry.state is ModelState.READY and bool(entry.instances)
+        return pb.ModelReadyResponse(ready=ready)
+
+    def _model_metadata(self, request: Any, context: RpcContext) -> Any:
+        model = metadata.model_metadata(self._entry(request), self._dispatcher.snapshot())
+        return pb.ModelMetadataResponse(**to_builtins(model))
+
+    def _model_config(self, request: Any, context: RpcContext) -> Any:
+        config = self._entry(request).spec.config.as_dict()
+        return json_format.ParseDict({"config": config}, pb.ModelConfigResponse())
+
+    def _entry(self, request: Any) -> ModelEntry:
+        return self._dispatcher.ready_model(request.name, checked_version(request.version))
+
+
+class RegionResources:
+    """Client memory."""
+
+    def __init__(self, regions: SharedMemory, access: CallAccess) -> None:
+        self._regions = regions
+        self._access = access
+
+    def rpcs(self) -> Rpcs:
+        return {
+            "SystemSharedMemoryStatus": ("shared-memory", self._status),
+            "SystemSharedMemoryRegister": ("shared-memory", self._register),
+            "SystemSharedMemoryUnregister": ("shared-memory", self._unregister),
+            "CudaSharedMemoryStatus": ("shared-memory", self._cuda_status),
+            "CudaSharedMemoryRegister": ("shared-memory", self._cuda_register),
+            "CudaSharedMemoryUnregister": ("shared-memory", self._cuda_unregister),
+        }
+
+    def _caller(self, action: Action, context: RpcContext) -> Caller:
+        self._access.check(action, context)
+        return self._access.callers.of(context)
+
+    def _status(self, request: Any, context: RpcContext) -> Any:
+        answer = pb.SystemSharedMemoryStatusResponse()
+        for region in self._regions.status(self._caller("use", context), request.name):
+            json_format.ParseDict(to_builtins(region), answer.regions[region.name])
+        return answer
+
+    def _register(self, request: Any, context: RpcContext) -> Any:
+        offset = uint(request.offset, "'offset'")
+        byte_size = uint(request.byte_size, "'byte_size'")
+        caller = self._caller("register", context)
+        self._regions.register(caller, request.name, request.key, offset, byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def _unregister(self, request: Any, context: RpcContext) -> Any:
+        self._regions.unregister(self._caller("register", context), request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    def _cuda_status(self, request: Any, context: RpcContext) -> Any:
+        answer = pb.CudaSharedMemoryStatusResponse()
+        for region in self._regions.cuda_status(self._caller("use", context), request.name):
+            json_format.ParseDict(to_builtins(region), answer.regions[region.name])
+        return answer
+
+    def _cuda_register(self, request: Any, context: RpcContext) -> Any:
+        caller, memory = self._caller("register", context), (request.device_id, request.byte_size)
+        self._regions.register_cuda(caller, request.name, request.raw_handle, *memory)
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    def _cuda_unregister(self, request: Any, context: RpcContext) -> Any:
+        self._regions.unregister(self._caller("register", context), request.name, CUDA)
+        return pb.CudaSharedMemoryUnregisterResponse()

@@ -1,0 +1,96 @@
+"""The HTTP application: which path leads where."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from shmserve.config import Settings
+from shmserve.core.access import Access
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http import route_table
+from shmserve.frontends.http.error_handlers import ErrorHandlers
+from shmserve.frontends.http.origin_check import OriginCheck
+from shmserve.frontends.http.restricted_api import Guard, HttpApp
+from shmserve.frontends.http.route_table import MODEL_PATHS, App, Given, Routes
+from shmserve.frontends.http.routes import api_document as openapi_routes
+from shmserve.frontends.http.routes import (
+    dashboard,
+    model_metadata,
+    repository_routes,
+    settings_routes,
+)
+from shmserve.frontends.http.routes import regions as region_routes
+from shmserve.frontends.http.routes.inference import generate_routes
+from shmserve.frontends.http.routes.inference.infer_resource import InferResource
+from shmserve.frontends.oip.origins import Origins
+from shmserve.frontends.oip.repository import Repository
+from shmserve.frontends.oip.restricted_apis import Restricted
+from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.frontends.presented_keys import PresentedKeys
+from shmserve.transport.trust.peer_credentials import take_as_remote
+
+Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+def worker_application(dispatcher: DispatchApi, settings: Settings) -> Wsgi:
+    """The WSGI application of one HTTP worker, whichever of its addresses a request comes to."""
+    take_as_remote(settings.remote_binds)
+    application = create_app(dispatcher, settings)
+    if not settings.metrics_bind:
+        return application
+    metrics = create_metrics_app(dispatcher, settings)
+    ports = {bind.rpartition(":")[2] for bind in settings.metrics_bind}
+
+    def by_port(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        # Over a Unix socket the port is what the client's Host says
+        tcp = environ.get("REMOTE_PORT") is not None
+        wanted = metrics if tcp and environ["SERVER_PORT"] in ports else application
+        return wanted(environ, start_response)
+
+    return by_port
+
+
+def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
+    """What is served on `http_bind`."""
+    access = Access(settings, os.geteuid())
+    app, routes = _empty(dispatcher, settings, access, settings.http_bind)
+    regions = SharedMemory(dispatcher, settings)
+    model_metadata.add_routes(routes, dispatcher, settings)
+    settings_routes.add_routes(routes, dispatcher, settings)
+    dashboard.add_routes(routes, dispatcher, settings, access)
+    region_routes.add_routes(routes, regions, settings)
+    repository_routes.add_routes(routes, Repository(dispatcher, settings, access), settings)
+    generate_routes.add_routes(routes, dispatcher, settings)
+    for path in MODEL_PATHS:
+        routes.add("inference", f"{path}/infer", InferResource(dispatcher, settings, regions))
+    openapi_routes.add_routes(routes, settings)
+    route_table.add_extensions(routes, dispatcher, settings)
+    routes.finish()
+    return app
+
+
+def create_metrics_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
+    """What is served on `metrics_bind`: the metrics, to whom they are served on `http_bind`."""
+    access = Access(settings, os.geteuid())
+    app, routes = _empty(dispatcher, settings, access, settings.metrics_bind)
+    settings_routes.add_metrics(routes, dispatcher, settings)
+    routes.finish()
+    return app
+
+
+def _empty(
+    dispatcher: DispatchApi, settings: Settings, access: Access, binds: Iterable[str]
+) -> tuple[App, Routes]:
+    """An application without routes, and what adds them."""
+    origins = OriginCheck(Origins(settings, binds, socket.gethostname()))
+    keys = PresentedKeys(settings, dispatcher.count_key)
+    guard = Guard(Restricted(settings.http_restricted_api), access, keys)
+    middleware: list[Any] = [origins, guard] if guard else [origins]
+    app = App(media_type="application/json", middleware=middleware)
+    app.router_options.converters["given"] = Given
+    errors = ErrorHandlers(dispatcher, guard.infers)
+    errors.install(app)
+    return app, Routes(app, guard, origins, errors)

@@ -1,0 +1,1 @@
+"""Inferences over HTTP: bodies into slots, answers out of slots."""

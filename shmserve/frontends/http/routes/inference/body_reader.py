@@ -1,0 +1,336 @@
+"""Request bodies as the inference resource reads them: in order, in exact amounts.
+
+A body of known length is read straight from ``wsgi.input``, tensors with `readinto`
+into their slots where the server offers it (our worker class does). A chunked or
+compressed body has no length beforehand: it is read piece by piece, never further
+than the part that is being filled, so that a decompression bomb meets a limit first.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import Any, Protocol
+
+from shmserve import waiting
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument, TooLarge, UnsupportedEncoding
+from shmserve.frontends.heap_budget import BUDGET, FREE
+from shmserve.frontends.http.routes.inference.body_heap import JSON_COST, BodyHeap
+
+_PIECE = 1 << 16  # compressed bytes read and bytes inflated at a time
+MAX_SMALL_BODY_BYTES = 64 << 10  # of requests without tensors or files
+_COPY = 1 << 20  # largest temporary of the copying fallback
+
+Environ = dict[str, Any]
+Buffer = bytes | memoryview
+_NOTHING = memoryview(b"")
+
+
+class BodyReader(Protocol):
+    """The body of one request. `remaining` is None where its length is not known."""
+
+    remaining: int | None
+
+    def read(self, size: int) -> bytes:
+        """Exactly `size` bytes of JSON.
+
+        Raises:
+            InvalidArgument: the body ends before.
+            TooLarge, Unavailable: there is no heap for them (`heap_budget`).
+        """
+        ...
+
+    def read_rest(self, limit: int, setting: str, cost: int = JSON_COST) -> bytes:
+        """All that is left, at most `limit` bytes as `setting` says ("": none does); one takes
+        `cost` of the heap.
+
+        Raises:
+            TooLarge: that is more than `limit` bytes, or than the heap's budget.
+            Unavailable: there is no heap for them now.
+        """
+        ...
+
+    def fill(self, view: memoryview) -> int:
+        """Fill all of `view`, as `read`; returns the bytes that were copied to do it."""
+        ...
+
+    def at_end(self) -> bool:
+        """Whether nothing is left."""
+        ...
+
+
+class KnownLengthReader:
+    """A body whose Content-Length counts."""
+
+    __slots__ = ("_heap", "_stream", "remaining")
+
+    def __init__(self, stream: Any, length: int, heap: BodyHeap) -> None:
+        self._stream = stream
+        self._heap = heap
+        self.remaining: int | None = length
+
+    def read(self, size: int) -> bytes:
+        assert self.remaining is not None
+        if size > self.remaining:
+            raise _short(size, self.remaining)
+        if size > FREE:
+            return self._read_large(size, JSON_COST)
+        data: bytes = self._stream.read(size)
+        if len(data) != size:
+            raise _short(size, len(data))
+        self.remaining -= size
+        return data
+
+    def read_rest(self, limit: int, setting: str, cost: int = JSON_COST) -> bytes:
+        assert self.remaining is not None
+        if self.remaining > limit:
+            raise _too_large(self.remaining, limit, setting, cost)
+        if self.remaining <= FREE:
+            return self.read(self.remaining)
+        return self._read_large(self.remaining, cost)
+
+    def _read_large(self, size: int, cost: int) -> bytes:
+        assert self.remaining is not None
+        gathered = BytesIO()
+        pieces = iter(lambda: self._stream.read(min(size - gathered.tell(), _COPY)), b"")
+        _gather(pieces, gathered, self._heap, cost)
+        if gathered.tell() != size:
+            raise _short(size, gathered.tell())
+        self.remaining -= size
+        return gathered.getvalue()
+
+    def fill(self, view: memoryview) -> int:
+        assert self.remaining is not None
+        size = len(view)
+        if size > self.remaining:
+            raise _short(size, self.remaining)
+        readinto = getattr(self._stream, "readinto", None)
+        if readinto is None:
+            for start in range(0, size, _COPY):
+                part = view[start : start + _COPY]
+                part[:] = self.read(len(part))
+            return size
+        before = getattr(self._stream, "copied", 0)
+        count = readinto(view) if size else 0
+        if count != size:
+            raise _short(size, count)
+        self.remaining -= size
+        copied: int = getattr(self._stream, "copied", 0) - before
+        return copied
+
+    def at_end(self) -> bool:
+        return self.remaining == 0
+
+
+class PieceReader:
+    """A body that comes in pieces, mostly with no length known beforehand."""
+
+    __slots__ = ("_heap", "_left", "_limit", "_piece", "_pieces", "remaining")
+
+    def __init__(
+        self,
+        pieces: Iterator[bytes],
+        limit: int,
+        length: int | None = None,
+        heap: BodyHeap | None = None,
+    ) -> None:
+        self._pieces = pieces
+        self._heap = heap
+        self._piece = memoryview(b"")
+        self._limit = self._left = limit
+        self.remaining = length
+
+    def read(self, size: int) -> bytes:
+        gathered = BytesIO()
+        pieces = iter(lambda: self._next(size - gathered.tell()), b"")
+        _gather(pieces, gathered, self._heap, JSON_COST)
+        if gathered.tell() != size:
+            raise _short(size, gathered.tell())
+        return gathered.getvalue()
+
+    def read_rest(self, limit: int, setting: str, cost: int = JSON_COST) -> bytes:
+        gathered = BytesIO()
+        pieces = iter(lambda: self._next(limit + 1 - gathered.tell()), b"")
+        _gather(pieces, gathered, self._heap, cost)
+        if gathered.tell() > limit:
+            raise _too_large(None, limit, setting, cost)
+        return gathered.getvalue()
+
+    def fill(self, view: memoryview) -> int:
+        position, size = 0, len(view)
+        while position < size and (part := self._next(size - position)):
+            view[position : position + len(part)] = part
+            position += len(part)
+        if position < size:
+            raise _short(size, position)
+        return size
+
+    def at_end(self) -> bool:
+        if not self._piece:
+            self._piece = memoryview(next(self._pieces, b""))
+        return not self._piece
+
+    def _next(self, size: int) -> memoryview:
+        if not size or self.at_end():
+            return _NOTHING
+        part, self._piece = self._piece[:size], self._piece[size:]
+        self._left -= len(part)
+        if self._left < 0:
+            raise _too_large(None, self._limit, "max_request_bytes", 0)
+        if self.remaining is not None:
+            self.remaining -= len(part)
+        return part
+
+
+def _gather(pieces: Iterator[Buffer], into: BytesIO, heap: BodyHeap | None, cost: int) -> None:
+    """All pieces, counted as they come."""
+    for piece in pieces:
+        into.write(piece)
+        if heap is not None and into.tell() > FREE:
+            heap.take(len(piece) * cost)
+
+
+def held(data: bytes) -> BodyReader:
+    """A body that has been read already."""
+    return PieceReader(iter((data,)), len(data), len(data))
+
+
+def open_body(environ: Environ, limits: Settings) -> BodyReader:
+    """The body of the request that `environ` describes.
+
+    Raises:
+        InvalidArgument: the length is no number.
+        TooLarge: Content-Length exceeds `max_request_bytes`.
+        UnsupportedEncoding: a Content-Encoding other than gzip and deflate.
+    """
+    stream = environ["wsgi.input"]
+    text = environ.get("CONTENT_LENGTH")
+    heap = BodyHeap(environ, limits, BUDGET)
+    coding = environ.get("HTTP_CONTENT_ENCODING")
+    chunked = "HTTP_TRANSFER_ENCODING" in environ
+    if chunked:
+        pieces = iter(lambda: stream.read(_PIECE), b"")
+        if not coding:
+            return PieceReader(pieces, limits.max_request_bytes, heap=heap)
+    else:
+        length = 0  # neither a length nor chunks: no body, as with `curl -X POST`
+        if text:
+            if not (text.isdecimal() and text.isascii()) or len(text) > 19:
+                raise InvalidArgument(f"Content-Length must be a number, got {text[:64]}")
+            length = int(text)
+            if length > limits.max_request_bytes:
+                raise TooLarge(
+                    f"the request body of {length} bytes is larger than"
+                    f" {limits.max_request_bytes} bytes (setting max_request_bytes)"
+                )
+        if not coding:
+            return KnownLengthReader(stream, length, heap)
+        pieces = _bounded(stream, length)
+    inflate = _inflater(coding or "")
+    if inflate is not None:
+        pieces = inflate(pieces)
+    return PieceReader(pieces, limits.max_request_bytes, heap=heap)
+
+
+def small_body(environ: Environ, limits: Settings) -> bytes:
+    """The whole body of a request without tensors and files.
+
+    Raises:
+        TooLarge: it is none of those.
+    """
+    return open_body(environ, limits).read_rest(MAX_SMALL_BODY_BYTES, "")
+
+
+def header_length(environ: Environ, reader: BodyReader) -> int | None:
+    """`Inference-Header-Content-Length`: None if all of the body is JSON, 0 if none.
+
+    Raises:
+        InvalidArgument: no integer, or outside of the body.
+    """
+    text: str | None = environ.get("HTTP_INFERENCE_HEADER_CONTENT_LENGTH")
+    if text is None:
+        return None
+    digits = text.strip()
+    if not (digits.removeprefix("-").isdecimal() and digits.isascii()):
+        # A field that was sent twice is joined with a comma and ends here, too.
+        raise InvalidArgument(f"Unable to parse Inference-Header-Content-Length, got: {text[:64]}")
+    value = int(digits) if len(digits) < 20 else -1
+    total = reader.remaining
+    if value < 0 or (total is not None and value > total):
+        raise InvalidArgument(
+            f"inference header size should be in range (0, {total}), got: {digits[:64]}"
+            if total is not None
+            else f"inference header size should not be negative, got: {digits[:64]}"
+        )
+    return value
+
+
+def _bounded(stream: Any, length: int) -> Iterator[bytes]:
+    while length > 0:
+        data = stream.read(min(length, _PIECE))
+        if not data:
+            raise _short(length, 0)
+        length -= len(data)
+        yield data
+
+
+def _inflater(header: str) -> Callable[[Iterator[bytes]], Iterator[bytes]] | None:
+    """What undoes a Content-Encoding; None for identity."""
+    coding = header.strip().lower()
+    if coding in ("", "identity"):
+        return None
+    if coding in ("gzip", "x-gzip"):
+        return lambda pieces: _inflate(pieces, "gzip")
+    if coding == "deflate":
+        return lambda pieces: _inflate(pieces, "deflate")
+    raise UnsupportedEncoding(
+        f"Unsupported compression type '{header[:64]}': use one of gzip, deflate"
+    )
+
+
+def _inflate(pieces: Iterator[bytes], coding: str) -> Iterator[bytes]:
+    """Inflate piece by piece, at most `_PIECE` bytes at a time.
+
+    "deflate" is the zlib format; the bare deflate data that some clients send instead
+    is told by its first byte (zlib's has a fixed low half, 8).
+    """
+    inflater: Any = None
+    inflate: Callable[..., bytes] = _at_once
+    try:
+        for piece in pieces:
+            if inflater is None:
+                bare = coding == "deflate" and piece[0] & 0x0F != 8
+                inflater = zlib.decompressobj(31 if coding == "gzip" else -15 if bare else 15)
+            elif inflater.eof:
+                raise InvalidArgument(f"the request body goes on after its {coding} data")
+            data = inflate(inflater.decompress, piece, _PIECE)
+            while data:
+                yield data
+                inflate = waiting.beside  # it is a large one
+                data = inflate(inflater.decompress, inflater.unconsumed_tail, _PIECE)
+            if inflater.unused_data:
+                raise InvalidArgument(f"the request body goes on after its {coding} data")
+    except zlib.error:
+        raise InvalidArgument(f"the request body is not valid {coding} data") from None
+    if inflater is None or not inflater.eof:
+        raise InvalidArgument(f"the request body's {coding} data is cut off")
+
+
+def _at_once(inflate: Callable[..., bytes], *args: Any) -> bytes:
+    return inflate(*args)
+
+
+def _short(expected: int, got: int) -> InvalidArgument:
+    return InvalidArgument(f"the request body ended early: expected {expected} bytes, got {got}")
+
+
+def _too_large(size: int | None, limit: int, setting: str, cost: int) -> TooLarge:
+    what = "request JSON size" if cost == JSON_COST else "request body size"
+    shown = "" if size is None else f" of {size} bytes"
+    source = f" (setting {setting})" if setting else ""
+    return TooLarge(
+        f"{what}{shown} exceeds the maximum allowed input size. It exceeds the maximum allowed"
+        f" value of {limit} bytes{source}"
+    )

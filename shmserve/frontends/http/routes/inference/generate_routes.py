@@ -1,0 +1,156 @@
+"""POST /v2/models/{m}[/versions/{v}]/generate and generate_stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from falcon import Request, Response
+
+from shmserve.config import Settings
+from shmserve.dispatch.outcome import Outcome, RunOptions
+from shmserve.errors import InvalidArgument, NotFound, ShmserveError
+from shmserve.frontends import request_ids
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http.path_values import checked_version
+from shmserve.frontends.http.route_table import MODEL_PATHS, Routes
+from shmserve.frontends.http.routes.inference.body_reader import held, open_body
+from shmserve.frontends.http.routes.inference.chunks import send_chunks
+from shmserve.frontends.http.routes.inference.infer_resource import InferBody, client_of
+from shmserve.frontends.inference import Inference
+from shmserve.frontends.oip.forwarded_fields import compiled
+from shmserve.frontends.oip.generate import (
+    encode_error,
+    encode_outcome,
+    is_answer,
+    parse_generate,
+)
+from shmserve.protocol.control.data_messages import RegionRef
+from shmserve.protocol.oip.model_signature import ModelSignature
+from shmserve.protocol.oip.request import RegionWindow
+from shmserve.protocol.oip.validation import check_inputs, slot_bytes
+from shmserve.tensor.spec import ModelSpec
+from shmserve.waiting import beside_if_large
+
+
+class GenerateBody(InferBody):
+    """A generate request: all of it is JSON, and nothing of it lies in client memory."""
+
+    __slots__ = ()
+
+    def find(self, spec: ModelSpec, window: RegionWindow) -> RegionRef:
+        raise NotFound("generate has no shared-memory regions")
+
+    def check(self, signature: ModelSignature) -> RunOptions:
+        settings = self._settings
+        text = open_body(self.environ, settings).read_rest(
+            settings.max_json_bytes, "max_json_bytes"
+        )
+        self.request = request = beside_if_large(len(text), parse_generate, signature, text)
+        self._inputs = check_inputs(signature, request, settings, self.find)
+        self.nbytes = slot_bytes(self._inputs)
+        self._signature, self._reader = signature, held(b"")
+        on_wait, number = client_of(self.environ)
+        parameters = self.with_headers(request.parameters)
+        return RunOptions(request.id, parameters=parameters, on_wait=on_wait, caller_number=number)
+
+
+class GenerateRoutes:
+    """POST of what generates answers, once for all models."""
+
+    def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._forward = compiled(settings.http_header_forward_pattern)
+
+    def _open(self, req: Request, name: str, version: str) -> Inference[GenerateBody]:
+        body = GenerateBody(req.env, self._settings, forward=self._forward)
+        entry = self._dispatcher.ready_model(name, checked_version(version))
+        return Inference(self._dispatcher, entry, body)
+
+    def on_post(self, req: Request, resp: Response, name: str, version: str = "") -> None:
+        """Exactly one answer, as a JSON object."""
+        with self._open(req, name, version) as inference:
+            data = b""
+            for outcome in _answers(inference):
+                if data:
+                    raise InvalidArgument(_exactly_one("more than one"))
+                data = _encoded(inference, outcome)
+            if not data:
+                raise InvalidArgument(_exactly_one("none"))
+        resp.data = data
+        _name(req, resp)
+
+    def on_post_stream(self, req: Request, resp: Response, name: str, version: str = "") -> None:
+        """Any number of answers, as server-sent events."""
+        inference = self._open(req, name, version)
+        try:
+            answers = _answers(inference)
+            first, event = next(answers, None), b""
+            if first is not None and first.error is not None:  # an event all the same
+                resp.status = first.error.http_status
+                event = _event(encode_error(first.error.message))
+            elif first is not None:
+                event = _event(_encoded(inference, first))
+        except BaseException as ex:  # its answer is an error's, not a stream
+            inference.failed(ex)
+            inference.close()
+            raise
+        resp.content_type = "text/event-stream; charset=utf-8"
+        resp.set_header("Cache-Control", "no-cache")
+        _name(req, resp)
+        send_chunks(resp, event, _events(inference, answers), inference.close)
+
+
+def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
+    """All routes of this module."""
+    resource = GenerateRoutes(dispatcher, settings)
+    for path in MODEL_PATHS:
+        routes.add("inference", f"{path}/generate", resource)
+        routes.add("inference", f"{path}/generate_stream", resource, suffix="stream")
+
+
+def _name(req: Request, resp: Response) -> None:
+    """The answer to a request that has brought an id has it, too."""
+    if request_ids.IN_ENVIRON in req.env:
+        given = req.env[request_ids.IN_ENVIRON]
+        resp.set_header(request_ids.HEADER, request_ids.request_id(given))
+
+
+def _answers(inference: Inference[GenerateBody]) -> Iterator[Outcome]:
+    """Outcomes that have something to tell; a view is valid until the next is asked for."""
+    return filter(is_answer, inference.stream())
+
+
+def _encoded(inference: Inference[GenerateBody], outcome: Outcome) -> bytes:
+    """An answer's JSON; raises its error."""
+    size = sum(len(tensor.view) for tensor in outcome.outputs)
+    request_id, receipt = inference.source.request.id, inference.receipt
+    return beside_if_large(size, encode_outcome, inference.signature, request_id, outcome, receipt)
+
+
+def _events(inference: Inference[GenerateBody], answers: Iterator[Outcome]) -> Iterator[bytes]:
+    """Each answer when it is there; waits while nobody reads."""
+    while True:
+        try:
+            outcome = next(answers, None)
+        except ShmserveError as ex:  # the stream is over, and says why
+            yield _event(encode_error(ex.message))
+            return
+        if outcome is None:
+            return
+        try:
+            event = _event(_encoded(inference, outcome))
+        except ShmserveError as ex:  # of this answer alone
+            event = _event(encode_error(ex.message))
+        yield event
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: %b\n\n" % data
+
+
+def _exactly_one(got: str) -> str:
+    return (
+        f"generate expects model to produce exactly 1 response, this one gave {got}:"
+        " use generate_stream"
+    )

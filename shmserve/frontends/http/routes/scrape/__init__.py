@@ -1,0 +1,1 @@
+"""``/metrics``: numbers of the service in Prometheus' text format."""

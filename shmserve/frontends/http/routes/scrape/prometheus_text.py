@@ -1,0 +1,301 @@
+"""``/metrics``: all numbers in Prometheus' text format.
+
+They come from the pages of counters, by way of the coordinator: no process is asked, so none
+that is stuck can hold a scrape up. What models count themselves stands behind them, and names of
+what Triton's dashboards ask for can be added (`metrics_triton_names`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from time import monotonic_ns
+
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+from prometheus_client.registry import Collector
+
+import shmserve
+from shmserve import waiting
+from shmserve.config import Settings
+from shmserve.core.registry import ModelState, Snapshot
+from shmserve.core.stats.counter_pages import BOUNDS_NS, cumulated
+from shmserve.core.stats.executor_counters import OTHER_SIZES, STAGES
+from shmserve.core.stats.request_counters import COPIES, Reason
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http.routes.scrape.custom_text import custom_text
+from shmserve.frontends.http.routes.scrape.gpu_metrics import gpu_families
+from shmserve.frontends.http.routes.scrape.triton_metrics import triton_text
+from shmserve.protocol.control.stats_messages import ModelReport, ProcessReport, Report
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+_MODEL = ("model", "version")
+_BOUNDS = [f"{ns / 1e9:g}" for ns in BOUNDS_NS] + ["+Inf"]
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """`text` is a scrape's answer."""
+
+    def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
+        self._dispatcher = dispatcher
+        self._triton_names = settings.metrics_triton_names
+
+    def text(self) -> bytes:
+        """All metrics as of now.
+
+        Raises:
+            Unavailable: the coordinator is away, and did not come back in time.
+        """
+        report = self._dispatcher.coordinator.report()
+        return waiting.beside(self._text, report, self._dispatcher.snapshot())
+
+    def _text(self, report: Report, snapshot: Snapshot) -> bytes:
+        text = generate_latest(_Collector(report, snapshot)) + custom_text(report, snapshot)
+        return text + triton_text(report).encode() if self._triton_names else text
+
+
+class _Collector(Collector):
+    """One scrape."""
+
+    def __init__(self, report: Report, snapshot: Snapshot) -> None:
+        self._report = report
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterable[Metric]:
+        return families(self._report, self._snapshot)
+
+
+def families(report: Report, snapshot: Snapshot) -> Iterator[Metric]:
+    """All metric families of the server's own names."""
+    info = InfoMetricFamily("shmserve_build", "Version of the server")
+    info.add_metric([], {"version": shmserve.__version__})
+    yield info
+    models = sorted(report.models, key=lambda model: (model.model, model.version))
+    yield from _requests(models)
+    yield from _durations(models)
+    yield from _executions(models)
+    yield _family(
+        GaugeMetricFamily,
+        "pending_requests",
+        "Requests that wait to be executed",
+        _MODEL,
+        sorted(report.pending().items()),
+    )
+    yield _family(
+        CounterMetricFamily,
+        "key_requests",
+        "Requests that came with a key, by its name",
+        ("key",),
+        [((name,), count) for name, count in sorted(report.keys.items())],
+    )
+    yield from _processes(report)
+    yield from _memory(report)
+    yield from gpu_families(report.gpus)
+    states = Counter(
+        entry.state.value for versions in snapshot.models.values() for entry in versions.values()
+    )
+    yield _family(
+        GaugeMetricFamily,
+        "models",
+        "Model versions by state",
+        ("state",),
+        [((state.value,), states[state.value]) for state in ModelState],
+    )
+
+
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    what: str,
+    labels: tuple[str, ...],
+    rows: Iterable[tuple[tuple[str, ...], float]],
+) -> Metric:
+    family = kind(f"shmserve_{name}", what, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family
+
+
+def _requests(models: list[ModelReport]) -> Iterator[Metric]:
+    counts = [
+        ((model.model, model.version, protocol), counts)
+        for model in models
+        for protocol, counts in sorted(model.requests.items())
+    ]
+    yield _family(
+        CounterMetricFamily,
+        "requests",
+        "Inference requests for models that are ready, by their outcome's time",
+        (*_MODEL, "protocol"),
+        [(labels, c.requests) for labels, c in counts],
+    )
+    yield _family(
+        CounterMetricFamily,
+        "request_failures",
+        "Inference requests that failed, by reason",
+        (*_MODEL, "protocol", "reason"),
+        [
+            ((*labels, reason.name.lower()), c.failures[reason])
+            for labels, c in counts
+            for reason in Reason
+        ],
+    )
+    yield _family(
+        CounterMetricFamily,
+        "cache_lookups",
+        "Requests whose answer was looked for among those that are kept, by result",
+        (*_MODEL, "result"),
+        [
+            ((model.model, model.version, result), model.all_requests().cache[index])
+            for model in models
+            for index, result in ((0, "hit"), (2, "miss"))
+        ],
+    )
+    yield _family(
+        CounterMetricFamily,
+        "copied_bytes",
+        "Bytes of tensors copied in user space, by stage",
+        (*_MODEL, "stage"),
+        [
+            ((model.model, model.version, stage), model.all_requests().copied[index])
+            for model in models
+            for index, stage in enumerate(COPIES)
+        ],
+    )
+
+
+def _durations(models: list[ModelReport]) -> Iterator[Metric]:
+    whole = HistogramMetricFamily(
+        "shmserve_request_duration_seconds",
+        "From a request's arrival to its answer being ready to send; answered requests",
+        labels=_MODEL,
+    )
+    stages = HistogramMetricFamily(
+        "shmserve_stage_duration_seconds",
+        "Time of answered requests in the executor, by stage",
+        labels=(*_MODEL, "stage"),
+    )
+    for model in models:
+        labels = [model.model, model.version]
+        requests, runs = model.all_requests(), model.runs
+        _observe(whole, labels, requests.buckets, requests.success_ns)
+        for stage, buckets, ns in zip(STAGES, runs.buckets, runs.stage_ns, strict=True):
+            _observe(stages, [*labels, stage], buckets, ns)
+    yield whole
+    yield stages
+
+
+def _observe(family: HistogramMetricFamily, labels: list[str], buckets: list[int], ns: int) -> None:
+    counts = list(zip(_BOUNDS, cumulated(buckets), strict=True))
+    family.add_metric(labels, counts, ns / 1e9)
+
+
+def _executions(models: list[ModelReport]) -> Iterator[Metric]:
+    for name, what, field in (
+        ("model_executions", "How often a model ran and answered", "executions"),
+        ("inferences", "Elements of the batches of all executions", "inferences"),
+    ):
+        rows = [((m.model, m.version), getattr(m.runs, field)) for m in models]
+        yield _family(CounterMetricFamily, name, what, _MODEL, rows)
+    sizes = HistogramMetricFamily(
+        "shmserve_batch_size", "Elements of the batch of an execution", labels=_MODEL
+    )
+    for model in models:
+        batches = [(size, values[0]) for size, values in model.runs.batches.items()]
+        counts: list[tuple[str, float]] = [
+            (f"{limit:g}", sum(n for size, n in batches if size <= limit and size != OTHER_SIZES))
+            for limit in _SIZES
+        ]
+        counts.append(("+Inf", sum(n for _, n in batches)))
+        sizes.add_metric([model.model, model.version], counts, model.runs.inferences)
+    yield sizes
+
+
+def _processes(report: Report) -> Iterator[Metric]:
+    running = Counter(process.owner.role for process in report.processes)
+    connected = _by_role(report, "connections")
+    connections = {
+        role: connected[role] for role in connected if role == "http"
+    }  # gRPC does not tell
+    for kind, name, what, by_role in (
+        (CounterMetricFamily, "process_starts", "Processes that were started", report.starts),
+        (
+            CounterMetricFamily,
+            "process_ends",
+            "Processes that have ended, for whatever reason",
+            report.ends,
+        ),
+        (GaugeMetricFamily, "processes", "Processes that run", running),
+        (GaugeMetricFamily, "connections", "Connections of clients", connections),
+    ):
+        rows = [((role,), count) for role, count in sorted(by_role.items())]
+        yield _family(kind, name, f"{what}, by role", ("role",), rows)
+    executors = sorted(
+        (p for p in report.processes if p.owner.role == "executor"), key=lambda p: p.owner.instance
+    )
+    labels = [(p.owner.model, p.owner.version, p.owner.instance) for p in executors]
+    yield _family(
+        GaugeMetricFamily,
+        "queue_depth",
+        "Requests that wait for or run on an instance",
+        (*_MODEL, "instance"),
+        zip(labels, (p.depth for p in executors), strict=True),
+    )
+    yield _family(
+        GaugeMetricFamily,
+        "executor_busy_seconds",
+        "For how long an instance has been running its present request; 0: idle",
+        (*_MODEL, "instance"),
+        zip(labels, (_busy_s(p) for p in executors), strict=True),
+    )
+    yield GaugeMetricFamily(
+        "shmserve_unreadable_pages",
+        "Processes whose counters could not be read for this scrape",
+        value=report.unreadable,
+    )
+
+
+def _by_role(report: Report, gauge: str) -> Counter[str]:
+    """A gauge of all processes together, for each role that has any."""
+    totals: Counter[str] = Counter()
+    for process in report.processes:
+        totals[process.owner.role] += getattr(process.gauges, gauge)
+    return totals
+
+
+def _busy_s(process: ProcessReport) -> float:
+    return max(0, monotonic_ns() - process.busy_ns) / 1e9 if process.busy_ns else 0.0
+
+
+def _memory(report: Report) -> Iterator[Metric]:
+    for field, name, what in (
+        ("slots", "slots", "Slots of arenas in use"),
+        ("slot_bytes", "slot_bytes", "Bytes of slots in use"),
+        ("arena_bytes", "arena_bytes", "Shared memory that processes hold"),
+        ("cache_bytes", "cache_bytes", "Answers that are kept"),
+        ("abandoned", "abandoned_requests", "Requests whose late answers are awaited"),
+    ):
+        rows = [((role,), total) for role, total in sorted(_by_role(report, field).items())]
+        yield _family(GaugeMetricFamily, name, f"{what}, by role", ("role",), rows)
+    yield GaugeMetricFamily(
+        "shmserve_pool_bytes", "Shared memory that the service may use", value=report.pool_bytes
+    )
+    yield GaugeMetricFamily(
+        "shmserve_pool_used_bytes", "Shared memory granted to processes", value=report.pool_used
+    )
+    for field, name, what in (
+        ("regions", "regions", "Regions of client memory that are registered"),
+        ("nbytes", "region_bytes", "Bytes of registered client memory"),
+        ("quarantined", "regions_quarantined", "Regions that cannot be used any more"),
+    ):
+        rows = [((region.kind,), getattr(region, field)) for region in report.regions]
+        yield _family(GaugeMetricFamily, name, f"{what}, by kind", ("kind",), rows)

@@ -1,0 +1,99 @@
+"""The names that dashboards made for Triton ask for, over the same numbers.
+
+Written out here: prometheus_client appends ``_total`` to counters, which Triton's have not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shmserve.core.stats.executor_counters import STAGES
+from shmserve.core.stats.request_counters import Reason
+from shmserve.frontends.http.routes.scrape.gpu_metrics import triton_gpu_lines
+from shmserve.protocol.control.stats_messages import ModelReport, Report
+
+# Triton's reasons for ours. It does not count what it refuses before it is queued.
+_REASONS = {
+    "REJECTED": (Reason.QUEUE_FULL, Reason.NO_MEMORY, Reason.DEADLINE),
+    "CANCELED": (Reason.CANCELLED,),
+    "BACKEND": (Reason.MODEL, Reason.EXECUTOR_DIED),
+    "OTHER": (Reason.NO_EXECUTOR, Reason.INTERNAL),
+}
+Value = Callable[[ModelReport], float]
+
+
+def _stage_us(index: int) -> Value:
+    return lambda model: model.runs.stage_ns[index] // 1000
+
+
+def _cache(index: int, unit: int) -> Value:
+    return lambda model: model.all_requests().cache[index] // unit
+
+
+_COUNTERS: tuple[tuple[str, str, Value], ...] = (
+    ("nv_inference_request_success", "Answered requests", lambda m: m.all_requests().succeeded),
+    (
+        "nv_inference_count",
+        "Elements of the batches of all executions",
+        lambda m: m.runs.inferences,
+    ),
+    ("nv_inference_exec_count", "Executions of the model", lambda m: m.runs.executions),
+    (
+        "nv_inference_request_duration_us",
+        "Microseconds from arrival to answer",
+        lambda m: m.all_requests().success_ns // 1000,
+    ),
+    *(
+        (f"nv_inference_{stage}_duration_us", f"Microseconds in stage {stage}", _stage_us(index))
+        for index, stage in enumerate(STAGES)
+    ),
+    *(
+        (f"nv_cache_{name}_per_model", what, _cache(index, unit))
+        for name, what, index, unit in (
+            ("num_hits", "Answers that were kept", 0, 1),
+            ("num_misses", "Answers that were not kept", 2, 1),
+            ("hit_duration", "Microseconds of hits", 1, 1000),
+            ("miss_duration", "Microseconds of misses", 3, 1000),
+        )
+    ),
+)
+
+
+def triton_text(report: Report) -> str:
+    """The lines to be added to a scrape's answer."""
+    return "".join(f"{line}\n" for line in _lines(report))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    models = sorted(report.models, key=lambda model: (model.model, model.version))
+    for name, what, value in _COUNTERS:
+        yield from _head(name, what)
+        for model in models:
+            yield f"{name}{{{_labels(model)}}} {value(model)}"
+    name = "nv_inference_request_failure"
+    yield from _head(name, "Failed requests")
+    for model in models:
+        counts = model.all_requests().failures
+        for reason, ours in _REASONS.items():
+            failed = sum(counts[each] for each in ours)
+            yield f"{name}{{{_labels(model, reason)}}} {failed}"
+    name = "nv_inference_pending_request_count"
+    yield from _head(name, "Requests that wait to be executed", "gauge")
+    pending = report.pending()
+    for model in models:
+        yield f"{name}{{{_labels(model)}}} {pending[model.model, model.version]}"
+    yield from triton_gpu_lines(report.gpus)
+
+
+def _head(name: str, what: str, kind: str = "counter") -> tuple[str, str]:
+    return f"# HELP {name} {what}", f"# TYPE {name} {kind}"
+
+
+def _labels(model: ModelReport, reason: str = "") -> str:
+    """As Triton has them, by their names: there are those who read lines, not labels."""
+    between = f',reason="{reason}"' if reason else ""
+    return f'model="{_escaped(model.model)}"{between},version="{_escaped(model.version)}"'
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,67 @@
+"""What the connections of one worker have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from msgspec import Struct
+
+from shmserve.config import Settings
+from shmserve.frontends.http.server import environ as environs
+from shmserve.transport.trust.tls import certificates
+
+WsgiApplication = Callable[[dict[str, Any], Any], Any]
+
+
+class Hooks(Struct, frozen=True):
+    """What gunicorn wants to know.
+
+    Attributes:
+        retire: called when `max_requests` have been begun.
+        access: called after each answer with response, request, environ and time taken.
+        before, after: gunicorn's pre_request and post_request hooks, where configured.
+    """
+
+    retire: Callable[[], None]
+    access: Callable[..., None] | None = None
+    before: Callable[[Any], None] | None = None
+    after: Callable[[Any, dict[str, Any], Any], None] | None = None
+
+
+class ServingContext:
+    """What all connections of a worker share.
+
+    Attributes:
+        certificates: for TLS on TCP connections; None: without.
+        stopping: no connection is kept open any longer, since `stopping_at` (monotonic).
+        requests: how many have been begun.
+    """
+
+    def __init__(
+        self,
+        cfg: Any,
+        log: Any,
+        settings: Settings,
+        wsgi: WsgiApplication,
+        hooks: Hooks,
+        max_requests: int,
+    ) -> None:
+        self.cfg = cfg
+        self.log = log
+        self.settings = settings
+        self.wsgi = wsgi
+        self.hooks = hooks
+        self.max_requests = max_requests
+        self.environ = environs.process_environ(cfg)
+        self.keep_alive = bool(cfg.keepalive)
+        self.certificates = certificates(settings, "http", "http/1.1")
+        self.requests = 0
+        self.stopping = False
+        self.stopping_at = 0.0
+
+    def stop(self) -> None:
+        """From now on no connection is kept open."""
+        if not self.stopping:
+            self.stopping, self.stopping_at = True, monotonic()

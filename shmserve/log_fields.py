@@ -1,0 +1,70 @@
+"""Fields of log lines: `key=value` behind a text line, keys of the object in JSON.
+
+A log call names its fields beside its message:
+
+    _log.info("draining", extra=log_fields(reason=reason))
+
+LogFields lists every field that a log call may have, so mypy finds a misspelled one.
+A field is renamed in log lines by an entry in `_WRITTEN_AS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict, Unpack
+
+ATTRIBUTE = "shmserve_fields"  # of a log record: others, such as a model's, may have `fields`
+_WRITTEN_AS = {
+    "nbytes": "bytes",
+    "source": "from",
+}  # name in log lines, where it differs from the argument's name
+
+
+class LogFields(TypedDict, total=False):
+    """Every field of a log line, by the name that log calls use."""
+
+    address: str  # of a listener
+    again: bool  # the coordinator was started before in this generation
+    epoch: object
+    error: object  # exception, or text
+    exported: int  # spans, since the process started
+    file: str  # name without folder
+    generation: object
+    instance: str
+    limit_s: float
+    lost: int  # spans, since the process started
+    model: str
+    models: str  # names, separated by commas
+    name: str  # of a client's region
+    nbytes: int
+    path: str
+    pid: int | None  # of the process that the line is about
+    pids: list[int]
+    pool_bytes: int
+    process: str  # that the line is about
+    reason: object
+    refused: int  # spans, since the process started
+    request: str  # id of the request, as the client has it
+    revision: int
+    segments: int
+    source: str  # address of a model repository
+    status: object  # of an answer or of an ended process
+    uid: int
+
+
+def log_fields(**values: Unpack[LogFields]) -> dict[str, dict[str, object]]:
+    """Return the argument `extra` of a log call whose line has these fields."""
+    return {ATTRIBUTE: {_WRITTEN_AS.get(name, name): value for name, value in values.items()}}
+
+
+def with_fields(message: str, fields: Mapping[str, object]) -> str:
+    """Return a message with fields as `key=value` behind it.
+
+    Values that are not printable, or that could be taken for a field, are quoted.
+    """
+    return " ".join((message, *(f"{name}={_text(value)}" for name, value in fields.items())))
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() and "=" not in text else repr(text)

@@ -1,0 +1,1 @@
+"""Settings: kind, bounds, default and description of each."""

@@ -1,0 +1,145 @@
+"""Types of settings in words, and texts with units as numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, get_args, get_origin
+
+from msgspec import inspect
+
+_SIZES = {
+    "b": 1,
+    "k": 1 << 10,
+    "m": 1 << 20,
+    "g": 1 << 30,
+    "t": 1 << 40,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_TIMES = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
+_WITH_UNIT = re.compile(r"([0-9]+)(\.[0-9]+)? *([A-Za-z]+)")
+
+
+def is_size(name: str) -> bool:
+    """Whether a setting is a number of bytes, which its name says."""
+    return name.endswith(("_bytes", "_bytes_per_s"))
+
+
+def is_time(name: str) -> bool:
+    """Whether it is a number of seconds."""
+    return name.endswith("_s") and not name.endswith("_per_s")
+
+
+def without_unit(name: str, text: str) -> str | int | float:
+    """A number that had a unit; any other text as it is."""
+    match = _WITH_UNIT.fullmatch(text.strip())
+    units = _SIZES if is_size(name) else _TIMES if is_time(name) else {}
+    factor = units.get(match[3].lower()) if match else None
+    if match is None or factor is None:
+        return text
+    if is_time(name):
+        return float(match[1] + (match[2] or "")) * factor
+    number = int(match[1]) * factor
+    fraction = float(match[2] or 0) * factor
+    return number + int(fraction) if fraction.is_integer() else text
+
+
+def bare(kind: Any) -> Any:
+    """A type without its bounds."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def is_list(kind: Any) -> bool:
+    return get_origin(bare(kind)) is tuple
+
+
+def is_table(kind: Any) -> bool:
+    return get_origin(bare(kind)) is dict
+
+
+def describe(name: str, kind: Any) -> str:
+    """What values a setting takes."""
+    words = _words(inspect.type_info(kind))
+    if is_size(name):
+        return words.replace("a whole number", "a size in bytes or with a unit (64k, 512MiB, 1GB)")
+    if is_time(name):
+        return words.replace("a number", "seconds or a time with a unit (500ms, 2min, 1h)")
+    return words
+
+
+def description(kind: Any) -> str:
+    """The text beside a field (`field_kinds.about`); "" if there is none."""
+    info = inspect.type_info(kind)
+    found = isinstance(info, inspect.Metadata) and (info.extra_json_schema or {}).get("description")
+    return found or ""
+
+
+def _words(info: inspect.Type) -> str:
+    match info:
+        case inspect.Metadata(type=described):
+            return _words(described)
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType():
+            return "a whole number" + _bounds(info)
+        case inspect.FloatType():
+            return "a number" + _bounds(info)
+        case inspect.LiteralType(values=values):
+            return "one of " + ", ".join(map(str, values))
+        case inspect.StrType(pattern=None):
+            return "a text"
+        case inspect.StrType(pattern=pattern):
+            return f"a text that matches `{pattern}`"
+        case inspect.VarTupleType(item_type=item, min_length=least):
+            return f"a list{' of one or more' if least else ''}: {_words(item)}"
+        case inspect.DictType(value_type=value):
+            return f"a table (name=item,item;other=item): {_words(value)}"
+    return "a value"
+
+
+def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
+    parts = [
+        f"{word} {_number(bound)}"
+        for word, bound in (
+            ("at least", info.ge),
+            ("more than", info.gt),
+            ("at most", info.le),
+            ("less than", info.lt),
+        )
+        if bound is not None
+    ]
+    return ", " + " and ".join(parts) if parts else ""
+
+
+def _number(bound: float) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+
+
+def size_text(value: int) -> str:
+    """A number of bytes with the largest unit that needs no fraction."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if value and value % _SIZES[unit.lower()] == 0:
+            return f"{value // _SIZES[unit.lower()]}{unit}"
+    return str(value)
+
+
+def shown(name: str, value: Any, separator: str = ",") -> str:
+    """A value as an environment variable has it, sizes with a unit."""
+    return size_text(value) if is_size(name) else text(value, separator)
+
+
+def text(value: Any, separator: str = ",") -> str:
+    """A value as an environment variable has it."""
+    if isinstance(value, dict):
+        return ";".join(f"{name}={text(items)}" for name, items in value.items())
+    if isinstance(value, tuple):
+        return separator.join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

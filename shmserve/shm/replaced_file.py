@@ -1,0 +1,83 @@
+"""Files that are replaced as a whole, also while their file system is full.
+
+The next content goes to `<path>.new`, which is renamed over the file. Room for that content is
+allocated beforehand, right after a rename has freed the content before. So a file keeps being
+replaced on a full file system while its size grows by no more than the spare room. A published
+file is never written to: readers see one content or the next one, nothing in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from shmserve.log_fields import log_fields
+
+_log = logging.getLogger(__name__)
+
+_SPARE = 16 * 1024  # bytes of room beyond the last content, and a quarter of that content
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+
+
+class ReplacedFile:
+    """One file and its only writer.
+
+    Attributes:
+        late: whether the last content could not be written. The owner tries again.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._coming = path + ".new"
+        self._has_room = False
+        self._size = 0  # bytes of the last content
+        self._reason = ""
+
+    @property
+    def late(self) -> bool:
+        return bool(self._reason)
+
+    def write(self, data: bytes) -> bool:
+        """Replace the content. Return False, with the reason in the log, if that cannot be done."""
+        try:
+            self._replace(data)
+        except OSError as ex:
+            self._failed(str(ex.strerror or ex))
+            return False
+        if self._reason:
+            self._reason = ""
+            _log.warning("written again", extra=log_fields(file=os.path.basename(self._path)))
+        self.keep_room()
+        return True
+
+    def keep_room(self) -> None:
+        """Allocate room for the next content, if there is none yet."""
+        if self._has_room:
+            return
+        try:
+            fd = os.open(self._coming, _FLAGS, 0o666)
+            try:
+                os.posix_fallocate(fd, 0, self._size + self._size // 4 + _SPARE)
+                self._has_room = True
+            finally:
+                os.close(fd)
+        except OSError:
+            # Full: whoever frees space first may have it, and the next call tries again.
+            return
+
+    def _replace(self, data: bytes) -> None:
+        # Not truncated before: the blocks that are allocated may be the last ones.
+        fd = os.open(self._coming, _FLAGS, 0o666)
+        with open(fd, "r+b", buffering=0) as file:
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+            file.truncate(len(data))
+        os.replace(self._coming, self._path)
+        self._has_room, self._size = False, len(data)
+
+    def _failed(self, reason: str) -> None:
+        if reason != self._reason:
+            self._reason = reason
+            about = log_fields(file=os.path.basename(self._path), reason=reason)
+            _log.error("cannot be written, serving goes on from memory, trying again", extra=about)

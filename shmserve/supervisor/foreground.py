@@ -1,0 +1,22 @@
+"""``python -m shmserve.supervisor.foreground``: gunicorn's program, but never as a daemon.
+
+The keeper's master is the process that the keeper started. gunicorn's `daemon` may come from the
+command line, GUNICORN_CMD_ARGS and configuration files, so only gunicorn knows the final value.
+"""
+
+from __future__ import annotations
+
+from gunicorn.app.wsgiapp import WSGIApplication
+
+from shmserve.supervisor import launch
+
+
+class _Foreground(WSGIApplication):  # type: ignore[misc]
+    def run(self) -> None:
+        if self.cfg.daemon:
+            launch.failed("daemon: `shmserve serve` stays in the foreground; leave it out")
+        super().run()
+
+
+if __name__ == "__main__":
+    _Foreground("%(prog)s [OPTIONS] [APP_MODULE]", prog="gunicorn").run()

@@ -1,0 +1,209 @@
+"""`shmserve reload`: a new generation of the service takes the place of this one.
+
+The process here is a fork of the gunicorn master, made by its signal SIGUSR2. It starts another
+master, to which it passes all listening sockets as systemd would; that one's generation has a run
+directory of its own, loads all models, and says in a pipe that it serves, or why it will not. Then
+the old master is told to stop, as for any other reason, or nothing has happened. The keeper, if
+there is one, is told of the new master and stays; otherwise systemd is told the new main process,
+and where systemd has not started the service either, the reload is refused. Ends of processes
+tell all that is not said: a new generation whose handover has ended gives up, and one that ends is
+reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from msgspec import Struct
+from setproctitle import setproctitle
+
+from shmserve import config
+from shmserve.config import COMMAND_VARIABLE, GENERATION_VARIABLE, Settings
+from shmserve.log_fields import log_fields
+from shmserve.supervisor.generations import activation, keeper
+from shmserve.transport import rundir
+from shmserve.transport.notify import Notifier
+from shmserve.transport.processes import describe_status, has_ended, pidfd_open, send_signal
+
+_log = logging.getLogger(__name__)
+
+_BEYOND_LOAD_S = 60.0  # for a generation to be there, beside its models
+_EXTEND_EVERY_S = 20.0
+_EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
+_END_S = 10.0  # for processes that are told to end
+_REPORT_BYTES = 4096
+_NO_KEEPER = (
+    "gunicorn was started directly, so its end would be the end of the service for whoever did"
+    " that; start it with `shmserve serve`"
+)
+
+
+class Old(Struct, frozen=True):
+    """The generation that serves, as its master knows it: an eventfd that it writes when it stops,
+    its HTTP sockets by name and descriptor, those of gRPC, the environment that it was started
+    with, the keeper's pipe and pid; -1 and 0: gunicorn was started directly."""
+
+    settings: Settings
+    master_fd: int
+    stopping_fd: int
+    http: Sequence[tuple[str, int]]
+    grpc_fds: Sequence[int]
+    environ: dict[str, str]
+    keeper_fd: int = -1
+    keeper_pid: int = 0
+
+
+def given_up(report: int) -> bool:
+    """In a new generation: whether nobody waits any more for what it says there."""
+    poll = select.poll()
+    poll.register(report, 0)
+    return bool(poll.poll(0))
+
+
+def run(old: Old) -> NoReturn:
+    """Hand over, in a fork of the master. Does not return."""
+    status = 1
+    try:
+        status = 0 if _hand_over(old) else 1
+    except Exception:
+        _log.exception("reload failed")
+    finally:
+        logging.shutdown()
+        os._exit(status)
+
+
+def _hand_over(old: Old) -> bool:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    base = config.base_dir(old.settings)
+    setproctitle(f"shmserve: handover ({base})")
+    lock = rundir.lock(base, "handover")
+    if not lock.acquire():
+        about = log_fields(pid=lock.holder())
+        _log.error("reload refused: another one is under way", extra=about)
+        return False
+    notifier = Notifier(old.environ.get("NOTIFY_SOCKET", ""))
+    generation = f"g{os.getpid()}"
+    if old.keeper_fd < 0 and not notifier.address:
+        return _refuse(base, generation, _NO_KEEPER, notifier)
+    rundir.drop_generation(base, generation)  # of an earlier process of this number
+    reading, writing = os.pipe()
+    pid = _start(old, generation, writing)
+    os.close(writing)
+    pidfd = pidfd_open(pid)
+    assert pidfd is not None
+    _log.info("reload begun", extra=log_fields(generation=generation, pid=pid))
+    said = _await(reading, pidfd, old, notifier)
+    if said == rundir.SERVES:
+        said = _let_serve(old, base, generation, pid)
+    if said == rundir.SERVES:
+        if old.keeper_fd < 0:
+            notifier.send(f"MAINPID={pid}")
+        _log.info("reload done", extra=log_fields(generation=generation))
+        rundir.hand_over(base, f"{generation} {rundir.SERVES}")
+        send_signal(old.master_fd, signal.SIGTERM)
+        # Another reload waits for that by this process's lock
+        has_ended(old.master_fd, 3 * old.settings.drain_timeout_s + _END_S)
+        return True
+    _end(base, generation, pid, pidfd)
+    return _refuse(base, generation, said, notifier)
+
+
+def _refuse(base: str, generation: str, why: str, notifier: Notifier) -> bool:
+    """Tell all who ask that the generation before serves on."""
+    _log.error("reload failed, the generation before serves on", extra=log_fields(reason=why))
+    notifier.send(f"STATUS=reload failed, serving as before: {why}")
+    rundir.hand_over(base, f"{generation} failed: {why}")
+    return False
+
+
+def _let_serve(old: Old, base: str, generation: str, pid: int) -> str:
+    """`SERVES`, or why it cannot. The keeper hears of its master before and after: if this process
+    ends in between, the new master ends by itself, and the keeper still has the old one."""
+    try:
+        _tell_keeper(old, pid)
+        rundir.serve(base, generation)
+    except BrokenPipeError:
+        return "the service ends"
+    except OSError as ex:
+        return f"run_dir: {ex.strerror}"
+    with contextlib.suppress(BrokenPipeError):  # the new master sees that as well
+        _tell_keeper(old, pid)
+    return rundir.SERVES
+
+
+def _tell_keeper(old: Old, pid: int) -> None:
+    if old.keeper_fd >= 0:
+        os.write(old.keeper_fd, f"{pid}\n".encode())
+
+
+def _start(old: Old, generation: str, report: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        passed = [*old.http, *((activation.GRPC, fd) for fd in old.grpc_fds)]
+        passed.append((activation.REPORT, report))
+        # Where none of these is moved to, to tell of an exec that fails
+        report = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, 3 + len(passed))
+        environ = {**old.environ, GENERATION_VARIABLE: generation}
+        if old.keeper_fd >= 0:  # inherited, where nothing is moved to
+            fd = fcntl.fcntl(old.keeper_fd, fcntl.F_DUPFD, 3 + len(passed))
+            environ[keeper.VARIABLE] = keeper.passed_on(fd, old.keeper_pid)
+        called = shlex.split(environ.get(COMMAND_VARIABLE, ""))
+        command = called or [sys.executable, *sys.orig_argv[1:]]
+        activation.exec_with(command, environ, passed)
+    except OSError as ex:
+        os.write(report, f"it cannot be started: {ex.strerror}".encode())
+    finally:
+        os._exit(1)
+
+
+def _await(reading: int, pidfd: int, old: Old, notifier: Notifier) -> str:
+    """What the new generation says, or what is to be said of it."""
+    limit_s = old.settings.load_timeout_s + _BEYOND_LOAD_S
+    deadline = time.monotonic() + limit_s
+    poll = select.poll()
+    for fd in (reading, pidfd, old.master_fd, old.stopping_fd):
+        poll.register(fd, select.POLLIN)
+    while time.monotonic() < deadline:
+        notifier.send(_EXTENSION, "STATUS=reloading: the next generation loads its models")
+        ready = {fd for fd, _ in poll.poll(_EXTEND_EVERY_S * 1000)}
+        if ready & {old.master_fd, old.stopping_fd}:
+            return "the service ends"
+        said = os.read(reading, _REPORT_BYTES).decode(errors="replace") if reading in ready else ""
+        if said:
+            return " ".join(said.split())
+        if pidfd in ready or reading in ready:
+            return "its master ended before it served; the log says more"
+    return f"it did not serve within {limit_s:g} s (load_timeout_s)"
+
+
+def _end(base: str, generation: str, pid: int, pidfd: int) -> None:
+    """Nothing is left of a generation that did not come to serve."""
+    send_signal(pidfd, signal.SIGTERM)
+    if not has_ended(pidfd, _END_S):
+        send_signal(pidfd, signal.SIGKILL)
+        has_ended(pidfd, _END_S)
+    # Left for the keeper, which may know of it and reaps it once this process has ended
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    status = ended and (ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+    how = describe_status(status)
+    _log.info("the new generation's master has ended: %s", how)
+    run_dir = os.path.join(base, generation)
+    for role in ("supervisor", "coordinator"):
+        holder = rundir.lock(run_dir, role).holder_pidfd() if os.path.isdir(run_dir) else None
+        if holder is not None:
+            has_ended(holder[1], _END_S)
+    rundir.drop_generation(base, generation)

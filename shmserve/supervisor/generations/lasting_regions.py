@@ -1,0 +1,99 @@
+"""Clients' memory outlives the service: systemd keeps it until the next start.
+
+Regions' descriptors are in systemd's descriptor store under a few names, by object: what has one of
+these names can be removed together, whichever supervisor has stored it. A list of all regions
+has another name. What comes back at a start is what the supervisor keeps for the coordinator, as if
+the one before had just ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from shmserve.core.registry import Region
+from shmserve.errors import UnreadableMessage
+from shmserve.protocol.decoding import msgpack_decoder
+from shmserve.supervisor.generations.activation import REGIONS
+from shmserve.transport.channel import MAX_FDS, close_all
+from shmserve.transport.notify import Notifier
+
+_log = logging.getLogger(__name__)
+
+_LIST = f"{REGIONS}list"
+_NAMES = 16  # of descriptors: a region that goes has its name's others stored anew
+_PATIENCE_S = 0.1  # for systemd to take a message; what it does not take is sent again
+_MAX_BYTES = 64 << 20
+_decode = msgpack_decoder(tuple[Region, ...])
+
+
+class LastingRegions:
+    """What systemd has; `turn` tells it of changes."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier = notifier
+        self._stored: dict[str, set[int]] = {}  # without a name: what it has is not known
+        self._listed: Mapping[int, Region] | None = None
+
+    def turn(self, regions: Mapping[int, Region], fds: Mapping[int, int]) -> None:
+        """These are there now, with their descriptors. A change comes as another mapping."""
+        if regions is self._listed or not self._notifier.address:
+            return
+        named: dict[str, set[int]] = {f"{REGIONS}{n}": set() for n in range(_NAMES)}
+        for number in regions.keys() & fds.keys():
+            # An object is stored once, even if it has two regions.
+            named[f"{REGIONS}{regions[number].inode % _NAMES}"].add(number)
+        for name, numbers in named.items():
+            if self._stored.get(name) != numbers:
+                self._stored.pop(name, None)
+                if not self._store(name, [fds[number] for number in numbers]):
+                    return
+                self._stored[name] = numbers
+        listed = os.memfd_create(_LIST, os.MFD_CLOEXEC)
+        with os.fdopen(listed, "wb") as file:
+            file.write(msgspec.msgpack.encode(tuple(regions.values())))
+            file.flush()
+            if self._store(_LIST, [listed]):
+                self._listed = regions
+
+    def _store(self, name: str, fds: list[int]) -> bool:
+        """In place of all that has this name; whether all of it has been told."""
+        named = f"FDNAME={name}"
+        told = self._notifier.send("FDSTOREREMOVE=1", named, patience_s=_PATIENCE_S)
+        for start in range(0, len(fds), MAX_FDS):
+            part = fds[start : start + MAX_FDS]
+            told = told and self._notifier.send(
+                "FDSTORE=1", named, fds=part, patience_s=_PATIENCE_S
+            )
+        return told
+
+
+def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict[int, int]]:
+    """Regions that systemd has kept, and their descriptors: by number; others are closed."""
+    listed = -1
+    unused: list[int] = []
+    objects: dict[tuple[int, int], int] = {}
+    for name, fd in passed:
+        info = os.fstat(fd)
+        if name == _LIST:
+            listed = fd
+        if name == _LIST or objects.setdefault((info.st_dev, info.st_ino), fd) != fd:
+            unused.append(fd)
+    regions: tuple[Region, ...] = ()
+    try:
+        regions = _decode(os.pread(listed, _MAX_BYTES, 0)) if listed >= 0 else ()
+    except (OSError, UnreadableMessage) as ex:
+        _log.warning("what clients had registered is not known any more: %s", ex)
+    found: dict[int, Region] = {}
+    fds: dict[int, int] = {}
+    left = dict(objects)
+    for region in regions:
+        of = (region.device, region.inode)
+        if of in objects:
+            found[region.number] = region
+            fds[region.number] = left.pop(of) if of in left else os.dup(objects[of])
+    close_all([*unused, *left.values()])
+    return found, fds

@@ -1,0 +1,1 @@
+"""Processes of the service: started, adopted, watched, restarted and stopped."""

@@ -1,0 +1,140 @@
+"""Forking executors: the supervisor's side of `shmserve.executor.template`.
+
+A fork takes milliseconds, and shares what was imported. Where there is no template, because it has
+just ended or does not answer, executors are exec'ed, as those on a GPU always are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+from math import inf
+
+from msgspec import Struct
+
+from shmserve.core.control.lifecycle import Restarts
+from shmserve.log_fields import log_fields
+from shmserve.observe import last_words
+from shmserve.supervisor.processes.children import Child
+from shmserve.transport.processes import spawn
+
+_log = logging.getLogger(__name__)
+
+_READY_S = 30.0  # for it to have imported everything; then it is killed, executors are exec'ed
+_ANSWER_S = 5.0  # for the number of an executor
+
+
+class Forked(Struct):
+    """An executor that the template has forked: a child of ours once it has lost its parent."""
+
+    pid: int
+
+    def wait(self, timeout: float) -> int | None:
+        """Its status, as `subprocess` has it, once its pidfd has told its end."""
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # an earlier supervisor's
+            return None
+
+
+class ExecutorTemplate:
+    """Keeps one template running. `command`: what to exec, arguments are appended; empty: none."""
+
+    def __init__(self, command: list[str], master_fd: int) -> None:
+        self._command = command
+        self._master_fd = master_fd
+        self._child: Child | None = None
+        self._socket: socket.socket | None = None
+        self._ready = False
+        self._given_up = False  # killed, and not ended yet
+        self._due = 0.0
+        self._restarts = Restarts(stable_s=2 * _READY_S)  # one that is never ready is not stable
+
+    def start(self, now: float) -> Child | None:
+        """Start it if it is due; returns it then, for its end to be watched."""
+        if self._child is not None or not self._command or now < self._due:
+            return None
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            own = ["--master-fd", str(self._master_fd), "--socket-fd", str(its.fileno())]
+            try:
+                popen = spawn([*self._command, *own], keep=(self._master_fd, its.fileno()))
+            except OSError as ex:
+                _log.error("executor template not started", extra=log_fields(error=ex))
+                ours.close()
+                self._due = self._restarts.ended(now, at_once=False)
+                return None
+        self._socket = ours
+        self._child = Child.of("executor template", popen, now)
+        self._restarts.started(now)
+        return self._child
+
+    def next_due(self) -> float:
+        """When `start` has something to do."""
+        return self._due if self._child is None and self._command else inf
+
+    def ended(self, child: Child, now: float) -> bool:
+        """It has ended, to be started again when due; False: it is another that has."""
+        if child is not self._child or self._socket is None:
+            return False
+        self._socket.close()
+        self._child, self._socket = None, None
+        self._ready = self._given_up = False
+        self._due = self._restarts.ended(now)
+        about = log_fields(pid=child.pid, status=child.reap())
+        _log.info("executor template ended", extra=about)
+        return True
+
+    def is_coming(self, now: float) -> bool:
+        """Whether it is worth waiting for: it has been started and cannot fork yet."""
+        if self._child is None or self._ready or self._given_up:
+            return False
+        self._ready = self._received(0.0) == b"ready"
+        if not self._ready and now - self._child.started_at >= _READY_S:
+            self._give_up(self._child)
+        return not self._ready and not self._given_up
+
+    def fork(self, process: str, instance: bytes) -> Forked | None:
+        """An executor with this process id and standard input; None: it cannot be forked."""
+        if self._socket is None or self._child is None or not self._ready:
+            return None
+        # It begins once it is told that its number has come; the end of this pipe ends it before.
+        wanted_r, wanted_w = os.pipe2(os.O_CLOEXEC)
+        try:
+            with last_words.as_stdin(instance) as stdin:
+                fds = [stdin.fileno(), wanted_r]
+                socket.send_fds(self._socket, [process.encode()], fds)
+            answer = self._received(_ANSWER_S)
+            if answer.isdigit():
+                os.write(wanted_w, b"w")
+                return Forked(int(answer))
+        except OSError as ex:
+            _log.error("executor not forked", extra=log_fields(process=process, error=ex))
+        finally:
+            os.close(wanted_r)
+            os.close(wanted_w)
+        self._give_up(self._child)
+        return None
+
+    def close(self) -> None:
+        """Let it end: nothing is started any more."""
+        self._command = []
+        if self._socket is not None:
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _give_up(self, child: Child) -> None:
+        """It does not answer: another is started once it has ended."""
+        self._ready, self._given_up = False, True
+        child.kill()
+
+    def _received(self, timeout_s: float) -> bytes:
+        """Its next message; nothing: it did not come, or it has ended."""
+        assert self._socket is not None
+        if not select.select([self._socket], [], [], timeout_s)[0]:
+            return b""
+        try:
+            return self._socket.recv(64)
+        except OSError:  # killed with a message of ours unread
+            return b""

@@ -1,0 +1,173 @@
+"""Runs exactly the executors that are desired: starts, adopts, restarts, stops them.
+
+Who decides what is desired is the coordinator; who decides when a process that ended is
+started again is `core.control.lifecycle.Restarts`, one per instance.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from math import inf
+
+from msgspec import Struct
+
+from shmserve import ids
+from shmserve.core import device_names
+from shmserve.core.control.lifecycle import Restarts
+from shmserve.log_fields import log_fields
+from shmserve.observe import last_words
+from shmserve.protocol.control import messages
+from shmserve.protocol.control.link_messages import Exited, Instance, Started
+from shmserve.protocol.control.messages import ToCoordinator
+from shmserve.supervisor.processes.children import Child, Waitable
+from shmserve.supervisor.processes.executor_template import ExecutorTemplate
+from shmserve.transport import rundir
+from shmserve.transport.processes import describe_status, pidfd_open, spawn
+
+_log = logging.getLogger(__name__)
+
+_HURRY_S = 2.0  # for an executor that is stuck
+_LOOK_S = 0.02  # until it is looked again whether the template has come
+
+
+class Executors(Struct):
+    """All of them."""
+
+    _run_dir: str  # where executors have their endpoints
+    _command: list[str]  # what to exec; the process id and the master's pidfd are appended
+    _master_fd: int  # the pidfd that every process watches
+    _tell: Callable[[ToCoordinator], None]  # the coordinator
+    _watch: Callable[[Child], None]  # each new child, so that its end is noticed
+    _template: ExecutorTemplate  # what those on the CPU are forked from
+    _finish_s: float = _HURRY_S  # for an executor that is not desired any more
+    _desired: dict[str, Instance] = {}
+    _hurry: frozenset[str] = frozenset()
+    _informed: bool = False  # of what is desired; before that an adopted executor is left alone
+    _restarts: dict[str, Restarts] = {}
+    _due: dict[str, float] = {}  # instances that wait for their next start
+    _count: int = 0
+    children: dict[str, Child] = {}  # by instance
+    halted: bool = False  # draining: nothing is started any more
+
+    def desire(self, instances: Iterable[Instance], now: float, hurry: Iterable[str] = ()) -> None:
+        """Run exactly these from now on; of the others, those of `hurry` are not waited for."""
+        self._hurry = frozenset(hurry)
+        self._desired = {instance.name: instance for instance in instances}
+        self._informed = True
+        for name in list(self._due):
+            if name not in self._desired:
+                del self._due[name]
+        for name in self._desired:
+            if name not in self.children and name not in self._due:
+                self._due[name] = now
+        self.turn(now)
+
+    def adopt(self, name: str, pid: int, process: str, now: float) -> None:
+        """Take over an executor that runs already."""
+        if name in self.children:
+            return
+        pidfd = pidfd_open(pid)
+        if pidfd is None:
+            return
+        child = Child(name, pid, pidfd, None, now, process)
+        self.children[name] = child
+        self._due.pop(name, None)
+        self._restart(name).started(now)
+        self._watch(child)
+        _log.info("adopted", extra=log_fields(instance=name, pid=pid))
+
+    def report(self) -> None:
+        """Tell a coordinator that may not know what runs."""
+        for child in self.children.values():
+            self._tell(Started(child.name, child.pid))
+
+    def ended(self, child: Child, now: float) -> None:
+        """The process has ended: report it, and start the instance again when due."""
+        status = child.reap()
+        reason = describe_status(status)
+        if self.children.get(child.name) is child:
+            del self.children[child.name]
+        rundir.clean_endpoint(self._run_dir, child.process)
+        self._tell(Exited(child.name, child.pid, reason))
+        expected = self.halted or child.name not in self._desired
+        level = logging.INFO if expected else logging.WARNING
+        about = log_fields(instance=child.name, pid=child.pid, reason=reason)
+        _log.log(level, "executor ended", extra=about)
+        if expected:
+            if child.name not in self._desired:
+                self._restarts.pop(child.name, None)
+            return
+        # One that chose to exit may have told the coordinator that its model cannot be loaded.
+        at_once = child.stopping or status is None or status < 0
+        self._due[child.name] = self._restart(child.name).ended(now, at_once=at_once)
+
+    def forgive(self, name: str, now: float) -> None:
+        """The instance is not to blame that its process ended: no pause, now or next time."""
+        self._restarts.pop(name, None)
+        if name in self._due:
+            self._due[name] = now
+
+    def turn(self, now: float) -> None:
+        for name, child in self.children.items():
+            if self._informed and name not in self._desired and not self.halted:
+                child.stop(now, _HURRY_S if name in self._hurry else self._finish_s)
+            child.enforce(now)
+        for name, due in list(self._due.items()):
+            if now < due or self.halted:
+                continue
+            if self._is_forked(self._desired[name]) and self._template.is_coming(now):
+                self._due[name] = now + _LOOK_S
+                continue
+            del self._due[name]
+            self._start(self._desired[name], now)
+
+    def next_due(self) -> float:
+        kills = [c.kill_at for c in self.children.values() if c.kill_at is not None]
+        return min([*self._due.values(), *kills], default=inf)
+
+    def halt(self) -> None:
+        self.halted = True
+        self._due.clear()
+
+    def _start(self, instance: Instance, now: float) -> None:
+        process = self._new_id()
+        restart = self._restart(instance.name)
+        try:
+            popen = self._launch(process, instance)
+        except OSError as ex:
+            about = log_fields(instance=instance.name, error=ex)
+            _log.error("executor not started", extra=about)
+            self._due[instance.name] = restart.ended(now, at_once=False)
+            return
+        child = Child.of(instance.name, popen, now, process)
+        self.children[instance.name] = child
+        restart.started(now)
+        self._watch(child)
+        self._tell(Started(instance.name, child.pid))
+        about = log_fields(instance=instance.name, process=process, pid=child.pid)
+        _log.info("started executor", extra=about)
+
+    def _launch(self, process: str, instance: Instance) -> Waitable:
+        data = messages.encode(instance)
+        if self._is_forked(instance) and (forked := self._template.fork(process, data)):
+            return forked
+        command = [*self._command, "--process-id", process, "--master-fd", str(self._master_fd)]
+        with last_words.as_stdin(data) as stdin:
+            return spawn(command, keep=(self._master_fd,), stdin=stdin)
+
+    def _is_forked(self, instance: Instance) -> bool:
+        # CUDA survives no fork, and finds its device as it begins
+        return device_names.ordinal_of(instance.device) is None
+
+    def _restart(self, name: str) -> Restarts:
+        return self._restarts.setdefault(name, Restarts())
+
+    def _new_id(self) -> str:
+        """A process id whose endpoint nobody has, not even an adopted executor."""
+        while True:
+            self._count += 1
+            process = ids.new_process_id("executor", self._count)
+            if not os.path.exists(rundir.endpoint(self._run_dir, process)):
+                return process

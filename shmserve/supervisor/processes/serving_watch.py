@@ -1,0 +1,72 @@
+"""Whether gRPC processes serve: the coordinator is told, since the service is ready only if so.
+
+A restart is no news: readiness changes when a process that was started anew does not come to serve,
+either. A start of the service that fails to bring up any gRPC process is given up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from shmserve.protocol.control.link_messages import Exited, Started
+from shmserve.supervisor.processes.frontends import Frontends
+
+_log = logging.getLogger(__name__)
+
+_ROLE = "grpc"
+_ATTEMPTS = 3  # to start one, at a start of the service
+_STARTING = "none has begun to listen yet"
+
+
+class ServingWatch:
+    """What of `frontends` is told by `send`.
+
+    `begins`: the service begins with this supervisor; `waits`: its gRPC processes do not listen
+    before it is ready otherwise.
+
+    Attributes:
+        reason: why no gRPC process serves; empty: one does, or none should.
+    """
+
+    def __init__(
+        self,
+        frontends: Frontends,
+        send: Callable[[Started | Exited], object],
+        begins: bool,
+        waits: bool,
+    ) -> None:
+        self._frontends = frontends
+        self._send = send
+        self._begins = begins
+        self._failing = False
+        self._again = False
+        self.reason = _STARTING if begins and not waits and frontends.wanted else ""
+
+    def tell_again(self) -> None:
+        """There is another coordinator, or the same one has a new link."""
+        self._again = True
+
+    def turn(self, now: float, may_listen: bool) -> str:
+        """Tell what is new. Returns why the service's start has failed; empty: it has not."""
+        if not may_listen:
+            self._frontends.excuse(now)
+        reason = self._frontends.hindrance(now)
+        if reason is not None and (self._again or reason != self.reason):
+            self._tell(reason)
+        self._begins = self._begins and reason != ""
+        if not self._begins or self._frontends.failures < _ATTEMPTS:
+            return ""
+        self._begins = False
+        return f"gRPC cannot be served: {reason}, as {_ATTEMPTS - 1} before it"
+
+    def _tell(self, reason: str) -> None:
+        self.reason, self._again = reason, False
+        self._send(Exited(_ROLE, 0, reason) if reason else Started(_ROLE, 0))
+        if bool(reason) == self._failing:
+            return
+        self._failing = bool(reason)
+        if reason:
+            _log.error("not ready: no gRPC process serves: %s", reason)
+        else:
+            _log.info("gRPC is served again")

@@ -1,0 +1,77 @@
+"""The file of hashed keys, as every door reads it: again when it has changed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+
+from shmserve.config import Settings
+from shmserve.core import keys
+from shmserve.core.keys import Key
+from shmserve.errors import ConfigError
+from shmserve.transport.trust.file_changes import FileChanges
+
+_log = logging.getLogger("shmserve.keys")
+
+_MOST_BYTES = 4096  # of one key
+
+
+def read(settings: Settings) -> dict[bytes, Key]:
+    """The keys of the setting `keys_file`; none where it is not set.
+
+    Raises:
+        ConfigError: the file cannot be used, and why.
+    """
+    if not settings.keys_file:
+        if settings.keys_required_from not in ("nobody", "remote"):  # the latter is the default
+            raise ConfigError("keys_required_from: there are no keys without keys_file")
+        return {}
+    most = keys.MAX_KEYS * _MOST_BYTES
+    try:
+        with open(settings.keys_file, "rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+                raise ConfigError("keys_file: every user of this host may write to it")
+            data = file.read(most + 1)
+    except OSError as ex:
+        raise ConfigError(f"keys_file: cannot be read: {ex.strerror}") from None
+    if len(data) > most:
+        raise ConfigError(f"keys_file: more than {most} bytes")
+    return keys.parse(data)
+
+
+class KeyFile:
+    """The keys that are valid now. Whoever looks for one has the file looked at, once a second at
+    most. One that has become unusable changes nothing, but is told of in the log. Thread-safe.
+
+    Args:
+        settings: `keys_file`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._keys: dict[bytes, Key] = {}
+        self._changes = FileChanges(settings.keys_file)
+        self._failure = ""  # of the last reading; the log tells of it once
+        self._read()
+
+    def holder(self, presented: str) -> Key | None:
+        """Whose key it is; None: nobody's, or not any more."""
+        if self._changes.found():
+            self._read()
+        return keys.holder(self._keys, presented, time.time())
+
+    def _read(self) -> None:
+        with self._lock:  # what is read last stays
+            try:
+                self._keys = read(self._settings)
+                _log.info("keys_file: %d keys", len(self._keys))
+                self._failure = ""
+            except ConfigError as ex:
+                self._changes.forget()  # it may pass, and keys that were withdrawn would stay
+                if ex.message != self._failure:
+                    self._failure = ex.message
+                    _log.error("%s; keys as before: %d", ex.message, len(self._keys))

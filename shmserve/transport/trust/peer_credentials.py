@@ -1,0 +1,224 @@
+"""Who is at the other end of a client's connection, as the kernel says.
+
+A Unix socket tells uid and pid (SO_PEERCRED). Of a loopback TCP connection the kernel's
+socket table of this network namespace tells whose the client's socket is: asked through
+sock_diag, or read from /proc/net/tcp where that is not allowed. Everybody else is remote.
+
+Only a socket that a process holds counts (inode not 0): what is left of a closed connection
+is listed as root's. And ours must still be connected after the look, else the table may
+have told of a later user of the same port.
+
+The table names the user and the socket, not the process. That is found among the descriptors of
+the user's processes, as far as the server may look at them: its own user's, or everybody's if it
+is root (`with_process`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
+
+from shmserve.core.caller import Caller
+from shmserve.transport.trust.process_identity import of_peer, started_at
+from shmserve.transport.trust.remote_addresses import RemoteAddresses
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST = 1
+_HEADER = struct.Struct("=IHHII")
+# inet_diag_req_v2: family, protocol, ext, pad, states; ports big-endian, addresses, if, cookie
+_REQUEST = struct.Struct("=BBBxI")
+_ID = struct.Struct("!HH16s16s")
+_ID_END = struct.Struct("=III")
+_NO_COOKIE = 0xFFFFFFFF
+# inet_diag_msg: family, state, timer, retrans, id (48 bytes), expires, rqueue, wqueue, uid, inode
+_REPLY = struct.Struct("=BBBB48sIIIII")
+_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT = 1, 4, 5, 8
+_ITS_STATES = (_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2)  # FIN_WAIT: it has only ended sending
+_OUR_STATES = (_ESTABLISHED, _CLOSE_WAIT)
+_TIMEOUT_S = 1.0
+
+_REMEMBERED = 256
+_seen: OrderedDict[int, str] = OrderedDict()  # the descriptor in /proc a socket was last found as
+
+REMOTE = Caller()
+_remote = RemoteAddresses(())
+_SocketEntry = tuple[int, int, int]  # state, uid, inode
+
+
+def take_as_remote(binds: Iterable[str]) -> None:
+    """Take whoever comes to one of these addresses of ours as remote from now on."""
+    global _remote
+    _remote = RemoteAddresses(binds)
+
+
+def caller_of(sock: socket.socket) -> Caller:
+    """The user (and process, if that is known) a connected socket leads to."""
+    try:
+        if sock.getsockname() in _remote:
+            return REMOTE
+        if sock.family == socket.AF_UNIX:
+            return _of_unix(sock)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            caller = of_addresses(sock.getpeername(), sock.getsockname())
+            state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+            return caller if state in _OUR_STATES else REMOTE
+    except OSError:
+        pass  # it is gone, so nobody it is
+    return REMOTE
+
+
+def user_of(sock: socket.socket) -> int:
+    """The uid of whoever has connected to our Unix socket. Raises OSError: it has gone."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    _, uid, _ = struct.unpack("3i", raw)
+    return int(uid)
+
+
+def of_addresses(client: tuple[object, ...], server: tuple[object, ...]) -> Caller:
+    """The user of the loopback TCP connection from `client` to `server`, as (host, port)."""
+    theirs, ours = _address(client), _address(server)
+    if theirs is None or ours is None or not theirs[0].is_loopback or server in _remote:
+        return REMOTE
+    entry = _ask_kernel(theirs, ours) or _look_up(theirs, ours)
+    if entry is None:
+        return REMOTE
+    state, uid, inode = entry
+    return Caller(uid, socket=inode) if state in _ITS_STATES and inode else REMOTE
+
+
+def with_process(caller: Caller) -> Caller:
+    """The caller with its process, if exactly one holds its socket."""
+    if caller.pid or not caller.socket:
+        return caller
+    held = f"socket:[{caller.socket}]"
+    path = _seen.get(caller.socket, "")
+    if not path or _link(path) != held:
+        descriptors = list(_holding(held, caller.uid))
+        if len({entry.split("/")[2] for entry in descriptors}) != 1:
+            return caller
+        path = descriptors[0]
+        _seen[caller.socket] = path
+        while len(_seen) > _REMEMBERED:
+            _seen.popitem(last=False)
+    pid = int(path.split("/")[2])
+    started = started_at(pid)
+    if not started or _link(path) != held:  # it has just ended
+        return caller
+    return replace(caller, pid=pid, started=started)
+
+
+def _of_unix(sock: socket.socket) -> Caller:
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid, _ = struct.unpack("3i", raw)
+    return Caller(uid, *of_peer(sock, pid))
+
+
+_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def _address(given: tuple[object, ...]) -> tuple[_Ip, int] | None:
+    try:
+        ip = ipaddress.ip_address(str(given[0]).partition("%")[0])
+        port = int(str(given[1]))
+    except (ValueError, IndexError):
+        return None
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip, port) if 0 < port < 65536 else None
+
+
+def _families(ip: _Ip) -> tuple[int, ...]:
+    # An IPv4 connection's client may have an IPv6 socket with mapped addresses.
+    return (socket.AF_INET, socket.AF_INET6) if ip.version == 4 else (socket.AF_INET6,)
+
+
+def _packed(ip: _Ip, family: int) -> bytes:
+    if family == socket.AF_INET6 and ip.version == 4:
+        return b"\0" * 10 + b"\xff\xff" + ip.packed
+    return ip.packed
+
+
+def _ask_kernel(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> _SocketEntry | None:
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as sock:
+            sock.settimeout(_TIMEOUT_S)
+            for family in _families(theirs[0]):
+                entry = _ask_family(sock, family, theirs, ours)
+                if entry is not None:
+                    return entry
+    except OSError:
+        pass  # not allowed in this container, perhaps
+    return None
+
+
+def _ask_family(
+    sock: socket.socket, family: int, theirs: tuple[_Ip, int], ours: tuple[_Ip, int]
+) -> _SocketEntry | None:
+    source, target = _packed(theirs[0], family), _packed(ours[0], family)
+    query = (
+        _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
+        + _ID.pack(theirs[1], ours[1], source, target)
+        + _ID_END.pack(0, _NO_COOKIE, _NO_COOKIE)
+    )
+    size = _HEADER.size + len(query)
+    sock.sendto(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + query, (0, 0))
+    reply = sock.recv(4096)
+    if _HEADER.unpack_from(reply)[1] != _SOCK_DIAG_BY_FAMILY:
+        return None  # NLMSG_ERROR: there is no such socket
+    _, state, _, _, identity, _, _, _, uid, inode = _REPLY.unpack_from(reply, _HEADER.size)
+    ports_and_addresses = _ID.unpack_from(identity)
+    wanted = (theirs[1], ours[1], source.ljust(16, b"\0"), target.ljust(16, b"\0"))
+    return (state, uid, inode) if ports_and_addresses == wanted else None
+
+
+def _look_up(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> _SocketEntry | None:
+    """As `_ask_kernel`, from the table for people."""
+    for family in _families(theirs[0]):
+        wanted = [_shown(_packed(ip, family), port) for ip, port in (theirs, ours)]
+        for fields in _rows(family):
+            if fields[1:3] == wanted:
+                return int(fields[3], 16), int(fields[7]), int(fields[9])
+    return None
+
+
+def _rows(family: int) -> Iterator[list[str]]:
+    """Fields of the sockets in the kernel's table for people: 1 and 2 are its addresses."""
+    path = "/proc/net/tcp" if family == socket.AF_INET else "/proc/net/tcp6"
+    try:
+        with open(path, encoding="ascii") as file:
+            yield from (line.split() for line in file)
+    except OSError:
+        return
+
+
+def _shown(address: bytes, port: int) -> str:
+    words = struct.unpack(f"={len(address) // 4}I", address)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+
+
+def _holding(held: str, uid: int) -> Iterator[str]:
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            if entry.stat().st_uid != uid:
+                continue
+            folder = f"/proc/{entry.name}/fd"
+            for descriptor in os.listdir(folder):
+                if _link(f"{folder}/{descriptor}") == held:
+                    yield f"{folder}/{descriptor}"
+        except OSError:
+            continue  # it has ended, or is not ours to look at
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

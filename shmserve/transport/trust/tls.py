@@ -1,0 +1,137 @@
+"""TLS of the server's side: certificates that are read again when their files have changed."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from typing import Any
+
+from msgspec import Struct
+
+from shmserve.config import Settings
+from shmserve.errors import ConfigError
+from shmserve.transport.trust.file_changes import FileChanges
+
+_log = logging.getLogger("shmserve.tls")
+
+
+class CertificateFiles(Struct, frozen=True):
+    """PEM files as a door's settings name them. `door`: what the settings' names begin with."""
+
+    door: str
+    cert: str
+    key: str
+    client_ca: str
+
+    def check(self) -> bool:
+        """Whether there is to be TLS.
+
+        Raises:
+            ConfigError: one of them is missing.
+        """
+        name = f"{self.door}_tls"
+        if bool(self.cert) != bool(self.key):
+            raise ConfigError(f"{name}_cert and {name}_key: TLS needs both")
+        if self.client_ca and not self.cert:
+            raise ConfigError(f"{name}_client_ca: needs {name}_cert and {name}_key")
+        return bool(self.cert)
+
+    def contents(self) -> tuple[bytes, bytes, bytes]:
+        """Certificate, key and authority; empty: there is none.
+
+        Raises:
+            ConfigError: one cannot be read.
+        """
+        name = f"{self.door}_tls"
+        return (
+            _content(f"{name}_cert", self.cert),
+            _content(f"{name}_key", self.key),
+            _content(f"{name}_client_ca", self.client_ca),
+        )
+
+
+class Certificates:
+    """What new connections use. Files that have become unusable change nothing, but are told of in
+    the log. Thread-safe.
+
+    Args:
+        files: where they are.
+        protocol: what is spoken, as ALPN names it.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+
+    def __init__(self, files: CertificateFiles, protocol: str) -> None:
+        self._files = files
+        self._protocol = protocol
+        self._lock = threading.Lock()
+        self._changes = FileChanges(files.cert, files.key, files.client_ca)
+        self._failure = ""  # of the last reading; the log tells of it once
+        self._context, self.pems = self._read()
+
+    @property
+    def due(self) -> bool:
+        """Whether `context` would look at the files now."""
+        return self._changes.due
+
+    def context(self) -> ssl.SSLContext:
+        """For a connection that begins now; another object after a change."""
+        if self._changes.found():
+            with self._lock:  # what is read last stays
+                try:
+                    self._context, self.pems = self._read()
+                    _log.info("%s: new certificates", self._files.door)
+                    self._failure = ""
+                except ConfigError as ex:
+                    self._changes.forget()  # it may pass
+                    if ex.message != self._failure:
+                        self._failure = ex.message
+                        _log.error("%s; certificates as before", ex.message)
+        return self._context
+
+    def _read(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes, bytes]]:
+        files, pems = self._files, self._files.contents()
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(files.cert, files.key)
+            if files.client_ca:
+                context.load_verify_locations(files.client_ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except OSError as ex:
+            name = f"{files.door}_tls"
+            raise ConfigError(f"{name}_cert, {name}_key: not usable: {ex.strerror}") from None
+        context.set_alpn_protocols([self._protocol])
+        return context, pems
+
+
+def certificates(settings: Settings, door: str, protocol: str) -> Certificates | None:
+    """For a door with these settings; None: it has no TLS.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    cert, key, authority = (
+        getattr(settings, f"{door}_tls_{which}") for which in ("cert", "key", "client_ca")
+    )
+    files = CertificateFiles(door, cert, key, authority)
+    return Certificates(files, protocol) if files.check() else None
+
+
+def subject_of(tls: ssl.SSLSocket) -> str:
+    """Who a client is by its certificate, for the log; empty: it has shown none."""
+    shown: dict[str, Any] = tls.getpeercert() or {}
+    names = [f"{name}={value}" for part in shown.get("subject", ()) for name, value in part]
+    return ascii(", ".join(names))[1:-1]
+
+
+def _content(setting: str, path: str) -> bytes:
+    if not path:
+        return b""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as ex:
+        raise ConfigError(f"{setting}: {path!r} cannot be read: {ex.strerror}") from None

@@ -1,0 +1,148 @@
+"""`shmserve serve` as what a container or another supervisor runs: a reload is not its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
+from shmserve.transport import rundir
+
+SETTINGS: dict[str, Any] = {
+    "model_control": "explicit",
+    "load_models": "noop",
+    "http_workers": 1,
+    "pool_bytes": 64 << 20,
+    "reload": "handover",
+}
+PIDNS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def reload(server: RunningServer, *within: str) -> None:
+    """``shmserve reload``, and until the generation before has ended."""
+    done = subprocess.run(
+        [*within, sys.executable, "-m", "shmserve", "reload"],
+        cwd=ROOT,
+        env=server.environ,
+        capture_output=True,
+        text=True,
+        timeout=2 * WATCHDOG_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + server.log()[-6000:]
+    one_generation(server)
+
+
+def one_generation(server: RunningServer) -> None:
+    wait_until(lambda: len(server.pids("master")) == 1, "the old master stays")
+    wait_until(lambda: len(server.pids("supervisor")) == 1, "the old supervisor stays")
+
+
+@contextmanager
+def requests(server: RunningServer) -> Iterator[list[str]]:
+    """A client that opens a connection for each request; what it got, but answers."""
+    lost: list[str] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                with urllib.request.urlopen(server.base_url + "/v2/models/noop", timeout=30) as got:
+                    got.read()
+            except (OSError, urllib.error.URLError) as ex:
+                lost.append(repr(ex))
+
+    client = threading.Thread(target=ask)
+    client.start()
+    try:
+        yield lost
+    finally:
+        stop.set()
+        client.join()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.needs("pidns")
+def test_pid_1_passes_signals_on_outlives_reloads_and_ends_with_the_service() -> None:
+    server = RunningServer(within=PIDNS, kept=True, **SETTINGS)
+    try:
+        server.start(wait_ready=False)
+        server.wait_ready()
+        (keeper,) = server.pids("keeper")
+        (first,) = server.pids("master")
+        assert parent_of(first) == keeper
+        with requests(server) as lost:
+            reload(server, "nsenter", "-t", str(keeper), "-p", "-m")
+            before = rundir.serving(server.run_dir)
+            os.kill(keeper, signal.SIGUSR2)
+            wait_until(lambda: rundir.serving(server.run_dir) != before, "SIGUSR2 is not heard")
+            one_generation(server)
+        assert lost == []
+        (master,) = server.pids("master")
+        wait_until(lambda: parent_of(master) == keeper, "the keeper has not adopted the master")
+
+        workers = server.pids("http worker")
+        os.kill(keeper, signal.SIGTTIN)
+        wait_until(lambda: len(server.pids("http worker")) == 2, "SIGTTIN is not heard")
+        os.kill(keeper, signal.SIGTTOU)
+        wait_until(lambda: len(server.pids("http worker")) == 1, "SIGTTOU is not heard")
+        os.kill(keeper, signal.SIGHUP)
+        wait_until(lambda: not set(workers) & set(server.pids("http worker")), "SIGHUP is not")
+        os.kill(keeper, signal.SIGUSR1)
+        wait_until(lambda: "Handling signal: usr1" in server.log(), "SIGUSR1 is not")
+        assert server.pids("master") == [master]
+        os.kill(keeper, signal.SIGTERM)
+        assert server.master is not None
+        assert server.master.wait(WATCHDOG_S) == 0
+        assert server.leaks() == []
+    finally:
+        server.kill_all()
+
+
+def test_nothing_outlives_a_keeper_that_is_killed() -> None:
+    """Nor does a master that hangs, for a supervisor kills what it has started."""
+    server = RunningServer(kept=True, **SETTINGS)
+    try:
+        server.start()
+        assert server.master is not None
+        reload(server)  # the next master has the keeper's pipe from its predecessor
+        assert server.master.poll() is None, "a supervisor like supervisord starts it again"
+        (master,) = server.pids("master")
+        lock = rundir.lock(rundir.serving(server.run_dir), "master")
+        keeper = server.master.pid
+        wait_until(lambda: parent_of(master) == keeper, "the keeper has not adopted the master")
+        for _ in range(2):
+            beat = lock.last_beat()
+            wait_until(lambda beat=beat: lock.last_beat() != beat, "the master is silent")  # type: ignore[misc]
+        os.kill(master, signal.SIGSTOP)
+        server.master.kill()
+        wait_until(lambda: not server.processes(), f"still there: {server.processes()}")
+        assert server.leaks() == []
+    finally:
+        server.kill_all()
+
+
+def test_a_killed_master_is_the_status_of_the_service_once_all_have_ended() -> None:
+    server = RunningServer(kept=True, grpc_processes=0, **SETTINGS)
+    try:
+        server.start()
+        assert server.master is not None
+        (master,) = server.pids("master")
+        os.kill(master, signal.SIGKILL)
+        assert server.master.wait(WATCHDOG_S) == 128 + signal.SIGKILL
+        assert server.leaks() == []
+    finally:
+        server.kill_all()

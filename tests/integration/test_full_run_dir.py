@@ -1,0 +1,115 @@
+"""A run directory whose file system is full: who dies is replaced, and the coordinator lives on."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
+
+pytestmark = pytest.mark.needs("mounts")
+REQUEST = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, small in bytes and in inodes."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    options = "size=4m,nr_inodes=80,mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+# In place of the package that gRPC processes alone import.
+GRPC = """
+import contextlib, os
+path = os.path.join(os.environ["SHMSERVE_RUN_DIR"], "filling")
+with open(path, "ab", buffering=0) as file, contextlib.suppress(OSError):
+    while True:
+        file.write(bytes(4096))
+raise ImportError("of no use here")
+"""
+
+
+def fill(folder: Path) -> None:
+    """Take the last byte, and then the last inode."""
+    with (folder / "filling").open("ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    with suppress(OSError):
+        for number in range(1000):
+            (folder / f"filling-{number}").touch()
+
+
+def kill(server: RunningServer, role: str) -> None:
+    """Kill the one process of a role, and wait for another."""
+    (pid,) = server.pids(role)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: server.pids(role) not in ([], [pid]), f"another {role}")
+
+
+def test_a_full_run_directory_stops_nobody(tmp_path: Path, run_dir: Path) -> None:
+    repository = tmp_path / "models"
+    repository.mkdir()
+    (repository / "echo").symlink_to(ROOT / "tests/repositories/basic/echo")
+    server = RunningServer(repository, run_dir=run_dir, http_workers=1, grpc_processes=1)
+    server.log_path = tmp_path / "log"
+
+    def answers() -> bool:
+        return server.infer("echo", REQUEST)[0] == 200
+
+    with server:
+        coordinator = server.pids("coordinator")
+        fill(run_dir)
+        for role in ("executor", "executor", "grpc", "http worker", "supervisor"):
+            kill(server, role)
+            wait_until(lambda: server.lives() and answers(), f"answers without that {role}")
+            assert server.pids("coordinator") == coordinator
+        kill(server, "coordinator")
+        kill(server, "executor")
+        wait_until(answers, "answers with another coordinator")
+
+        coordinator = server.pids("coordinator")
+        for room in run_dir.glob("*.new"):  # as if others had been quicker
+            room.unlink()
+        fill(run_dir)
+        kill(server, "executor")
+        line = "trying again file=registry.msgpack reason=No space left on device"
+        wait_until(lambda: line in server.log(), "the log says it")
+        assert server.ready()
+        for filling in run_dir.glob("filling*"):
+            filling.unlink()
+        wait_until(lambda: "written again file=registry.msgpack" in server.log(), "publication")
+        wait_until(answers, "answers with space")
+        assert server.log().count(line) == 1
+        assert server.pids("coordinator") == coordinator
+        assert "Traceback" not in server.log()
+    assert server.leaks() == []
+
+
+def test_a_start_that_fails_ends_with_status_1_all_the_same(tmp_path: Path, run_dir: Path) -> None:
+    package = tmp_path / "grpc"
+    package.mkdir()
+    (package / "__init__.py").write_text(GRPC)
+    environ = {"PYTHONPATH": str(tmp_path)}
+    server = RunningServer(
+        ROOT / "workers", environ, run_dir=run_dir, load_models="identity", http_workers=1
+    )
+    server.log_path = tmp_path / "log"
+    try:
+        server.start(wait_ready=False)
+        assert server.master is not None
+        assert server.master.wait(WATCHDOG_S) == 1
+        assert "shmserve: gRPC cannot be served: grpc 0" in server.log().splitlines()[-1]
+        assert (run_dir / "filling").exists()
+        wait_until(lambda: not server.processes(), "processes are left")
+    finally:
+        server.kill_all()

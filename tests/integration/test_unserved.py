@@ -1,0 +1,129 @@
+"""Frontends that do not come to serve: the service is not ready, says why, and a start ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmserve.shm.registry_page import RegistryReader
+from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
+
+# In place of the package that gRPC processes alone import: as broken as
+# an installation can be, while there is a file "broken".
+GRPC = """
+import os, sys
+here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if os.path.exists(os.path.join(here, "broken")):
+    raise ImportError("of no use here")
+sys.path.remove(here)
+del sys.modules["grpc"]
+import grpc
+"""
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """While this file is there, no gRPC process gets beyond its imports."""
+    package = tmp_path / "grpc"
+    package.mkdir()
+    (package / "__init__.py").write_text(GRPC)
+    return tmp_path / "broken"
+
+
+@pytest.fixture
+def server(broken: Path) -> Iterator[RunningServer]:
+    made = RunningServer(
+        ROOT / "workers", {"PYTHONPATH": str(broken.parent)}, load_models="identity", http_workers=1
+    )
+    try:
+        yield made
+    finally:
+        made.kill_all()
+
+
+def doctor(server: RunningServer) -> tuple[int, str]:
+    """The exit status and what is said of the service."""
+    done = subprocess.run(
+        [sys.executable, "-m", "shmserve.cli", "doctor"],
+        cwd=ROOT,
+        env=server.environ,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=WATCHDOG_S,
+        check=False,
+    )
+    (line,) = [line for line in done.stdout.splitlines() if " service: " in line]
+    return done.returncode, line
+
+
+def test_a_start_without_grpc_ends_with_status_1(server: RunningServer, broken: Path) -> None:
+    broken.touch()
+    server.start(wait_ready=False)
+    assert server.master is not None
+    ready: list[int] = []
+
+    def has_ended() -> bool:
+        with contextlib.suppress(OSError):
+            ready.append(server.get("/v2/health/ready")[0])
+        return server.master is not None and server.master.poll() is not None
+
+    wait_until(has_ended, "the start ends")
+    assert server.master.returncode == 1
+    assert set(ready) == {503}
+    wait_until(lambda: not server.processes(), "processes are left")
+    log = server.log()
+    sentence = "gRPC cannot be served: grpc 0 ended with status 1 (ImportError: of no use here)"
+    assert f"shmserve: {sentence}" in log.splitlines()[-1]
+    assert "all models ready" not in log
+    assert server.leaks() == []
+
+
+def test_grpc_that_breaks_and_comes_back(server: RunningServer, broken: Path) -> None:
+    server.start()
+    assert doctor(server) == (0, "ok    service: ready")
+    reader = RegistryReader(server.run_dir)
+
+    def end() -> None:
+        (pid,) = server.pids("grpc")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: server.pids("grpc") not in ([], [pid]), "another gRPC process")
+
+    published = reader.current().generation
+    end()  # a restart that works is no news
+    assert reader.current().generation == published
+
+    broken.touch()
+    os.kill(server.pids("grpc")[0], signal.SIGKILL)
+    wait_until(lambda: not server.ready(), "it is not ready")
+    status, answer = server.get("/v2/health/ready")
+    assert status == 503
+    assert answer == {"error": "the server is not ready: no gRPC process serves"}
+    assert server.get("/v2/health/live")[0] == 200
+    reason = "grpc 0 ended with status 1 (ImportError: of no use here)"
+    status, line = doctor(server)
+    assert status == 1
+    assert line.startswith(
+        f"FAIL  service: not ready: no gRPC process serves; gRPC process: {reason}"
+    )
+
+    (coordinator,) = server.pids("coordinator")
+    os.kill(coordinator, signal.SIGKILL)
+    wait_until(lambda: server.pids("coordinator") not in ([], [coordinator]), "another coordinator")
+    server.show("models")
+    assert not server.ready()
+
+    broken.unlink()
+    server.wait_ready()
+    assert doctor(server) == (0, "ok    service: ready")
+    log = server.log()
+    assert log.count(f"not ready: no gRPC process serves: {reason}") == 1
+    assert log.count("gRPC is served again") == 1
+    assert server.stop() == 0
+    assert server.leaks() == []

@@ -1,0 +1,12 @@
+"""Log lines as the log has them: pytest's `caplog` leaves their fields out."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmserve.log_fields import ATTRIBUTE, with_fields
+
+
+def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the captured messages, each with its fields behind it."""
+    return [with_fields(one.getMessage(), getattr(one, ATTRIBUTE, {})) for one in caplog.records]

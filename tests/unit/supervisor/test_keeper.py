@@ -1,0 +1,296 @@
+"""The keeper around small programs: what it passes on, whom it follows, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmserve.testing.running_server import wait_until
+
+# As `shmserve serve` does it, with a socket as systemd passes it.
+START = '''
+import os, sys
+from shmserve.transport.processes import adopt_orphans
+adopt_orphans()
+os.environ["LISTEN_PID"] = str(os.getpid())
+keeper = """
+from shmserve.supervisor.generations import keeper
+keeper._LAST_S = float(keeper.sys.argv.pop(1))
+keeper.sys.exit(keeper.main())
+"""
+words = ["-c", keeper, sys.argv[2], "shmserve: keeper (x)", sys.executable, "-c", sys.argv[1]]
+os.execv(sys.executable, [sys.executable, *words])
+'''
+# A master tells each signal, and `hand_over` is the handover's part.
+MASTER = """
+import os, select, signal
+keeper, keeper_pid = map(int, os.environ["_SHMSERVE_KEEPER_FD"].split(":"))
+assert keeper_pid == os.getppid()
+def serve(name, heard):
+    def told(number, _):
+        print(name, signal.Signals(number).name, flush=True)
+        heard(signal.Signals(number).name)
+    for number in ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "TTIN", "TTOU"):
+        signal.signal(getattr(signal, "SIG" + number), told)
+    print(name, os.getpid(), os.environ["LISTEN_PID"] == str(os.getpid()), flush=True)
+    while True:
+        signal.pause()
+def hand_over(successor, serves=True):
+    first = os.pidfd_open(os.getpid())
+    if os.fork():
+        return
+    waits, told = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(told)
+        os.read(waits, 1)
+        successor()
+    os.write(keeper, b"%d\\n" % pid * (1 + serves))
+    os.close(told)
+    select.select([first], [], [])
+    os._exit(0)
+def second():
+    serve("second", lambda name: os._exit(7) if name == "SIGTERM" else None)
+"""
+
+
+class Kept:
+    """A keeper and its first master, a program in Python."""
+
+    def __init__(self, script: str, last_s: float) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as passed:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", START, MASTER + script, str(last_s)],
+                pass_fds=[passed.fileno()],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        self.pid = self.process.pid
+
+    def says(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def master(self) -> int:
+        """The pid that the next master tells."""
+        return int(self.says().split()[1])
+
+    def asked(self, number: signal.Signals) -> str:
+        """What is said after this signal to the keeper."""
+        self.process.send_signal(number)
+        return self.says()
+
+    def children(self) -> list[int]:
+        text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return [int(pid) for pid in text.split()]
+
+
+@contextlib.contextmanager
+def kept(script: str, last_s: float = 600.0) -> Iterator[Kept]:
+    """`last_s`: how long the keeper awaits descendants after the last master."""
+    made = Kept(script, last_s)
+    try:
+        yield made
+    finally:
+        for pid in (*made.children(), made.pid) if made.process.poll() is None else ():
+            os.kill(pid, signal.SIGKILL)
+        made.process.wait()
+        assert made.process.stdout is not None
+        made.process.stdout.close()
+
+
+def test_signals_are_the_masters_and_so_are_passed_sockets_and_the_status() -> None:
+    with kept("serve('first', lambda name: os._exit(3) if name == 'SIGINT' else None)") as keeper:
+        name, pid, is_for_master = keeper.says().split()
+        assert (name, is_for_master) == ("first", "True"), "LISTEN_PID"
+        for number in ("HUP", "QUIT", "USR1", "USR2", "TERM", "TTIN", "TTOU", "TERM"):
+            assert keeper.asked(signal.Signals[f"SIG{number}"]) == f"first SIG{number}"
+        open_there = {int(fd) for fd in os.listdir(f"/proc/{keeper.pid}/fd")}
+        assert len(open_there - {0, 1, 2}) == 1, "the pipe, and no socket"
+        assert keeper.children() == [int(pid)]
+        assert Path(f"/proc/{keeper.pid}/cmdline").read_text().strip("\0") == "shmserve: keeper (x)"
+        assert keeper.asked(signal.SIGINT) == "first SIGINT"
+        assert keeper.process.wait() == 3
+
+
+def test_a_master_that_is_killed_ends_the_service_once_its_processes_have_ended() -> None:
+    script = """
+first = os.pidfd_open(os.getpid())
+if not os.fork():
+    select.select([first], [], [])
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    print("orphan", os.getpid(), flush=True)
+    signal.sigwait({signal.SIGUSR1})
+    os._exit(0)
+serve("first", print)
+"""
+    with kept(script) as keeper:
+        os.kill(keeper.master(), signal.SIGKILL)
+        orphan = keeper.master()
+        wait_until(lambda: keeper.children() == [orphan], "the master is not reaped")
+        os.kill(orphan, signal.SIGUSR1)
+        assert keeper.process.wait() == 128 + signal.SIGKILL
+
+
+def test_a_handover_moves_signals_and_the_service_to_the_next_master() -> None:
+    script = "serve('first', lambda name: hand_over(second) if name == 'SIGUSR2' else None)"
+    with kept(script) as keeper:
+        first = keeper.master()
+        assert keeper.asked(signal.SIGUSR2) == "first SIGUSR2"
+        second = keeper.master()
+        assert keeper.asked(signal.SIGHUP) == "second SIGHUP", "although the first one lives"
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: keeper.children() == [second], "others are not reaped")
+        assert keeper.asked(signal.SIGHUP) == "second SIGHUP"
+        assert keeper.asked(signal.SIGTERM) == "second SIGTERM"
+        assert keeper.process.wait() == 7
+
+
+def test_what_ends_the_service_reaches_a_master_that_is_told_of_later() -> None:
+    with kept("serve('first', lambda name: hand_over(second))") as keeper:
+        first = keeper.master()
+        assert keeper.asked(signal.SIGTERM) == "first SIGTERM"
+        keeper.master()
+        os.kill(first, signal.SIGKILL)
+        assert keeper.says() == "second SIGTERM"
+        assert keeper.process.wait() == 7
+
+
+def test_a_next_master_that_ends_before_it_serves_leaves_the_service_to_the_first() -> None:
+    script = """
+def heard(name):
+    if name == 'SIGUSR2':
+        hand_over(lambda: os._exit(1), serves=False)
+    if name == 'SIGTERM':
+        os._exit(0)
+serve('first', heard)
+"""
+    with kept(script) as keeper:
+        first = keeper.master()
+        assert keeper.asked(signal.SIGUSR2) == "first SIGUSR2"
+        wait_until(lambda: _children_of(first) != [], "no handover")
+        (handover,) = _children_of(first)
+        wait_until(lambda: _is_zombie(_children_of(handover)), "the next master lives")
+        os.kill(handover, signal.SIGKILL)
+        wait_until(lambda: _is_zombie([handover]), "the handover lives")
+        wait_until(lambda: keeper.children() == [first], "the next master is not reaped")
+        assert keeper.asked(signal.SIGHUP) == "first SIGHUP"
+        assert keeper.asked(signal.SIGTERM) == "first SIGTERM"
+        assert keeper.process.wait() == 0
+
+
+def test_a_master_that_served_is_the_status_although_the_one_before_ends_later() -> None:
+    script = """
+def heard(name):
+    if name == 'SIGUSR2':
+        hand_over(second)
+    if name == 'SIGUSR1':
+        os._exit(0)
+serve('first', heard)
+"""
+    with kept(script) as keeper:
+        first = keeper.master()
+        assert keeper.asked(signal.SIGUSR2) == "first SIGUSR2"
+        second = keeper.master()
+        (handover,) = _children_of(first)
+        os.kill(handover, signal.SIGKILL)
+        wait_until(lambda: second in keeper.children(), "the second is not adopted")
+        os.kill(second, signal.SIGTERM)
+        assert keeper.says() == "second SIGTERM"
+        wait_until(lambda: keeper.children() == [first], "the second is not reaped")
+        os.kill(first, signal.SIGUSR1)
+        assert keeper.says() == "first SIGUSR1"
+        assert keeper.process.wait() == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_a_stop_before_the_master_hears_it_is_clean(number: signal.Signals) -> None:
+    script = "signal.signal(2, signal.SIG_DFL); print('x', os.getpid(), flush=True); signal.pause()"
+    with kept(script) as keeper:
+        keeper.master()
+        keeper.process.send_signal(number)
+        assert keeper.process.wait() == 0
+    with kept(script) as keeper:
+        os.kill(keeper.master(), number)
+        assert keeper.process.wait() == 128 + number, "by somebody else"
+
+
+def test_a_second_signal_to_end_ends_the_wait_for_descendants() -> None:
+    script = """
+waits, told = os.pipe()
+if not os.fork():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("orphan", os.getpid(), flush=True)
+    os.write(told, b"x")
+    signal.pause()
+os.read(waits, 1)
+serve("first", lambda name: os._exit(3))
+"""
+    with kept(script) as keeper:
+        orphan, _ = keeper.master(), keeper.master()
+        assert keeper.asked(signal.SIGTERM) == "first SIGTERM"
+        wait_until(lambda: keeper.children() == [orphan], "the master is not reaped")
+        keeper.process.send_signal(signal.SIGTERM)
+        assert keeper.process.wait(60) == 3
+        os.kill(orphan, signal.SIGKILL)
+
+
+def test_a_master_that_leaves_for_the_background_is_an_error() -> None:
+    script = """
+if os.fork():
+    os._exit(0)
+serve("daemon", print)
+"""
+    with kept(script, last_s=0.5) as keeper:
+        daemon = keeper.master()
+        assert keeper.says().startswith("shmserve: the main process ended, and what it had")
+        assert keeper.process.wait() == 1
+        os.kill(daemon, signal.SIGKILL)
+
+
+def test_pids_of_no_descendant_are_no_masters() -> None:
+    script = """
+os.write(keeper, b"1\\n%d\\n999999999\\n" % os.getppid())
+serve('first', lambda name: os._exit(3) if name == 'SIGTERM' else None)
+"""
+    with kept(script) as keeper:
+        keeper.master()
+        assert keeper.asked(signal.SIGHUP) == "first SIGHUP"
+        assert keeper.asked(signal.SIGTERM) == "first SIGTERM"
+        assert keeper.process.wait() == 3
+
+
+def _children_of(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _is_zombie(pids: list[int]) -> bool:
+    return bool(pids) and all(
+        "State:\tZ" in Path(f"/proc/{pid}/status").read_text() for pid in pids
+    )
+
+
+@pytest.mark.parametrize("where", ["-D", "--daem", "environment", "file"])
+def test_a_service_that_is_kept_stays_in_the_foreground(where: str, tmp_path: Path) -> None:
+    file = tmp_path / "other.py"
+    file.write_text("daemon = True")
+    words = {"environment": [], "file": ["-c", str(file)]}.get(where, [where])
+    environ = {
+        **os.environ,
+        "SHMSERVE_RUN_DIR": str(tmp_path),
+        "SHMSERVE_MODEL_REPOSITORY": str(tmp_path / "none"),
+        "GUNICORN_CMD_ARGS": "--daemon" if where == "environment" else "",
+    }
+    command = [sys.executable, "-m", "shmserve", "serve", "--", *words]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "shmserve: daemon: `shmserve serve` stays in the foreground" in done.stderr
