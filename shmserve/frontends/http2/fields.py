@@ -40,6 +40,10 @@ class _Table(HeaderTable):
         super().__init__()
         self.changed = False
 
+    def watch(self, changed: bool) -> None:
+        """Begin a block, which may have changed the table's size already."""
+        self.changed = changed
+
     def add(self, name: bytes, value: bytes) -> None:
         self.changed = True
         super().add(name, value)
@@ -143,7 +147,7 @@ class FieldDecoder:
 
     def _decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
         """The fields, and whether the table is another one now."""
-        self._table.changed = block[:1] != b"" and block[0] & 0xE0 == 0x20
+        self._table.watch(block[:1] != b"" and block[0] & 0xE0 == 0x20)
         try:
             if self._table.changed:
                 _check_size_updates(block)
