@@ -88,11 +88,23 @@ class Inference(Generic[Source]):
     Args:
         client: None: nobody can tell of its end but `RunOptions.on_wait`.
 
+    Attributes:
+        receipt: what the request has cost so far. Only once it runs.
+
     Raises:
         ShmserveError: it does not fit its model. It has been counted.
     """
 
-    __slots__ = ("_call", "_client", "_dispatcher", "_options", "entry", "signature", "source")
+    __slots__ = (
+        "_call",
+        "_client",
+        "_dispatcher",
+        "_options",
+        "entry",
+        "receipt",
+        "signature",
+        "source",
+    )
 
     def __init__(
         self,
@@ -107,6 +119,7 @@ class Inference(Generic[Source]):
         self.source = source
         self._client = client
         self._call: InferenceCall | None = None
+        self.receipt: Receipt
         try:
             self._options = source.check(self.signature)
         except BaseException as ex:
@@ -142,6 +155,7 @@ class Inference(Generic[Source]):
         client = self._client
         call = self._dispatcher.call(self.entry, self._options, client is not None)
         self._call = call
+        self.receipt = call.receipt
         if client is not None:
             client.attach(call)
         self.source.fill(call)
@@ -154,12 +168,6 @@ class Inference(Generic[Source]):
         if source.share is None:
             source.share = self._dispatcher.shares.of(self._options.caller_number)
         source.share.hold(nbytes)
-
-    @property
-    def receipt(self) -> Receipt:
-        """What it has cost so far. Once it was run."""
-        assert self._call is not None
-        return self._call.receipt
 
     def answered(self) -> None:
         """The answer is ready to be sent and its receipt complete: it is counted before its

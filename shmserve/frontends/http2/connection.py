@@ -69,7 +69,9 @@ class Connection:
                 raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
         except ConnectionFailed as failed:
             self._fail(failed)
-        return self._take_events()
+        events = self._events[:]
+        self._events.clear()
+        return events
 
     @property
     def has_news(self) -> bool:
@@ -186,7 +188,9 @@ class Connection:
                 self._events.append(
                     StreamReset(stream.id, ErrorCode.ENHANCE_YOUR_CALM, False, reason)
                 )
-        return self._take_events()
+        events = self._events[:]
+        self._events.clear()
+        return events
 
     def next_tick(self, now: float) -> float:
         """When to call `tick`; infinite if there is nothing to wait for."""
@@ -200,11 +204,6 @@ class Connection:
         if self._waits:
             due = min(due, self._sent_at + self._limits.send_stall_s)
         return min(due, now + _TICK_S) if self._streams.sending else due
-
-    def _take_events(self) -> list[Event]:
-        events = self._events[:]
-        self._events.clear()
-        return events
 
     def _fail(self, failed: ConnectionFailed) -> None:
         self._failed = True

@@ -259,7 +259,7 @@ class FrameReader:
             self._skipped = length - size - 1
             self._streams.consumed(stream_id, length - size)
         if not size and ends:
-            self._end_payload()
+            self._events.append(DataReceived(stream_id, _EMPTY, True))
         return self._go_on(view, body, end)
 
     def _forgive(self, stream_id: int, length: int) -> None:
@@ -296,17 +296,10 @@ class FrameReader:
             raise ValueError(f"{self.left} bytes of payload are due, not {count}")
         self.heard_at = now
         self.left -= count
-        if self.left or not self._ends:
+        stream = self.payload
+        if self.left or not self._ends or stream is None or stream.closed:
             return []
-        self._end_payload()
-        events = self._events[:]
-        self._events.clear()
-        return events
-
-    def _end_payload(self) -> None:
-        """Tell the end of a request whose last payload its owner has received."""
-        if self.payload is not None and not self.payload.closed:
-            self._events.append(DataReceived(self.payload.id, _EMPTY, True))
+        return [DataReceived(stream.id, _EMPTY, True)]
 
     def payload_returned(self, count: int) -> None:
         """Have `count` bytes of payload be due again: the last ones that `receive` was given,

@@ -382,7 +382,7 @@ class Http2Streams:
             if size:
                 self.updates += ControlBudget.UPDATES_PER_DATA
             if ends:  # no frame may follow, though this one's payload may still be on its way
-                stream.end_remote()
+                stream.remote_closed = True
             return stream
         self.give_back(length)
         raise StreamFailed(code, reason)
@@ -427,7 +427,8 @@ class Http2Streams:
     def complete(self, stream: Http2Stream, size: int = 0) -> None:
         """The response has been framed to its end, `size` bytes of DATA among the last frames."""
         if size:
-            self.framed(size)
+            self.send_window -= size
+            self.updates += ControlBudget.UPDATES_PER_DATA + (size >> 10)
         self.resets.left += 1
         if not stream.remote_closed:
             # Nobody reads the rest of the request

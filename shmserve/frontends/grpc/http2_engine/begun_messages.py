@@ -45,6 +45,14 @@ class MessageDeadline(Struct, eq=False):
     due: int
     until: float
 
+    def advance(self, left: int, now: float, timeout_s: float, per_s: float) -> None:
+        """Note that `left` bytes are still to come. What has come earns time for what follows."""
+        self.due -= self.left - left
+        self.left = left
+        if self.due <= 0:
+            self.due = min(left, AHEAD)
+            self.until = min(self.until, now + timeout_s) + self.due / per_s
+
 
 class MessageDeadlines:
     """Those of one connection, in `open` by stream."""
@@ -64,11 +72,7 @@ class MessageDeadlines:
             until = now + self._timeout_s + due / self._per_s
             self.open[stream_id] = MessageDeadline(left, due, until)
             return
-        known.due -= known.left - left
-        known.left = left
-        if known.due <= 0:
-            known.due = min(left, AHEAD)
-            known.until = min(known.until, now + self._timeout_s) + known.due / self._per_s
+        known.advance(left, now, self._timeout_s, self._per_s)
 
     @property
     def next_due(self) -> float:
@@ -89,7 +93,6 @@ class BegunMessages:
         resume: has the connection receive again, after `waiting`.
 
     Attributes:
-        expected: the latest message was such a one, or there was none.
         waiting: so many parts of what comes next have no place yet: nothing is to be received.
         receiving: streams whose message has not come entirely, and has tensors for slots.
         deadlines: of all messages that have begun.
@@ -108,7 +111,6 @@ class BegunMessages:
         self.waiting = 0
         self.receiving: set[int] = set()
         self.deadlines = MessageDeadlines(serving.settings)
-        self.expected = True
 
     def look(self, call: Http2Call) -> None:
         """See to memory and time for the rest, after something of a call's messages has come."""
@@ -122,8 +124,7 @@ class BegunMessages:
             self.receiving.discard(call.stream_id)
         else:
             self.receiving.add(call.stream_id)
-            if message.wanted and not message.asked:
-                message.asked = True
+            if message.wanted and message.ask():
                 self.waiting += 1
                 until = monotonic() + _WAIT_S
                 self._growth.submit(self._grow, call, message, until)
