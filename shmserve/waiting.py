@@ -67,6 +67,12 @@ class ThreadWaiter(Protocol):
 
     def beside(self, work: Callable[..., _Result], *args: Any) -> _Result: ...
 
+    def beside_in(
+        self, threads: Any, patience_s: float | None, work: Callable[..., _Result], *args: Any
+    ) -> _Result:
+        """As `beside`, in one of these `SideThreads`, if one is free within `patience_s`."""
+        ...
+
     def on_loop(self, call: Callable[..., _Result], *args: Any) -> _Result:
         """Have a greenlet of this waiter's loop call it. From any other thread, which waits."""
         ...

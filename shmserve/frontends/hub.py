@@ -358,22 +358,53 @@ class Hub:
         Raises:
             Unavailable: too much waits for a thread already.
         """
+        return self.beside_in(self._threads, None, work, *args)
+
+    def beside_in(
+        self,
+        threads: SideThreads,
+        patience_s: float | None,
+        work: Callable[..., _Result],
+        *args: Any,
+    ) -> _Result:
+        """As `beside`, in one of these threads.
+
+        Args:
+            patience_s: longest wait, in seconds, for a thread; None: as long as it takes.
+
+        Raises:
+            Unavailable: no thread was free in time, or too much waits already.
+        """
         over = HubEvent(self)
+        unbegun: list[None] = [None]  # whoever takes it decides: the work runs, or never will
         results: list[Any] = []
 
         def run() -> None:
-            try:
-                results.append((True, work(*args)))
-            except BaseException as ex:
-                results.append((False, ex))
-            over.set()
+            if _taken(unbegun):
+                try:
+                    results.append((True, work(*args)))
+                except BaseException as ex:
+                    results.append((False, ex))
+                over.set()
 
-        self._threads.submit(run)
+        threads.submit(run)
+        if not over.wait(patience_s) and _taken(unbegun):
+            raise Unavailable(
+                f"no thread was free for this call in {patience_s:g} s ({threads.setting})"
+            )
         over.wait()
         done, result = results.pop()
         if not done:
             raise result
         return result  # type: ignore[no-any-return]
+
+
+def _taken(places: list[None]) -> bool:
+    try:
+        places.pop()  # atomic
+    except IndexError:
+        return False
+    return True
 
 
 class HubEvent:

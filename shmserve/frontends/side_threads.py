@@ -16,14 +16,14 @@ class SideThreads:
     queue that has a bound, too.
 
     Args:
-        setting: what `limit` is called.
+        setting: what `limit` is called; also an attribute.
         or_here: where the system has no thread at all, whoever submits runs the item itself.
     """
 
     def __init__(self, limit: int, setting: str, or_here: bool = True) -> None:
         self._or_here = or_here
         self._limit = limit
-        self._setting = setting
+        self.setting = setting
         self._lock = threading.Lock()
         self._started = 0
         self._open = 0  # items that are waiting or being worked on
@@ -37,7 +37,7 @@ class SideThreads:
         """
         with self._lock:
             if self._open >= self._limit * _WAITING:
-                raise Unavailable(f"the server has too much to do ({self._setting})")
+                raise Unavailable(f"the server has too much to do ({self.setting})")
             self._open += 1
             starting = self._started < min(self._open, self._limit)
             self._started += starting

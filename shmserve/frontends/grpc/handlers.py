@@ -137,10 +137,11 @@ class Methods:
         pool: CallPool,
         idle_s: float | None = None,
         views: bool = False,
+        large: bool = True,
     ) -> RpcMethod:
         """Return a method of any number of messages and answers. A client that does not take an
         answer is given up, and so is a client that is silent for `idle_s` (None:
-        `STREAM_IDLE_S`)."""
+        `STREAM_IDLE_S`). `large`: messages may have tensors."""
         known(category, f"rpc {name}")
         return RpcMethod(
             name,
@@ -150,7 +151,7 @@ class Methods:
             pool,
             True,
             self._message_timeout_s(False),
-            self._max_message_bytes,
+            self._max_message_bytes if large else MAX_SMALL_MESSAGE_BYTES,
             views=views,
             idle_s=STREAM_IDLE_S if idle_s is None else idle_s,
         )

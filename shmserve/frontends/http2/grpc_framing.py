@@ -121,6 +121,7 @@ class MessageReader:
 
     Args:
         max_bytes: the largest message, without its prefix; compared before anything is allocated.
+        compressed: whether messages may be compressed.
         receiver: makes one for so many bytes of a message, compressed or not, which may leave what
             is received elsewhere, or not (`MessageReceiver.stop_sparing`).
 
@@ -128,13 +129,17 @@ class MessageReader:
         receiving: of the message that has begun.
     """
 
-    __slots__ = ("_compressed", "_head", "_make", "_max_bytes", "receiving")
+    __slots__ = ("_compressed", "_head", "_largest_flag", "_make", "_max_bytes", "receiving")
 
     def __init__(
-        self, max_bytes: int, receiver: Callable[[int, bool, bool], MessageReceiver] | None = None
+        self,
+        max_bytes: int,
+        receiver: Callable[[int, bool, bool], MessageReceiver] | None = None,
+        compressed: bool = True,
     ) -> None:
         self._max_bytes = max_bytes
         self._make = receiver
+        self._largest_flag = int(compressed)
         self._head = b""  # a prefix that has not come entirely
         self.receiving: MessageReceiver | None = None
         self._compressed = False
@@ -181,8 +186,11 @@ class MessageReader:
         else:
             flag, size = _prefix.unpack_from(data, position)
             position += PREFIX_BYTES
-        if flag > 1:
-            raise FramingFailed(INTERNAL, f"the compressed flag of a message is {flag}")
+        if flag > self._largest_flag:
+            if flag > 1:
+                raise FramingFailed(INTERNAL, f"the compressed flag of a message is {flag}")
+            reason = "compressed flag set with identity or empty encoding"  # the specification's
+            raise FramingFailed(INTERNAL, reason)
         if size > self._max_bytes:
             raise FramingFailed(
                 RESOURCE_EXHAUSTED,

@@ -19,7 +19,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stream_window: int = 16 << 20
     connection_window: int = 64 << 20
     max_streams: int = 256
-    max_header_list_bytes: int = 16 << 10  # decoded, 32 per field on top; beyond: that stream ends
+    max_header_list_bytes: int = 16 << 10  # decoded, 32 per field on top; beyond: a refusal
 
     # Header blocks; beyond: the connection ends with ENHANCE_YOUR_CALM
     max_header_block_bytes: int = 32 << 10  # encoded, CONTINUATION included

@@ -74,6 +74,12 @@ class MessageDeadlines:
             return
         known.advance(left, now, self._timeout_s, self._per_s)
 
+    def extend(self, stream_id: int, now: float) -> None:
+        """Begin the time of a stream's message anew: the client could not send."""
+        begun = self.open.pop(stream_id, None)
+        if begun is not None:
+            self.look(stream_id, begun.left, now)
+
     @property
     def next_due(self) -> float:
         """When `overdue` has something to say, at the latest."""
@@ -130,6 +136,10 @@ class BegunMessages:
                 self._growth.submit(self._grow, call, message, until)
         if call.waits and method.tensors is not None:  # the client is not silent
             method.pool.silent.wait(call, method.message_timeout_s)
+
+    def extend(self, call: Http2Call) -> None:
+        """Give the call's client all the time again that its message may take from now on."""
+        self.deadlines.extend(call.stream_id, monotonic())
 
     def forget(self, call: Http2Call) -> None:
         """Note that no message of the call has begun, or that the call has ended."""

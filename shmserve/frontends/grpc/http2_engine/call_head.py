@@ -62,6 +62,8 @@ def call_head(
     kind = request.value("content-type") or ""
     if not kind.startswith(_TYPE) or kind[len(_TYPE) :][:1] not in ("", "+", ";"):
         return encode_fields(((":status", "415"),))
+    if request.excess:
+        return refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, request.excess)
     if hosts is not None:
         try:
             hosts.check_host(request.authority, ":authority")
@@ -111,9 +113,9 @@ def status_fields(code: grpc.StatusCode, details: str, metadata: Metadata = ()) 
     return tuple(fields)
 
 
-def refusal(code: grpc.StatusCode, details: str) -> bytes:
+def refusal(code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> bytes:
     """An answer of trailers alone."""
-    return trailers_only(status_fields(code, details))
+    return trailers_only(status_fields(code, details, metadata))
 
 
 def trailers_only(fields: Fields) -> bytes:

@@ -15,6 +15,7 @@ from shmserve.frontends.grpc.call_pools import CallPool
 from shmserve.frontends.grpc.http2_engine.begun_messages import BegunMessages
 from shmserve.frontends.grpc.http2_engine.call_head import (
     CallHead,
+    Metadata,
     call_head,
     refusal,
     status_fields,
@@ -30,6 +31,7 @@ from shmserve.frontends.http2 import (
     RequestReceived,
 )
 from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage
+from shmserve.frontends.request_ids import KEY, of_metadata
 
 _log = logging.getLogger("shmserve.grpc")
 
@@ -103,7 +105,8 @@ class ConnectionCalls:
         try:
             place = head.method.pool.place(self.client.number)
         except ResourceExhausted as ex:
-            block = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, ex.message)
+            request = ((KEY, of_metadata(head.metadata)),)
+            block = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, ex.message, request)
             self.core.send(stream_id, now, trailers=block)
             return
         call = Http2Call(self, stream_id, head, place, now, self._serving.settings)
@@ -172,7 +175,9 @@ class ConnectionCalls:
         """Give up clients whose message has begun and does not come."""
         for stream_id in self.begun.deadlines.overdue(now):
             call = self.by_stream.get(stream_id)
-            if call is not None:
+            if call is not None and call.withheld:
+                self.begun.extend(call)  # the client may not send
+            elif call is not None:
                 _log.info("cancelled a call: its message came too slowly from %s", call.peer())
                 self.cancel(call)
 
@@ -210,7 +215,8 @@ class ConnectionCalls:
             call.drop_message()
             if call.head.method.subjects is not None:
                 call.head.method.subjects.refused(subject, ex)
-            self._fail(call, grpc.StatusCode.UNAVAILABLE, ex.message)
+            request = ((KEY, of_metadata(call.head.metadata)),)
+            self._fail(call, grpc.StatusCode.UNAVAILABLE, ex.message, request)
             return
         if self.entered:
             self._loop.at_turns_end(partial(self._loop.enter, self._take_turn, pool, turn))
@@ -240,6 +246,7 @@ class ConnectionCalls:
 
     def give_credit(self, call: Http2Call, count: int) -> None:
         if call.active:
+            self.begun.extend(call)
             self.core.consumed(call.stream_id, count)
             self.settle()
 
@@ -262,8 +269,10 @@ class ConnectionCalls:
         """What it sends is not taken."""
         self._fail(call, _STATUSES[failed.status], failed.reason)
 
-    def _fail(self, call: Http2Call, code: grpc.StatusCode, details: str) -> None:
-        call.answer((), status_fields(code, details))
+    def _fail(
+        self, call: Http2Call, code: grpc.StatusCode, details: str, metadata: Metadata = ()
+    ) -> None:
+        call.answer((), status_fields(code, details, metadata))
         self._over(call)
 
     def expired(self, call: Http2Call) -> None:

@@ -114,7 +114,9 @@ class Http2Call:
         self.head = head
         self._copied: MessageHeap | None = None
         self._settings = settings
-        self.reader: MessageReader | None = MessageReader(head.method.max_bytes, self._receiver)
+        self.reader: MessageReader | None = MessageReader(
+            head.method.max_bytes, self._receiver, head.encoding != "identity"
+        )
         self._tensors: TensorMessage | None = None
         self.held: HeldAnswer | None = None
         self.place = place

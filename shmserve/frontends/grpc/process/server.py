@@ -148,7 +148,9 @@ class GrpcServer:
 
         return {
             "Check": self._methods.unary("Check", "health", health.check, self._pools.health),
-            "Watch": self._methods.stream("Watch", "health", watch, self._pools.watchers),
+            "Watch": self._methods.stream(
+                "Watch", "health", watch, self._pools.watchers, large=False
+            ),
         }
 
     def _reflection_handlers(self, services: list[str]) -> tuple[str, dict[str, RpcMethod]]:
@@ -159,6 +161,6 @@ class GrpcServer:
 
         name = "ServerReflectionInfo"
         handler = self._methods.stream(
-            name, "metadata", answer, self._pools.reflections, self._idle_reflection_s
+            name, "metadata", answer, self._pools.reflections, self._idle_reflection_s, large=False
         )
         return REFLECTION.full_name, {name: handler}
