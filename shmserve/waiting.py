@@ -4,6 +4,8 @@ By default whoever waits keeps its thread. A thread that serves many at once (an
 loop, a gRPC engine's) installs a `ThreadWaiter` for itself: what runs there gives way instead, and
 so the same synchronous code serves both. Whatever may wait for another process, a client or a lock
 that is held for long goes through here.
+
+HTTP workers, gRPC processes and WSGI servers with a thread for each request thus run the same code.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ A pipe, terminal, socket or file below a log may stop taking lines at any moment
 helps, because processes share such a file: two see the same room. O_NONBLOCK would change the file
 for everybody else who has it, and a file of another user cannot be opened anew. So a thread writes,
 and is what waits.
+
+stdout and stderr stay as they are. The queue of a process holds 1 MiB of lines. At its end a
+process waits up to a second for its lines to go out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """The way of spans from the processes that have traced requests to the one that exports them.
 
 Nothing waits for it: who finds no exporter, or no room, drops what it has and counts that.
+
+The maintenance of a process that has traced requests sends the spans, and waits for room for half a
+second at most. The exporter's queue is bounded as well.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ loaded, what was unloaded, with which overrides. It is replaced as a whole befor
 was decided is published or acknowledged. While it cannot be written, the coordinator goes on from
 memory. Who lives is not in it: that is told by the published registry and by the processes
 themselves.
+
+A restarted coordinator starts from this file and not from the repository. It finds executors
+through their hellos, and dismisses executors of revisions that were going.
 """
 
 from __future__ import annotations

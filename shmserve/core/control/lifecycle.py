@@ -7,6 +7,11 @@ monotonic clock.
 A load that failed (the model's own initialisation raised, its configuration is bad)
 is definitive: FAILED, no restart loop. A process that died is tried again, at once
 the first time, then later and later.
+
+A load that takes longer than `load_timeout_s` is final as well. So is a load whose processes have
+ended three times, as long as the instance has never been loaded. An instance that has been loaded
+is tried for ever. The reason of a FAILED instance is published, and the instance is tried again
+when somebody loads the model.
 """
 
 from __future__ import annotations

@@ -5,6 +5,16 @@ of those say; nobody can be asked anything then. An executor that neither loads 
 answers at once, or is stopped, or stuck. Counted in looks, not in seconds: a coordinator that was
 itself stopped has not looked meanwhile. Questions wake who is asked, so there are few of them, and
 hardly any to those that rest.
+
+An executor that runs nothing and answers nothing is replaced after 20 looks, one a second, or fewer
+where `execute_timeout_s` is less. The coordinator asks an executor once in 9 looks, and an executor
+that rests once in 60. An executor rests while it sleeps (as /proc says), has taken no processor
+time, and no frontend has a request with it.
+
+An executor that rests no longer is asked at once, and replaced if it has not answered within 12
+looks. So only an executor that sleeps with its interpreter locked, and that no frontend wants, is
+found later: within 72 looks. Without the setting `dashboard` nobody reads /proc, and all executors
+are asked once in 9 looks.
 """
 
 from __future__ import annotations

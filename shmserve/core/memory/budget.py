@@ -12,6 +12,10 @@ Rules (tests/property/test_budget_properties.py):
 Nobody is asked to go below its floor, the arena that it starts with: `floor_bytes`, unless it
 says that it begins with less. A process gives back its own idle segments before it asks for more,
 so it is not asked to trim.
+
+Every byte of a segment is granted out of `pool_bytes` before the segment is made, and allocated
+(`posix_fallocate`) before it is used. A process asks when its arena grows and never else, so a
+server in steady state asks nothing.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ A *track* is a group of series that are written together. Once a second each tra
 as a second does, so a minute's average is that of its requests and its maximum that of its
 slowest. Periods have numbers that count from the start of the history; a second nobody
 sampled has no values. `SavedSeries` is all of it, for a successor that goes on with it.
+
+There are 60 seconds, 60 minutes, 24 hours and 30 days. Bounds: 21 KiB of numbers a model version,
+256 model versions, 512 reported values, 64 GPUs. A browser asks for what it does not have yet
+(`since`).
 """
 
 from __future__ import annotations

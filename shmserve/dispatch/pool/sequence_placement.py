@@ -3,6 +3,12 @@
 The executor decides what lives there; its status page tells. A frontend only looks, so any number
 of them agree without talking to each other, and a new executor takes nothing away from others.
 Only for a moment a frontend knows more: where it has just had one begin.
+
+The status page of an executor has the digests of its sequences and the number of free slots,
+published before the executor answers. A request goes where its sequence lives; a sequence that
+lives nowhere goes where most slots are free. A frontend that has read too early is found out: an
+executor refuses a request of a sequence that it does not know. A page goes with its executor, so
+the sequences of a dead executor live nowhere until they begin again.
 """
 
 from __future__ import annotations
