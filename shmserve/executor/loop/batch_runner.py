@@ -3,6 +3,17 @@
 An error of one request is its own wherever that can be told: memory of its client that cannot be
 read, a response of its own, an output that does not fit where it goes. What the backend raises
 is the error of all.
+
+Triton's dialect gets the requests as they are. Backends that want one tensor get one request, whose
+inputs `executor.tensors.batch` has gathered: one copy, counted as `batch` in each receipt, on a GPU
+none. With `batch_input` or `batch_output`, `executor.backends.ragged` stands between.
+
+A request of an iterative sequence that the model has rescheduled (`Request.reschedule`) goes back
+to the head of its sequence, in its slot, with its inputs open. Views that the model keeps of them
+are told with the only, or last, answer. The request ends when the model lets it, or fails, when its
+frontend cancels it or is gone, or, where it has one answer, at its deadline. The next batch is made
+as any other, so whatever has come meanwhile joins it. Such sequences are on no status page: no
+request follows that would have to find them.
 """
 
 from __future__ import annotations
