@@ -35,5 +35,5 @@ Bytes moved by DMA (`device` in the receipt):
 
 An error that CUDA cannot recover from costs the request that caused it a 500 and ends the executor,
 by SIGKILL to itself: unwinding would call the driver. Requests that wait there run elsewhere or get
-503. Running out of device memory is 503 and nothing more.
+502. Running out of device memory is 503 and nothing more.
 """

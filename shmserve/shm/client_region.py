@@ -7,9 +7,9 @@ for them and tells what is missing.
 
 After the death of an executor the coordinator looks at the object of every region. A region whose
 object is too small is quarantined, and the log names its owner. The request that used it gets 400
-and is never run again; other requests run again or get 503. From then on all regions of that owner
-are served by copying (`Region.copy`). The model was not to blame and is started again without a
-pause.
+and is never run again; other requests run again if their model allows (`rerun`), or get 502.
+From then on all regions of that owner are served by copying (`Region.copy`). The model was not to
+blame and is started again without a pause.
 
 `client_shm_mode = "copy"`, for the server or for one model (a parameter of config.pbtxt), uses
 `preadv` and `pwritev` from the start. That costs two copies, and truncation is an ordinary error.

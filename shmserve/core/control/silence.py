@@ -6,7 +6,8 @@ looks at its workers once a second.
 
 One look adds two periods at most, however long ago the look before was. A watcher that was stopped,
 perhaps with the whole machine, saw nothing meanwhile and blames no process for that time. Clocks
-that jump make no difference.
+that jump make no difference. Before the first sign a second counts a third, because the process
+still starts.
 """
 
 from __future__ import annotations

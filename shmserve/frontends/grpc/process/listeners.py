@@ -3,9 +3,6 @@
 Several processes share a TCP address (SO_REUSEPORT), which the gunicorn master keeps for them
 (`supervisor.launch`): nobody else can have it. Unix sockets are process 0's alone, since their
 clients would else be those of whoever bound last.
-
-Before the first process binds a TCP address, it tries the address without SO_REUSEPORT. Another
-service of the same user could else share the port unnoticed.
 """
 
 from __future__ import annotations
