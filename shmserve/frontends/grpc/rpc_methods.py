@@ -46,7 +46,7 @@ class RpcContext(Protocol):
         """Whether it has not ended yet."""
         ...
 
-    def add_callback(self, callback: Callable[[], None], /) -> bool:
+    def add_callback(self, callback: Callable[[], object], /) -> bool:
         """Have this called at the call's end, in the loop; False: it has ended already."""
         ...
 

@@ -110,6 +110,12 @@ class Http2Stream(msgspec.Struct, eq=False):
         if self.moved >= least:
             self.progress_at, self.moved = now, 0
 
+    def close(self) -> int:
+        """End the stream, whoever still has the object. Return how many bytes it held."""
+        self.closed = True
+        held, self.held = self.held, 0
+        return held
+
     def end_remote(self) -> None:
         """Note that the client has ended its side."""
         self.remote_closed = True
@@ -437,11 +443,9 @@ class Http2Streams:
 
     def forget(self, stream: Http2Stream) -> None:
         """The stream is over: windows and memory that it held are given back."""
-        stream.closed = True
         self.open.pop(stream.id, None)
-        if stream.held:
-            self.give_back(stream.held)
-            stream.held = 0
+        if held := stream.close():
+            self.give_back(held)
         if stream.queue:
             del self.sending[stream.id]
             self.parked.discard(stream.id)

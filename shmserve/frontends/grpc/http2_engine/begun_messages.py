@@ -22,14 +22,14 @@ from shmserve.core.memory.slots import Slot
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.tensor_message import TensorMessage
-from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage
+from shmserve.frontends.http2.grpc_framing import FramingFailed
 
 
 class TensorCalls(Protocol):
     """The calls whose messages these are."""
 
-    def message(self, call: Http2Call, message: GrpcMessage) -> None:
-        """One has come entirely."""
+    def go_on(self, call: Http2Call) -> None:
+        """Go on with a message that has its memory now."""
         ...
 
     def refuse(self, call: Http2Call, failed: FramingFailed) -> None:
@@ -103,7 +103,6 @@ class BegunMessages:
 
     Attributes:
         waiting: so many parts of what comes next have no place yet: nothing is to be received.
-        receiving: streams whose message has not come entirely, and has tensors for slots.
         deadlines: of all messages that have begun.
     """
 
@@ -118,36 +117,13 @@ class BegunMessages:
         self._calls = calls
         self._resume = resume
         self.waiting = 0
-        self.receiving: set[int] = set()
         self.deadlines = MessageDeadlines(serving.settings)
 
-    def look(self, call: Http2Call) -> None:
-        """See to memory and time for the rest, after something of a call's messages has come."""
-        message = call.reader.receiving if call.reader is not None else None
-        if message is None:
-            self.forget(call)
-            return
-        method = call.head.method
-        self.deadlines.look(call.stream_id, message.left, monotonic())
-        if not isinstance(message, TensorMessage):
-            self.receiving.discard(call.stream_id)
-        else:
-            self.receiving.add(call.stream_id)
-            if message.wanted and message.ask():
-                self.waiting += 1
-                until = monotonic() + _WAIT_S
-                self._growth.submit(self._grow, call, message, until)
-        if call.waits and method.tensors is not None:  # the client is not silent
-            method.pool.silent.wait(call, method.message_timeout_s)
-
-    def extend(self, call: Http2Call) -> None:
-        """Give the call's client all the time again that its message may take from now on."""
-        self.deadlines.extend(call.stream_id, monotonic())
-
-    def forget(self, call: Http2Call) -> None:
-        """Note that no message of the call has begun, or that the call has ended."""
-        self.receiving.discard(call.stream_id)
-        self.deadlines.open.pop(call.stream_id, None)
+    def grow(self, call: Http2Call, message: TensorMessage) -> None:
+        """Have a thread make the memory that a message wants."""
+        if message.ask():
+            self.waiting += 1
+            self._growth.submit(self._grow, call, message, monotonic() + _WAIT_S)
 
     def _grow(self, call: Http2Call, message: TensorMessage, until: float) -> None:
         slot = None
@@ -161,10 +137,7 @@ class BegunMessages:
         self.waiting -= 1
         try:
             message.grown(slot)
-            whole = call.reader.complete() if call.reader is not None else None
-            if whole is not None:
-                self._calls.message(call, whole)
-            self.look(call)
+            self._calls.go_on(call)
         except FramingFailed as failed:
             self._calls.refuse(call, failed)
         if not self.waiting:

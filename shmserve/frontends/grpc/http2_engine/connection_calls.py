@@ -23,6 +23,7 @@ from shmserve.frontends.grpc.http2_engine.call_head import (
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.serving import Serving
+from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.http2 import (
     Connection,
     DataReceived,
@@ -30,7 +31,7 @@ from shmserve.frontends.http2 import (
     RequestFields,
     RequestReceived,
 )
-from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage
+from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage, MessageReceiver
 from shmserve.frontends.request_ids import KEY, of_metadata
 
 _log = logging.getLogger("shmserve.grpc")
@@ -52,7 +53,9 @@ class ConnectionCalls:
         client, core, settle: as above.
         by_stream: open calls.
         opened: unary calls that were opened in this turn, and wait for their message.
-        begun: messages that have not come entirely.
+        incoming: calls whose message goes on to come, since `expect_messages`.
+        receiving: streams whose message has not come entirely, and has tensors for slots.
+        begun: memory and deadlines of messages that have not come entirely.
         expects_tensors: the latest message had tensors for slots, or there was none.
         entered: a call was run since this was last False; others wait for the turn's end.
         heard: a message has come since this was last False.
@@ -75,6 +78,8 @@ class ConnectionCalls:
         self._last_head: tuple[RequestFields, CallHead | bytes] | None = None
         self.begun = BegunMessages(serving, self, resume)
         self.opened: dict[int, Http2Call] = {}
+        self.incoming: dict[int, Http2Call] = {}
+        self.receiving: set[int] = set()
         self._turns: dict[int, CallTurn] = {}  # of open calls whose rpc waits, runs or has run
         self.expects_tensors = True
         self.entered = self.heard = False
@@ -121,10 +126,19 @@ class ConnectionCalls:
             self.ended(stream_id)
 
     def expect_messages(self) -> None:
-        """Have the clients of the calls in `opened` send a message in time."""
+        """Have the clients of the calls in `opened` and `incoming` send in time. Comes after what
+        a turn receives: most messages come entirely in one."""
         for call in self.opened.values():
             call.head.method.pool.silent.wait(call, call.head.method.message_timeout_s)
         self.opened.clear()
+        now = monotonic()
+        for stream_id, call in self.incoming.items():
+            method, reader = call.head.method, call.reader
+            if reader is not None and reader.receiving is not None:
+                self.begun.deadlines.look(stream_id, reader.receiving.left, now)
+                if call.waits and method.tensors is not None:  # the client is not silent
+                    method.pool.silent.wait(call, method.message_timeout_s)
+        self.incoming.clear()
 
     def data(self, event: DataReceived, sparing: bool = False) -> int:
         """Payload. How many bytes at its end were not taken: those of a tensor that begins with
@@ -136,17 +150,16 @@ class ConnectionCalls:
             return 0
         spared = 0
         try:
-            for message in call.reader.feed(event.data, sparing):
-                self.message(call, message)
-            if sparing and call.reader is not None and call.reader.receiving is not None:
-                spared = call.reader.receiving.stop_sparing()
+            for whole in call.reader.feed(event.data, sparing):
+                self.message(call, whole)
             if call.reader is not None:
+                message = call.reader.receiving
+                if sparing and message is not None:
+                    spared = message.stop_sparing()
                 if event.end_stream:
                     call.reader.finish()
-                if call.reader.receiving is not None or self.begun.deadlines.open:
-                    self.begun.look(call)
-            elif self.begun.deadlines.open:
-                self.begun.forget(call)
+                if message is not None:
+                    self._note_incoming(call, message)
         except FramingFailed as failed:
             self.refuse(call, failed)
         if not call.head.method.streams or not call.withholds(size - spared):
@@ -162,27 +175,44 @@ class ConnectionCalls:
             message = call.reader.filled(count)
             if message is not None:
                 self.message(call, message)
-            if call.reader is None:
-                self.begun.forget(call)
-            else:
-                self.begun.look(call)
+            elif call.reader.receiving is not None:
+                self._note_incoming(call, call.reader.receiving)
         except FramingFailed as failed:
             self.refuse(call, failed)
         if not call.head.method.streams or not call.withholds(count):
             self.core.consumed(call.stream_id, count)
+
+    def _note_incoming(self, call: Http2Call, message: MessageReceiver) -> None:
+        """Note that the rest of a message is to come, and see to its memory."""
+        self.incoming[call.stream_id] = call
+        if isinstance(message, TensorMessage):
+            self.receiving.add(call.stream_id)
+            if message.wanted:
+                self.begun.grow(call, message)
+
+    def go_on(self, call: Http2Call) -> None:
+        reader = call.reader
+        message = reader.complete() if reader is not None else None
+        if message is not None:
+            self.message(call, message)
+        elif reader is not None and reader.receiving is not None:
+            self._note_incoming(call, reader.receiving)
+        self.expect_messages()
 
     def end_overdue(self, now: float) -> None:
         """Give up clients whose message has begun and does not come."""
         for stream_id in self.begun.deadlines.overdue(now):
             call = self.by_stream.get(stream_id)
             if call is not None and call.withheld:
-                self.begun.extend(call)  # the client may not send
+                self.begun.deadlines.extend(stream_id, now)  # the client may not send
             elif call is not None:
                 _log.info("cancelled a call: its message came too slowly from %s", call.peer())
                 self.cancel(call)
 
     def message(self, call: Http2Call, message: GrpcMessage) -> None:
         """One has come entirely."""
+        if self.incoming or self.begun.deadlines.open:
+            self._forget_message(call.stream_id)
         self.expects_tensors = message.parts is not None
         self.heard = True
         if call.active:
@@ -192,10 +222,15 @@ class ConnectionCalls:
         elif call.waits:
             self._begin(call, message)
 
+    def _forget_message(self, stream_id: int) -> None:
+        self.incoming.pop(stream_id, None)
+        self.receiving.discard(stream_id)
+        self.begun.deadlines.open.pop(stream_id, None)
+
     def _begin(self, call: Http2Call, message: GrpcMessage | None) -> None:
         call.begin(message)
-        self.opened.pop(call.stream_id, None)
-        call.head.method.pool.silent.heard(call)
+        if self.opened.pop(call.stream_id, None) is None:  # else nothing was expected yet
+            call.head.method.pool.silent.heard(call)
         subjects = call.head.method.subjects
         subject = b""
         if subjects is not None and message is not None and not message.compressed:
@@ -246,7 +281,7 @@ class ConnectionCalls:
 
     def give_credit(self, call: Http2Call, count: int) -> None:
         if call.active:
-            self.begun.extend(call)
+            self.begun.deadlines.extend(call.stream_id, monotonic())
             self.core.consumed(call.stream_id, count)
             self.settle()
 
@@ -302,11 +337,10 @@ class ConnectionCalls:
         if self.by_stream.pop(call.stream_id, None) is None:
             return
         self._heard.discard(call.stream_id)
-        if self.begun.deadlines.open:
-            self.begun.forget(call)
+        if self.incoming or self.begun.deadlines.open:
+            self._forget_message(call.stream_id)
         pool = call.head.method.pool
-        if call.waits:
-            self.opened.pop(call.stream_id, None)
+        if call.waits and self.opened.pop(call.stream_id, None) is None:
             pool.silent.heard(call)
         if pool.admission.leave(call.place, self._turns.pop(call.stream_id, None)):
             call.drop_message()

@@ -87,7 +87,6 @@ class Http2Call:
         withheld: bytes that the client has sent and may not send again yet.
         waits: its one message has not come entirely.
         ended_by_us: its trailers are on their way.
-        tensors: of its message, in slots.
         admitted: its caller was found to be one who may make it.
         caller_number: whose it is, where callers take turns.
         held: the answer that is being sent.
@@ -130,7 +129,7 @@ class Http2Call:
         self.status: tuple[grpc.StatusCode, str] | None = None
         self._deadline = now + head.timeout_s
         self.active = True
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
         self._inferences: set[InferenceCall] = set()
         self._messages: deque[GrpcMessage] = deque()  # of a stream, not yet taken by its rpc
         self._sent_all = False  # by the client
@@ -170,7 +169,7 @@ class Http2Call:
     def is_active(self) -> bool:
         return self.active
 
-    def add_callback(self, callback: Callable[[], None], /) -> bool:
+    def add_callback(self, callback: Callable[[], object], /) -> bool:
         # In this order: of a thread beside the loop `end` may miss the callback, but not both
         self._callbacks.append(callback)
         return self.active

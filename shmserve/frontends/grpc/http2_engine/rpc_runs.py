@@ -10,7 +10,7 @@ import grpc
 from greenlet import GreenletExit
 
 from shmserve.config import Settings
-from shmserve.errors import InvalidArgument
+from shmserve.errors import InvalidArgument, ResourceExhausted
 from shmserve.frontends.grpc.call_pools import AwaitedRequests
 from shmserve.frontends.grpc.error_statuses import details_of, status_of
 from shmserve.frontends.grpc.handlers import MAX_MESSAGE_BYTES, NO_MESSAGE
@@ -27,10 +27,6 @@ _log = logging.getLogger("shmserve.grpc")
 _access = logging.getLogger(ACCESS_GRPC)
 
 _JOINED_BYTES = 32 << 10  # up to here a copy costs less than another buffer
-
-
-class AnswerTooLarge(Exception):
-    """An answer that may not be sent."""
 
 
 class RpcRuns:
@@ -108,7 +104,7 @@ class RpcRuns:
     def _encode(self, call: Http2Call, answer: bytes) -> Sequence[Buffer]:
         size = len(answer)
         if size > MAX_MESSAGE_BYTES:
-            raise AnswerTooLarge(
+            raise ResourceExhausted(
                 f"an answer of {size} bytes is larger than {MAX_MESSAGE_BYTES} bytes"
             )
         if call.head.answers:
@@ -132,8 +128,6 @@ def _succeeded(call: Http2Call) -> Fields:
 def _failed(call: Http2Call, ex: BaseException) -> Fields:
     if isinstance(ex, Aborted) and call.status is not None:
         status = call.status
-    elif isinstance(ex, AnswerTooLarge):
-        status = (grpc.StatusCode.RESOURCE_EXHAUSTED, str(ex))
     elif isinstance(ex, grpc.RpcError | GreenletExit):  # the client has gone; the loop ends
         status = (grpc.StatusCode.CANCELLED, "the call has ended")
     elif isinstance(ex, Exception):

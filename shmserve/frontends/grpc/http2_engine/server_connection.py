@@ -87,7 +87,7 @@ class ServerConnection:
         except Exception:
             _log.exception("unexpected error with a connection")
             self.lose()
-        if self._calls.opened:
+        if self._calls.opened or self._calls.incoming:
             self._calls.expect_messages()
         # Most often there is nothing to say until a call has its answer
         if self._core.has_news or self._events != READABLE or self._calls.begun.waiting:
@@ -118,11 +118,12 @@ class ServerConnection:
         due = core.payload_due if core.reader.left else None
         if due is not None:
             call = self._calls.by_stream.get(due[0])
-            place = call.reader.space() if call is not None and call.reader is not None else None
+            reader = call.reader if call is not None else None
+            message = reader.receiving if reader is not None else None
+            place = message.space() if message is not None else None
             if call is not None and place:
                 return self._receive_payload(call, place, due[1], now)
-        begun = self._calls.begun
-        if begun.receiving:  # nothing that would have to be copied
+        if self._calls.receiving:  # nothing that would have to be copied
             most = min(core.missing if due is None else due[1], _RECEIVE_BYTES)
         elif self._calls.expects_tensors and (head := self._transport.peek()) is not None:
             return self._receive_head(head, now)

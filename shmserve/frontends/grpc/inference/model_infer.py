@@ -70,21 +70,9 @@ class InferMessage:
     """
 
     __slots__ = (
-        "_caller",
-        "_inputs",
-        "_one_answer",
-        "_origin",
-        "_serving",
-        "_signature",
-        "_tensors",
-        "context",
-        "empty_final",
-        "nbytes",
-        "share",
-        "started_ns",
-        "wanted",
-        "wire",
-    )
+        "_caller", "_inputs", "_one_answer", "_origin", "_serving", "_signature", "_tensors",
+        "context", "empty_final", "nbytes", "share", "started_ns", "wanted", "wire",
+    )  # fmt: skip
 
     def __init__(
         self,
