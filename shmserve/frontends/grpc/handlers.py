@@ -95,7 +95,6 @@ class Methods:
         self._keyed = access.keyed
         self._origins = Origins(settings, settings.grpc_bind, "")
         self.overdue = overdue
-        self._max_message_bytes = min(settings.max_request_bytes, MAX_MESSAGE_BYTES)
         self._settings = settings
         restricted = Restricted(settings.grpc_restricted_protocol, grpc=True)
         self._restricted = restricted if restricted else None
@@ -121,7 +120,7 @@ class Methods:
             pool,
             False,
             self._message_timeout_s(large),
-            self._max_message_bytes if large else MAX_SMALL_MESSAGE_BYTES,
+            self._max_bytes(large),
             large,
             tensors is not None,
             action,
@@ -151,7 +150,7 @@ class Methods:
             pool,
             True,
             self._message_timeout_s(False),
-            self._max_message_bytes if large else MAX_SMALL_MESSAGE_BYTES,
+            self._max_bytes(large),
             views=views,
             idle_s=STREAM_IDLE_S if idle_s is None else idle_s,
         )
@@ -203,6 +202,10 @@ class Methods:
         if data is None:
             raise InvalidArgument(NO_MESSAGE)
         return data
+
+    def _max_bytes(self, large: bool) -> int:
+        limit = MAX_MESSAGE_BYTES if large else MAX_SMALL_MESSAGE_BYTES
+        return min(self._settings.max_request_bytes, limit)
 
     def _message_timeout_s(self, large: bool) -> float:
         return MESSAGE_TIMEOUT_S if large else self._settings.head_timeout_s

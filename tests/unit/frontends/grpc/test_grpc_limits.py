@@ -122,6 +122,13 @@ def test_messages_of_rpcs_without_tensors_are_small(monkeypatch: pytest.MonkeyPa
         assert rig.client.infer(request(np.zeros(100, np.float32))).outputs
 
 
+def test_max_request_bytes_bounds_messages_of_all_rpcs() -> None:
+    with Rig(max_request_bytes=1000) as rig:
+        for name in ("ModelInfer", "ModelMetadata", "LogSettings", "TraceSetting"):
+            code, details = rig.client.error(name, bytes(1001))
+            assert (code, "1001 vs. 1000" in details) == ("RESOURCE_EXHAUSTED", True)
+
+
 def test_an_idle_stream_that_nobody_minds_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_pools, "STREAM_SILENCE_S", 0.1)
     with Rig() as rig:
