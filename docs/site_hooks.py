@@ -66,7 +66,8 @@ MOVED = {
     },
     "operations.md": {
         "a-new-version-of-the-server": "reload.md",
-        "monitoring": "monitoring.md",
+        "models-settings-versions": "reload.md#a-model",
+        "monitoring": "monitoring.md#what-to-look-at",
     },
     "security.md": {
         "keys": "keys.md",
