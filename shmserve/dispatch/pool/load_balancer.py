@@ -100,7 +100,9 @@ class LoadBalancer:
                 for instance in entry.instances
                 if instance.process not in tried
             ]
-            self._check_bounds(entry, pools, message.caller_number)
+            in_flight = sum([pool.in_flight for pool in pools])
+            if in_flight:  # else no bound is reached
+                self._check_bounds(entry, pools, in_flight, message.caller_number)
             of_sequence = len(pools) > 1 and entry.spec.config.sequence_batching is not UNSET
             if of_sequence:
                 pools = self._by_sequence(entry.spec, pools, message, tried)
@@ -158,7 +160,9 @@ class LoadBalancer:
                 if not self._waiting[name, caller]:
                     del self._waiting[name, caller]
 
-    def _check_bounds(self, entry: ModelEntry, pools: list[ExecutorPool], caller: int) -> None:
+    def _check_bounds(
+        self, entry: ModelEntry, pools: list[ExecutorPool], in_flight: int, caller: int
+    ) -> None:
         """Raises QueueFull: what the pools have together is too much for one model or caller."""
         bounds, model = self._bounds, entry.spec.name
         if caller and bounds.caller_share < 1:
@@ -169,7 +173,7 @@ class LoadBalancer:
                     f"this caller has {has} requests for model '{model}', its share of the {most}"
                     " that may wait or run (max_caller_share)"
                 )
-        if sum([pool.in_flight for pool in pools]) >= bounds.model:
+        if in_flight >= bounds.model:
             raise QueueFull(
                 f"model '{model}' has {bounds.model} requests that wait or run already"
                 " (max_model_requests)"
