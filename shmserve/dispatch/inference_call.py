@@ -13,9 +13,10 @@ from shmserve.protocol.control.data_messages import RegionRef
 class RequestAccount(Protocol):
     """The account of one request, which is counted exactly once."""
 
-    def answered(self) -> None:
-        """Count the request as answered. Called when the answer is ready to be sent and the
-        receipt is complete; `InferenceCall.close` makes up for a forgotten call."""
+    def answered(self, copied_out: int = 0, send_ns: int = 0) -> None:
+        """Count the request as answered: its answer is ready to be sent. To make the answer,
+        `copied_out` bytes were copied, which took `send_ns`; both go into the receipt.
+        `InferenceCall.close` makes up for a forgotten call."""
         ...
 
     def failed(self, error: BaseException) -> None:

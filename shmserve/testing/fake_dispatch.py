@@ -81,10 +81,13 @@ class FakeMemory:
 class FakeAccount:
     """The account of one request: `outcomes` lists what it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, receipt: Receipt) -> None:
         self.outcomes: list[str] = []
+        self._receipt = receipt
 
-    def answered(self) -> None:
+    def answered(self, copied_out: int = 0, send_ns: int = 0) -> None:
+        self._receipt.copied_out += copied_out
+        self._receipt.send_ns += send_ns
         self.outcomes.append("answered")
 
     def failed(self, error: BaseException) -> None:
@@ -101,7 +104,7 @@ class FakeCall:
         self.reserved: list[FakeReservation] = []
         self.request: FakeRequest | None = None
         self.closed = 0
-        self.account = FakeAccount()
+        self.account = FakeAccount(self.receipt)
         self.outcomes = self.account.outcomes
         self.cancelled = False
         self._dispatcher = dispatcher

@@ -238,10 +238,11 @@ def test_what_is_copied_of_a_last_message_is_counted_as_well(rig: Rig) -> None:
     call = rig.dispatcher.call(entry)
     call.add_input("IN", "FP32", ONES.shape, call.reserve(ONES.nbytes))
     call.execute()
-    call.account.answered()
+    call.account.answered(2, 3)
     call.receipt.copied_out += 5
     call.close()
-    assert counted(rig).copied == [0, 0, 12 + 5, 0]
+    assert counted(rig).copied == [0, 0, 12 + 2 + 5, 0]
+    assert call.receipt.send_ns == 3
     assert counted(rig).succeeded == 1
 
 

@@ -56,7 +56,6 @@ class InferResource:
         try:
             outcome = inference.run()
             answered = monotonic_ns()
-            receipt = inference.receipt
             result = make_result(inference, outcome)
             accept = environ.get("HTTP_ACCEPT_ENCODING")
             chosen = compression.choose(accept) if accept else ""
@@ -74,14 +73,12 @@ class InferResource:
                 resp.set_stream(body, len(result.head) + result.binary_bytes)
             else:
                 resp.data = result.head
-            receipt.copied_out += copied
-            receipt.send_ns = monotonic_ns() - answered
+            inference.account.answered(copied, monotonic_ns() - answered)
             given = environ.get(request_ids.IN_ENVIRON)
             if given is not None:
                 resp.set_header(request_ids.HEADER, request_ids.request_id(given))
             if environ.get("HTTP_SHMSERVE_RECEIPT") == "1":
-                set_receipt(resp, receipt)
-            inference.account.answered()
+                set_receipt(resp, inference.receipt)
         except BaseException as ex:
             inference.failed(ex)
             inference.close()
