@@ -170,6 +170,12 @@ class Inference(Generic[Source]):
             source.share = self._dispatcher.shares.of(self._options.caller_number)
         source.share.hold(nbytes)
 
+    def answered(self) -> None:
+        """Count the request as answered: the answer is ready to be sent. `account` takes what the
+        answer has cost as well."""
+        if self._call is not None:
+            self.account.answered()
+
     def failed(self, error: BaseException) -> None:
         """It ends without an answer."""
         if self._call is not None:

@@ -109,7 +109,7 @@ class Exchange(Inference[PayloadSource | HttpSource]):
         """
         if not self.entry.spec.decoupled:
             answer = make(self.run(), True)
-            self.account.answered()
+            self.answered()
             return answer
         answers: list[T] = []
         for outcome in self.outcomes():
@@ -122,7 +122,7 @@ class Exchange(Inference[PayloadSource | HttpSource]):
                 break
         if not answers:
             raise ModelFailure(f"model '{self.entry.spec.name}' gave no answer")
-        self.account.answered()
+        self.answered()
         return answers[0]
 
     def outcomes(self) -> Iterator[Outcome]:

@@ -24,7 +24,7 @@ def only_answer(inference: Inference[InferMessage]) -> bytes:
     """The one answer of an ordinary model, as a ModelStreamInferResponse."""
     with inference:
         message = _stream_message(inference, inference.run(), final=True)
-        inference.account.answered()
+        inference.answered()
         return message
 
 
