@@ -282,7 +282,7 @@ class Hub:
 
     def start(self, work: Callable[[], None]) -> HubTask:
         """As `waiting.start`."""
-        task = HubTask(HubEvent(self))
+        task = HubTask(self)
         self.spawn(task.run, work)
         return task
 
@@ -333,18 +333,17 @@ class HubEvent:
         return self._set
 
 
-class HubTask:
-    """A greenlet that others can wait for."""
+class HubTask(HubEvent):
+    """The work of a greenlet, whose end another greenlet can wait for."""
 
-    def __init__(self, over: HubEvent) -> None:
-        self._over = over
+    __slots__ = ()
 
     def run(self, work: Callable[[], None]) -> None:
         try:
             work()
         finally:
-            self._over.set()
+            self.set()
 
     def join(self) -> None:
-        """Wait for its end. For one greenlet."""
-        self._over.wait()
+        """Wait for the end of the work. For one greenlet."""
+        self.wait()

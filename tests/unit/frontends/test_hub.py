@@ -163,7 +163,7 @@ def test_a_send_waits_for_room_and_for_no_longer_than_its_limit(
 
 def test_an_event_ends_a_wait_for_a_channel(loop: Loop, ends: tuple[Channel, Channel]) -> None:
     def wait() -> None:
-        event, ready = loop.hub.event(), ends[0].watch(loop.hub)
+        event, ready = loop.hub.event(), loop.hub.watch(ends[0].fileno())
         assert not event.wait(0.02, ready)
         ends[1].send(b"x")
         event.wait(WATCHDOG_S, ready)
