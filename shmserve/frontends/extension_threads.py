@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from shmserve import waiting
-from shmserve.frontends.side_threads import SideThreads
+from shmserve.errors import Unavailable
+from shmserve.frontends.side_threads import CallElsewhere, SideThreads
 
 _Result = TypeVar("_Result")
 
@@ -25,6 +26,7 @@ class ExtensionThreads:
 
     def __init__(self, limit: int, setting: str, patience_s: float) -> None:
         self._threads = SideThreads(limit, setting, or_here=False)  # it may block
+        self._setting = setting
         self._patience_s = patience_s
 
     def call(self, work: Callable[..., _Result], *args: Any) -> _Result:
@@ -33,7 +35,27 @@ class ExtensionThreads:
         Raises:
             Unavailable: no thread was free in time, or too many calls wait, or the system has none.
         """
-        waiter = waiting.installed.waiter
-        if waiter is None:
+        if waiting.installed.waiter is None:
             return work(*args)
-        return waiter.beside_in(self._threads, self._patience_s, work, *args)
+        over = waiting.event()
+        places: list[None] = [None]  # whoever takes it decides: the work runs, or never will
+        elsewhere = CallElsewhere(over, work, *args)
+
+        def run() -> None:
+            if _taken(places):
+                elsewhere.run()
+
+        self._threads.submit(run)
+        if not over.wait(self._patience_s) and _taken(places):
+            seconds = f"{self._patience_s:g} s"
+            raise Unavailable(f"no thread was free for this call in {seconds} ({self._setting})")
+        over.wait()
+        return elsewhere.result()
+
+
+def _taken(places: list[None]) -> bool:
+    try:
+        places.pop()  # atomic
+    except IndexError:
+        return False
+    return True

@@ -5,10 +5,51 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from greenlet import GreenletExit
 
 from shmserve.errors import Unavailable
+from shmserve.waiting import WaitEvent
 
 _WAITING = 64  # for each thread
+_Result = TypeVar("_Result")
+
+
+class CallElsewhere(Generic[_Result]):
+    """A call that another thread runs, and its result for whoever waits.
+
+    Args:
+        over: set when the call has ended.
+    """
+
+    def __init__(self, over: WaitEvent, call: Callable[..., _Result], *args: Any) -> None:
+        self._over = over
+        self._call = call
+        self._args = args
+        self._results: list[Any] = []
+
+    def run(self) -> None:
+        """Run the call. Only the end of its greenlet is raised, which leaves no result."""
+        try:
+            self._results.append((True, self._call(*self._args)))
+        except GreenletExit:
+            raise
+        except BaseException as ex:
+            self._results.append((False, ex))
+        finally:
+            self._over.set()
+
+    @property
+    def has_result(self) -> bool:
+        return bool(self._results)
+
+    def result(self) -> _Result:
+        """Return the call's result, or raise its error. Once, after the call has ended."""
+        done, result = self._results.pop()
+        if not done:
+            raise result
+        return result  # type: ignore[no-any-return]
 
 
 class SideThreads:
@@ -16,14 +57,14 @@ class SideThreads:
     queue that has a bound, too.
 
     Args:
-        setting: what `limit` is called; also an attribute.
+        setting: what `limit` is called.
         or_here: where the system has no thread at all, whoever submits runs the item itself.
     """
 
     def __init__(self, limit: int, setting: str, or_here: bool = True) -> None:
         self._or_here = or_here
         self._limit = limit
-        self.setting = setting
+        self._setting = setting
         self._lock = threading.Lock()
         self._started = 0
         self._open = 0  # items that are waiting or being worked on
@@ -37,7 +78,7 @@ class SideThreads:
         """
         with self._lock:
             if self._open >= self._limit * _WAITING:
-                raise Unavailable(f"the server has too much to do ({self.setting})")
+                raise Unavailable(f"the server has too much to do ({self._setting})")
             self._open += 1
             starting = self._started < min(self._open, self._limit)
             self._started += starting

@@ -28,7 +28,7 @@ from shmserve.frontends.grpc.tensor_message import (
     ready_entry,
 )
 from shmserve.frontends.inference import Inference
-from shmserve.frontends.oip.results import classify
+from shmserve.frontends.oip.classification import classify
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.frontends.request_ids import brought, traceparent
 from shmserve.protocol.control.data_messages import OutputPlace, Parameter
@@ -204,7 +204,6 @@ class Inferences:
         try:
             outcome = inference.run()
             answered = monotonic_ns()
-            receipt = inference.receipt
             outputs, raw = outputs_of(inference, outcome)
             spec = inference.signature.spec
             parts = response_parts(
@@ -213,18 +212,17 @@ class Inferences:
             size = sum([len(part) for part in parts])
             check_size(size)
             held = self._views and size >= LARGE_BYTES
-            if not held:
-                receipt.copied_out += sum([len(part) for part in raw])
+            copied = 0
             if held:
                 answer: HeldAnswer | bytes = HeldAnswer(parts, size, inference.close)
             else:
+                copied = sum([len(part) for part in raw])
                 answer = beside_if_large(size, b"".join, parts)
             if isinstance(data, TensorMessage):
-                receipt.copied_in += data.copied
-            receipt.send_ns = monotonic_ns() - answered
-            inference.answered()
+                inference.receipt.copied_in += data.copied
+            inference.account.answered(copied, monotonic_ns() - answered)
             if (RECEIPT, "1") in context.invocation_metadata():
-                costs = _encode_receipt(receipt.as_dict())
+                costs = _encode_receipt(inference.receipt.as_dict())
                 own = (RECEIPT, costs.decode())
                 context.set_trailing_metadata((*brought(context.invocation_metadata()), own))
         except BaseException as ex:
