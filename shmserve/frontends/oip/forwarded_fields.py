@@ -1,4 +1,4 @@
-"""Header fields and metadata that become parameters of requests, under their own names.
+"""Header fields and metadata that become request parameters under their own names.
 
 The settings are `http_header_forward_pattern` and `grpc_header_forward_pattern`.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.oip.request import RESERVED_PREFIX
 
-# Parameters whose meaning the protocol fixes
+# Parameters with a meaning fixed by the protocol
 _FIXED = {
     "sequence_id",
     "sequence_start",
@@ -20,14 +20,15 @@ _FIXED = {
     "timeout",
     "binary_data_output",
 }
-_AS_WRITTEN = "(?-i)"  # at the start: letters' case counts, as RE2 has it
+_AS_WRITTEN = "(?-i)"  # RE2's prefix of a pattern for: case matters
 
 
 def compiled(pattern: str) -> re.Pattern[str] | None:
-    """What one of the settings means; None: nothing is forwarded.
+    """Return the compiled pattern of one of the settings; None if the setting is empty and nothing
+    is forwarded.
 
     Raises:
-        re.error: it is no regular expression.
+        re.error: the setting is no regular expression.
     """
     if not pattern:
         return None
@@ -36,10 +37,15 @@ def compiled(pattern: str) -> re.Pattern[str] | None:
 
 
 def forwarded(pattern: re.Pattern[str], fields: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Of fields by lower-case name those that match; what comes more than once is joined.
+    """Return the fields whose names match the pattern. Values of a repeated field are joined by
+    commas.
+
+    Args:
+        pattern: searched in each name.
+        fields: names in lower case, and values.
 
     Raises:
-        InvalidArgument: one of them would become a parameter that is reserved.
+        InvalidArgument: a matching field would become a reserved parameter.
     """
     kept: dict[str, str] = {}
     for name, value in fields:
