@@ -1,4 +1,4 @@
-"""POST /v2/models/{m}[/versions/{v}]/infer: an inference is run, and from slots to the socket."""
+"""POST /v2/models/{m}[/versions/{v}]/infer: runs an inference, and sends slots to the socket."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _encode_receipt = msgspec.json.Encoder().encode
 
 
 class InferResource:
-    """Runs models."""
+    """Resource of inference requests."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory) -> None:
         self._dispatcher = dispatcher
@@ -88,7 +88,7 @@ class InferResource:
 
 
 def set_receipt(resp: falcon.Response, receipt: Receipt) -> None:
-    """Tell the client what its request cost."""
+    """Add the costs of the request to the answer's header, for the client."""
     costs = receipt.as_dict()
     resp.set_header("shmserve-receipt", _encode_receipt(costs).decode())
     times = costs["ns"]
@@ -101,7 +101,9 @@ class InferResult(Struct, frozen=True):
     """A response's body.
 
     Attributes:
+        head: JSON part.
         buffers: views of shared memory, in the order of the JSON part.
+        binary_bytes: bytes of all buffers.
         copied: bytes of tensors that were converted to JSON.
     """
 
@@ -112,8 +114,8 @@ class InferResult(Struct, frozen=True):
 
 
 def make_result(inference: Inference[InferBody], outcome: Outcome) -> InferResult:
-    """Make the response's body, with the requested outputs in the order of the request. An output
-    that the model did not give is left out.
+    """Return the response's body, with the requested outputs in the order of the request. An
+    output that the model did not give is left out.
 
     Raises:
         InvalidArgument: an output has no JSON form but was requested as JSON.
@@ -129,7 +131,7 @@ def make_result(inference: Inference[InferBody], outcome: Outcome) -> InferResul
         if tensor is None:
             continue
         name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
-        if want.region is not None:  # it is there already
+        if want.region is not None:  # the output is in the region already
             outputs.append(InferAnswerOutput(name, datatype, shape))
             continue
         data: memoryview | bytes = tensor.view
