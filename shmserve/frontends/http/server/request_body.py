@@ -119,7 +119,7 @@ class RequestBody:
         return self._receive(want)
 
     def _put_back(self, data: bytes) -> None:
-        # Callers return the tail of bytes from _next().
+        # `data` is always the tail of bytes returned by _next().
         self._piece, self._offset = data, 0
 
     def read(self, size: int | None = -1) -> bytes:
