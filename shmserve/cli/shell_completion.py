@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from shmserve import cli
+from shmserve import command_line
 from shmserve.errors import ConfigError
 
 
@@ -14,5 +14,5 @@ def main(arguments: argparse.Namespace) -> int:
         import shtab
     except ImportError:
         raise ConfigError("completion needs shtab: pip install 'shmserve[cli]'") from None
-    print(shtab.complete(cli.parser(), arguments.shell))
+    print(shtab.complete(command_line.parser(), arguments.shell))
     return 0

@@ -77,6 +77,22 @@ class _State:
         self.launches += 1
         self.grpc_up = False
 
+    def ended(self) -> None:
+        """The process of the service has ended."""
+        self.up, self.ready, self.counts = False, frozenset(), {}
+
+    def order(self, orders: frozenset[str]) -> None:
+        """These models are to be loaded, and no others."""
+        self.orders = orders
+
+    def note(self, problem: str) -> None:
+        """Something is wrong with the service."""
+        self.problem = problem
+
+    def looked_at_grpc(self, accepts: bool) -> None:
+        """The port of gRPC was tried."""
+        self.grpc_up = accepts
+
     def missed(self, error: Exception) -> None:
         """A look at the service has failed."""
         self.up, self.ready = False, frozenset()
@@ -146,7 +162,7 @@ class NodeService:
         things are. Returns at once."""
         with self._lock:
             if orders is not None:
-                self._state.orders = orders
+                self._state.order(orders)
             return self._report()
 
     def stop(self) -> None:
@@ -229,7 +245,7 @@ class NodeService:
         else:
             self._note(f"the service ended with status {process.returncode}")
         with self._lock:
-            self._state.up, self._state.ready, self._state.counts = False, frozenset(), {}
+            self._state.ended()
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
@@ -241,7 +257,7 @@ class NodeService:
     def _note(self, problem: str) -> None:
         _log.warning("%s", problem)
         with self._lock:
-            self._state.problem = problem
+            self._state.note(problem)
 
     # -------------------------------------------------------------- the models
 
@@ -250,7 +266,7 @@ class NodeService:
         while not self._end.wait(_LOOK_S):
             changes = self._state.changes
             if self._state.up and not self._state.grpc_up:
-                self._state.grpc_up = _accepts(self._host, self._ports[1])
+                self._state.looked_at_grpc(_accepts(self._host, self._ports[1]))
             try:
                 ready = _ready(_ask(transport, "POST", "/v2/repository/index", {"ready": True}))
                 counts = _counts(_ask(transport, "GET", "/v2/models/stats")) if ready else {}

@@ -58,6 +58,11 @@ class _Pin(Struct):
     again: MappedAgain | None
     used: float = 0.0
 
+    def use(self) -> int:
+        """A copy begins. Return the address that is registered."""
+        self.used = time.monotonic()
+        return self.address
+
 
 class Pins:
     """The mappings of this process, each registered as a whole when a copy first needs it.
@@ -118,8 +123,7 @@ class Pins:
                 return 0
             self._pinned[mapping.address] = pin
             self.nbytes += mapping.size
-        pin.used = time.monotonic()
-        return pin.address + address - mapping.address
+        return pin.use() + address - mapping.address
 
     def _unpin(self, mapped: PinnableMapping) -> None:
         with self._lock:

@@ -36,6 +36,10 @@ class StatusSession(requests.Session):
 
     status: int | None = None
 
+    def forget(self) -> None:
+        """Begin anew: the collector was not asked."""
+        self.status = None
+
     def request(self, *args: Any, **options: Any) -> requests.Response:
         self.status = 0
         options["allow_redirects"] = False  # headers are for the one who was named
@@ -77,7 +81,7 @@ class Collector(Generic[Payload]):
 
     def try_once(self, payload: Payload) -> Fate:
         """For the exporter's timeout; of what is soon followed by something newer."""
-        self._session.status = None
+        self._session.forget()
         try:
             self._exporter.export(payload)
         except Exception as ex:  # the SDK's or its library's: no reason to end

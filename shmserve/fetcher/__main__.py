@@ -65,26 +65,31 @@ def _serve(settings: Settings, lock: FileLock, stop: threading.Event) -> None:
     process = ids.new_process_id("fetcher", os.getpid())
     flight_recorder.start(run_dir, process)
     folder = model_places.cache_dir(settings)
-    desk = _Desk(settings, Cache(folder, settings.repository_cache_bytes, process))
-    desk.link = Link(run_dir, "fetcher", process, _handlers(desk))
-    desk.link.start()
+    cache = Cache(folder, settings.repository_cache_bytes, process)
+    link = _Desk(settings, cache, run_dir, process).link
+    link.start()
     while not stop.wait(period_s(settings.watchdog_s)):
         if not lock.beat():
             _log.error("run_dir: files have been removed, ending for a successor")
             break
-    desk.link.close()
+    link.close()
 
 
 class _Desk:
     """Takes the coordinator's questions, from the link's thread, and answers them."""
 
-    link: Link
-
-    def __init__(self, settings: Settings, models: Cache) -> None:
+    def __init__(self, settings: Settings, models: Cache, run_dir: str, process: str) -> None:
         self._rounds = Rounds(settings, models, lambda url: stores.Store(url, settings))
         self._threads = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="round")
+        handlers = LinkHandlers(
+            on_trim=lambda nbytes: None,
+            on_stats=lambda what: {},
+            held_bytes=lambda: 0,
+            on_message=self._take,
+        )
+        self.link = Link(run_dir, "fetcher", process, handlers)
 
-    def take(self, message: FromCoordinator) -> None:
+    def _take(self, message: FromCoordinator) -> None:
         if isinstance(message, FetchModels):
             self._threads.submit(self._answer, message)
 
@@ -98,15 +103,6 @@ class _Desk:
             problems, unlisted = {}, (f"model_repository: {why}",)
         told = {name: why[:_TEXT] for name, why in list(problems.items())[:_TOLD]}
         self.link.send(ModelsFetched(message.ticket, told, tuple(w[:_TEXT] for w in unlisted)))
-
-
-def _handlers(desk: _Desk) -> LinkHandlers:
-    return LinkHandlers(
-        on_trim=lambda nbytes: None,
-        on_stats=lambda what: {},
-        held_bytes=lambda: 0,
-        on_message=desk.take,
-    )
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ class Supervisor:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inbox: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
         self._announcer = announcer
+        self._healthy = True
         self._take_over = TakeOver(
             inherited.report_fd, LoadingWatch(run_dir, inherited.patient_until)
         )
@@ -288,7 +289,7 @@ class Supervisor:
             _log.critical("the service ends: %s", broken)
             last_words.tell(broken)  # to the master, which ends with status 1
             send_signal(self._master_fd, signal.SIGTERM)
-        self._announcer.turn(now)
+        self._announcer.turn(now, self._healthy)
         # A supervisor that was started again knows no region before its coordinator tells it.
         known = self._link.connected and not self._drain_reason
         if known and self._announcer.speaks():
@@ -306,7 +307,7 @@ class Supervisor:
         helpers = (alive for helper in self._helpers for alive in helper.running())
         for role, child in (*frontends, *helpers):
             self._life.look(role, child, now)
-        self._announcer.healthy = self._life.healthy(now)
+        self._healthy = self._life.healthy(now)
 
     def _handle(self, message: FromCoordinator) -> None:
         now = time.monotonic()

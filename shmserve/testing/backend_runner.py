@@ -36,7 +36,7 @@ class FakeInput:
         self.shape = tuple(array.shape)
         if datatype.itemsize:
             self.memory = array.copy()
-            self.memory.flags.writeable = False
+            self.memory.setflags(write=False)
             self.buffer = self.memory.reshape(-1).view(np.uint8).data
         else:
             self.memory = array
@@ -72,7 +72,7 @@ class FakeDeviceInput:
 
     def numpy(self) -> np.ndarray[Any, Any]:
         host: np.ndarray[Any, Any] = self.memory.get()
-        host.flags.writeable = False
+        host.setflags(write=False)
         return host
 
     def private(self) -> np.ndarray[Any, Any]:

@@ -91,7 +91,6 @@ EXECUTOR = "the executor's rooms are not sorted into floors yet"
 # Folders whose files import each other's, with the reason. A folder is a layer: what two folders
 # share belongs to a third one below both.
 PAIRS = {
-    (".", "cli"): "`python -m shmserve` is the command line, and settings and errors lie beside it",
     ("executor", "executor/backends"): EXECUTOR,
     ("executor", "executor/backends/native"): EXECUTOR,
     ("executor", "executor/backends/triton"): EXECUTOR,

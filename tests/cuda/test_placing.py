@@ -60,7 +60,7 @@ def check(folder: Path, groups: str, environment: dict[str, str]) -> list[str]:
     """The lines of `shmserve check --load`."""
     (folder / "config.pbtxt").write_text(CONFIG % groups)
     done = subprocess.run(
-        [sys.executable, "-m", "shmserve.cli", "check", "--load"],
+        [sys.executable, "-m", "shmserve", "check", "--load"],
         env=os.environ | environment | {"SHMSERVE_MODEL_REPOSITORY": str(folder.parent)},
         capture_output=True,
         text=True,

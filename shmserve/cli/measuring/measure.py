@@ -46,6 +46,17 @@ class Measurement(Struct):
     receipt: Receipt = {}
     ends: list[tuple[float, float]] = []
 
+    def warm_up(self, receipt: Receipt) -> None:
+        """Take in the receipt of a request that is not measured."""
+        self.receipt = receipt
+
+    def finish(self, elapsed_s: float) -> None:
+        self.elapsed_s = elapsed_s
+        self.ends.sort()
+
+    def give_up(self, error: str) -> None:
+        self.error = error
+
     def row(self) -> Row:
         """As it is shown. Percentiles are of what succeeded."""
         row: Row = {"over": self.over, "requests": len(self.ends), "failed": len(self.failures)}
@@ -78,7 +89,7 @@ def main(arguments: argparse.Namespace) -> int:
             make = measured_doors.maker(over, url, settings, arguments, inputs)
             run(result, make, arguments)
         except ShmserveError as ex:
-            result.error = ex.message
+            result.give_up(ex.message)
         results.append(result)
     rows = [result.row() for result in results]
     print(msgspec.json.encode(rows).decode() if arguments.json else table(rows))
@@ -111,7 +122,7 @@ def run(result: Measurement, make: Callable[[], Door], limits: argparse.Namespac
         doors = [stack.enter_context(make()) for _ in range(limits.concurrency)]
         for door in doors:
             for _ in range(_WARM_UP):
-                result.receipt = door.send(receipt=True)
+                result.warm_up(door.send(receipt=True))
         counts = _shares(limits.requests, len(doors))
         start = time.perf_counter()
         callers = [
@@ -123,8 +134,7 @@ def run(result: Measurement, make: Callable[[], Door], limits: argparse.Namespac
             caller.start()
         for caller in callers:
             caller.join()
-        result.elapsed_s = time.perf_counter() - start
-    result.ends.sort()
+        result.finish(time.perf_counter() - start)
 
 
 def _shares(total: int, parts: int) -> list[int]:

@@ -62,6 +62,10 @@ class _Idle(Struct):
     lanes: list[ClientLane]
     refused_until: float = 0.0
 
+    def refuse(self, until: float) -> None:
+        """The server gives no lane now: ask again then."""
+        self.refused_until = until
+
 
 class Lanes:
     """All lanes of one client. Thread-safe."""
@@ -89,7 +93,7 @@ class Lanes:
         try:
             opened, channel = control.open_lane(*key, left_s(until))
         except ShmserveError:
-            idle.refused_until = time.monotonic() + _AGAIN_S
+            idle.refuse(time.monotonic() + _AGAIN_S)
             return None
         return ClientLane(opened, channel)
 

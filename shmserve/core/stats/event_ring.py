@@ -39,6 +39,11 @@ class RecordedEvent(Struct):
     text: str = ""
     count: int = 1
 
+    def repeat(self, now: float) -> None:
+        """Count the same event once more."""
+        self.last = now
+        self.count += 1
+
 
 class EventRing:
     """The writer's side: says which bytes belong where, of `records` records."""
@@ -53,8 +58,7 @@ class EventRing:
         key = (kind, subject, text)
         event = self._recent.pop(key, None)
         if event is not None and now - event.last < _TOGETHER_S and self._has(event):
-            event.last = now
-            event.count += 1
+            event.repeat(now)
         else:
             self._number += 1
             event = RecordedEvent(self._number, now, now, kind, subject, text)

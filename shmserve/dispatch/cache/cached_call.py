@@ -137,9 +137,8 @@ class CachedCall:
         account.looked_up(answer is not None, time.monotonic_ns() - began_ns)
         if answer is None:
             return None
-        account.sent_ns = began_ns
-        account.begin_trace(self._options)
-        account.succeeded = True
+        account.begin(self._options, began_ns=began_ns)
+        self.receipt.finish()
         return answer.outcome
 
     def _keep(self, outcome: Outcome) -> None:
@@ -149,7 +148,7 @@ class CachedCall:
             model = (self.entry.spec.name, self.entry.spec.version)
             with suppress(Unavailable):  # nothing is kept then
                 copied = waiting.beside_if_large(size, self._cache.put, self._key, model, outcome)
-                self.receipt.copied_out += copied
+                self.receipt.copy_out(copied)
 
     def give(self, name: str) -> StepTensor | None:
         """As `StepCall.give`."""

@@ -63,7 +63,9 @@ class Call:
         "_slots",
         "_timeout_s",
         "account",
+        "answered",
         "entry",
+        "failed",
         "receipt",
     )
 
@@ -72,6 +74,8 @@ class Call:
     ) -> None:
         self.receipt = Receipt()
         self.account = Account(plane.counting, plane.tracer, entry, self.receipt)
+        self.answered = self.account.answered
+        self.failed = self.account.failed
         self.entry = entry
         self._plane = plane
         self._memory = plane.memory
@@ -138,18 +142,9 @@ class Call:
         except BaseException as ex:
             self.account.failed(ex)
             raise
-        self.account.succeeded = True
         if self.account.trace is not None:
             self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
         return Outcome(outputs, answer.parameters)
-
-    def answered(self) -> None:
-        """The answer is about to be sent, and its receipt complete: statistics have it now."""
-        self.account.answered()
-
-    def failed(self, error: BaseException) -> None:
-        """Something else than `execute` keeps the request from being answered."""
-        self.account.failed(error)
 
     def stream(self) -> Iterator[Outcome]:
         """Run it and yield every answer; `InferenceCall.stream` (frontends) has the contract."""
@@ -161,7 +156,6 @@ class Call:
                 elif answer.final and answer.error_code:
                     self.account.refused(answer.error_code, answer.error)
                 elif answer.final:
-                    self.account.succeeded = True
                     self.account.answered()
                 yield self._outcome(answer)
         except GeneratorExit:
@@ -203,11 +197,8 @@ class Call:
 
     def _begin(self, credit: int) -> Attempt:
         options, plane, account = self._options, self._plane, self.account
-        account.sent_ns = time.monotonic_ns()
-        traceparent = ""
-        if self.entry.trace is not None or options.trace is not None:
-            account.begin_trace(options, inputs_in(self._slots, self._inputs))
-            traceparent = account.traceparent
+        traced = self.entry.trace is not None or options.trace is not None
+        account.begin(options, inputs_in(self._slots, self._inputs) if traced else ())
         message = Execute(
             plane.next_number(),
             options.request_id,
@@ -220,7 +211,7 @@ class Call:
             credit=credit,
             callers=options.callers,
             caller_number=options.caller_number,
-            traceparent=traceparent,
+            traceparent=account.traceparent if traced else "",
         )
         self._attempt = Attempt(
             plane.executors,
@@ -243,9 +234,10 @@ class Call:
             if tensor.alias < 0 and type(at) is Descriptor:
                 self._held.append((at.slot, at.generation))
                 self._held_bytes += at.nbytes
+        # A method of the receipt would be one call more for each request
         receipt, timing, copied = self.receipt, answer.timing, answer.copied
-        self.account.timing = timing
-        receipt.executor = self._pool.instance.name
+        receipt.executor, receipt.timing = self._pool.instance.name, timing
+        receipt.complete = answer.final and not answer.error_code
         receipt.queue_ns += timing.queue
         receipt.compute_ns += timing.input + timing.infer + timing.output
         receipt.copied_batch += copied.batch

@@ -66,6 +66,8 @@ class EnsembleCall:
         self.entry = entry
         self.receipt = Receipt()
         self.account = Account(data.counting, data.tracer, entry, self.receipt)
+        self.answered = self.account.answered
+        self.failed = self.account.failed
         self._plane = plane
         self._memory = data.memory
         self._options = options
@@ -77,7 +79,7 @@ class EnsembleCall:
         self._steps = EnsembleSteps(
             spec,
             replace(options, outputs=self._wanted, timeout_s=self._timeout_s, stream=self._limits),
-            self.receipt,
+            self.account,
             data,
             plane.threads,
             partial(plane.call, cancellable=True),
@@ -123,7 +125,7 @@ class EnsembleCall:
             raise
         finally:
             self._steps.end()
-        self.account.succeeded = True
+        self.receipt.finish()
         return outcome
 
     def stream(self) -> Iterator[Outcome]:
@@ -133,7 +135,7 @@ class EnsembleCall:
                 if answer.final and answer.error is not None:
                     self.account.failed(answer.error)
                 elif answer.final:
-                    self.account.succeeded = True
+                    self.receipt.finish()
                     self.account.answered()
                 yield answer
         except GeneratorExit:
@@ -148,9 +150,7 @@ class EnsembleCall:
     def _answers(self) -> Iterator[Outcome]:
         """Run all steps; the outputs of an answer stay until the next one is asked for."""
         account, runs, progress = self.account, self._steps.runs, self._steps.progress
-        account.sent_ns = time.monotonic_ns()
-        account.begin_trace(self._options, self._tensors.of_request())
-        self._steps.trace = account.trace
+        account.begin(self._options, self._tensors.of_request())
         streams = self.entry.spec.decoupled
         due, final = self._due(time.monotonic() + self._timeout_s), False
         while (number := runs.next_answer(not streams, *due)) is not None:
@@ -194,14 +194,6 @@ class EnsembleCall:
         """As `Call.lend`."""
         given, self._given = self._given, {}
         return partial(self._tensors.release, list(given.values()))
-
-    def answered(self) -> None:
-        """As `Call.answered`; of its steps, which are over, that is known already."""
-        self.account.answered()
-
-    def failed(self, error: BaseException) -> None:
-        """As `Call.failed`."""
-        self.account.failed(error)
 
     def cancel(self) -> None:
         """As `Call.cancel`: steps that run give up at once, others never begin."""
