@@ -12,7 +12,6 @@ from shmserve import config
 from shmserve.cli.operating.show import Row, table
 from shmserve.errors import ConfigError
 from shmserve.setting_sources import Declared
-from shmserve.settings import kinds
 from shmserve.settings.retired import RETIRED
 
 _HEAD = """# Settings
@@ -126,6 +125,5 @@ def _gone() -> Iterator[str]:
     yield "| since | setting | what holds now | why, and what to do |"
     yield "|---|---|---|---|"
     for name, retired in sorted(RETIRED.items()):
-        value = kinds.shown(name, retired.value)
-        yield f"| {retired.since} | `{name}` | `{value}` | {retired.advice(name)} |"
+        yield f"| {retired.since} | `{name}` | `{retired.shown(name)}` | {retired.advice(name)} |"
     yield ""
