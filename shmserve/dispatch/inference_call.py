@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from shmserve.dispatch.outcome import Outcome
 from shmserve.dispatch.receipt import Receipt
 from shmserve.protocol.control.data_messages import RegionRef
+
+
+class CallScope:
+    """Closes a call on every path out of a `with` block, and counts it as failed on an error."""
+
+    __slots__ = ()
+
+    failed: Callable[[BaseException], None]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.failed(error)
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
 
 
 class InferenceCall(Protocol):

@@ -9,6 +9,7 @@ from msgspec import Struct
 from shmserve.protocol.control.data_messages import Timing
 
 UNTIMED = Timing()
+_COUNTS = 8  # fields that are sums, the first ones
 
 
 class Receipt(Struct):
@@ -44,14 +45,8 @@ class Receipt(Struct):
 
     def add(self, step: Receipt) -> None:
         """Count another one, too: that of a step of the same request."""
-        self.copied_in += step.copied_in
-        self.copied_batch += step.copied_batch
-        self.copied_out += step.copied_out
-        self.copied_device += step.copied_device
-        self.receive_ns += step.receive_ns
-        self.queue_ns += step.queue_ns
-        self.compute_ns += step.compute_ns
-        self.send_ns += step.send_ns
+        for field in self.__struct_fields__[:_COUNTS]:
+            setattr(self, field, getattr(self, field) + getattr(step, field))
         known = self.executor.split(", ")
         new = [name for name in step.executor.split(", ") if name not in known]
         self.executor = ", ".join(filter(None, (self.executor, *new)))

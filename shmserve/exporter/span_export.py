@@ -39,18 +39,12 @@ def queue_of_environment(environ: Mapping[str, str]) -> SpanQueue:
     batch = _number(environ, OTEL_BSP_MAX_EXPORT_BATCH_SIZE, 512)
     delay_ms = _number(environ, OTEL_BSP_SCHEDULE_DELAY, 5000)
     if batch > limit and environ.get(OTEL_BSP_MAX_EXPORT_BATCH_SIZE):
-        _log.warning(
-            "%s is %d, but only %d spans wait (%s): batches have at most %d spans",
-            OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
-            batch,
-            limit,
-            OTEL_BSP_MAX_QUEUE_SIZE,
-            limit,
-        )
-    queue = SpanQueue(limit, min(batch, limit), delay_ms / 1000)
-    about = log_fields(max_queue=limit, max_batch=min(batch, limit), delay_s=delay_ms / 1000)
+        text = "%s is more than %s: batches have at most %d spans"
+        _log.warning(text, OTEL_BSP_MAX_EXPORT_BATCH_SIZE, OTEL_BSP_MAX_QUEUE_SIZE, limit)
+    batch, delay_s = min(batch, limit), delay_ms / 1000
+    about = log_fields(max_queue=limit, max_batch=batch, delay_s=delay_s)
     _log.info("spans are exported in batches", extra=about)
-    return queue
+    return SpanQueue(limit, batch, delay_s)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -236,8 +236,9 @@ class Supervisor:
 
     def _due(self) -> float:
         """When there is something to do although nothing comes."""
-        parts = (self._coordinator, self._executors, self._frontends, self._template)
-        dues = [part.next_due() for part in (*parts, *self._helpers)]
+        dues = [group.next_due() for group in (self._frontends, *self._helpers)]
+        dues += (self._coordinator.next_due(), self._executors.next_due())
+        dues.append(self._template.next_due())
         if self._take_over.pending:
             dues.append(time.monotonic() + _TELL_S)
         return min(self._looked_at + self._life.look_s, self._announcer.due, *dues)

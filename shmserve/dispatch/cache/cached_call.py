@@ -20,7 +20,7 @@ from shmserve.dispatch.cache.response_cache import (
 )
 from shmserve.dispatch.calls.request_counting import Account
 from shmserve.dispatch.calls.step_call import StepTensor
-from shmserve.dispatch.inference_call import InferenceCall
+from shmserve.dispatch.inference_call import CallScope, InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import Unavailable
@@ -38,7 +38,7 @@ class AnyCall(InferenceCall, Protocol):
     def give(self, name: str) -> StepTensor | None: ...
 
 
-class CachedCall:
+class CachedCall(CallScope):
     """One request: `inner`, unless its answer is kept; then that is never run, and only holds the
     inputs. Client memory is not looked into: frontends never map it, and it may change while it
     is read, so a request with a region always runs.
@@ -173,11 +173,3 @@ class CachedCall:
         if answer is not None:
             self._cache.give_back(answer)
         self._inner.close()
-
-    def __enter__(self) -> CachedCall:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.failed(error)
-        self.close()

@@ -15,6 +15,7 @@ from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.calls.attempt import Attempt, Cancellation
 from shmserve.dispatch.calls.data_plane import DataPlane
 from shmserve.dispatch.calls.request_counting import Account
+from shmserve.dispatch.inference_call import CallScope
 from shmserve.dispatch.outcome import (
     Outcome,
     OutputTensor,
@@ -45,7 +46,7 @@ _NO_ANSWER = Answer(0)
 _LEASED = SlotState.LEASED
 
 
-class Call:
+class Call(CallScope):
     """One request. A context manager; not for use by two threads, but for `cancel`."""
 
     __slots__ = (
@@ -322,11 +323,3 @@ class Call:
                 pool.release(self._held, self._held_bytes)
                 self._held, self._held_bytes = [], 0
         self.account.close()
-
-    def __enter__(self) -> Call:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.account.failed(error)
-        self.close()

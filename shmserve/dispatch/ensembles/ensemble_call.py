@@ -25,6 +25,7 @@ from shmserve.dispatch.calls.request_counting import Account
 from shmserve.dispatch.calls.step_call import StepCall, StepTensor
 from shmserve.dispatch.ensembles.step_threads import StepThreads
 from shmserve.dispatch.ensembles.steps import EnsembleSteps
+from shmserve.dispatch.inference_call import CallScope
 from shmserve.dispatch.outcome import Outcome, RunOptions, StreamLimits
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.traced_request import BACKEND_OUTPUT
@@ -54,7 +55,7 @@ class EnsemblePlane(Struct, frozen=True):
         return CachedCall(self.cache, call, options, self.data.executors.registry.current)
 
 
-class EnsembleCall:
+class EnsembleCall(CallScope):
     """One request; itself a step where ensembles are nested. A context manager.
 
     Attributes:
@@ -208,11 +209,3 @@ class EnsembleCall:
         for slot in reserved:
             self._memory.reclaim(slot)
         self.account.close()
-
-    def __enter__(self) -> EnsembleCall:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.failed(error)
-        self.close()

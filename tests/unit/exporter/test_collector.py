@@ -142,7 +142,7 @@ def test_what_is_used_of_opentelemetrys_variables_is_logged(
     queue_of_environment({"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "9", "OTEL_BSP_MAX_QUEUE_SIZE": "3"})
     warned, told = caplog.records
     assert warned.getMessage() == (
-        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE is 9, but only 3 spans wait (OTEL_BSP_MAX_QUEUE_SIZE): "
+        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE is more than OTEL_BSP_MAX_QUEUE_SIZE: "
         "batches have at most 3 spans"
     )
     assert getattr(told, ATTRIBUTE) == {"max_queue": 3, "max_batch": 3, "delay_s": 5.0}
