@@ -64,9 +64,7 @@ class Call(CallScope):
         "_slots",
         "_timeout_s",
         "account",
-        "answered",
         "entry",
-        "failed",
         "receipt",
     )
 
@@ -75,8 +73,6 @@ class Call(CallScope):
     ) -> None:
         self.receipt = Receipt()
         self.account = Account(plane.counting, plane.tracer, entry, self.receipt)
-        self.answered = self.account.answered
-        self.failed = self.account.failed
         self.entry = entry
         self._plane = plane
         self._memory = plane.memory
@@ -199,7 +195,9 @@ class Call(CallScope):
     def _begin(self, credit: int) -> Attempt:
         options, plane, account = self._options, self._plane, self.account
         traced = self.entry.trace is not None or options.trace is not None
-        account.begin(options, inputs_in(self._slots, self._inputs) if traced else ())
+        account.sent_ns = time.monotonic_ns()  # not by a method: one call for each request
+        if traced:
+            account.begin(options, inputs_in(self._slots, self._inputs), account.sent_ns)
         message = Execute(
             plane.next_number(),
             options.request_id,

@@ -9,6 +9,13 @@ set deadlines. A call beyond its limit is cancelled. While other calls want a pl
 has been silent the longest gives way much earlier.
 
 Everything here belongs to the loop's thread.
+
+Callers, and the connections of each, take turns to run. Bounds: `max_caller_share` of the running
+calls and of the places for each caller, `max_model_share` of the running calls and
+`max_model_requests` calls for each model. The engine reads the model's name off the front of a
+ModelInferRequest. A place belongs to the call and to its turn, and is free when both have ended, so
+answers under way are bounded by `grpc_max_calls`, too. Turns count most in executors, which see all
+frontends: `Execute.caller_number` stands for a caller there (`core.scheduling.caller_number`).
 """
 
 from __future__ import annotations
@@ -50,7 +57,7 @@ class AwaitedCall(Protocol):
 
     def peer(self) -> str: ...
 
-    def add_callback(self, callback: Callable[[], None], /) -> bool: ...
+    def add_callback(self, callback: Callable[[], object], /) -> bool: ...
 
     def give_up(self) -> None:
         """End the call now, without an answer."""
@@ -201,7 +208,7 @@ class ClientDeadlines:
         self._due[context] = time.monotonic() + seconds
         if not self.ticking:
             self.tick_soon()
-        if not context.add_callback(partial(self.met, context)):
+        if not context.add_callback(partial(self._due.pop, context, None)):
             self.met(context)
 
     def tick_soon(self) -> None:
