@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from shmserve.dispatch.outcome import Outcome
 from shmserve.dispatch.receipt import Receipt
@@ -21,25 +21,6 @@ class RequestAccount(Protocol):
 
     def failed(self, error: BaseException) -> None:
         """Count the request as failed, for another reason than `execute` has raised."""
-
-
-class CallScope:
-    """Closes a call on every path out of a `with` block, and counts it as failed on an error."""
-
-    __slots__ = ()
-
-    account: RequestAccount
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.account.failed(error)
-        self.close()
-
-    def close(self) -> None:
-        raise NotImplementedError
 
 
 class InferenceCall(Protocol):

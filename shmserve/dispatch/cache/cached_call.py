@@ -18,9 +18,9 @@ from shmserve.dispatch.cache.response_cache import (
     digest,
     unchanged,
 )
-from shmserve.dispatch.calls.request_counting import Account
+from shmserve.dispatch.calls.request_counting import Account, CallScope
 from shmserve.dispatch.calls.step_call import StepTensor
-from shmserve.dispatch.inference_call import CallScope, InferenceCall
+from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.errors import Unavailable
 from shmserve.protocol.control.data_messages import RegionRef

@@ -14,8 +14,7 @@ from shmserve.core.memory.slots import Slot, SlotState
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.calls.attempt import Attempt, Cancellation
 from shmserve.dispatch.calls.data_plane import DataPlane
-from shmserve.dispatch.calls.request_counting import Account
-from shmserve.dispatch.inference_call import CallScope
+from shmserve.dispatch.calls.request_counting import Account, CallScope
 from shmserve.dispatch.outcome import (
     Outcome,
     OutputTensor,

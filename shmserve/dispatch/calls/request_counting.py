@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from time import monotonic_ns
+from typing import Self
 
 from msgspec import Struct
 
@@ -221,3 +222,22 @@ class Account(Struct):
         trace.end(times, receipt)
         if not trace.inner:
             self.tracer.end(trace)
+
+
+class CallScope:
+    """Closes a call on every path out of a `with` block, and counts it as failed on an error."""
+
+    __slots__ = ()
+
+    account: Account
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.account.failed(error)
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError

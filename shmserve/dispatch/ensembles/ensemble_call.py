@@ -29,11 +29,10 @@ from shmserve.core.scheduling.ensemble_progress import ONCE
 from shmserve.dispatch.cache.cached_call import AnyCall, CachedCall
 from shmserve.dispatch.cache.response_cache import ResponseCache
 from shmserve.dispatch.calls.data_plane import DataPlane
-from shmserve.dispatch.calls.request_counting import Account
+from shmserve.dispatch.calls.request_counting import Account, CallScope
 from shmserve.dispatch.calls.step_call import StepCall, StepTensor
 from shmserve.dispatch.ensembles.step_threads import StepThreads
 from shmserve.dispatch.ensembles.steps import EnsembleSteps
-from shmserve.dispatch.inference_call import CallScope
 from shmserve.dispatch.outcome import Outcome, RunOptions, StreamLimits
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.traced_request import BACKEND_OUTPUT
