@@ -6,6 +6,8 @@ from msgspec import Struct
 
 from shmserve.log_fields import LogFields
 
+CANNOT_BE_LOADED = "model cannot be loaded"  # for `LogForOperators`, with instance and reason
+
 
 class Publish(Struct, frozen=True):
     """The registry has changed: publish it."""

@@ -16,7 +16,14 @@ from __future__ import annotations
 from shmserve.core.control.lifecycle import Event, State
 from shmserve.core.control.records import InstanceRecord, ProcessRecord, refused
 from shmserve.core.control.rollout import Rollouts
-from shmserve.core.effects import Desire, Dismiss, Effect, LogForOperators, Publish
+from shmserve.core.effects import (
+    CANNOT_BE_LOADED,
+    Desire,
+    Dismiss,
+    Effect,
+    LogForOperators,
+    Publish,
+)
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
@@ -356,7 +363,7 @@ class Reconciler:
         self.models.step(record, Event.LOAD_FAILED, now)
         record.reason = reason
         about = LogFields(instance=record.name, reason=reason)
-        told = LogForOperators("model cannot be loaded", about)
+        told = LogForOperators(CANNOT_BE_LOADED, about)
         return [told, Publish(), Desire(), *self._settle(record, now)]
 
     def _settle(self, record: InstanceRecord, now: float) -> list[Effect]:
