@@ -3,6 +3,11 @@
 Answers are copied into slots of the process's own arena, so they need no executor and outlive it.
 A reader has a lease on the slots of its answer, and eviction waits for nobody. `cache_key` says
 what an answer is known by.
+
+Frontends keep answers, and not executors: a hit costs no message, waits for no model, may be that
+of an ensemble, and outlives the executor. A `CachedCall` stands before the call, also before that
+of a step. Kept answers go when a `Trim` comes and when the process's own requests find no memory.
+To the coordinator they are bytes of an arena.
 """
 
 from __future__ import annotations
