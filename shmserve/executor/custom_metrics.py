@@ -1,4 +1,7 @@
-"""The metrics that this executor's model makes for itself.
+"""The registry of the metrics that this executor's model makes for itself.
+
+The model reaches `registry` by `Context.metrics`, as `pb_utils.MetricFamily` or as `app_monitor`.
+Families are for scrapes; `values` are aggregated per second, for the metrics page.
 
 Any thread of the model may make, change and let go of them. Letting go is also done by finalizers,
 which may run in the midst of anything, also of what is done here: they wait for nobody, and who
@@ -16,6 +19,7 @@ from collections import deque
 from collections.abc import Container, Mapping, Sequence
 
 from shmserve.core.stats import custom_metrics
+from shmserve.core.stats.counter_pages import Words
 from shmserve.core.stats.custom_metrics import Family, Labels, MetricKind, Series
 from shmserve.errors import (
     ArenaExhausted,
@@ -24,6 +28,7 @@ from shmserve.errors import (
     ResourceExhausted,
     ShmserveError,
 )
+from shmserve.executor.reported_values import ReportedValues
 from shmserve.shm.metrics_area import MetricsArea
 
 log = logging.getLogger(__name__)
@@ -34,31 +39,53 @@ MAX_SERIES = 512  # names with labels
 MAX_TEXT = 256  # characters of a name, a label or its value
 
 
-class MetricRow:
+class _Held:
+    """A thing that exists until all holders have let go of it."""
+
+    __slots__ = ("holders",)
+
+    def __init__(self) -> None:
+        self.holders = 0
+
+    def hold(self) -> None:
+        self.holders += 1
+
+    def let_go(self) -> bool:
+        """Return whether the last holder has let go."""
+        self.holders -= 1
+        return not self.holders
+
+
+class MetricRow(_Held):
     """One series. `place`: of its first value among those that are published."""
 
-    __slots__ = ("buckets", "family", "holders", "labels", "place", "values")
+    __slots__ = ("buckets", "family", "labels", "place", "values")
 
     def __init__(self, family: MetricRows, labels: Labels, buckets: tuple[float, ...]) -> None:
+        super().__init__()
         self.family = family
         self.labels = labels
         self.buckets = buckets
         self.values = [0.0] * custom_metrics.width(family.kind, buckets)
         self.place = 0
-        self.holders = 0
+
+    def move(self, place: int) -> int:
+        """Take a place among the published values; return the place behind."""
+        self.place = place
+        return place + len(self.values)
 
 
-class MetricRows:
+class MetricRows(_Held):
     """One family: all series of a name."""
 
-    __slots__ = ("help", "holders", "kind", "name", "rows")
+    __slots__ = ("help", "kind", "name", "rows")
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        super().__init__()
         self.name = name
         self.help = description[:_MAX_HELP].encode(errors="replace").decode()
         self.kind = kind
         self.rows: dict[Labels, MetricRow] = {}
-        self.holders = 0
 
 
 class Counter:
@@ -120,12 +147,19 @@ class CustomMetrics:
         self._families: dict[str, MetricRows] = {}
         self._words: memoryview[float] | None = None
         self._over: deque[tuple[MetricRows, Sequence[MetricRow]]] = deque()  # nobody holds them
+        self.values = ReportedValues()
         _ALL.add(self)
+
+    def publish(self, area: MetricsArea, words: Words, word: int) -> None:
+        """Show families in `area` and count reported values in `words[word]`, from now on."""
+        self._area = area
+        self.values.publish(words, word)
 
     def forked(self) -> None:
         """In a process that the model has forked: what that counts is its own."""
         self._area = self._words = None
         self._lock = threading.Lock()
+        self.values.forked()
 
     def counter(
         self, name: str, description: str, labels: Mapping[str, str] | None = None
@@ -191,7 +225,7 @@ class CustomMetrics:
                 family = self._families[name] = MetricRows(name, description, kind)
             elif family.kind is not kind:
                 raise InvalidArgument("Family name already exists with different type")
-            family.holders += 1
+            family.hold()
         self._settle()
         return family
 
@@ -227,7 +261,7 @@ class CustomMetrics:
                     del family.rows[key]
                     raise
             if row not in held:
-                row.holders += 1
+                row.hold()
         self._settle()
         return row
 
@@ -273,12 +307,10 @@ class CustomMetrics:
         gone = False
         while self._over:
             family, rows = self._over.popleft()
-            family.holders -= 1
             for row in rows:
-                row.holders -= 1
-                if not row.holders:
+                if row.let_go():
                     gone = family.rows.pop(row.labels, None) is not None or gone
-            if not family.holders:
+            if family.let_go():
                 self._families.pop(family.name, None)
         if gone:
             try:
@@ -306,8 +338,7 @@ class CustomMetrics:
         self._words = self._area.write(told, values)
         place = 0
         for row in rows:
-            row.place = place
-            place += len(row.values)
+            place = row.move(place)
 
     # -------------------------------------------------------------------- checks
 
@@ -330,6 +361,9 @@ class CustomMetrics:
             raise InvalidArgument(f"the {what} is no UTF-8")
         if len(text) > MAX_TEXT:
             raise InvalidArgument(f"the {what} has {len(text)} characters, more than {MAX_TEXT}")
+
+
+registry = CustomMetrics()  # an executor runs one model
 
 
 def _forked() -> None:

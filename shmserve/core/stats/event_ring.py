@@ -44,6 +44,11 @@ class RecordedEvent(Struct):
     said: str = ""
     fields: Mapping[str, object] = {}
 
+    def again(self, now: float) -> None:
+        """Count that the same thing has happened once more."""
+        self.last = now
+        self.count += 1
+
 
 class EventRing:
     """The writer's side: says which bytes belong where, of `records` records."""
@@ -58,8 +63,7 @@ class EventRing:
         key = (kind, subject, text)
         event = self._recent.pop(key, None)
         if event is not None and now - event.last < _TOGETHER_S and self._has(event):
-            event.last = now
-            event.count += 1
+            event.again(now)
         else:
             self._number += 1
             event = RecordedEvent(self._number, now, now, kind, subject, text)
