@@ -163,7 +163,7 @@ def inline(data: list[int], parameters: dict[str, Any]) -> tuple[InferRequest, b
 
 def binary(data: list[int], parameters: dict[str, Any]) -> tuple[InferRequest, bytes]:
     """As HTTP with binary data behind the JSON."""
-    tensor = {"name": "IN", "datatype": "UINT8", "shape": [len(data)]}
+    tensor: dict[str, Any] = {"name": "IN", "datatype": "UINT8", "shape": [len(data)]}
     tensor["parameters"] = {"binary_data_size": len(data)}
     told = {"inputs": [tensor], "parameters": {**parameters, "binary_data_output": True}}
     return parse_json(json.encode(told), Settings()), bytes(data)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from shmserve.core.stats.event_ring import RecordedEvent
 from shmserve.errors import Unavailable
 from shmserve.frontends.heap_budget import HeapBudget
 from shmserve.observe import flight_recorder
@@ -42,7 +43,7 @@ def test_a_limit_that_is_reached_again_and_again_is_one_row(tmp_path, recorder):
 
 
 def test_a_follower_has_every_event_and_the_fields_of_its_log_line(tmp_path, recorder, monkeypatch):
-    taken = []
+    taken: list[RecordedEvent] = []
     monkeypatch.setattr(flight_recorder, "_follow", None)
     flight_recorder.follow(taken.append)
     for _ in range(2):
