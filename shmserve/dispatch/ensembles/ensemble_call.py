@@ -203,14 +203,6 @@ class EnsembleCall:
         given, self._given = self._given, {}
         return partial(self._tensors.release, list(given.values()))
 
-    def answered(self) -> None:
-        """As `Call.answered`; of its steps, which are over, that is known already."""
-        self.account.answered()
-
-    def failed(self, error: BaseException) -> None:
-        """As `Call.failed`."""
-        self.account.failed(error)
-
     def cancel(self) -> None:
         """As `Call.cancel`: steps that run give up at once, others never begin."""
         self._steps.runs.fail(Cancelled("the request was cancelled"))
@@ -230,5 +222,5 @@ class EnsembleCall:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self.failed(error)
+            self.account.failed(error)
         self.close()
