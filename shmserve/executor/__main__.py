@@ -156,8 +156,7 @@ class Executor:
     def _load(self) -> tuple[Backend, ModelSpec]:
         started = time.monotonic()
         try:
-            outside = self.calls, self.metrics
-            backend, spec = model_loading.load(self.instance, self.devices, *outside)
+            backend, spec = model_loading.load(self.instance, self.devices, self.calls)
         except Exception as ex:
             raise from_load(ex, log, self.instance.name) from ex
         log.info("loaded in %.2f s", time.monotonic() - started)

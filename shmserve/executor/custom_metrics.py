@@ -3,9 +3,9 @@
 The model reaches `registry` by `Context.metrics`, as `pb_utils.MetricFamily` or as `app_monitor`.
 Families are for scrapes; `values` are aggregated per second, for the metrics page.
 
-Any thread of the model may make, change and let go of them. Letting go is also done by finalizers,
-which may run in the midst of anything, also of what is done here: they wait for nobody, and who
-has the lock does it for them.
+Any thread of the model may make, change and let go of families. Finalizers let go, too, and may
+run in the midst of anything in this file: a finalizer never waits for the lock, and the thread
+that has the lock does the finalizer's work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
@@ -135,9 +134,6 @@ class Histogram:
         self._metrics.observe(self._row, float(value))
 
 
-_ALL: weakref.WeakSet[CustomMetrics] = weakref.WeakSet()
-
-
 class CustomMetrics:
     """All families of the model. Without an `area` nobody else sees them."""
 
@@ -148,7 +144,6 @@ class CustomMetrics:
         self._words: memoryview[float] | None = None
         self._over: deque[tuple[MetricRows, Sequence[MetricRow]]] = deque()  # nobody holds them
         self.values = ReportedValues()
-        _ALL.add(self)
 
     def publish(self, area: MetricsArea, words: Words, word: int) -> None:
         """Show families in `area` and count reported values in `words[word]`, from now on."""
@@ -366,9 +361,4 @@ class CustomMetrics:
 registry = CustomMetrics()  # an executor runs one model
 
 
-def _forked() -> None:
-    for metrics in list(_ALL):
-        metrics.forked()
-
-
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=lambda: registry.forked())

@@ -28,6 +28,8 @@ from shmserve.dispatch.pool.forwarded_outputs import ForwardingMemory
 from shmserve.errors import ArenaExhausted, Unavailable
 from shmserve.protocol.control.data_messages import Parameter
 
+Model = tuple[str, str]  # name, version
+
 _MOST_WANTED = 256
 _ENTRY_BYTES = 1 << 10  # of an answer beside its slots and parameters
 
@@ -41,7 +43,7 @@ class CachedAnswer(Struct, frozen=True):
     outputs: tuple[OutputTensor, ...]
     parameters: dict[str, Parameter]
     slots: tuple[Slot, ...]
-    model: tuple[str, str]
+    model: Model
     revisions: Revisions
     memory: ForwardingMemory
 
@@ -70,9 +72,7 @@ class AnswerCache(Protocol):
     def get(self, key: bytes, revisions: Revisions) -> CachedAnswer | None:
         """Return the answer of these revisions, with a lease that its `give_back` ends."""
 
-    def put(
-        self, key: bytes, revisions: Revisions, model: tuple[str, str], outcome: Outcome
-    ) -> int:
+    def put(self, key: bytes, revisions: Revisions, model: Model, outcome: Outcome) -> int:
         """Keep a copy of an answer if there is room for it now; return how many bytes were
         copied."""
 
@@ -114,9 +114,7 @@ class ResponseCache(AnswerCache):
                 self._memory.lease(slot)
             return answer
 
-    def put(
-        self, key: bytes, revisions: Revisions, model: tuple[str, str], outcome: Outcome
-    ) -> int:
+    def put(self, key: bytes, revisions: Revisions, model: Model, outcome: Outcome) -> int:
         copied = sum(output.view.nbytes for output in outcome.outputs)
         beside = _ENTRY_BYTES + len(repr(outcome.parameters))
         if copied + beside > self._limit:
