@@ -14,8 +14,8 @@ from shmserve.executor.loop.runner import Key, Requested
 from shmserve.executor.loop.scheduler_intake import batch_kind, overflow, ragged_inputs, refusal
 from shmserve.executor.peers.channels import Channels
 from shmserve.executor.peers.frontend_connections import FrontendConnection
-from shmserve.executor.sequences.sequence_backend import SequenceBackend, flags_of, sequence_of
 from shmserve.executor.tensors.workspace import Workspace
+from shmserve.executor.wrappers.sequence_backend import SequenceBackend, flags_of, sequence_of
 from shmserve.protocol.control.data_messages import Answer, Execute
 
 _MAX_NUMBER = (1 << 31) - 1

@@ -28,20 +28,20 @@ from shmserve.executor.backend import (
     Response,
 )
 from shmserve.executor.backends.config_merge import with_own_tensors
-from shmserve.executor.sequences.sequence_requests import (
+from shmserve.executor.tensors.memory_input import MemoryInput
+from shmserve.executor.wrappers.sequence_requests import (
     GapRequest,
     SequenceRequest,
     StackedRequest,
     StepResponses,
 )
-from shmserve.executor.sequences.sequence_tensors import (
+from shmserve.executor.wrappers.sequence_tensors import (
     Controls,
     Flags,
     States,
     with_sequence_tensors,
     without_sequence_tensors,
 )
-from shmserve.executor.tensors.memory_input import MemoryInput
 from shmserve.protocol.triton_config.backend_kinds import PYTHON
 from shmserve.tensor.config_document import SequenceEntry
 from shmserve.tensor.dtypes import DATATYPES, object_array

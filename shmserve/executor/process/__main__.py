@@ -21,19 +21,20 @@ from setproctitle import setproctitle
 from shmserve import config, ids
 from shmserve.core.scheduling.rate_limit_policy import RateLimit
 from shmserve.errors import ArenaExhausted, ShmserveError
-from shmserve.executor import host_policy, model_loading, rate_limited
+from shmserve.executor import rate_limited
 from shmserve.executor.backend import CPU, Backend
 from shmserve.executor.backends.model_errors import from_load, sanitised
 from shmserve.executor.custom_metrics import CustomMetrics
 from shmserve.executor.devices import Devices
 from shmserve.executor.loop.loop import Loop
 from shmserve.executor.loop.loop_assembly import LoopLimits, make_loop
-from shmserve.executor.model_calls import ModelCalls
 from shmserve.executor.monitor import app_monitor
 from shmserve.executor.peers.channels import Channels
 from shmserve.executor.peers.lane_counting import LaneCounting
 from shmserve.executor.peers.lane_gate import LaneGate
 from shmserve.executor.peers.lane_peers import LanePeers
+from shmserve.executor.process import host_policy, model_loading
+from shmserve.executor.process.model_calls import ModelCalls
 from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from shmserve.errors import ConfigError, Internal
 from shmserve.executor.backend import Backend, BatchForm, Context, Output, Request, Response
-from shmserve.executor.sequences import sequence_backend
-from shmserve.executor.sequences.sequence_requests import StackedRequest
 from shmserve.executor.tensors.memory_input import MemoryInput
+from shmserve.executor.wrappers import sequence_backend
+from shmserve.executor.wrappers.sequence_requests import StackedRequest
 from shmserve.tensor.config_document import (
     BatchInputEntry,
     ConfigDocument,
