@@ -1,9 +1,4 @@
-"""Running several requests at once: from their messages to their answers.
-
-An error of one request is its own wherever that can be told: memory of its client that cannot be
-read, a response of its own, an output that does not fit where it goes. What the backend raises
-is the error of all.
-"""
+"""Batch runner: runs several requests at once, from their messages to their answers."""
 
 from __future__ import annotations
 
@@ -15,30 +10,15 @@ import msgspec
 from msgspec import Struct
 
 from shmserve.errors import DeviceMemoryExhausted, Internal, ShmserveError
-from shmserve.executor.backend import Backend, BatchForm, Response
+from shmserve.executor.backend import Backend, BatchForm
+from shmserve.executor.loop.batch_member import BatchMember
 from shmserve.executor.loop.run_statistics import RunStatistics
-from shmserve.executor.loop.runner import IsCancelled, Key, Requested, RunOutcome, as_error
+from shmserve.executor.loop.runner import IsCancelled, Key, Requested, as_error
 from shmserve.executor.peers.frontend_connections import FrontendConnection
-from shmserve.executor.tensors.batch import BatchedOutputs, GatheredBatch
-from shmserve.executor.tensors.request import ExecutorRequest, Outputs
+from shmserve.executor.tensors.batch import GatheredBatch
+from shmserve.executor.tensors.request import ExecutorRequest
 from shmserve.executor.tensors.workspace import Workspace
-from shmserve.protocol.control.data_messages import Answer, Copied, Timing
-from shmserve.shm.client_region import Shrunk
-
-
-class BatchMember(RunOutcome, eq=False):
-    """One request of a batch.
-
-    Attributes:
-        answer: its timing is that of all runs of the request.
-        run: duration of the last run alone.
-    """
-
-    answer: Answer = Answer(0)
-    run: Timing = Timing()
-    request: ExecutorRequest | None = None  # None: it has not come that far
-    outputs: Outputs | None = None
-    gathered: int = 0  # bytes
+from shmserve.protocol.control.data_messages import Answer, Timing
 
 
 class _Rescheduled(Struct, frozen=True):
@@ -123,8 +103,8 @@ class BatchRunner:
             # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
             self._fail_all(members, self._devices.settle())
         for member in members:
-            self._finish(member)
-        self._time(members, gathered, (started_ns, infer_ns, inferred_ns))
+            member.finish()
+        self._count(members, gathered, (started_ns, infer_ns, inferred_ns))
         for member in members:
             self._keep_open(member)
         if gathered is not None:
@@ -134,10 +114,9 @@ class BatchRunner:
     def _keep_open(self, member: BatchMember) -> None:
         """Keep what will run again; what is over has taken what all of its runs have."""
         key = (member.connection, member.message.request)
-        member.run = last = member.answer.timing
         before = self._open.pop(key, None)
         if before is not None:
-            member.answer = msgspec.structs.replace(member.answer, timing=_sum(before.spent, last))
+            member.add_earlier(before.spent)
         if member.rescheduled and member.request is not None:
             self._open[key] = _Rescheduled(member.request, member.answer.timing)
 
@@ -146,9 +125,7 @@ class BatchRunner:
             return
         error = as_error(ex)
         for member in members:
-            member.rescheduled = False
-            if not member.has_failed:
-                member.fail(error)
+            member.fail_with_all(error)
         if isinstance(error, DeviceMemoryExhausted):
             self._devices.free_unused()
 
@@ -161,17 +138,11 @@ class BatchRunner:
 
         opened = self._open.get((member.connection, message.request))
         if opened is not None:
-            member.request = opened.request
-            member.request.parameters = message.parameters
-            member.request.reschedule(False)
+            member.begin_again(opened.request)
             return
         try:
-            if gathered is None:
-                inputs = self._workspace.read(frontend, message)
-                member.request = ExecutorRequest(self._workspace, message, inputs, watch)
-            else:
-                member.request = ExecutorRequest(self._workspace, message, {}, watch)
-                member.gathered = gathered.add(frontend, message)
+            inputs = self._workspace.read(frontend, message) if gathered is None else {}
+            member.begin(ExecutorRequest(self._workspace, message, inputs, watch), gathered)
         except ShmserveError as ex:
             self._devices.settle()  # what has been brought so far may be on its way
             member.fail(ex)
@@ -191,83 +162,24 @@ class BatchRunner:
         if len(responses) != len(requests):
             raise Internal(f"the model gave {len(responses)} responses to {len(requests)} requests")
         for member, request, response in zip(members, requests, responses, strict=True):
-            member.rescheduled = request.rescheduled and response.error is None
-            if member.rescheduled:
-                continue
-            member.outputs = (
-                Outputs(request) if gathered is None else BatchedOutputs(request, gathered.offers)
-            )
-            self._place(member, member.outputs, response)
+            member.respond(request, response, gathered)
         return inferred_ns
 
-    def _place(self, member: BatchMember, outputs: Outputs, response: Response) -> None:
-        if response.error is not None:
-            member.fail(response.error)
-            return
-        try:
-            outputs.place(response)
-            member.answer = Answer(
-                member.message.request, tuple(outputs.tensors), parameters=response.parameters
-            )
-        except Shrunk as ex:
-            self._workspace.regions.shrunk(ex)
-            member.fail(ex)
-        except Exception as ex:  # also an array that cannot be handled
-            member.fail(as_error(ex))
-
-    def _finish(self, member: BatchMember) -> None:
-        """The model is done with it: what it was offered goes back, what it gave is leased."""
-        request, outputs = member.request, member.outputs
-        if request is None:
-            return
-        if request.offers:
-            request.drop_offers()
-        if outputs is not None and member.has_failed:
-            outputs.undo()
-        elif outputs is not None:
-            member.leases = outputs.lease()
-            member.segments = [slot.segment for slot in outputs.slots]
-
-    def _time(
+    def _count(
         self,
         members: list[BatchMember],
         gathered: GatheredBatch | None,
         times_ns: tuple[int, int, int],
     ) -> None:
-        """Complete the answers: what they took, what was copied and what the model kept. A batch
-        takes each of its requests as long as it takes."""
+        """Complete the answers. A batch takes each of its requests as long as it takes; copies of a
+        gathered batch are shared by rows."""
         started_ns, infer_ns, inferred_ns = times_ns
         output_ns = max(0, time.monotonic_ns() - inferred_ns)
         total = sum(gathered.rows) if gathered is not None else 0
-        of_all = gathered.take_counts() if gathered is not None else (0, 0)
+        copied, moved = gathered.take_counts() if gathered is not None else (0, 0)
         for member in members:
-            request, outputs, sent_ns = member.request, member.outputs, member.message.sent_ns
-            if request is None:
-                continue
-            copied, moved = (0, 0) if member.rescheduled else request.take_counts()
-            written, moved_out = (outputs.copied, outputs.moved) if outputs else (0, 0)
-            if total:  # the gathered inputs' counts, by rows
-                rows = member.message.inputs[0].shape[0]
-                copied, moved = (count * rows // total for count in of_all)
-            member.answer = msgspec.structs.replace(
-                member.answer,
-                timing=Timing(
-                    max(0, started_ns - sent_ns),
-                    infer_ns - started_ns,
-                    inferred_ns - infer_ns,
-                    output_ns,
-                ),
-                copied=Copied(member.gathered, written, moved + moved_out, copied),
-                retained=() if member.rescheduled else request.retained(member.connection.frontend),
-            )
-
-
-def _sum(before: Timing, last: Timing) -> Timing:
-    """What several runs took; `last.queue` counts from when the request was sent."""
-    runs = before.input + before.infer + before.output
-    return Timing(
-        max(0, last.queue - runs),
-        before.input + last.input,
-        before.infer + last.infer,
-        before.output + last.output,
-    )
+            queue_ns = max(0, started_ns - member.message.sent_ns)
+            run = Timing(queue_ns, infer_ns - started_ns, inferred_ns - infer_ns, output_ns)
+            rows = member.message.inputs[0].shape[0] if total else 0
+            share = (copied * rows // total, moved * rows // total) if total else None
+            member.count(run, share)

@@ -236,8 +236,7 @@ class Stream:
         now_ns = time.monotonic_ns()
         self._queue_ns += now_ns - self._paused_ns
         self.progress_ns, self.moved_ns = now_ns - self._ran_ns, now_ns
-        self._request.parameters = message.parameters
-        self._request.reschedule(False)
+        self._request.run_again(message.parameters)
 
     def mute(self) -> None:
         """The frontend has cancelled it, or is gone: tell the model, release its threads."""

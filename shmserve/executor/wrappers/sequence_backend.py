@@ -33,7 +33,6 @@ from shmserve.executor.wrappers.sequence_requests import (
     GapRequest,
     SequenceRequest,
     StackedRequest,
-    StepResponses,
 )
 from shmserve.executor.wrappers.sequence_tensors import (
     Controls,
@@ -96,7 +95,7 @@ class SequenceBackend:
         finally:
             with self._over:
                 for step in steps:
-                    step.over = True
+                    step.end()
         if self._decoupled:
             return answers
         if len(answers) != len(steps):
@@ -115,11 +114,8 @@ class SequenceBackend:
 
     def _request(self, request: Request, sequence: SequenceId, flags: Flags) -> SequenceRequest:
         added = self._added(sequence, flags)
-        step = SequenceRequest(request, added, tuple(self.states.outputs), self._xp)
-        if request.responses is not None:
-            taken = partial(self._taken_of_stream, request, step)
-            step.responses = StepResponses(request.responses, step, taken)
-        return step
+        take_states = partial(self._taken_of_stream, request)
+        return SequenceRequest(request, added, tuple(self.states.outputs), self._xp, take_states)
 
     def _added(self, sequence: SequenceId, flags: Flags) -> dict[str, MemoryInput]:
         """Controls and states, by the names of the inputs that they are."""

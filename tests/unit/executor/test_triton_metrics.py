@@ -13,7 +13,7 @@ import pytest
 from shmserve.core.stats.custom_metrics import Family
 from shmserve.errors import ArenaExhausted, Internal
 from shmserve.executor import custom_metrics
-from shmserve.executor.backends.triton import metrics, pb_utils
+from shmserve.executor.backends.triton import pb_utils
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.backends.triton.metrics import COUNTER, GAUGE, HISTOGRAM, MetricFamily
 from shmserve.executor.custom_metrics import CustomMetrics
@@ -42,7 +42,7 @@ class Published:
     def __init__(self) -> None:
         self.page = StatusPage("cafe0123")
         self.metrics = CustomMetrics(MetricsArea(self.page.segment.fd))
-        metrics.serve(self.metrics)
+        MetricFamily.serve(self.metrics)
 
     def families(self) -> dict[str, Family]:
         return {family.name: family for family in read(self.page.segment.fd)}
@@ -59,7 +59,7 @@ def published(
         monkeypatch.setattr(custom_metrics, name, limit)
     made = Published()
     yield made
-    metrics.serve(CustomMetrics())
+    MetricFamily.serve(CustomMetrics())
     made.page.close()
 
 
