@@ -8,8 +8,20 @@ from typing import Any
 import numpy as np
 
 from shmserve.cuda import runtime
+from shmserve.errors import Internal
 from shmserve.executor.backends import dlpack
 from shmserve.executor.devices import is_on_device
+
+
+def to_array(value: Any, where: str) -> Any:
+    """Return a value as `as_array` does. Raises Internal, with the place, for anything else."""
+    try:
+        array = as_array(value)
+    except (TypeError, ValueError, BufferError) as ex:
+        raise Internal(f"{where}: {ex}") from None
+    if array is None:
+        raise Internal(f"{where} must be an array, got {type(value).__name__}")
+    return array
 
 
 def as_array(value: Any) -> Any:

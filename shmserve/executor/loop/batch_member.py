@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from shmserve.errors import ShmserveError
 from shmserve.executor.backend import Response
-from shmserve.executor.loop.runner import RunOutcome, as_error
+from shmserve.executor.loop.runner import RunOutcome, error_of_placing
 from shmserve.executor.tensors.batch import BatchedOutputs, GatheredBatch
 from shmserve.executor.tensors.request import ExecutorRequest, Outputs
 from shmserve.protocol.control.data_messages import Answer, Copied, Timing
-from shmserve.shm.client_region import Shrunk
 
 
 class BatchMember(RunOutcome, eq=False):
@@ -64,18 +63,12 @@ class BatchMember(RunOutcome, eq=False):
             return
         outputs = Outputs(request) if gathered is None else BatchedOutputs(request, gathered.offers)
         self.outputs = outputs
-        if response.error is not None:
-            self.fail(response.error)
-            return
-        try:
-            outputs.place(response)
+        error = error_of_placing(request, outputs, response)
+        if error is not None:
+            self.fail(error)
+        else:
             number, tensors = self.message.request, tuple(outputs.tensors)
             self.answer = Answer(number, tensors, parameters=response.parameters)
-        except Shrunk as ex:
-            request.workspace.regions.shrunk(ex)
-            self.fail(ex)
-        except Exception as ex:  # also an array that cannot be handled
-            self.fail(as_error(ex))
 
     def finish(self) -> None:
         """Take back what the model was offered, and lease what it gave."""

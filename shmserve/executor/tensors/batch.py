@@ -9,17 +9,19 @@ a lease of its own on the slot. Outputs in a GPU's memory are taken out row by r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
 
 from shmserve.core.memory.slots import Slot
-from shmserve.errors import Internal, ShmserveError
+from shmserve.errors import ShmserveError
 from shmserve.executor.backend import Output, Response
 from shmserve.executor.peers.frontend_connections import FrontendProcess
 from shmserve.executor.tensors.device_rows import DeviceRows
 from shmserve.executor.tensors.inputs import Input
 from shmserve.executor.tensors.request import ExecutorRequest, Outputs, Watch, offset_within
+from shmserve.executor.tensors.split_batch import split, split_rows
 from shmserve.executor.tensors.workspace import Offer, Workspace
 from shmserve.protocol.control.data_messages import Execute, RegionRef, WireTensor
 from shmserve.tensor.dtypes import DATATYPES
@@ -162,34 +164,17 @@ class GatheredBatch:
         Raises:
             Internal: it gave not one response, or an output has not as many rows as the batch.
         """
-        if len(responses) != 1:
-            raise Internal(f"the model gave {len(responses)} responses to 1 batch")
-        response = responses[0]
-        if response.error is not None:
-            return [response] * len(self.rows)
-        total = sum(self.rows)
-        for output in response.outputs:
-            shape = list(output.array.shape)
-            if shape[:1] != [total]:
-                raise Internal(
-                    f"output '{output.name}' has shape {shape}, but the batch has {total} rows"
-                )
-        if any(not isinstance(output.array, np.ndarray) for output in response.outputs):
+        total = max(1, sum(self.rows))
+        copied = [sum(r.copied for r in responses) * rows // total for rows in self.rows]
+        taken = split(responses, partial(split_rows, sizes=self.rows), copied)
+        if responses[0].error is not None:
+            return taken
+        if any(not isinstance(output.array, np.ndarray) for output in responses[0].outputs):
             assert self._request is not None
-            Outputs(self._request).await_device(response)
+            Outputs(self._request).await_device(responses[0])
         self._is_sealed = True
         for offer in self.offers.values():
             self._memory.seal_and_lease(offer.slot)
-        taken = []
-        start = 0
-        for rows in self.rows:
-            parts = tuple(
-                Output(output.name, output.datatype, output.array[start : start + rows])
-                for output in response.outputs
-            )
-            copied = response.copied * rows // max(1, total)
-            taken.append(Response(parts, None, response.parameters, copied))
-            start += rows
         return taken
 
     def close(self) -> None:

@@ -23,12 +23,12 @@ from shmserve.executor.backend import (
     Backend,
     BatchForm,
     Context,
-    Output,
     Request,
     Response,
 )
 from shmserve.executor.backends.config_merge import with_own_tensors
 from shmserve.executor.tensors.memory_input import MemoryInput
+from shmserve.executor.tensors.split_batch import split, split_rows
 from shmserve.executor.wrappers.sequence_requests import (
     GapRequest,
     SequenceRequest,
@@ -174,28 +174,8 @@ class SequenceBackend:
             for name, tensor in steps[0].inputs.items()
         }
         responses = self._backend.execute([StackedRequest(steps, inputs, self._xp)])
-        if len(responses) != 1:
-            raise Internal(f"the model gave {len(responses)} responses to 1 batch")
-        response = responses[0]
-        if response.error is not None:
-            return [response] * len(steps)
-        for output in response.outputs:
-            shape = list(output.array.shape)
-            if shape[:1] != [len(steps)]:
-                raise Internal(
-                    f"output '{output.name}' has shape {shape}, but the batch has {len(steps)} rows"
-                )
-        return [
-            Response(
-                tuple(
-                    Output(output.name, output.datatype, output.array[row : row + 1])
-                    for output in response.outputs
-                ),
-                parameters=response.parameters,
-                copied=step.sent_bytes,
-            )
-            for row, step in enumerate(steps)
-        ]
+        rows = partial(split_rows, sizes=[1] * len(steps))
+        return split(responses, rows, [step.sent_bytes for step in steps])
 
     def _with_gaps(
         self, steps: Sequence[SequenceRequest], slot_of: Callable[[SequenceId], int]
