@@ -1,9 +1,10 @@
-"""How this process waits, and where it does what takes long.
+"""Waiting: how code of a process waits, and where long work runs.
 
-By default whoever waits keeps its thread. A thread that serves many at once (an HTTP worker's
-loop, a gRPC engine's) installs a `ThreadWaiter` for itself: what runs there gives way instead, and
-so the same synchronous code serves both. Whatever may wait for another process, a client or a lock
-that is held for long goes through here.
+By default a thread that waits is blocked. A thread that serves many connections at once (the loop
+of an HTTP worker or a gRPC process) installs a `ThreadWaiter` for itself, and code that waits there
+gives way to other code instead. So the same synchronous code serves HTTP workers, gRPC processes,
+and WSGI servers with a thread for each request. All waits for another process, a client or a
+contended lock go through here.
 """
 
 from __future__ import annotations

@@ -5,6 +5,19 @@ The loop of an HTTP worker, and of the gRPC process's own engine, whose sockets 
 Level-triggered: an event that nobody waits for takes its descriptor out of the epoll set until
 somebody does, so whoever waits looks at the kernel's present state and nothing is missed. The
 usual wait (a client's next request, an executor's answer) costs no call but `epoll_wait`.
+
+Rules of the loop:
+
+- Work that would hold up the loop runs beside it (`waiting.beside`), in at most `http_threads`
+  threads for which the greenlet waits: making segments, inflating and compressing, JSON and
+  classification from 64 KiB on, metrics, files. Questions to the coordinator wait on the loop.
+- A lock may be held on the loop only where nothing gives way while it is held. Work that waits with
+  a lock (an arena that grows) is beside the loop, with all other work that wants that lock.
+- A function that the loop calls back (`Hub.handle`, the end of a call, memory that is free) must
+  not wait.
+
+A greenlet that has run to its end is kept for what runs next, with its stack: 16 KiB that would be
+mapped and unmapped for each call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""A request and its answers on a connection: send, wait, acknowledge, give up, try elsewhere."""
+"""A request and its answers on a connection: send, wait, acknowledge, give up, try elsewhere.
+
+An executor that is told to stop answers all that had been sent to it (`executor.peers.channels`).
+So a send either fails, and the request goes to the successor, or it is answered; models that must
+not see a request twice are no exception. No answer of a request is ever repeated: a request is run
+again only before its first answer.
+"""
 
 from __future__ import annotations
 

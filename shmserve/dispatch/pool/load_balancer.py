@@ -1,4 +1,8 @@
-"""The executors this frontend process knows, and which of them a request goes to."""
+"""The executors this frontend process knows, and which of them a request goes to.
+
+A frontend looks at the registry once more before it sends: the instances of the version may have
+changed while the request's body came in.
+"""
 
 from __future__ import annotations
 

@@ -112,9 +112,10 @@ class Channels:
     def refuse(self, busy: Set[FrontendConnection]) -> None:
         """Refuse everything new in such a way that a sender knows, and take what was sent.
 
-        So a request is either taken and answered, or its sender has seen that it was not
-        and sends it to another executor. `busy` are connections with a request that has been
-        taken and not answered: they are refused with the last answer.
+        The listener and idle channels are refused first (`shutdown(SHUT_RD)`), then what had been
+        sent is read. So a request is either taken and answered, or its sender has seen that it was
+        not and sends it to another executor: `dispatch.calls.attempt` relies on this order. `busy`
+        are connections with a request that is taken and not answered, refused before the answer.
         """
         self._look_up()  # a lane that was offered before is let in
         self.closed = True

@@ -214,7 +214,11 @@ serve('first', heard)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_a_stop_before_the_master_hears_it_is_clean(number: signal.Signals) -> None:
-    script = "signal.signal(2, signal.SIG_DFL); print('x', os.getpid(), flush=True); signal.pause()"
+    # A shell's background job, as the tests may be, has SIGINT and SIGQUIT ignored.
+    script = (
+        "signal.signal(2, signal.SIG_DFL); signal.signal(3, signal.SIG_DFL)\n"
+        "print('x', os.getpid(), flush=True); signal.pause()"
+    )
     with kept(script) as keeper:
         keeper.master()
         keeper.process.send_signal(number)

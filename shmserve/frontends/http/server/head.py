@@ -6,6 +6,9 @@ Where the last few did come along, the next is taken at once.
 
 What costs is parsing, and clients send the same head again and again: a connection
 remembers the last few, byte for byte.
+
+"The last few" are eight requests in a row on the connection. If the next one is large all the same,
+what came with its head is copied: 8 KiB at most, which its receipt tells.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The paths are looked up in the registry for each request that no route takes, so models
 can come and go; other requests pay nothing for it.
+
+The paths hang behind all routes of the application (`Routes.add_behind`).
 """
 
 from __future__ import annotations
