@@ -13,8 +13,7 @@ import pytest
 
 from shmserve.errors import Code
 from shmserve.executor.backend import BatchForm, Output, Request, Response
-from shmserve.executor.loop.batch_member import BatchMember
-from shmserve.executor.loop.batch_runner import BatchRunner
+from shmserve.executor.loop.batch_runner import BatchMember, BatchRunner
 from shmserve.protocol.control.data_messages import Execute, RegionRef, WireTensor
 from tests.cuda.exporting import exported
 from tests.cuda.test_running import NBYTES, Bench

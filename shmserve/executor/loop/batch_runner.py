@@ -1,5 +1,9 @@
 """Batch runner: runs several requests at once, from their messages to their answers.
 
+A request fails alone if the cause is known to be that request: unreadable client memory, its own
+error response, an output too large for its window. An exception from the backend fails the whole
+batch.
+
 Triton's dialect gets the requests as they are. Backends that want one tensor get one request, whose
 inputs `executor.tensors.batch` has gathered: one copy, counted as `batch` in each receipt, on a GPU
 none. With `batch_input` or `batch_output`, `executor.wrappers.ragged` stands between.
@@ -18,26 +22,125 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-import msgspec
-from msgspec import Struct
+from msgspec.structs import replace
 
 from shmserve.errors import DeviceMemoryExhausted, Internal, ShmserveError
-from shmserve.executor.backend import Backend, BatchForm
-from shmserve.executor.loop.batch_member import BatchMember
+from shmserve.executor.backend import Backend, BatchForm, Response
 from shmserve.executor.loop.run_statistics import RunStatistics
-from shmserve.executor.loop.runner import IsCancelled, Key, Requested, as_error
+from shmserve.executor.loop.runner import (
+    IsCancelled,
+    Key,
+    Requested,
+    RunOutcome,
+    as_error,
+    error_of_placing,
+)
 from shmserve.executor.peers.frontend_connections import FrontendConnection
-from shmserve.executor.tensors.batch import GatheredBatch
-from shmserve.executor.tensors.request import ExecutorRequest
+from shmserve.executor.tensors.batch import BatchedOutputs, GatheredBatch
+from shmserve.executor.tensors.request import ExecutorRequest, Outputs
 from shmserve.executor.tensors.workspace import Workspace
-from shmserve.protocol.control.data_messages import Answer, Timing
+from shmserve.protocol.control.data_messages import Answer, Copied, Timing
 
 
-class _Rescheduled(Struct, frozen=True):
-    """Between two runs of a request: what is open of it, and what it has taken so far."""
+class BatchMember(RunOutcome, eq=False):
+    """One request of a batch.
 
-    request: ExecutorRequest
-    spent: Timing
+    Attributes:
+        answer: its timing is that of all runs of the request.
+        run: duration of the last run alone.
+        request: None until the inputs are there.
+        gathered: bytes that were copied into the batch.
+    """
+
+    answer: Answer = Answer(0)
+    run: Timing = Timing()
+    request: ExecutorRequest | None = None
+    outputs: Outputs | None = None
+    gathered: int = 0
+
+    def begin(self, request: ExecutorRequest, batch: GatheredBatch | None) -> None:
+        """Have the model run the request. Bring the inputs into the batch if that is gathered.
+
+        Raises:
+            ShmserveError: as `GatheredBatch.add`.
+        """
+        self.request = request
+        if batch is not None:
+            self.gathered = batch.add(self.connection.frontend, self.message)
+
+    def begin_again(self, request: ExecutorRequest) -> None:
+        """Have the model run a rescheduled request once more."""
+        request.run_again(self.message.parameters)
+        self.request = request
+
+    def fail_with_all(self, error: ShmserveError) -> None:
+        """End the request with the error of the batch, unless it has failed already."""
+        self.rescheduled = False
+        if not self.has_failed:
+            self.fail(error)
+
+    def respond(
+        self, request: ExecutorRequest, response: Response, gathered: GatheredBatch | None
+    ) -> None:
+        """Place what the model gives, unless the model wants the request once more."""
+        self.rescheduled = request.rescheduled and response.error is None
+        if self.rescheduled:
+            return
+        outputs = Outputs(request) if gathered is None else BatchedOutputs(request, gathered.offers)
+        self.outputs = outputs
+        error = error_of_placing(request, outputs, response)
+        if error is not None:
+            self.fail(error)
+        else:
+            number, tensors = self.message.request, tuple(outputs.tensors)
+            self.answer = Answer(number, tensors, parameters=response.parameters)
+
+    def finish(self) -> None:
+        """Take back what the model was offered, and lease what it gave."""
+        request, outputs = self.request, self.outputs
+        if request is None:
+            return
+        if request.offers:
+            request.drop_offers()
+        if outputs is not None and self.has_failed:
+            outputs.undo()
+        elif outputs is not None:
+            self.leases = outputs.lease()
+            self.segments = [slot.segment for slot in outputs.slots]
+
+    def count(self, run: Timing, share: tuple[int, int] | None) -> None:
+        """Complete the answer: the duration, what was copied, and what the model kept.
+
+        Args:
+            run: duration of the run.
+            share: bytes copied and moved of the request's rows of a gathered batch.
+        """
+        request, outputs = self.request, self.outputs
+        if request is None:
+            return
+        self.run = run
+        copied, moved = (0, 0) if self.rescheduled else request.take_counts()
+        written, moved_out = (outputs.copied, outputs.moved) if outputs else (0, 0)
+        if share is not None:
+            copied, moved = share
+        self.answer = replace(
+            self.answer,
+            timing=run,
+            copied=Copied(self.gathered, written, moved + moved_out, copied),
+            retained=() if self.rescheduled else request.retained(self.connection.frontend),
+        )
+
+    def add_earlier(self, spent: Timing) -> None:
+        """Add the duration of earlier runs to that of the last one."""
+        before, last = spent, self.run
+        runs = before.input + before.infer + before.output
+        timing = Timing(
+            max(0, last.queue - runs),  # which counts from when the request was sent
+            before.input + last.input,
+            before.infer + last.infer,
+            before.output + last.output,
+        )
+        self.answer = replace(self.answer, timing=timing)
 
 
 class BatchRunner:
@@ -62,7 +165,7 @@ class BatchRunner:
         self._iterative = workspace.spec.config.is_iterative
         self._is_cancelled = is_cancelled
         self._model_runs = model_runs
-        self._open: dict[Key, _Rescheduled] = {}
+        self._open: dict[Key, BatchMember] = {}  # rescheduled requests
 
     def run(self, batch: Sequence[Requested], now_ns: int) -> Sequence[BatchMember]:
         """Run requests together."""
@@ -83,10 +186,10 @@ class BatchRunner:
     def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
         """Return the answer with those inputs that the model has kept, if the request has run."""
         opened = self._open.pop((connection, answer.request), None)
-        if opened is None:
+        if opened is None or opened.request is None:
             return answer
         retained = opened.request.retained(connection.frontend)
-        return msgspec.structs.replace(answer, retained=retained)
+        return replace(answer, retained=retained)
 
     def rest(self) -> None:
         """Do nothing: no request is prepared ahead of its run."""
@@ -128,9 +231,9 @@ class BatchRunner:
         key = (member.connection, member.message.request)
         before = self._open.pop(key, None)
         if before is not None:
-            member.add_earlier(before.spent)
-        if member.rescheduled and member.request is not None:
-            self._open[key] = _Rescheduled(member.request, member.answer.timing)
+            member.add_earlier(before.answer.timing)
+        if member.rescheduled:
+            self._open[key] = member
 
     def _fail_all(self, members: list[BatchMember], ex: BaseException | None) -> None:
         if ex is None:
@@ -149,7 +252,7 @@ class BatchRunner:
             return self._is_cancelled(member.connection, message.request)
 
         opened = self._open.get((member.connection, message.request))
-        if opened is not None:
+        if opened is not None and opened.request is not None:
             member.begin_again(opened.request)
             return
         try:

@@ -21,11 +21,10 @@ import msgspec
 
 from shmserve.errors import PeerDied, ProtocolViolation, ShmserveError, UnreadableMessage
 from shmserve.executor.peers.doorway import Doorway
-from shmserve.executor.peers.frontend_connections import Event, FrontendConnection, sent_ns
+from shmserve.executor.peers.frontend_connections import Event, FrontendConnection, Peers, sent_ns
 from shmserve.executor.peers.lane import Lane
 from shmserve.executor.peers.lane_peers import LanePeers
 from shmserve.executor.peers.lane_traffic import LaneTraffic
-from shmserve.executor.peers.watched_peers import WatchedPeers
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -71,7 +70,7 @@ class Channels:
         self.quiet = True
         self.status = status
         self._memory = memory
-        self._watched = WatchedPeers()
+        self._watched = Peers()
         self._connections = self._watched.by_fd
         self._events = self._watched.events
         self._epoll = self._watched.epoll

@@ -16,7 +16,6 @@ from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.peer_segments import PeerSegments
 from shmserve.transport import channel as transport
-from shmserve.transport.channel import Channel
 
 _MOST_FREED = 1024  # told with one answer, which has a largest size
 
@@ -74,7 +73,7 @@ class FrontendConnection:
         "refusing",
     )
 
-    def __init__(self, channel: Channel, frontend: FrontendProcess) -> None:
+    def __init__(self, channel: transport.Channel, frontend: FrontendProcess) -> None:
         self.channel = channel
         self.fd = channel.fileno()
         self.frontend = frontend
@@ -157,3 +156,27 @@ def sent_ns(event: Event) -> float:
     """Sort key: whatever else comes of a request comes after it."""
     message = event[1]
     return message.sent_ns if type(message) is Execute else inf
+
+
+class Peers:
+    """The connections of frontends and lanes. For the thread that has the channels.
+
+    Attributes:
+        by_fd: open connections, by their descriptors.
+        events: what has come and `Channels.receive` has not told yet.
+    """
+
+    def __init__(self) -> None:
+        self.epoll = select.epoll()
+        self.by_fd: dict[int, FrontendConnection] = {}
+        self.events: list[Event] = []
+
+    def close(self, connection: FrontendConnection) -> bool:
+        """Close a connection, which is an event. Return False if it was closed already."""
+        if connection.closed:
+            return False
+        del self.by_fd[connection.fd]
+        self.epoll.unregister(connection.fd)
+        connection.close()
+        self.events.append((connection, None))
+        return True

@@ -9,9 +9,9 @@ from __future__ import annotations
 import select
 
 from shmserve.errors import PeerDied, ProtocolViolation
+from shmserve.executor.peers.frontend_connections import Peers
 from shmserve.executor.peers.lane import Lane
 from shmserve.executor.peers.lane_peers import LanePeers
-from shmserve.executor.peers.watched_peers import WatchedPeers
 from shmserve.protocol.control.data_messages import Answer
 from shmserve.protocol.control.link_messages import LaneOffered
 
@@ -23,7 +23,7 @@ class LaneTraffic:
         stalled: lanes that do not take their answers.
     """
 
-    def __init__(self, peers: LanePeers, connections: WatchedPeers) -> None:
+    def __init__(self, peers: LanePeers, connections: Peers) -> None:
         self.stalled: set[Lane] = set()
         self._peers = peers
         self._connections = connections

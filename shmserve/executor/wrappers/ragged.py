@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from shmserve.errors import ConfigError
 from shmserve.executor.backend import Backend, BatchForm, Context, Output, Request, Response
+from shmserve.executor.tensors.batch import split, split_rows
 from shmserve.executor.tensors.memory_input import MemoryInput
-from shmserve.executor.tensors.split_batch import split, split_rows
 from shmserve.executor.wrappers import sequence_backend
 from shmserve.executor.wrappers.sequence_requests import StackedRequest
 from shmserve.tensor.config_document import (
@@ -99,10 +99,8 @@ class RaggedBackend:
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
         """Run requests that agree in all but the shapes of their ragged inputs."""
         whole = StackedRequest(requests, self._inputs(requests), self._xp)
-        copied = [
-            sum(len(tensor.buffer) for tensor in request.inputs.values()) for request in requests
-        ]
         responses = self._backend.execute([whole])
+        copied = [sum(len(tensor.buffer) for tensor in r.inputs.values()) for r in requests]
         return split(responses, partial(self._taken_apart, requests), copied)
 
     def _inputs(self, requests: Sequence[Request]) -> dict[str, MemoryInput]:

@@ -31,8 +31,8 @@ from shmserve.executor.backend import (
     Response,
 )
 from shmserve.executor.backends.config_merge import with_own_tensors
+from shmserve.executor.tensors.batch import split, split_rows
 from shmserve.executor.tensors.memory_input import MemoryInput
-from shmserve.executor.tensors.split_batch import split, split_rows
 from shmserve.executor.wrappers.sequence_requests import (
     GapRequest,
     SequenceRequest,

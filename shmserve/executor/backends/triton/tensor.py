@@ -38,7 +38,7 @@ class Tensor:
     __slots__ = ("_array", "_name", "_on_device", "_source", "_writable")
 
     def __init__(self, name: str, array: np.ndarray[Any, Any] | _Contents) -> None:
-        contents = array if isinstance(array, _Contents) else _checked(name, array)
+        contents = array if isinstance(array, _Contents) else _contents(name, array)
         self._name = name
         self._array = contents.array
         self._source = contents.source
@@ -57,9 +57,7 @@ class Tensor:
     @classmethod
     def _given(cls, name: str, array: Any) -> Tensor:
         """A tensor on a numpy or CuPy array."""
-        if isinstance(array, np.ndarray):
-            return cls(name, array)
-        return cls(name, _Contents(_typed(name, array), on_device=True))
+        return cls(name, _contents(name, array, not isinstance(array, np.ndarray)))
 
     @staticmethod
     def from_dlpack(name: str, tensor: object) -> Tensor:
@@ -145,21 +143,17 @@ class Tensor:
         return dlpack.device_of(self.array()) if self._on_device else dlpack.CPU
 
 
-def _checked(name: str, array: Any) -> _Contents:
+def _contents(name: str, array: Any, on_device: bool = False) -> _Contents:
     """Raises TypeError, or TritonModelException if the array has no datatype."""
-    if isinstance(name, str) and not isinstance(array, np.ndarray):
+    if not isinstance(name, str):
+        raise TypeError(f"a Tensor's name must be text, got {type(name).__name__}")
+    if not (on_device or isinstance(array, np.ndarray)):
         advice = "; a GPU's arrays go in by Tensor.from_dlpack" if is_on_device(array) else ""
         kind = type(array).__name__
         raise TypeError(f"Tensor '{name}' needs a numpy array, got {kind}{advice}")
-    return _Contents(_typed(name, array))
-
-
-def _typed(name: str, array: Any) -> Any:
-    if not isinstance(name, str):
-        raise TypeError(f"a Tensor's name must be text, got {type(name).__name__}")
     if from_numpy(array.dtype) is None:
         raise TritonModelException(f"Tensor '{name}': no datatype for {array.dtype}")
-    return array
+    return _Contents(array, on_device=on_device)
 
 
 def check_tensors(what: str, tensors: Iterable[Any]) -> None:
