@@ -42,7 +42,6 @@ class Published:
     def __init__(self) -> None:
         self.page = StatusPage("cafe0123")
         self.metrics = CustomMetrics(MetricsArea(self.page.segment.fd))
-        MetricFamily.serve(self.metrics)
 
     def families(self) -> dict[str, Family]:
         return {family.name: family for family in read(self.page.segment.fd)}
@@ -58,8 +57,8 @@ def published(
     for name, limit in getattr(request, "param", {}).items():
         monkeypatch.setattr(custom_metrics, name, limit)
     made = Published()
+    monkeypatch.setattr(custom_metrics, "registry", made.metrics)
     yield made
-    MetricFamily.serve(CustomMetrics())
     made.page.close()
 
 

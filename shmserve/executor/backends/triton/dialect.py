@@ -23,7 +23,6 @@ from shmserve.executor.backends.triton.exceptions import TritonError, to_code
 from shmserve.executor.backends.triton.given_outputs import GivenOutputs
 from shmserve.executor.backends.triton.inference_request import InferenceRequest
 from shmserve.executor.backends.triton.inference_response import InferenceResponse
-from shmserve.executor.backends.triton.metrics import MetricFamily
 from shmserve.executor.backends.triton.response_sender import (
     InferenceResponseSender,
     SingleSink,
@@ -86,7 +85,6 @@ class TritonDialect:
         self._writable = spec.parameters.get("writable_inputs") == "true"
         self._device_inputs = _has_device_inputs(spec)
         other_models.serve(context.models, self._writable)
-        MetricFamily.serve(context.metrics)
         arguments = _arguments(context, spec)
         self._instance = arguments["model_instance_name"]
         model = self._kind()

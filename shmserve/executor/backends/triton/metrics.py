@@ -12,6 +12,7 @@ from typing import Any
 
 from shmserve.core.stats.custom_metrics import MetricKind
 from shmserve.errors import ShmserveError
+from shmserve.executor import custom_metrics
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.custom_metrics import CustomMetrics, MetricRow
 
@@ -102,12 +103,6 @@ class MetricFamily:
     COUNTER = MetricKind.COUNTER
     GAUGE = MetricKind.GAUGE
     HISTOGRAM = MetricKind.HISTOGRAM
-    _served = CustomMetrics()  # where metrics go; an executor runs one model
-
-    @classmethod
-    def serve(cls, metrics: CustomMetrics) -> None:
-        """Told once when the model is loaded (for the server, not for models)."""
-        cls._served = metrics
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         for what, value, wanted in (
@@ -117,7 +112,7 @@ class MetricFamily:
         ):
             if not isinstance(value, wanted):
                 raise TypeError(f"MetricFamily: {what} cannot be {type(value).__name__}")
-        self._metrics = self._served
+        self._metrics = custom_metrics.registry
         self._given: dict[MetricRow, Metric] = {}
         try:
             self._family = self._metrics.open(name, description, kind)
