@@ -1,4 +1,2 @@
-"""The process that fetches models of remote repositories into the cache, for the coordinator.
-
-It is the only one that imports fsspec, whose event loops are threads: nothing here forks.
-"""
+"""Fetcher process: fetches models of remote repositories into the cache, for the coordinator. Only
+this process imports fsspec, whose event loops run in threads, so this process must not fork."""

@@ -1,4 +1,5 @@
-"""One round: see what the remote repositories have, fetch what is wanted, write the catalogs."""
+"""Round of the fetcher: list the remote repositories, fetch requested models, write the
+catalogs."""
 
 from __future__ import annotations
 
@@ -26,24 +27,28 @@ _log = logging.getLogger(__name__)
 
 
 class ListedSource(FileSource, Protocol):
-    """A store that can be listed, too: `models` raises ShmserveError if it cannot."""
+    """Store that can also be listed: `models` raises ShmserveError on failure."""
 
     def models(self) -> dict[str, RemoteModel]: ...
 
 
 class RoundOutcome(Struct, frozen=True):
-    """`problems`: model -> why the cache has not what its repository has now; `unlisted`: why
-    repositories could not be listed, each with its address."""
+    """Outcome of a round.
+
+    Attributes:
+        problems: for each outdated model in the cache, the reason.
+        unlisted: reasons why repositories could not be listed, each with the address.
+    """
 
     problems: dict[str, str]
     unlisted: tuple[str, ...]
 
 
 class Rounds:
-    """For several threads: rounds may run side by side.
+    """Rounds over the remote repositories. Thread-safe: rounds may run concurrently.
 
     Args:
-        opened: makes the store of an address.
+        opened: function that returns the store of an address.
     """
 
     def __init__(
@@ -59,16 +64,17 @@ class Rounds:
         self._cache = cache
         self._opened = opened
         self._stores: dict[str, ListedSource] = {}
-        self._lock = threading.Lock()  # guards those below
-        self._used: set[str] = set()  # what was wanted, or in use, the round before
-        self._using: set[str] = set()  # and in this one
+        self._lock = threading.Lock()  # guards the fields below
+        self._used: set[str] = set()  # snapshots requested or in use in the previous round
+        self._using: set[str] = set()  # and in this round
         self._told: dict[str, dict[str, str]] = {}
 
     def run(self, names: Iterable[str], keep: Iterable[str]) -> RoundOutcome:
-        """List what there is, and fetch these models ("*": all) as they are now, with what they
-        consist of.
+        """List the repositories, and fetch the current files of the named models ("*": all) and of
+        the steps of ensembles.
 
-        `keep`: snapshots that the service's executors were started with.
+        Args:
+            keep: snapshots in use by the service's executors.
         """
         wanted = set(names)
         self._use(set(keep), wanted)
@@ -89,7 +95,8 @@ class Rounds:
     # ----------------------------------------------------------- one repository
 
     def _repository(self, url: str, path: str, wanted: set[str]) -> Catalog:
-        """The catalog as it is now. It is written after each model, for those who wait for one."""
+        """Update and return a repository's catalog. The catalog is written after each model,
+        because the coordinator may be waiting for just this model."""
         try:
             found = self._store(url).models()
         except ShmserveError as ex:
@@ -128,8 +135,8 @@ class Rounds:
         self, path: str, made: Catalog, changed: dict[str, CatalogEntry] | None = None,
         problem: str = "",
     ) -> Catalog:  # fmt: skip
-        """Replace a catalog, and what it says of some models. What other services write meanwhile
-        stays, and what has left the cache is forgotten."""
+        """Write a catalog with the changed entries. Entries that other services have written are
+        kept, and snapshots no longer in the cache are dropped."""
         with self._cache.locked():
             known = catalog.read(path)
             if problem and known is None:
@@ -156,8 +163,8 @@ class Rounds:
     # ------------------------------------------------------------------- leases
 
     def _use(self, keep: set[str], wanted: set[str]) -> None:
-        """What is wanted, was so a moment ago, or runs is not to be evicted: somebody may have read
-        the catalog just now."""
+        """Lease the snapshots that are requested, running, or were so in the previous round. The
+        previous ones count because the coordinator may have just read the catalog."""
         with self._lock, self._cache.locked():
             self._used = self._using
             self._using = keep | {
@@ -176,7 +183,8 @@ class Rounds:
     # ---------------------------------------------------------------------- log
 
     def _tell(self, url: str, problems: dict[str, str]) -> None:
-        """Operators read what is wrong once, and when it is not any more; "": with all of it."""
+        """Log each problem once, and log when the last one is gone. The name "" stands for the
+        whole repository."""
         with self._lock:
             before = self._told.get(url, {})
             for name, why in problems.items():
