@@ -1,2 +1,3 @@
 """Fetcher process: fetches models of remote repositories into the cache, for the coordinator. Only
-this process imports fsspec, whose event loops run in threads, so this process must not fork."""
+this process imports fsspec. The process must not fork, because fsspec's event loops are
+threads."""
