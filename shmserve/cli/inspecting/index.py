@@ -1,4 +1,4 @@
-"""``shmserve index FOLDER``: the list of a repository that a web server is to offer."""
+"""Command ``shmserve index FOLDER``: writes the index of a model repository for a web server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CHUNK = 1 << 20
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write `index.json` into the folder, in one piece, and say what is in it.
+    """Write `index.json` into the folder atomically, and print a summary.
 
     Raises:
-        ConfigError: a file that cannot be read or written.
+        ConfigError: a file cannot be read or written.
     """
     root = Path(arguments.folder)
     try:
