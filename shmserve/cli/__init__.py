@@ -97,12 +97,16 @@ def parser() -> argparse.ArgumentParser:
         ("unload", "have a running server unload a model"),
         ("ready", "say whether a running server, or one model of it, is ready (status 1: not)"),
     ):
-        one = command(name, "operating.model_commands", text)
-        one.add_argument("model", metavar="MODEL", nargs="?" if name == "ready" else None)
-        _add_address(one)
-        one.add_argument("--key-file", metavar="FILE", help="of a key to show (docs/security.md)")
+        subparser = command(name, "operating.model_commands", text)
+        subparser.add_argument("model", metavar="MODEL", nargs="?" if name == "ready" else None)
+        _add_address(subparser)
+        subparser.add_argument(
+            "--key-file", metavar="FILE", help="of a key to show (docs/security.md)"
+        )
         if name == "ready":
-            one.add_argument("--wait", type=float, default=0.0, metavar="S", help="for so long")
+            subparser.add_argument(
+                "--wait", type=float, default=0.0, metavar="S", help="for so long"
+            )
     _add_measure(
         command("measure", "measuring.measure", "send a model generated requests and time them")
     )
@@ -124,8 +128,8 @@ def _add_show(show: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_address(one: argparse.ArgumentParser) -> None:
-    one.add_argument(
+def _add_address(subparser: argparse.ArgumentParser) -> None:
+    subparser.add_argument(
         "--url", help="http://HOST:PORT or unix:/PATH; default: the first of http_bind"
     )
 
@@ -170,10 +174,10 @@ def _add_cluster(cluster: argparse.ArgumentParser) -> None:
         ("down", "end all services, their requests first"),
         ("haproxy", "print the configuration of a HAProxy before the cluster"),
     ):
-        one = what.add_parser(name, help=text, description=text)
-        one.add_argument("file", metavar="FILE", help="cluster.toml")
+        subparser = what.add_parser(name, help=text, description=text)
+        subparser.add_argument("file", metavar="FILE", help="cluster.toml")
         if name in ("up", "status"):
-            one.add_argument("--json", action="store_true", help="one JSON object")
+            subparser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

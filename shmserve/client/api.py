@@ -70,13 +70,13 @@ def connect(
     """
     transport = Transport(url, timeout)
     client = Client(transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory)
-    why = client.why_no_shared_memory
-    if why and require_shared_memory:
+    reason = client.why_no_shared_memory
+    if reason and require_shared_memory:
         client.close()
-        raise InferenceError(0, f"no shared memory with the server at {url}: {why}")
-    if why and control != "" and transport.is_local and url not in _warned:
+        raise InferenceError(0, f"no shared memory with the server at {url}: {reason}")
+    if reason and control != "" and transport.is_local and url not in _warned:
         _warned.add(url)
-        text = f"tensors travel over HTTP, and not through shared memory: {why}"
+        text = f"tensors travel over HTTP, and not through shared memory: {reason}"
         try:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         except RuntimeWarning:
@@ -286,12 +286,12 @@ class Client(ServiceCalls):
         arguments that are wrong on their own."""
         self._check(device)
         timeout_s = timeout or self._transport.timeout_s
-        until = time.monotonic() + timeout_s
-        tensors = self._tensors(model, version, inputs, until)
+        deadline = time.monotonic() + timeout_s
+        tensors = self._tensors(model, version, inputs, deadline)
         names = None if outputs is None else tuple(outputs)
-        timeout_s = max(until - time.monotonic(), _LEAST_S)
-        asked = (parameters, request_id, timeout_s, receipt, device)
-        return ClientCall(model, version, tensors, names, *asked)
+        timeout_s = max(deadline - time.monotonic(), _LEAST_S)
+        options = (parameters, request_id, timeout_s, receipt, device)
+        return ClientCall(model, version, tensors, names, *options)
 
     def _tensors(
         self, model: str, version: str, inputs: Mapping[str, Any], until: float

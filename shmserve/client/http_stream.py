@@ -88,9 +88,9 @@ class HttpAnswers:
         if "model_name" not in document:
             return InferenceError(_IN_MIDST, str(document["error"]))
         call, described = self._call, self._model.outputs
-        wanted = described if call.outputs is None else call.outputs
+        requested_outputs = described if call.outputs is None else call.outputs
         arrays: dict[str, Any] = {}
-        for name in wanted:
+        for name in requested_outputs:
             if name in document:
                 array = _array(document[name], name, *described[name])
                 if isinstance(array, InferenceError):
@@ -107,14 +107,14 @@ def _array(value: Any, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
     """Return flat JSON elements as an array in the output's shape. Return an InferenceError if
     several open dimensions leave the shape unknown."""
     flat = value if isinstance(value, list) else [value]
-    known = math.prod(size for size in shape if size >= 0)
+    fixed_elements = math.prod(size for size in shape if size >= 0)
     if shape.count(-1) > 1:
         if len(flat) != 1:
             text = f"output '{name}' has {len(flat)} elements in an unknown shape: {_ELSE}"
             return InferenceError(_IN_MIDST, text)
         shape = (1,) * len(shape)
     elif -1 in shape:
-        open_size = len(flat) // known if known else 0
+        open_size = len(flat) // fixed_elements if fixed_elements else 0
         shape = tuple(open_size if size < 0 else size for size in shape)
     if datatype != tensors.BYTES:
         return np.array(flat, tensors.dtype_of(datatype)).reshape(shape)

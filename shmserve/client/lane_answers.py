@@ -56,7 +56,7 @@ class LaneAnswers:
         if not self._open:
             return None
         answer, self._first = self._first or self._receive(), None
-        taken = self._taken(answer)
+        result = self._taken(answer)
         self._owed += 1
         if answer.final:
             self._open = False
@@ -64,7 +64,7 @@ class LaneAnswers:
                 self._lane_open = False
                 self._lanes.give(self._key, self._lane)
             self._attempt.close()
-        return taken
+        return result
 
     def close(self) -> None:
         """End the request. Idempotent."""

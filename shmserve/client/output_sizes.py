@@ -44,8 +44,11 @@ def stream_windows(
         size = tensors.nbytes_of(*model.outputs.get(name, _UNKNOWN))
         sizes[name] = largest if size is None else size
     inline = sum(size for size in sizes.values() if size is not None and size < _SMALL)
-    least = 1 if inline > INLINE_TOTAL else _SMALL
-    return {name: None if size is None or size < least else size for name, size in sizes.items()}
+    smallest_window = 1 if inline > INLINE_TOTAL else _SMALL
+    return {
+        name: None if size is None or size < smallest_window else size
+        for name, size in sizes.items()
+    }
 
 
 class ExpectedOutputs(Struct, frozen=True):
@@ -85,9 +88,9 @@ class OutputSizes:
             shapes: hashable description of the inputs' shapes.
             names: names of the requested outputs.
         """
-        found = self._expected.get((key, shapes))
-        if found is not None and found.model is model and found.names == names:
-            return found
+        expected = self._expected.get((key, shapes))
+        if expected is not None and expected.model is model and expected.names == names:
+            return expected
         with self._lock:
             seen, known = self._seen.get((key, shapes), {}), True
             sizes: dict[str, int | None] = {}
@@ -100,9 +103,9 @@ class OutputSizes:
                 sizes[name] = None if size is None or size < _SMALL else size
             if len(self._expected) >= _MANY:
                 self._expected.clear()
-            found = ExpectedOutputs(sizes, known, names, model)
-            self._expected[key, shapes] = found
-            return found
+            expected = ExpectedOutputs(sizes, known, names, model)
+            self._expected[key, shapes] = expected
+            return expected
 
     def learn(self, key: Hashable, shapes: Hashable, arrays: Mapping[str, Any]) -> None:
         sizes = {name: a.nbytes for name, a in arrays.items() if a.dtype.kind != "O"}

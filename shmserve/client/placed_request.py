@@ -172,12 +172,12 @@ class RequestAttempt:
                     "parameters": where,
                 }
             )
-        wanted = [
+        outputs = [
             {"name": name, "parameters": place.window(nbytes) if place else {"binary_data": True}}
             for name in self._outputs
             for place, nbytes in [self.windows.get(name, (None, 0))]
         ]
-        document: dict[str, Any] = {"inputs": described, "outputs": wanted}
+        document: dict[str, Any] = {"inputs": described, "outputs": outputs}
         if request_id:
             document["id"] = request_id
         if parameters:
@@ -237,8 +237,8 @@ class RequestAttempt:
 
     def close(self) -> None:
         """End the request's leases; arrays of results have leases of their own."""
-        held, self._held = self._held, []
-        for pool, block in held:
+        leases, self._held = self._held, []
+        for pool, block in leases:
             pool.release(block)
 
 

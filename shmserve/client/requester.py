@@ -77,15 +77,15 @@ class Requester:
         barred = self._barred.get(call.model, _NOTHING)
         for repeat in range(_REPEATS + 1):
             expected = self._sizes.expected(key, shapes, described, names)
-            known = self._lanes is not None and expected.known
+            use_lane = self._lanes is not None and expected.known
             attempt = RequestAttempt(
-                self._pool_of(barred), call.inputs, expected.sizes, call.device, inline=known
+                self._pool_of(barred), call.inputs, expected.sizes, call.device, inline=use_lane
             )
             reply: Reply | LaneAnswer
             try:
                 if self._shared:
                     self._check_shared(attempt)
-                answer, result = self._over_lane(attempt, call, until, known)
+                answer, result = self._over_lane(attempt, call, until, use_lane)
                 if answer is None:
                     reply = self._send(attempt, call, until)
                     if reply.status == 200:
@@ -166,15 +166,15 @@ class Requester:
                 request = attempt.lane_request(call.parameters, call.request_id, True)
                 if request is None:
                     return None
-                found = converse(self._lanes, key, request, attempt.shared, until)
-                if found is None:
+                begun = converse(self._lanes, key, request, attempt.shared, until)
+                if begun is None:
                     return None
-                first, _ = found
+                first, _ = begun
                 refused = first.final and _is_ours(attempt, first) and not _is_too_large(first)
                 if not refused or repeat == _REPEATS:
                     if first.final:
                         self._forget(call, first.status)
-                    answers = LaneAnswers(self._lanes, found, attempt, request, call, until)
+                    answers = LaneAnswers(self._lanes, begun, attempt, request, call, until)
                     return answers
             except BaseException:
                 attempt.taint()
@@ -225,24 +225,24 @@ class Requester:
         return {_HOST, _GPU}
 
     def _over_lane(
-        self, attempt: RequestAttempt, call: ClientCall, until: float, known: bool
+        self, attempt: RequestAttempt, call: ClientCall, until: float, use_lane: bool
     ) -> tuple[LaneAnswer | None, Result | None]:
         """Return a lane's answer, and the result if the answer is a success. Return no answer if
         no lane takes the request."""
         request = None
-        if self._lanes is not None and known:
+        if self._lanes is not None and use_lane:
             request = attempt.lane_request(call.parameters, call.request_id)
         if self._lanes is None or request is None:
             return None, None
         key = (call.model, call.version)
         try:
-            found = converse(self._lanes, key, request, attempt.shared, until)
+            begun = converse(self._lanes, key, request, attempt.shared, until)
         except BaseException:
             attempt.taint()
             raise
-        if found is None:
+        if begun is None:
             return None, None
-        answer, lane = found
+        answer, lane = begun
         if answer.status != 200:
             return answer, None
         reader = ResultReader(attempt.windows, call.device)

@@ -85,8 +85,8 @@ class ResultReader:
             raise InferenceError(0, f"the server's answer is malformed: {ex}") from ex
         document: dict[str, Any] = {"model_name": model, "model_version": opened.version}
         document |= {"id": request_id, "parameters": answer.parameters}
-        told = _receipt(answer.receipt, opened.instance) if receipt else None
-        return Result(arrays, document, told, "lane")
+        receipt_document = _receipt(answer.receipt, opened.instance) if receipt else None
+        return Result(arrays, document, receipt_document, "lane")
 
     def of_http(self, reply: Reply, model: str) -> Result:
         """Return the result of an HTTP response.

@@ -52,16 +52,16 @@ class ResultStream:
     def __next__(self) -> Result:
         with self._lock:
             try:
-                told = self._scope.run(self._next) if self._begin or self._answers else None
+                result = self._scope.run(self._next) if self._begin or self._answers else None
             except BaseException:
                 self._end()
                 raise
-            if told is None:
+            if result is None:
                 self._end()
                 raise StopIteration
-        if isinstance(told, InferenceError):
-            raise told
-        return told
+        if isinstance(result, InferenceError):
+            raise result
+        return result
 
     def close(self) -> None:
         """Cancel the rest of the stream. Callable from any thread; a thread that waits for an

@@ -95,29 +95,29 @@ def read(path: str) -> ClusterFile:
         ConfigError: the file cannot be read or has errors; the message has a line for each error.
     """
     names = _model_names(path)
-    known = _declared("", ClusterSettings)
+    declared = _declared("", ClusterSettings)
     for name in names:
-        own = _declared(f"models_{name}_", ModelTable)
-        if both := known.keys() & own.keys():
+        of_model = _declared(f"models_{name}_", ModelTable)
+        if both := declared.keys() & of_model.keys():
             raise ConfigError(f"models: {min(both)} in {path} would be of {name} and of another")
-        known |= own
-    source = Sources(known, {}, {})
+        declared |= of_model
+    source = Sources(declared, {}, {})
     source.take_file(path, "the command")
     values = source.converted()
     problems = source.problems + _wrong_names(names)
     for name in names:
         if f"models_{name}_memory_bytes" not in source.given:
-            wants = known[f"models_{name}_memory_bytes"].wants
+            wants = declared[f"models_{name}_memory_bytes"].wants
             problems.append(f"models_{name}_memory_bytes is missing in {path}: wants {wants}")
     if not problems:
-        made = ClusterFile(
+        file = ClusterFile(
             ClusterSettings(**_under("", ClusterSettings, values)),
             {name: ModelTable(**_under(f"models_{name}_", ModelTable, values)) for name in names},
         )
-        problems = _contradictions(made, path)
+        problems = _contradictions(file, path)
     if problems:
         raise ConfigError("\n".join(problems))
-    return made
+    return file
 
 
 def _model_names(path: str) -> list[str]:
@@ -133,11 +133,11 @@ def _model_names(path: str) -> list[str]:
 
 
 def _declared(prefix: str, kind: type[Struct]) -> dict[str, Declared]:
-    found = {}
+    declared = {}
     for field in msgspec.structs.fields(kind):
         default = "" if field.default is msgspec.NODEFAULT else field.default
-        found[prefix + field.name] = Declared(prefix + field.name, field.type, default)
-    return found
+        declared[prefix + field.name] = Declared(prefix + field.name, field.type, default)
+    return declared
 
 
 def _under(prefix: str, kind: type[Struct], values: dict[str, Any]) -> dict[str, Any]:
@@ -162,15 +162,15 @@ def _contradictions(file: ClusterFile, path: str) -> list[str]:
     if not file.settings.service_model_repository:
         wrong.append(f"service_model_repository is missing in {path}: wants a list of one or more")
     for name, table in file.models.items():
-        most = table.rule().scaling.most
+        max_replicas = table.rule().scaling.most
         if 1 < table.max_replicas < table.replicas:
             wrong.append(
                 f"models_{name}_max_replicas = {table.max_replicas}: "
                 f"is less than models_{name}_replicas, {table.replicas}"
             )
-        if file.settings.haproxy_sockets and most > file.settings.haproxy_slots:
+        if file.settings.haproxy_sockets and max_replicas > file.settings.haproxy_slots:
             wrong.append(
                 f"haproxy_slots = {file.settings.haproxy_slots}: "
-                f"is less than the {most} replicas that {name} may have"
+                f"is less than the {max_replicas} replicas that {name} may have"
             )
     return wrong

@@ -128,11 +128,11 @@ def _begin(ray_nodes: Any, file: ClusterFile, deadline: float) -> Any:
 
 def ready(status: Status) -> dict[str, int]:
     """Return the number of nodes on which each model is ready."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for report in status.nodes.values():
         for name in report.look.ready:
-            found[name] = found.get(name, 0) + 1
-    return found
+            counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def _why(status: Status, lacking: list[str]) -> str:
@@ -149,10 +149,10 @@ def status(file: ClusterFile) -> Status:
     """Return the status of the cluster. Raise Unavailable if there is no Ray, or no cluster is
     up."""
     with _connected(file.settings) as ray_nodes:
-        found: Status = _answer(
+        answer: Status = _answer(
             ray_nodes, _controller(ray_nodes, file.settings.name).status.remote()
         )
-        return found
+        return answer
 
 
 def down(file: ClusterFile) -> None:

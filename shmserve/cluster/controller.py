@@ -132,12 +132,12 @@ class Controller:
         for name, report in reports.items():
             if report is not None:
                 self._heard[name] = _Heard(report, now)
-        gone = [
+        lost_nodes = [
             name
             for name, heard in self._heard.items()
             if name not in reports or now - heard.at > self._settings.node_timeout_s
         ]
-        for name in gone:
+        for name in lost_nodes:
             _log.warning("node %s is gone", name[:12])
             del self._heard[name]
 
@@ -151,18 +151,18 @@ class Controller:
         """Return the weights of addresses, by backend."""
         up = {name: heard.report for name, heard in self._heard.items() if heard.report.http}
         # a few nodes suffice for requests that name no model
-        some = sorted(up)[: self._settings.haproxy_slots]
-        routes = {**decision.routes, NODES: dict.fromkeys(some, UNKNOWN)}
-        found: dict[str, dict[Address, int]] = {}
+        front_nodes = sorted(up)[: self._settings.haproxy_slots]
+        routes = {**decision.routes, NODES: dict.fromkeys(front_nodes, UNKNOWN)}
+        weights_by_backend: dict[str, dict[Address, int]] = {}
         for model, weights in routes.items():
             for door in ("http", "grpc"):
-                addresses = found.setdefault(backend(door, model), {})
+                addresses = weights_by_backend.setdefault(backend(door, model), {})
                 for node, weight in weights.items():
                     report = up.get(node)
                     address = getattr(report, door) if report is not None else None
                     if address is not None:
                         addresses[address] = weight
-        return found
+        return weights_by_backend
 
     @staticmethod
     def _log(before: Decision, after: Decision) -> None:

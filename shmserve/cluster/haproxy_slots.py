@@ -92,19 +92,19 @@ def changes(
     commands: list[str] = []
     problems: list[str] = []
     for name, addresses in sorted(wanted.items()):
-        own = [slot for slot in found if slot.backend == name]
-        commands += _of_backend(own, dict(addresses), problems, name)
+        backend_slots = [slot for slot in found if slot.backend == name]
+        commands += _of_backend(backend_slots, dict(addresses), problems, name)
     return commands, problems
 
 
 def _of_backend(
-    own: list[ServerSlot], wanted: dict[Address, int], problems: list[str], name: str
+    backend_slots: list[ServerSlot], wanted: dict[Address, int], problems: list[str], name: str
 ) -> Iterator[str]:
     """Yield the commands for a backend. An address that leaves is drained, because maintenance
     would end its running requests."""
     by_place = {(address.host, address.port): address for address in wanted}
     free = []
-    for slot in sorted(own, key=lambda slot: not slot.taken):
+    for slot in sorted(backend_slots, key=lambda slot: not slot.taken):
         address = by_place.pop((slot.host, slot.port), None) if _known(slot) else None
         if address is None:
             free.append(slot)

@@ -41,13 +41,13 @@ class Balancer:
             Unavailable: HAProxy cannot be reached, or its answer cannot be read.
         """
         deadline = time.monotonic() + _TIMEOUT_S
-        found = haproxy_slots.slots(self.ask(["show servers state"], deadline))
-        commands, problems = haproxy_slots.changes(found, wanted)
-        known = {slot.backend for slot in found}
-        problems += [f"it has no backend {name}" for name in wanted if name not in known]
+        current_slots = haproxy_slots.slots(self.ask(["show servers state"], deadline))
+        commands, problems = haproxy_slots.changes(current_slots, wanted)
+        backends = {slot.backend for slot in current_slots}
+        problems += [f"it has no backend {name}" for name in wanted if name not in backends]
         for start in range(0, len(commands), _AT_ONCE):
-            said = self.ask([_SEVERITIES, *commands[start : start + _AT_ONCE]], deadline)
-            problems += [line[5:] for line in said.splitlines() if line.startswith(_WRONG)]
+            answer = self.ask([_SEVERITIES, *commands[start : start + _AT_ONCE]], deadline)
+            problems += [line[5:] for line in answer.splitlines() if line.startswith(_WRONG)]
         return len(commands), problems[:_SHOWN]
 
     def ask(self, commands: Iterable[str], deadline: float | None = None) -> str:
@@ -85,10 +85,10 @@ class Balancer:
 
 def _left_s(deadline: float) -> float:
     """Return the seconds until a deadline. Raise TimeoutError if the deadline has passed."""
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         raise TimeoutError("timed out")
-    return left
+    return remaining_s
 
 
 class ToldBalancer:
@@ -134,8 +134,8 @@ class ToldBalancer:
             if wanted is None:
                 return
             try:
-                found = tuple(self._balancer.route(wanted)[1])
-                problems = tuple(f"balancer {self._balancer.address}: {what}" for what in found)
+                texts = tuple(self._balancer.route(wanted)[1])
+                problems = tuple(f"balancer {self._balancer.address}: {what}" for what in texts)
             except Unavailable as ex:
                 problems = (ex.message,)
             except Exception as ex:  # keep the thread, the only one for this balancer

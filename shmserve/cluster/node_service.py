@@ -186,8 +186,8 @@ class NodeService:
             return NodeReport(look, launches=state.launches, problem=problem)
         http, grpc = (Address(self._host, port, self._ports[0]) for port in self._ports)
         pid = process.pid if process is not None else 0
-        there = grpc if state.grpc_up else None
-        return NodeReport(look, http, there, pid, state.launches, state.problem)
+        grpc_address = grpc if state.grpc_up else None
+        return NodeReport(look, http, grpc_address, pid, state.launches, state.problem)
 
     # ------------------------------------------------------------- the process
 
@@ -206,8 +206,8 @@ class NodeService:
             self._end.wait(_LAUNCH_AGAIN_S[min(ends, len(_LAUNCH_AGAIN_S) - 1)])
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        wanted = (self._settings.service_http_port, self._settings.service_grpc_port)
-        self._ports = tuple(port or _free_port(self._host) for port in wanted)  # type: ignore[assignment]
+        ports = (self._settings.service_http_port, self._settings.service_grpc_port)
+        self._ports = tuple(port or _free_port(self._host) for port in ports)  # type: ignore[assignment]
         with self._lock:
             self._state.launched()
         return subprocess.Popen(
@@ -217,19 +217,19 @@ class NodeService:
         )
 
     def _environment(self) -> dict[str, str]:
-        own = self._settings
+        settings = self._settings
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
-        if own.service_config:
-            environ["SHMSERVE_CONFIG"] = own.service_config
+        if settings.service_config:
+            environ["SHMSERVE_CONFIG"] = settings.service_config
         values: Mapping[str, object] = {
             "run_dir": self._run_dir,
-            "model_repository": ",".join(own.service_model_repository),
+            "model_repository": ",".join(settings.service_model_repository),
             "model_control": "explicit",
             "ready_requires": "any",
             "http_bind": f"{self._host}:{self._ports[0]},unix:{self._socket}",
             "grpc_bind": f"{self._host}:{self._ports[1]}",
-            "http_workers": own.service_http_workers,
-            "load_timeout_s": own.service_load_timeout_s,
+            "http_workers": settings.service_http_workers,
+            "load_timeout_s": settings.service_load_timeout_s,
             "max_caller_share": 1,  # all requests come from a single caller, the balancer
         }
         environ.update({f"SHMSERVE_{name.upper()}": str(value) for name, value in values.items()})
@@ -323,16 +323,16 @@ def _ready(index: Any) -> frozenset[str]:
 
 def _counts(document: Any) -> dict[str, ReplicaCounts]:
     """Return the counts of each model, summed over versions."""
-    found: dict[str, ReplicaCounts] = {}
+    counts: dict[str, ReplicaCounts] = {}
     for row in document["model_stats"]:
-        stats, before = row["inference_stats"], found.get(row["name"], ReplicaCounts())
+        stats, before = row["inference_stats"], counts.get(row["name"], ReplicaCounts())
         busy = sum(stats[s]["ns"] for s in ("compute_input", "compute_infer", "compute_output"))
-        found[row["name"]] = ReplicaCounts(
+        counts[row["name"]] = ReplicaCounts(
             before.requests + stats["queue"]["count"],
             before.waited_s + stats["queue"]["ns"] / 1e9,
             before.busy_s + busy / 1e9,
         )
-    return found
+    return counts
 
 
 def _accepts(host: str, port: int) -> bool:

@@ -64,8 +64,8 @@ class Device:
                 )
             )
         except self._runtime.CUDARuntimeError as ex:
-            why = runtime.text_of(ex)
-            raise ConfigError(f"CUDA device {ordinal} cannot be used: {why}") from None
+            reason = runtime.text_of(ex)
+            raise ConfigError(f"CUDA device {ordinal} cannot be used: {reason}") from None
         name = properties["name"]
         self.name: str = name.decode() if isinstance(name, bytes) else str(name)
         self.pins = Pins(self._runtime, self.here, mappings, read_only)
@@ -93,7 +93,7 @@ class Device:
             self._runtime.deviceSynchronize()
 
     def check(self) -> None:
-        """Raise if the device is lost, when every CUDA call fails. Does not wait for work on the
+        """Raise if the device is lost: every CUDA call then fails. Does not wait for work on the
         device."""
         with self.working():
             self._runtime.memGetInfo()
@@ -132,8 +132,8 @@ class Device:
         """Return the error to raise for an exception of CuPy. Record a lost device, and free
         cached memory after running out of memory."""
         error = runtime.error_of(ex, self.ordinal)
-        known = runtime.is_cuda_error(ex) or runtime.is_out_of_memory(ex)
-        _log.error("%s", error.message, exc_info=None if known else ex)
+        is_expected = runtime.is_cuda_error(ex) or runtime.is_out_of_memory(ex)
+        _log.error("%s", error.message, exc_info=None if is_expected else ex)
         if runtime.is_lost(ex):
             self.lost = error.message
         elif runtime.is_out_of_memory(ex):

@@ -221,8 +221,8 @@ def _tried(trial: Callable[[], None]) -> str:
 
 def _line(ex: Exception) -> str:
     text = " ".join(str(ex).split())[:300]
-    known = type(ex).__name__ in ("CUDARuntimeError", "ValueError")
-    return text if known else f"{type(ex).__name__}: {text}"
+    is_plain = type(ex).__name__ in ("CUDARuntimeError", "ValueError")
+    return text if is_plain else f"{type(ex).__name__}: {text}"
 
 
 def _print(value: Any) -> None:

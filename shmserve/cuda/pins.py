@@ -73,7 +73,7 @@ class Pins:
     def __init__(
         self, runtime: Any, current: Callable[[], Any], mappings: MappingsApi, read_only: bool
     ) -> None:
-        """Start without pins.
+        """Set up; no mapping is registered yet.
 
         Args:
             read_only: True if the driver registers memory that this process must not write to.

@@ -81,8 +81,8 @@ class SpanExport:
 
     @property
     def lost(self) -> int:
-        left = self._came - self.exported - self.refused
-        return self._unsent + (left if self._over else self._queue.dropped)
+        unexported = self._came - self.exported - self.refused
+        return self._unsent + (unexported if self._over else self._queue.dropped)
 
     def start(self) -> None:
         self._thread.start()
@@ -108,11 +108,11 @@ class SpanExport:
             self._tell()
 
     def _tell(self) -> None:
-        gone = self.lost + self.refused
-        if gone > self._told:
+        total_lost = self.lost + self.refused
+        if total_lost > self._told:
             so_far = log_fields(exported=self.exported, lost=self.lost, refused=self.refused)
-            _log.warning("%d spans more are lost; in all", gone - self._told, extra=so_far)
-            self._told = gone
+            _log.warning("%d spans more are lost; in all", total_lost - self._told, extra=so_far)
+            self._told = total_lost
 
     def _run(self) -> None:
         while (batch := self._queue.take()) and not self._stop.is_set():

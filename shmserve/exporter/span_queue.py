@@ -48,10 +48,10 @@ class SpanQueue:
         empty."""
         with self._changed:
             while not self._closed and len(self._waiting) < self._batch:
-                left = self._due - time.monotonic() if self._waiting else None
-                if left is not None and left <= 0:
+                remaining_s = self._due - time.monotonic() if self._waiting else None
+                if remaining_s is not None and remaining_s <= 0:
                     break
-                self._changed.wait(left)
+                self._changed.wait(remaining_s)
             taken = [self._waiting.popleft() for _ in range(min(self._batch, len(self._waiting)))]
             self._due = time.monotonic() + self._delay_s  # for the remaining spans
             return taken

@@ -94,11 +94,11 @@ class _Desk:
             done = self._rounds.run(message.names, message.keep)
             problems, unlisted = done.problems, done.unlisted
         except Exception as ex:  # answer after any error: the coordinator waits
-            why = ex.message if isinstance(ex, ShmserveError) else type(ex).__name__
-            _log.error("models not fetched", extra=log_fields(reason=why))
-            problems, unlisted = {}, (f"model_repository: {why}",)
-        told = {name: why[:_TEXT] for name, why in list(problems.items())[:_TOLD]}
-        self.link.send(ModelsFetched(message.ticket, told, tuple(w[:_TEXT] for w in unlisted)))
+            reason = ex.message if isinstance(ex, ShmserveError) else type(ex).__name__
+            _log.error("models not fetched", extra=log_fields(reason=reason))
+            problems, unlisted = {}, (f"model_repository: {reason}",)
+        reasons = {name: reason[:_TEXT] for name, reason in list(problems.items())[:_TOLD]}
+        self.link.send(ModelsFetched(message.ticket, reasons, tuple(w[:_TEXT] for w in unlisted)))
 
 
 def _handlers(desk: _Desk) -> LinkHandlers:

@@ -159,10 +159,10 @@ class Cache:
         for name in os.listdir(self.file(INCOMING)):
             digest = name.removesuffix(".lock")
             if digest != but and name.endswith(".lock"):
-                found: dict[int, int] = {}
-                _add_files(self.file(INCOMING, digest), found)
-                claimed += max(0, self._claimed(digest) - sum(found.values()))
-                seen |= found
+                incoming_sizes: dict[int, int] = {}
+                _add_files(self.file(INCOMING, digest), incoming_sizes)
+                claimed += max(0, self._claimed(digest) - sum(incoming_sizes.values()))
+                seen |= incoming_sizes
         for path in kept:
             info = os.lstat(path)
             seen[info.st_ino] = info.st_size

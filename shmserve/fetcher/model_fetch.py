@@ -68,10 +68,10 @@ def files_of(cache: Cache, digest: str) -> SnapshotFiles | None:
     """Return the origin and files of a snapshot, or None if there is no such snapshot."""
     try:
         with open(os.path.join(cache.snapshot(digest) or os.devnull, FILES), "rb") as file:
-            found: SnapshotFiles = _decode(file.read())
+            content: SnapshotFiles = _decode(file.read())
     except (OSError, UnreadableMessage):
         return None
-    return found
+    return content
 
 
 def fetch(
@@ -115,8 +115,10 @@ class _Filling(Struct, frozen=True):
 
 
 def _fill(filling: _Filling) -> None:
-    known = files_of(filling.cache, filling.earlier)
-    known_files = {file.path: file for file in known.files} if known is not None else {}
+    earlier_content = files_of(filling.cache, filling.earlier)
+    known_files = (
+        {file.path: file for file in earlier_content.files} if earlier_content is not None else {}
+    )
     by_path = {file.path: file for file in filling.model.files}
     config = by_path.get(CONFIG_FILE)
     policy = VersionPolicy()
@@ -130,8 +132,8 @@ def _fill(filling: _Filling) -> None:
         with open(filling.path(config), "rb") as file:
             policy, steps = _read_config(file.read())
     chosen = tuple(_of_versions(filling.model.files, policy))
-    made = SnapshotFiles(filling.store.url, filling.model.name, chosen, steps)
-    listed = msgspec.json.encode(made)
+    content = SnapshotFiles(filling.store.url, filling.model.name, chosen, steps)
+    listed = msgspec.json.encode(content)
     os.makedirs(os.path.join(filling.folder, filling.model.name), exist_ok=True)
     new = [file for file in chosen if not _has_earlier(filling, file, known_files)]
     kept = [filling.path(file) for file in chosen if file not in new and file.path[-1:] != "/"]

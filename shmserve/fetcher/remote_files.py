@@ -83,19 +83,19 @@ def models(listed: Iterable[tuple[str, RemoteFile]]) -> dict[str, RemoteModel]:
     Raises:
         ConfigError: the listing exceeds the limits.
     """
-    found: dict[str, list[RemoteFile]] = {}
+    files_by_model: dict[str, list[RemoteFile]] = {}
     for number, (path, file) in enumerate(listed):
         if number >= MOST_LISTED:
             raise ConfigError(f"it has more than {MOST_LISTED} files")
         name, slash, rest = path.partition("/")
         if not slash or not name or name.startswith(".") or name in IGNORED:
             continue
-        of_model = found.setdefault(name, [])
+        of_model = files_by_model.setdefault(name, [])
         if rest and not _ignored(rest):
             of_model.append(RemoteFile(rest, file.size, file.mark, file.key))
-    if len(found) > MOST_MODELS:
+    if len(files_by_model) > MOST_MODELS:
         raise ConfigError(f"it has more than {MOST_MODELS} models")
-    return {printable(name): _checked(name, files) for name, files in found.items()}
+    return {printable(name): _checked(name, files) for name, files in files_by_model.items()}
 
 
 def _ignored(path: str) -> bool:
@@ -163,5 +163,5 @@ def path_fault(path: str) -> str:
 
 def by_name(found: Mapping[str, RemoteModel], names: Iterable[str]) -> list[RemoteModel]:
     """Return the models with these names, as far as found; the name "*" stands for all."""
-    wanted = set(names)
-    return [m for name, m in sorted(found.items()) if "*" in wanted or name in wanted]
+    requested = set(names)
+    return [m for name, m in sorted(found.items()) if "*" in requested or name in requested]

@@ -98,23 +98,23 @@ class Rounds:
         """Update and return a repository's catalog. The catalog is written after each model,
         because the coordinator may be waiting for just this model."""
         try:
-            found = self._store(url).models()
+            listed = self._store(url).models()
         except ShmserveError as ex:
             return self._write(path, Catalog(url), problem=ex.message)
         known = catalog.read(path) or Catalog(url)
-        entries = {name: known.models.get(name, CatalogEntry()) for name in found}
+        entries = {name: known.models.get(name, CatalogEntry()) for name in listed}
         current = self._write(path, Catalog(url, entries))
-        coming = {model.name: model for model in remote_files.by_name(found, wanted)}
+        coming = {model.name: model for model in remote_files.by_name(listed, wanted)}
         done: set[str] = set()
         while coming:
             name, model = coming.popitem()
             done.add(name)
             entry = self._model(url, model, entries[name])
             current = self._write(path, current, {name: entry})
-            made = model_fetch.files_of(self._cache, entry.snapshot)
-            steps = made.steps if made is not None else ()
+            content = model_fetch.files_of(self._cache, entry.snapshot)
+            steps = content.steps if content is not None else ()
             wanted |= set(steps)
-            coming.update({s: found[s] for s in steps if s in found and s not in done})
+            coming.update({s: listed[s] for s in steps if s in listed and s not in done})
         return current
 
     def _model(self, url: str, model: RemoteModel, entry: CatalogEntry) -> CatalogEntry:
@@ -123,9 +123,9 @@ class Rounds:
             self._use_also(digest)
             model_fetch.fetch(self._store(url), self._cache, model, entry.snapshot, self._limits)
         except (ShmserveError, OSError) as ex:
-            why = ex.message if isinstance(ex, ShmserveError) else _of_disk(ex)
-            there = self._cache.snapshot(entry.snapshot)
-            return CatalogEntry(entry.snapshot if there else "", why)
+            reason = ex.message if isinstance(ex, ShmserveError) else _of_disk(ex)
+            is_cached = self._cache.snapshot(entry.snapshot)
+            return CatalogEntry(entry.snapshot if is_cached else "", reason)
         if digest != entry.snapshot:
             about = log_fields(model=model.name, nbytes=model.nbytes, source=url)
             _log.info("fetched", extra=about)
@@ -141,9 +141,11 @@ class Rounds:
             known = catalog.read(path)
             if problem and known is None:
                 return Catalog(made.url, {}, problem)
-            there = known.models if known is not None else {}
-            names = there if problem else made.models
-            entries = {name: there.get(name, CatalogEntry()) for name in names} | (changed or {})
+            known_entries = known.models if known is not None else {}
+            names = known_entries if problem else made.models
+            entries = {name: known_entries.get(name, CatalogEntry()) for name in names} | (
+                changed or {}
+            )
             entries = {name: self._checked(entry) for name, entry in entries.items()}
             written = Catalog(made.url, entries, problem)
             if written != known:
@@ -151,8 +153,8 @@ class Rounds:
             return written
 
     def _checked(self, entry: CatalogEntry) -> CatalogEntry:
-        there = not entry.snapshot or self._cache.snapshot(entry.snapshot)
-        return entry if there else CatalogEntry("", entry.problem)
+        is_usable = not entry.snapshot or self._cache.snapshot(entry.snapshot)
+        return entry if is_usable else CatalogEntry("", entry.problem)
 
     def _store(self, url: str) -> ListedSource:
         with self._lock:

@@ -40,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _files(model: Path) -> dict[str, IndexFile]:
-    found = {}
+    files = {}
     for folder, subfolders, names in os.walk(model):
         subfolders[:] = sorted(s for s in subfolders if s not in IGNORED)
         path = Path(folder)
@@ -50,10 +50,10 @@ def _files(model: Path) -> dict[str, IndexFile]:
                     f"{path / name}: a link to a folder; put the folder there instead"
                 )
         for name in sorted(names):
-            found[str((path / name).relative_to(model))] = _described(path / name)
+            files[str((path / name).relative_to(model))] = _described(path / name)
         if not names and not subfolders and path != model:
-            found[f"{path.relative_to(model)}/"] = IndexFile(0, "")
-    return found
+            files[f"{path.relative_to(model)}/"] = IndexFile(0, "")
+    return files
 
 
 def _described(path: Path) -> IndexFile:

@@ -26,7 +26,7 @@ def problem(folder: Path) -> str:
 def place(ex: BaseException | None, directory: str) -> str:
     """Return the place of an exception or its causes in the model's code: the innermost line, or
     the line of a syntax error. Return "" if no line of the model is involved."""
-    found = ""
+    location = ""
     for _ in range(_MOST_CAUSES):
         if ex is None:
             break
@@ -34,6 +34,6 @@ def place(ex: BaseException | None, directory: str) -> str:
             return f"{ex.filename}, line {ex.lineno}: "
         for frame in traceback.extract_tb(ex.__traceback__):
             if frame.filename.startswith(f"{directory}/"):
-                found = f"{frame.filename}, line {frame.lineno}: "
+                location = f"{frame.filename}, line {frame.lineno}: "
         ex = ex.__cause__ or ex.__context__
-    return found
+    return location

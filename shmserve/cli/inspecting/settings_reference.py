@@ -72,7 +72,7 @@ def main(arguments: argparse.Namespace) -> int:
 def current() -> list[Row]:
     """Return each setting with the value in effect and where the value is from."""
     settings, origins, _ = config.read()
-    own = {
+    extension_values = {
         f"{name}_{field}": value
         for name, extension in settings.extensions.items()
         for field, value in msgspec.structs.asdict(extension).items()
@@ -80,7 +80,9 @@ def current() -> list[Row]:
     return [
         {
             "setting": name,
-            "value": declared.text(own[name] if name in own else getattr(settings, name)),
+            "value": declared.text(
+                extension_values[name] if name in extension_values else getattr(settings, name)
+            ),
             "from": origins.get(name, "default"),
         }
         for name, declared in config.declared().items()

@@ -48,8 +48,8 @@ class GrpcDoor:
         except grpc.RpcError as ex:
             raise Unavailable(f"{ex.code().name}: {ex.details()}") from None
         fields = [*call.initial_metadata(), *call.trailing_metadata()] if receipt else []
-        found = [value for name, value in fields if name == _RECEIPT]
-        return dict(_decode(found[0].encode())) if found else {}
+        receipts = [value for name, value in fields if name == _RECEIPT]
+        return dict(_decode(receipts[0].encode())) if receipts else {}
 
     def __enter__(self) -> Self:
         return self

@@ -33,19 +33,19 @@ def svg(title: str, panels: Mapping[str, Series]) -> str:
 def _panel(
     label: str, series: Series, colours: Mapping[str, str], top: int, end: float
 ) -> list[str]:
-    most = max((v for line in series.values() for _, v in line), default=0.0) or 1.0
+    maximum = max((v for line in series.values() for _, v in line), default=0.0) or 1.0
     bottom = top + _HEIGHT
     parts = [
         f'<rect x="{_LEFT}" y="{top}" width="{_WIDTH}" height="{_HEIGHT}" fill="none"'
         ' stroke="#999"/>',
         _text(_LEFT, top - 5, label, 11),
-        _text(5, top + 10, f"{most:.4g}", 11),
+        _text(5, top + 10, f"{maximum:.4g}", 11),
         _text(5, bottom, "0", 11),
         _text(_LEFT + _WIDTH - 40, bottom + 15, f"{end:.0f} s", 11),
     ]
     for name, line in series.items():
         points = " ".join(
-            f"{_LEFT + _WIDTH * t / end:.1f},{bottom - _HEIGHT * v / most:.1f}" for t, v in line
+            f"{_LEFT + _WIDTH * t / end:.1f},{bottom - _HEIGHT * v / maximum:.1f}" for t, v in line
         )
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{colours[name]}" stroke-width="1.5"/>'

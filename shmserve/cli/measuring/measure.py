@@ -73,9 +73,9 @@ class Measurement(Struct):
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure and print. Return exit status 1 if any request or requested transport failed."""
-    for name, most in _MOST.items():
-        if not 0 < getattr(arguments, name) <= most:
-            raise ConfigError(f"--{name}: must be more than 0 and at most {most:g}")
+    for name, limit in _MOST.items():
+        if not 0 < getattr(arguments, name) <= limit:
+            raise ConfigError(f"--{name}: must be more than 0 and at most {limit:g}")
     settings = config.load()
     url = server_address.http(settings, arguments.url)
     inputs = _inputs(url, arguments)

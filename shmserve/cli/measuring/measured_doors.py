@@ -79,9 +79,9 @@ class ClientDoor:
         """Return an input in shared memory if the transport allows, else as given."""
         if self._over == "http" or array.dtype.hasobject:
             return array
-        there = self._client.empty(array.shape, array.dtype)
-        there[...] = array
-        return there
+        shared = self._client.empty(array.shape, array.dtype)
+        shared[...] = array
+        return shared
 
     def send(self, receipt: bool = False) -> Receipt:
         try:

@@ -25,23 +25,23 @@ def http(settings: Settings, url: str | None) -> str:
     """
     if url:
         return url
-    found = _bound(settings.http_bind)
-    if found.startswith("unix:"):
-        return found
-    if not found or settings.http_tls_cert:
+    address = _bound(settings.http_bind)
+    if address.startswith("unix:"):
+        return address
+    if not address or settings.http_tls_cert:
         raise ConfigError("http_bind: none without TLS that can be used from here; give --url")
-    return f"http://{found}"
+    return f"http://{address}"
 
 
 def grpc(settings: Settings, address: str | None) -> str:
     """Return the gRPC address for the gRPC library: `address` if given, else from `grpc_bind`, as
     `http`."""
-    found = address or _bound(settings.grpc_bind)
-    if not found or not settings.grpc_processes:
+    target = address or _bound(settings.grpc_bind)
+    if not target or not settings.grpc_processes:
         raise ConfigError("grpc_bind: no gRPC is served here; give --grpc")
-    if not address and settings.grpc_tls_cert and not found.startswith("unix:"):
+    if not address and settings.grpc_tls_cert and not target.startswith("unix:"):
         raise ConfigError("grpc_bind: no address without TLS that can be used from here")
-    return found
+    return target
 
 
 def client_socket(settings: Settings, url: str | None) -> str | None:

@@ -60,10 +60,10 @@ def _append(path: str, name: str, entry: str) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with open(descriptor, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # two commands may add keys at once
-        there = file.read()
-        if name in {key.name for key in keys.parse(there).values()}:
+        content = file.read()
+        if name in {key.name for key in keys.parse(content).values()}:
             raise ConfigError(f"keys_file: there is a key '{name}' already")
-        if there:
-            entry = f"\n{entry}" if there.endswith(b"\n") else f"\n\n{entry}"
-        keys.parse(there + entry.encode())
+        if content:
+            entry = f"\n{entry}" if content.endswith(b"\n") else f"\n\n{entry}"
+        keys.parse(content + entry.encode())
         file.write(entry.encode())

@@ -34,10 +34,10 @@ def main(arguments: argparse.Namespace) -> int:
         send_signal(master, signal.SIGHUP)
         print(f"the HTTP workers of pid {pid} are replaced (setting reload)")
         return 0
-    said = _hand_over(settings, base, master)
-    generation, _, what = said.partition(" ")
-    if what != rundir.SERVES:
-        raise Unavailable(f"the generation before serves on: {what.removeprefix('failed: ')}")
+    outcome = _hand_over(settings, base, master)
+    generation, _, state = outcome.partition(" ")
+    if state != rundir.SERVES:
+        raise Unavailable(f"the generation before serves on: {state.removeprefix('failed: ')}")
     print(f"generation {generation} serves, the one before ends")
     return 0
 
@@ -51,9 +51,9 @@ def _hand_over(settings: Settings, base: str, master: int) -> str:
     seen = False
     while time.monotonic() < begun + settings.load_timeout_s + _BEYOND_LOAD_S:
         working = lock.holder() is not None
-        said = rundir.handed_over(base)
-        if said != before:
-            return said
+        outcome = rundir.handed_over(base)
+        if outcome != before:
+            return outcome
         seen = seen or working
         if (seen and not working) or (not seen and time.monotonic() > begun + _BEGIN_S):
             break

@@ -36,8 +36,8 @@ def main(arguments: argparse.Namespace) -> int:
             print(f"{place} stays as it is")
             continue
         text = (templates() / name).read_text(encoding="utf-8")
-        found = re.compile(rf"{re.escape(_ENVIRONMENT)}(/bin)?\b")
-        _write(place, found.sub(lambda it: str(programs if it[1] else app), text))
+        pattern = re.compile(rf"{re.escape(_ENVIRONMENT)}(/bin)?\b")
+        _write(place, pattern.sub(lambda it: str(programs if it[1] else app), text))
         print(place)
     hidden = next((folder for folder in _HIDDEN if app.is_relative_to(folder)), "")
     if hidden:

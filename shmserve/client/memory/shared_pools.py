@@ -111,18 +111,18 @@ class SharedMemoryPools:
 
     def _look(self) -> None:
         """Look for a client socket whose server takes host memory."""
-        found = None
+        opened = None
         for path in [self._named] if self._named else _control_paths(self._transport):
-            found = self._host_pool(path)
-            if found is not None:
+            opened = self._host_pool(path)
+            if opened is not None:
                 break
         with self._lock:
-            if found is not None and self._off:
-                pool, control = found
+            if opened is not None and self._off:
+                pool, control = opened
                 pool.close()
                 control.close()
-            elif found is not None:
-                self._host, self.control = found
+            elif opened is not None:
+                self._host, self.control = opened
             elif not self._off:
                 self._again_at = time.monotonic() + self._pause_s
                 self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
@@ -135,7 +135,7 @@ class SharedMemoryPools:
         except ShmserveError as ex:
             self.why_not = f"no server at the client socket {path}: {ex.message}"
             return None
-        why_not = f"the server at the client socket {path} takes no memory"
+        reason = f"the server at the client socket {path} takes no memory"
         pool = BlockPool(HostBlocks(control), self._max_bytes)
         block = pool.acquire(1)
         if block is not None:
@@ -146,10 +146,10 @@ class SharedMemoryPools:
                 if reply.status == 200:
                     self.why_not = ""
                     return pool, control
-                why_not = f"the server at the client socket {path} is another"
+                reason = f"the server at the client socket {path} is another"
             except InferenceError as ex:
-                why_not = f"the server does not say whether it sees memory: {ex.message}"
-        self.why_not = why_not
+                reason = f"the server does not say whether it sees memory: {ex.message}"
+        self.why_not = reason
         pool.close()
         control.close()
         return None

@@ -45,8 +45,8 @@ class ControlConnection:
         self._path = path
         self.has_lanes = False
         self._lock = threading.Lock()
-        # retry limit in seconds; 0 after a failure, so that later calls do not wait for an absent
-        # server
+        # seconds to retry a question; 0 from a failed request for a lane until the server answers
+        # again, so that calls do not wait for an absent server
         self._patience_s = _RETRY_S
         self._channel: Channel | None = self._connect(inf)
 

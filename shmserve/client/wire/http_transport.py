@@ -250,10 +250,10 @@ def left_s(until: float) -> float:
     Raises:
         InferenceError: the deadline has passed.
     """
-    left = until - time.monotonic()
-    if left <= 0:
+    remaining_s = until - time.monotonic()
+    if remaining_s <= 0:
         raise InferenceError(0, LATE)
-    return left
+    return remaining_s
 
 
 @contextlib.contextmanager

@@ -75,22 +75,22 @@ class ClusterPlan:
             }
         replicas = self._replicas(now, looks)
         moves, missing = self._place(now, looks, replicas)
-        there = Held(
+        holdings = Held(
             {node: look.held for node, look in looks.items()},
             {node: look.ready for node, look in looks.items()},
             {node: look.room for node, look in looks.items()},
             self._memory(looks),
         )
         drained = {r for r, since in self._leaving.items() if now - since >= self._drain_s}
-        steps = next_steps(self._target, there, drained)
+        steps = next_steps(self._target, holdings, drained)
         self._leaving = {replica: self._leaving.get(replica, now) for replica in steps.leaving}
         return Decision(steps.orders, self._routes(looks), replicas, missing, moves)
 
     def _memory(self, looks: Mapping[str, NodeLook]) -> dict[str, int]:
         """Return the memory of each model in bytes. A model without a rule counts as the largest
         node's whole room."""
-        most = max((look.room for look in looks.values()), default=0)
-        held = {name: most for look in looks.values() for name in look.held}
+        largest_room = max((look.room for look in looks.values()), default=0)
+        held = {name: largest_room for look in looks.values() for name in look.held}
         return held | {name: rule.memory for name, rule in self._rules.items()}
 
     def _replicas(self, now: float, looks: Mapping[str, NodeLook]) -> dict[str, int]:

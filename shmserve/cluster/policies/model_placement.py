@@ -166,8 +166,8 @@ def _packed(layout: Layout, sticky: Mapping[str, AbstractSet[str]], barred: Barr
         homes = [node for node in layout.room if layout.takes(node, name, barred)]
         if layout.count[name] or not homes:
             continue
-        known = [node for node in homes if name in sticky.get(node, ())]
-        layout.add(min(known or homes, key=lambda node: (layout.free[node], node)), name)
+        current_homes = [node for node in homes if name in sticky.get(node, ())]
+        layout.add(min(current_homes or homes, key=lambda node: (layout.free[node], node)), name)
     return layout
 
 

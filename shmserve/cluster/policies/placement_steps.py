@@ -89,9 +89,9 @@ def _under_way(
 
 
 def _in_the_way(target: ModelSets, held: Held, busy: AbstractSet[str]) -> set[Replica]:
-    """Return unwanted replicas that block a node: the node lacks a model, and waiting cannot help.
-    Waiting helps if the node is busy, or any node where its unwanted models still have to
-    become ready, and so on from node to node."""
+    """Return unwanted replicas that must leave first because waiting cannot free memory: the node
+    lacks a model, is not busy, and waits for no busy node. A node waits for the nodes on which
+    its unwanted models still have to become ready, and for every node that those wait for."""
     lacking = {node for node, models in target.items() if models - held.all.get(node, set())}
     surplus = _surplus(target, held)
     if not lacking or not surplus:
@@ -113,10 +113,10 @@ def _in_the_way(target: ModelSets, held: Held, busy: AbstractSet[str]) -> set[Re
 
 def _reaching(ends: AbstractSet[str], goals: Mapping[str, AbstractSet[str]]) -> set[str]:
     """Return `ends` and all nodes from which a path of goals leads to `ends`."""
-    found = set(ends)
-    while more := {node for node, ahead in goals.items() if ahead & found} - found:
-        found |= more
-    return found
+    reaching = set(ends)
+    while more := {node for node, ahead in goals.items() if ahead & reaching} - reaching:
+        reaching |= more
+    return reaching
 
 
 def _orders(target: ModelSets, held: Held, gone: AbstractSet[Replica]) -> dict[str, frozenset[str]]:
@@ -125,8 +125,8 @@ def _orders(target: ModelSets, held: Held, gone: AbstractSet[Replica]) -> dict[s
         kept = {name for name in models if (node, name) not in gone}
         # memory of models that leave now is free in the next round
         free = held.room[node] - held.bytes_of(models)
-        wanted = target.get(node, set()) - models
-        for name in sorted(wanted, key=lambda name: (-held.memory.get(name, 0), name)):
+        to_load = target.get(node, set()) - models
+        for name in sorted(to_load, key=lambda name: (-held.memory.get(name, 0), name)):
             if held.memory.get(name, 0) <= free:
                 free -= held.memory.get(name, 0)
                 kept.add(name)

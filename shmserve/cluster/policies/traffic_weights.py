@@ -21,14 +21,14 @@ def weights(speeds: Mapping[str, float | None], before: Mapping[str, int]) -> di
         speeds: requests per second of busy executors; None: unknown, taken as the median.
         before: previous weights.
     """
-    known = [speed for speed in speeds.values() if speed]
-    if not known:
+    known_speeds = [speed for speed in speeds.values() if speed]
+    if not known_speeds:
         return {node: before.get(node, UNKNOWN) for node in speeds}
-    usual, fastest = median(known), max(known)
-    found = {
+    usual, fastest = median(known_speeds), max(known_speeds)
+    exact = {
         node: max(1, round(MOST * (speed or usual) / fastest)) for node, speed in speeds.items()
     }
-    return {node: _steady(weight, before.get(node)) for node, weight in found.items()}
+    return {node: _steady(weight, before.get(node)) for node, weight in exact.items()}
 
 
 def _steady(weight: int, before: int | None) -> int:
