@@ -35,34 +35,35 @@ class Task(Protocol):
     def join(self) -> None: ...
 
 
-class Readable(Protocol):
-    """Something with a descriptor. `readiness` is for the waiter, and None at first."""
+class DescriptorWait(Protocol):
+    """A descriptor that is waited for, by one at a time."""
 
-    readiness: Any
+    def wait(self, deadline: float, events: int = ...) -> bool:
+        """Wait until the descriptor may be ready for events of epoll, to be read if none are
+        given; return False at the deadline (monotonic)."""
+        ...
 
-    def fileno(self) -> int: ...
+
+class LoopEvent(WaitEvent, Protocol):
+    """An event of a `ThreadWaiter`."""
+
+    def wait(self, timeout: float | None = None, readiness: Any = None) -> bool:
+        """As `WaitEvent.wait`, and no longer than until `readiness` may be ready."""
+        ...
 
 
 class ThreadWaiter(Protocol):
     """What a thread that serves many at once does instead of blocking."""
 
-    def readable(self, source: Readable, timeout_s: float | None) -> bool:
-        """Wait until it has something to read; False: not within the timeout."""
-        ...
-
-    def readable_unless(self, source: Readable, event: Any, timeout_s: float) -> None:
-        """The same, and not once an event of its own making has been set."""
-        ...
-
-    def writable(self, source: Readable, timeout_s: float) -> bool:
-        """Wait until its peer takes something; False: not within the timeout."""
+    def watch(self, fd: int) -> DescriptorWait:
+        """Return what waits for a new descriptor."""
         ...
 
     def sleep(self, seconds: float) -> None: ...
 
     def pause(self) -> None: ...
 
-    def event(self) -> WaitEvent: ...
+    def event(self) -> LoopEvent: ...
 
     def start(self, work: Callable[[], None]) -> Task: ...
 

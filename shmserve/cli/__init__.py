@@ -100,9 +100,7 @@ def parser() -> argparse.ArgumentParser:
         subparser = command(name, "operating.model_commands", text)
         subparser.add_argument("model", metavar="MODEL", nargs="?" if name == "ready" else None)
         _add_address(subparser)
-        subparser.add_argument(
-            "--key-file", metavar="FILE", help="of a key to show (docs/security.md)"
-        )
+        subparser.add_argument("--key-file", metavar="FILE", help="of a key to show (docs/keys.md)")
         if name == "ready":
             subparser.add_argument(
                 "--wait", type=float, default=0.0, metavar="S", help="for so long"

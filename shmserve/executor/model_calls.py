@@ -248,7 +248,7 @@ class DispatchedCall:
                 call.receipt.copied_in += tensor.nbytes
             call.receipt.receive_ns = time.monotonic_ns() - began_ns
         except BaseException as ex:
-            call.failed(ex)
+            call.account.failed(ex)
             call.close()
             raise
         self._call = call
@@ -299,7 +299,7 @@ class DispatchedCall:
 
     def _single(self, call: InferenceCall) -> Iterator[CallAnswer]:
         outcome = call.execute()
-        call.answered()
+        call.account.answered()
         yield self._answer(call, outcome)
 
     def _stream(self, call: InferenceCall) -> Iterator[CallAnswer]:

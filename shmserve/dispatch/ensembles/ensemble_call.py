@@ -27,7 +27,7 @@ from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry
 from shmserve.core.scheduling.ensemble_progress import ONCE
 from shmserve.dispatch.cache.cached_call import AnyCall, CachedCall
-from shmserve.dispatch.cache.response_cache import ResponseCache
+from shmserve.dispatch.cache.response_cache import AnswerCache
 from shmserve.dispatch.calls.data_plane import DataPlane
 from shmserve.dispatch.calls.request_counting import Account
 from shmserve.dispatch.calls.step_call import StepCall, StepTensor
@@ -48,7 +48,7 @@ class EnsemblePlane(Struct, frozen=True):
 
     data: DataPlane
     threads: StepThreads
-    cache: ResponseCache | None
+    cache: AnswerCache | None
 
     def call(self, entry: ModelEntry, options: RunOptions, cancellable: bool) -> AnyCall:
         """A request to a model, which may be a step, or an ensemble."""
@@ -203,14 +203,6 @@ class EnsembleCall:
         given, self._given = self._given, {}
         return partial(self._tensors.release, list(given.values()))
 
-    def answered(self) -> None:
-        """As `Call.answered`; of its steps, which are over, that is known already."""
-        self.account.answered()
-
-    def failed(self, error: BaseException) -> None:
-        """As `Call.failed`."""
-        self.account.failed(error)
-
     def cancel(self) -> None:
         """As `Call.cancel`: steps that run give up at once, others never begin."""
         self._steps.runs.fail(Cancelled("the request was cancelled"))
@@ -230,5 +222,5 @@ class EnsembleCall:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self.failed(error)
+            self.account.failed(error)
         self.close()

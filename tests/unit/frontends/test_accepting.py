@@ -40,7 +40,7 @@ class Worker(SimpleNamespace):
         )
         self.cfg = SimpleNamespace(workers=1)
         self.connections: dict[Any, Any] = {}
-        self.hub = SimpleNamespace(wait=lambda *_: None, pause=lambda: None, sleep=self.sleep)
+        self.hub = SimpleNamespace(pause=lambda: None, sleep=self.sleep)
         self.log = SimpleNamespace(exception=self.tell)
 
     def sleep(self, _: float) -> None:
@@ -59,7 +59,7 @@ class Worker(SimpleNamespace):
 def test_an_http_worker_goes_on_accepting_a_little_later() -> None:
     worker: Any = Worker()
     with socket.socket() as listener:
-        ConnectionWorker._accept_all(worker, listener, None)
+        ConnectionWorker._accept_all(worker, listener, SimpleNamespace(wait=lambda _: True))  # type: ignore[arg-type]
     assert (worker.accepts, worker.pauses, worker.told) == (2, 1, 1)
 
 

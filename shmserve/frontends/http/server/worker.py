@@ -25,8 +25,7 @@ from shmserve.frontends.http.server.http_connection import HttpConnection
 from shmserve.frontends.http.server.loop_socket import GreenletSocket
 from shmserve.frontends.http.server.sign_of_life import SignOfLife
 from shmserve.frontends.http.server.worker_context import Hooks, ServingContext
-from shmserve.frontends.hub import CROWDED_IDLE_S, Hub
-from shmserve.frontends.readiness import Readiness
+from shmserve.frontends.hub import CROWDED_IDLE_S, Hub, Readiness
 from shmserve.observe import flight_recorder, gauges
 from shmserve.transport.processes import raise_fd_limit
 
@@ -102,7 +101,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
             self._turn_until_stopped()
             self.service.stop()
             for listener, ready in zip(self.sockets, self.listening, strict=True):
-                self.hub.forget_shared(ready)  # the master has it, too
+                ready.forget_shared()  # the master has it, too
                 listener.close()
             self._finish()
         finally:
@@ -174,7 +173,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         """Signals and `_retire` write to it, to have the loop look whether it is to stop."""
         pipe = self.hub.watch(self.PIPE[0])
         while True:
-            self.hub.wait(pipe, inf)
+            pipe.wait(inf)
             try:
                 os.read(self.PIPE[0], 4096)
             except BlockingIOError:
@@ -191,7 +190,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         """
         address: environs.Address = listener.getsockname()
         while self.alive:
-            self.hub.wait(ready, inf)
+            ready.wait(inf)
             if self.cfg.workers > 1 and self.connections and not self._has_vacancy():
                 self.hub.sleep(_ACCEPT_DELAY_S)
             try:
