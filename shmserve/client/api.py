@@ -30,7 +30,7 @@ from shmserve.client.wire.lanes import Lanes
 Array = np.ndarray[Any, Any]
 
 _LARGEST = 1 << 20
-_warned: set[str] = set()  # server URLs that the warning was given for: once each
+_warned: set[str] = set()  # URLs of servers that a warning was given for
 _LEAST_S = 0.001
 _PLAIN = frozenset({list, tuple, int, float, bool})  # types without a dtype
 

@@ -55,7 +55,7 @@ class ExpectedOutputs(Struct, frozen=True):
     """Expected outputs of requests for the same outputs with inputs of the same shapes.
 
     Attributes:
-        sizes: bytes by output; None: unknown, or too small for shared memory to pay.
+        sizes: bytes by output; None: unknown, or too small to benefit from shared memory.
         known: True if the size of every output is known, also of small outputs.
         names: names of the outputs.
         model: model description that the sizes are based on.

@@ -58,7 +58,7 @@ class RequestAttempt:
         self._device = device
         self._held: list[tuple[BlockPool, Block]] = []
         self._places: dict[str, TensorPlace] = {}  # of inputs
-        self.windows: dict[str, tuple[TensorPlace, int]] = {}  # see above
+        self.windows: dict[str, tuple[TensorPlace, int]] = {}  # of outputs, with sizes in bytes
         self._inputs = inputs
         self._outputs = outputs
         self._gpus = {tensor.device for tensor in inputs if tensor.device is not None}

@@ -207,9 +207,9 @@ class Requester:
         repeat: int,
         barred: Set[str],
     ) -> Set[str]:
-        """Return the kinds of memory to avoid in the next attempt. On the first 404, register all
-        memory again and bar nothing: the server may have been restarted and have lost the
-        regions."""
+        """Return the kinds of memory to avoid in the next attempt. After a 404 on the first
+        attempt, register all memory again and avoid no further kind: the server may have been
+        restarted and have lost the regions."""
         if not repeat and reply.status == 404 and self._pools.register_again():
             return barred
         return barred | self._bar(model, attempt, reply.error)

@@ -1,4 +1,5 @@
-"""Server answers to results: arrays of shared memory are used in place, not copied."""
+"""Conversion of server answers to results: arrays in shared memory are used in place, not
+copied."""
 
 from __future__ import annotations
 

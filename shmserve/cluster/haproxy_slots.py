@@ -1,7 +1,7 @@
 """HAProxy servers as slots for addresses: the commands for HAProxy's stats socket.
 
-Each model has a backend, made by `haproxy_config`. Its servers come from a template: all exist
-from the start, in maintenance.
+Each model has a backend, made by `haproxy_config`. The servers of a backend come from a template
+and all exist from the start, in maintenance.
 """
 
 from __future__ import annotations

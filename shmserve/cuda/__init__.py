@@ -9,7 +9,7 @@ runs.
 Path of a tensor:
 
 - In: one DMA on a separate stream brings a tensor from a slot or a system region to the device
-  before the model runs. Then the same begins for the next request, whose input so arrives during
+  before the model runs. The next request's copy then starts at once, so its input arrives during
   the computation. Memory is pinned when a copy first needs it (`pins`): each mapping as a whole,
   segments of frontends with the read-only flag. For a device without this flag, the segment is
   mapped a second time, writable (`shm.segment.WritableMapping`). Where the driver refuses to pin,

@@ -26,7 +26,7 @@ _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 
 class Imported(Struct, eq=False, weakref=True):
     """Opened memory of another process: `nbytes` bytes from `address` on device `ordinal`. Every
-    array on the memory keeps this object."""
+    array on the memory keeps this object alive."""
 
     address: int
     nbytes: int

@@ -113,5 +113,5 @@ def _handlers(desk: _Desk) -> LinkHandlers:
 if __name__ == "__main__":
     status = main()
     log_output.end()
-    # A running transfer must not keep a finished process alive. Received data is kept.
+    # A running transfer must not keep a finished process alive. Complete files are kept.
     os._exit(status)

@@ -32,7 +32,7 @@ FILES, PARTS = ".files.json", ".parts"
 _FOLDERS = (SNAPSHOTS, INCOMING, LEASES, REPOSITORIES, DOOMED)
 _LOCK_S = 30.0  # longest wait in seconds for the short-term lock
 _AGAIN_S = 0.05
-_STALE_S = 600.0  # seconds for which a lease counts after its fetcher has ended
+_STALE_S = 600.0  # seconds after the last `use` for which a lease counts without its fetcher
 
 
 class Cache:
@@ -54,7 +54,8 @@ class Cache:
         fcntl.flock(self._lease, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Unlock the lease; its snapshots count as used for `_STALE_S` seconds longer."""
+        """Unlock the lease; its snapshots count as used until `_STALE_S` seconds after the last
+        `use`."""
         os.close(self._lease)
 
     def file(self, *names: str) -> str:

@@ -36,7 +36,7 @@ class RoundOutcome(Struct, frozen=True):
     """Outcome of a round.
 
     Attributes:
-        problems: for each outdated model in the cache, the reason.
+        problems: for each model that is missing or outdated in the cache, the reason.
         unlisted: reasons why repositories could not be listed, each with the address.
     """
 

@@ -1,7 +1,7 @@
 """Placement of models on nodes: packed by memory, spread by demand, with few moves.
 
-A model has at most one replica on a node. A replica stays unless it is no longer wanted, another
-model would have no replica without its room, or one node has far more work than another.
+A model has at most one replica on a node. A replica stays unless the replica is no longer wanted,
+another model needs the room for an only replica, or one node has far more work than another.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def place(
     """Return the next layout.
 
     Every model gets a replica before any model gets a second one. If packing the largest models
-    first into the tightest rooms finds a place for a replica of each model, each gets one. Equal
-    arguments give equal results. If each result is passed back as `current`, it changes by at most
-    one move at a time, until no move is left.
+    first into the tightest rooms finds a place for a replica of each model, the layout has a
+    replica of each model. Equal arguments give equal results. If each result is passed back as
+    `current`, the layout changes by at most one move per call, until no move is left.
 
     Args:
         current: previous layout.
