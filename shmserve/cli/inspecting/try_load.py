@@ -41,9 +41,9 @@ def problem(instance: Instance, timeout_s: float) -> str:
 
 
 def main() -> int:
-    from shmserve.executor import model_loading
     from shmserve.executor.backends.model_errors import from_load, sanitised
     from shmserve.executor.devices import Devices
+    from shmserve.executor.process import model_loading
     from shmserve.observe import log_output, logs
     from shmserve.shm.mappings import Mappings
 
