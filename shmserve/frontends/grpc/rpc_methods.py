@@ -130,15 +130,3 @@ class RpcMethod(Struct, frozen=True, eq=False):
 
 
 RpcServices = Mapping[str, Mapping[str, RpcMethod]]  # by the services' full and the rpcs' names
-
-
-class Ports(Protocol):
-    """Takes addresses, as `grpc.Server` does. Raises RuntimeError where it cannot listen."""
-
-    def add_insecure_port(self, address: str) -> int:
-        """Listen there; the port's number."""
-        ...
-
-    def add_secure_port(self, address: str, server_credentials: Any) -> int:
-        """As `add_insecure_port`, with TLS: what `transport.trust.tls.certificates` gave."""
-        ...

@@ -162,10 +162,13 @@ class HttpConnection:
             self.watch = (phase, now + _CUT_GRACE_S)
 
     @property
-    def idle_until(self) -> float:
-        """Until when it may be idle as it is; 0.0: it is not idle, or is to end anyway."""
+    def idle_since(self) -> float:
+        """The time since which the connection waits for a request; infinite if it serves one, or
+        is to end anyway."""
         watch = self.watch
-        return watch[1] if watch is not None and watch[0] == IDLE and not self.expired else 0.0
+        if watch is None or watch[0] != IDLE or self.expired:
+            return inf
+        return watch[1] - self.settings.idle_timeout_s
 
     def give_way(self) -> None:
         """End an idle connection for another's sake. A request that has come is answered still.

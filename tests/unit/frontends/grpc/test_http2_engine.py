@@ -27,7 +27,7 @@ from shmserve.frontends.http2.frames import END_STREAM, GOAWAY, HEADERS
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.testing import fake_models
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
-from tests.grpc_client import Client, Rig, Sender, request
+from tests.grpc_client import Client, Rig, Sender, listen, request
 from tests.raw_http2 import RawClient
 
 
@@ -61,10 +61,10 @@ def test_callers_are_known_by_their_socket(tmp_path: Path, kind: str) -> None:
     checked: Callers = callers
     served = GrpcServer(fake_models.dispatcher(), Settings(), checked)  # type: ignore[arg-type]
     target = f"unix:{tmp_path}/s" if kind == "unix" else "127.0.0.1:0"
-    port = served.server.add_insecure_port(target)
+    target = listen(served, target)
     served.start()
     try:
-        with Client(target if kind == "unix" else f"127.0.0.1:{port}") as client:
+        with Client(target) as client:
             client.call("SystemSharedMemoryStatus")
     finally:
         served.close()
