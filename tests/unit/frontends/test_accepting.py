@@ -67,8 +67,8 @@ class Accepting:
 
     def _connect(self, sock: socket.socket, _: object) -> Client:
         self.begin(sock)
-        connection = Client(GreenletSocket(self.hub, sock))
-        connection.sock.deadlines = SimpleNamespace(watch=("head", inf))
+        waits: Any = SimpleNamespace(watch=("head", inf))
+        connection = Client(GreenletSocket(self.hub, sock, waits))
         self.hub.spawn(self._serve, connection)
         return connection
 

@@ -162,8 +162,8 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
     def _connect(
         self, server: environs.Address, accepted: socket.socket, client: environs.Address
     ) -> HttpConnection:
-        sock = GreenletSocket(self.hub, accepted)
-        connection = sock.deadlines = HttpConnection(self.service, sock, client, server)
+        open_socket = partial(GreenletSocket, self.hub, accepted)
+        connection = HttpConnection(self.service, open_socket, client, server)
         self.hub.spawn(self._serve, connection)
         return connection
 
