@@ -98,7 +98,7 @@ def config_table() -> str:
 
 def drawings() -> dict[str, dict[str, str]]:
     """Document -> name of a drawing -> the drawing."""
-    return {"compatibility.md": {"config": config_table()}}
+    return {"model_config.md": {"config": config_table()}}
 
 
 def pictures() -> dict[str, str]:

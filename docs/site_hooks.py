@@ -1,9 +1,10 @@
-"""What `mkdocs build` needs besides: documents that lie outside of this folder, links to files
-that are no documents, the OpenAPI document, and a look whether a page asks for anything from
-elsewhere."""
+"""Hooks of `mkdocs build`: add the documents that lie outside of this folder and the OpenAPI
+document, rewrite links to files that are not documents, send readers of moved sections on, and
+refuse pages that would fetch anything from another host."""
 
 from __future__ import annotations
 
+import json
 import re
 from os.path import normpath, relpath
 from pathlib import Path
@@ -25,6 +26,53 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGES.md": "changes.md",
     "bench/README.md": "benchmarks.md",
+}
+# Old page -> section -> new page, with "#section" where that has another name: readers of the old
+# address are sent on
+MOVED = {
+    "client.md": {
+        "lanes": "shared_memory.md",
+        "the-client-sockets-protocol": "shared_memory.md",
+        "the-wire": "shared_memory.md",
+    },
+    "compatibility.md": {
+        "answers": "http_api.md",
+        "decoupled-models": "model_config.md",
+        "ensembles": "model_config.md",
+        "errors": "http_api.md",
+        "generate-and-generate_stream": "http_api.md",
+        "grpc": "grpc_api.md#the-service",
+        "grps": "grps.md#what-grps-clients-find",
+        "host-policies": "model_config.md",
+        "how-payloads-meet-workers": "grps.md",
+        "http": "http_api.md#what-is-there",
+        "model-control": "http_api.md",
+        "model-repositories": "model_config.md",
+        "modelinfer-messages": "grpc_api.md",
+        "modelstreaminfer": "grpc_api.md",
+        "onnx-models": "model_config.md",
+        "python-models": "python_models.md#how-tensors-and-calls-behave",
+        "rate-limiter": "model_config.md",
+        "requests": "http_api.md",
+        "response-cache": "model_config.md",
+        "restricted-apis-and-forwarded-headers": "http_api.md",
+        "sequences": "model_config.md",
+        "shared-memory-regions": "shared_memory.md",
+        "statistics-metrics-traces-logs": "http_api.md",
+        "torchscript-models": "model_config.md",
+        "what-is-there": "http_api.md",
+        "where-grpss-servers-differ-or-we-differ-from-them": "grps.md",
+        "which-model": "grps.md",
+    },
+    "operations.md": {
+        "a-new-version-of-the-server": "reload.md",
+        "models-settings-versions": "reload.md#a-model",
+        "monitoring": "monitoring.md#what-to-look-at",
+    },
+    "security.md": {
+        "keys": "keys.md",
+        "tls": "keys.md",
+    },
 }
 _NAMES = {page: path for path, page in OUTSIDE.items()}
 _LINK = re.compile(r"(!?)\[([^]]*)\]\(([^)#:\s]*)(#[^)\s]*)?\)")
@@ -66,7 +114,30 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Raises PluginError: the page would fetch something from another host."""
+    """Return the page with the addresses of its moved sections.
+
+    Raises PluginError: the page would fetch something from another host.
+    """
     if found := _FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri} asks for something from elsewhere: {found[0]}")
-    return output
+    moved = MOVED.get(page.file.src_uri)
+    if moved is None:
+        return output
+    moved = {old: "{}.html#{}".format(*_target(old, new)) for old, new in moved.items()}
+    follow = f"const to={json.dumps(moved)}[location.hash.slice(1)];if(to)location.replace(to)"
+    return output.replace("</body>", f"<script>{follow}</script></body>")
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Raises PluginError: a moved section's new address is no section of the site."""
+    for moved in MOVED.values():
+        for old, new in moved.items():
+            page, section = _target(old, new)
+            if f'id="{section}"' not in (Path(config.site_dir) / f"{page}.html").read_text():
+                raise PluginError(f"MOVED in docs/site_hooks.py: {new} has no section {section}")
+
+
+def _target(old_section: str, new: str) -> tuple[str, str]:
+    """Return the new page's name, without its ending, and the section there."""
+    page, _, section = new.partition("#")
+    return page.removesuffix(".md"), section or old_section

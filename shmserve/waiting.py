@@ -1,9 +1,10 @@
-"""How this process waits, and where it does what takes long.
+"""Waiting: how code of a process waits, and where long work runs.
 
-By default whoever waits keeps its thread. A thread that serves many at once (an HTTP worker's
-loop, a gRPC engine's) installs a `ThreadWaiter` for itself: what runs there gives way instead, and
-so the same synchronous code serves both. Whatever may wait for another process, a client or a lock
-that is held for long goes through here.
+By default a thread that waits is blocked. A thread that serves many connections at once (the loop
+of an HTTP worker or a gRPC process) installs a `ThreadWaiter` for itself, and code that waits there
+gives way to other code instead. So the same synchronous code serves HTTP workers, gRPC processes,
+and WSGI servers with a thread for each request. All waits for another process, a client or a
+contended lock go through here.
 """
 
 from __future__ import annotations
@@ -34,34 +35,35 @@ class Task(Protocol):
     def join(self) -> None: ...
 
 
-class Readable(Protocol):
-    """Something with a descriptor. `readiness` is for the waiter, and None at first."""
+class DescriptorWait(Protocol):
+    """A descriptor that is waited for, by one at a time."""
 
-    readiness: Any
+    def wait(self, deadline: float, events: int = ...) -> bool:
+        """Wait until the descriptor may be ready for events of epoll, to be read if none are
+        given; return False at the deadline (monotonic)."""
+        ...
 
-    def fileno(self) -> int: ...
+
+class LoopEvent(WaitEvent, Protocol):
+    """An event of a `ThreadWaiter`."""
+
+    def wait(self, timeout: float | None = None, readiness: Any = None) -> bool:
+        """As `WaitEvent.wait`, and no longer than until `readiness` may be ready."""
+        ...
 
 
 class ThreadWaiter(Protocol):
     """What a thread that serves many at once does instead of blocking."""
 
-    def readable(self, source: Readable, timeout_s: float | None) -> bool:
-        """Wait until it has something to read; False: not within the timeout."""
-        ...
-
-    def readable_unless(self, source: Readable, event: Any, timeout_s: float) -> None:
-        """The same, and not once an event of its own making has been set."""
-        ...
-
-    def writable(self, source: Readable, timeout_s: float) -> bool:
-        """Wait until its peer takes something; False: not within the timeout."""
+    def watch(self, fd: int) -> DescriptorWait:
+        """Return what waits for a new descriptor."""
         ...
 
     def sleep(self, seconds: float) -> None: ...
 
     def pause(self) -> None: ...
 
-    def event(self) -> WaitEvent: ...
+    def event(self) -> LoopEvent: ...
 
     def start(self, work: Callable[[], None]) -> Task: ...
 

@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
         one = command(name, "operating.model_commands", text)
         one.add_argument("model", metavar="MODEL", nargs="?" if name == "ready" else None)
         _add_address(one)
-        one.add_argument("--key-file", metavar="FILE", help="of a key to show (docs/security.md)")
+        one.add_argument("--key-file", metavar="FILE", help="of a key to show (docs/keys.md)")
         if name == "ready":
             one.add_argument("--wait", type=float, default=0.0, metavar="S", help="for so long")
     _add_measure(

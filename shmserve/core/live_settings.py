@@ -1,6 +1,9 @@
 """Settings that clients may change while the service runs: what is logged, what is traced.
 
 Pure: rules only. Owner: the coordinator; it publishes them with the registry.
+
+So what clients have set outlives the coordinator, and a frontend sees what is traced with the
+model's entry.
 """
 
 from __future__ import annotations

@@ -10,12 +10,28 @@ from shmserve.dispatch.receipt import Receipt
 from shmserve.protocol.control.data_messages import RegionRef
 
 
+class RequestAccount(Protocol):
+    """The account of one request, which is counted exactly once."""
+
+    def answered(self, copied_out: int = 0, send_ns: int = 0) -> None:
+        """Count the request as answered: its answer is ready to be sent. To make the answer,
+        `copied_out` bytes were copied, which took `send_ns`; both go into the receipt.
+        `InferenceCall.close` makes up for a forgotten call."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """Count the request as failed, for another reason than `execute` has raised."""
+
+
 class InferenceCall(Protocol):
     """One request; closing it gives every slot back."""
 
     def __enter__(self) -> InferenceCall: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None: ...
+
+    @property
+    def account(self) -> RequestAccount: ...
 
     @property
     def receipt(self) -> Receipt: ...
@@ -51,14 +67,6 @@ class InferenceCall(Protocol):
         the next one holds back the model.
         """
         ...
-
-    def answered(self) -> None:
-        """The answer is ready to be sent and its receipt complete: the request is counted
-        before its client has it. Forgotten, that is made up for by `close`."""
-        ...
-
-    def failed(self, error: BaseException) -> None:
-        """The request ends without an answer for another reason than `execute` has raised."""
 
     def cancel(self) -> None:
         """Make `execute` or `stream` raise `Cancelled` at once; for any other thread, at any

@@ -1,4 +1,31 @@
-"""What one request copied and how long each stage took."""
+"""Receipt: what one request copied and how long each stage took.
+
+A request with the header `shmserve-receipt: 1` gets its receipt in the response header of that
+name, and the times also as `Server-Timing`. Over gRPC both are metadata, and the receipt comes in
+the trailers. Copies of tensor bytes in user space, which the receipt counts as `in` and `out`:
+
+    client region in, client region out, model writes into the offered output    0
+    the same, model returns an array of its own                                  1 (out)
+    the same, BYTES or a window not aligned to its datatype                      1 each (in, out)
+    the same, `client_shm_mode` copy                                             1 each (in, out)
+    HTTP binary in              0: socket to slot. With TLS, beyond its own, what came with the head
+                                of the request, up to 8 KiB
+    HTTP binary out             0: slot to socket, if the model wrote into the offered output or
+                                returned (a part of) its input; 1 (out) for an array of its own
+    gRPC in, out                1 each: message to slot, slot to message
+    ModelInfer of 64 KiB and more, raw contents of 64 KiB and more, in
+                                0: socket to slot. With TLS, or after a small call on the same
+                                connection, what came with the message's head, up to 64 KiB
+    the same, out, neither side compressing                                      0: slot to socket
+    from one step of an ensemble or pipeline to the next                         0
+    from a model into a call of another                                          1 (in of that call)
+    answer of the called model, as the caller sees it        0: a view. BYTES elements are copied
+    GRPS message in, native worker           0 for FP32, FP64 and bytes; other tensors are widened
+                                             on the wire, so they are converted in bulk
+    GRPS message out, native worker                          1 (out), into the offered output
+    JSON in                                                  1 (in), numbers to slot
+    compressed in or out, chunked in, other WSGI workers     1
+"""
 
 from __future__ import annotations
 
@@ -11,7 +38,7 @@ class Receipt(Struct):
     """Counts of one request, in bytes and nanoseconds.
 
     The frontend writes `copied_in`, `receive_ns`, `send_ns`; the executor's answer the
-    rest. Source: the copy budget in docs/ARCHITECTURE.md.
+    rest.
     """
 
     copied_in: int = 0

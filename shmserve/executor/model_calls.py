@@ -8,6 +8,17 @@ joins an executor with `shmserve.dispatch`.
 Inputs are copied once, into the arena. Outputs are views of the called executor's slots, which are
 given back when the last array on them is gone: finalizers, which may run in the midst of
 anything, only say so, and `settle` does it.
+
+A call may take the time that is left to the requests it is made for, and is cancelled when nobody
+wants these any more. The answers of a stream have no common deadline, so calls of a decoupled model
+have `request_timeout_s`. Errors that leave a model lose their frames first, which would keep
+arrays.
+
+Circles: `Execute.callers` says which models wait for the answer, how deep they are, and whether
+their executors can do anything else meanwhile. Executors that cannot are not asked again. Where
+that leaves no instance, the call is refused at once, and so is a call deeper than `MAX_DEPTH`
+models. Two models that call each other for two clients at the same moment end with their deadlines:
+no request can know that.
 """
 
 from __future__ import annotations
@@ -237,7 +248,7 @@ class DispatchedCall:
                 call.receipt.copied_in += tensor.nbytes
             call.receipt.receive_ns = time.monotonic_ns() - began_ns
         except BaseException as ex:
-            call.failed(ex)
+            call.account.failed(ex)
             call.close()
             raise
         self._call = call
@@ -288,7 +299,7 @@ class DispatchedCall:
 
     def _single(self, call: InferenceCall) -> Iterator[CallAnswer]:
         outcome = call.execute()
-        call.answered()
+        call.account.answered()
         yield self._answer(call, outcome)
 
     def _stream(self, call: InferenceCall) -> Iterator[CallAnswer]:

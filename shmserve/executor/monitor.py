@@ -2,6 +2,9 @@
 
 `app_monitor` takes values from any thread without waiting for anybody; `snapshot` is
 what the executor tells the coordinator.
+
+The coordinator asks for the values as a table, `AskStats("monitor")`, and for the history,
+`AskStats("values")`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,12 @@ It has imported what all of them share and read the settings, which takes longer
 would be in memory once for each, and nothing that must not be forked: no CUDA, no model's library,
 no thread. (numpy's BLAS stops its threads before a fork and starts them again where they are used.)
 Its end of the socket is its only tie: the supervisor's end is its own.
+
+The supervisor asks for each executor (`supervisor.processes.executor_template`), and takes the fork
+as a child of its own (PR_SET_CHILD_SUBREAPER). When the template ends, the supervisor starts
+another. Without a template, and for instances on a GPU, executors are exec'ed. Forks share what the
+template has imported; what a fork imports or looks up itself is in memory once more. The template
+logs nothing.
 """
 
 from __future__ import annotations

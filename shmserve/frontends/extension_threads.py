@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from shmserve import waiting
 from shmserve.errors import Unavailable
-from shmserve.frontends.side_threads import SideThreads
+from shmserve.frontends.side_threads import CallElsewhere, SideThreads
 
 _Result = TypeVar("_Result")
 
@@ -39,25 +39,18 @@ class ExtensionThreads:
             return work(*args)
         over = waiting.event()
         places: list[None] = [None]  # whoever takes it decides: the work runs, or never will
-        results: list[Any] = []
+        elsewhere = CallElsewhere(over, work, *args)
 
         def run() -> None:
             if _taken(places):
-                try:
-                    results.append((True, work(*args)))
-                except BaseException as ex:
-                    results.append((False, ex))
-                over.set()
+                elsewhere.run()
 
         self._threads.submit(run)
         if not over.wait(self._patience_s) and _taken(places):
             seconds = f"{self._patience_s:g} s"
             raise Unavailable(f"no thread was free for this call in {seconds} ({self._setting})")
         over.wait()
-        done, result = results.pop()
-        if not done:
-            raise result
-        return result  # type: ignore[no-any-return]
+        return elsewhere.result()
 
 
 def _taken(places: list[None]) -> bool:

@@ -1,24 +1,30 @@
 """One thread, many greenlets: each waits for a descriptor, a time or another thread.
 
-The loop of an HTTP worker, and of the gRPC process's own engine, whose sockets call back instead.
+The loop of an HTTP worker, and of the gRPC process, whose sockets call back instead. The usual wait
+(a client's next request, an executor's answer) costs no system call but `epoll_wait`.
 
-Level-triggered: an event that nobody waits for takes its descriptor out of the epoll set until
-somebody does, so whoever waits looks at the kernel's present state and nothing is missed. The
-usual wait (a client's next request, an executor's answer) costs no call but `epoll_wait`.
+Rules of the loop:
+
+- Work that would hold up the loop runs beside it (`waiting.beside`), in at most `http_threads`
+  threads for which the greenlet waits: making segments, inflating and compressing, JSON and
+  classification from 64 KiB on, metrics, files. Questions to the coordinator wait on the loop.
+- A lock may be held on the loop only where nothing gives way while it is held. Work that waits with
+  a lock (an arena that grows) is beside the loop, with all other work that wants that lock.
+- A function that the loop calls back (`Hub.handle`, the end of a call, memory that is free) must
+  not wait.
+
+A greenlet that has run to its end is kept for what runs next, with its stack: 16 KiB that would be
+mapped and unmapped for each call.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import select
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from heapq import heapify, heappop, heappush
 from math import inf
 from threading import get_ident
 from time import monotonic
@@ -27,19 +33,75 @@ from typing import Any, TypeVar
 from greenlet import getcurrent, greenlet
 
 from shmserve.errors import Unavailable
-from shmserve.frontends.readiness import READ, WRITE, Readiness
-from shmserve.frontends.side_threads import SideThreads
-from shmserve.waiting import Readable
+from shmserve.frontends.descriptors import READ, Descriptors
+from shmserve.frontends.side_threads import CallElsewhere, SideThreads
+from shmserve.frontends.timers import TimedWait, Timers
 
 _MOST_EVENTS = 256  # taken at a time
 _ENDINGS = 3  # times that one is told to end, which may wait for something on its way out
 _RESTING = 64  # greenlets that are kept for what runs next
 _LOOK_S = 1.0  # until a thread that waits for the loop looks whether the loop is there
-_FEW_TIMERS = 1024  # beyond them the dead are no more than the living
 
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger("shmserve.loop")
+
+
+class Readiness(TimedWait):
+    """What one greenlet at a time waits for: a descriptor, a deadline, or to be woken.
+
+    Attributes:
+        fd: the descriptor; -1: there is none.
+        waiter: the greenlet that waits; None: none does.
+    """
+
+    __slots__ = ("_armed", "_hub", "fd", "waiter")
+
+    def __init__(self, hub: Hub, fd: int = -1) -> None:
+        super().__init__(hub._timers)
+        self._hub = hub
+        self.fd = fd
+        self._armed = 0  # events that the epoll set has the descriptor for
+        self.waiter: greenlet | None = None
+
+    def wait(self, deadline: float, events: int = READ) -> bool:
+        """Give way until the descriptor may be ready; return False at the deadline."""
+        if self._armed != events and self.fd >= 0:
+            self._arm(events)
+        self.waiter = getcurrent()
+        self._deadline = deadline
+        if deadline < self.filed:
+            self._file()
+        ready = bool(self._hub._main.switch())
+        self.waiter = None
+        self._deadline = inf
+        return ready
+
+    def _arm(self, events: int) -> None:
+        self._hub._descriptors.arm(self.fd, events, modify=self._armed != 0)
+        self._armed = events
+
+    def disarm(self) -> None:
+        """Take the descriptor out of the epoll set until the next wait."""
+        self._armed = 0
+        self._hub._descriptors.disarm(self.fd)
+
+    def forget(self) -> None:
+        """Called before the descriptor is closed."""
+        waits = self._hub._descriptors.waits
+        if waits.get(self.fd) is self:
+            del waits[self.fd]
+
+    def forget_shared(self) -> None:
+        """As `forget`, where other processes have the descriptor as well: closing it takes it out
+        of no epoll set."""
+        self.disarm()
+        self.forget()
+
+    def resume(self, ready: bool) -> None:
+        """End the wait, if somebody waits."""
+        if self.waiter is not None:
+            self.waiter.switch(ready)
 
 
 class Hub:
@@ -51,22 +113,24 @@ class Hub:
 
     Attributes:
         at_turns_end: has the loop call a function when what is ready now has been looked at.
+        event: as `waiting.event`.
+        handle, unhandle: as `Descriptors` has them.
+        change: changes the events that a descriptor with a handler is watched for.
     """
 
     def __init__(self, threads: int, setting: str) -> None:
         self._main = getcurrent()
         self._thread = 0  # that runs the loop
-        self._epoll = select.epoll()
-        self._watched: dict[int, Readiness] = {}
-        self._timers: list[tuple[float, int, Readiness]] = []
-        self._timers_most = _FEW_TIMERS
-        self._numbers = itertools.count()
+        self._descriptors: Descriptors[Readiness] = Descriptors()
+        self._timers = Timers()
         self._soon: deque[Callable[[], object]] = deque()
         self.at_turns_end = self._soon.append
+        self.event = partial(HubEvent, self)
         self._signalled = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._handlers: dict[int, Callable[[int], None]] = {}
-        self._fresh: set[int] = set()  # descriptors the epoll set got since it was looked at
+        self.handle = self._descriptors.handle
+        self.unhandle = self._descriptors.unhandle
+        self.change = self._descriptors.epoll.modify
         self.handle(self._wake_fd, self._woken)
         self._threads = SideThreads(threads, setting)
         self._leaving = False
@@ -78,91 +142,38 @@ class Hub:
 
     def run(self, until: float) -> None:
         """Let everybody go on whose wait is over, until then or until one calls `leave`."""
-        timers, soon, watched, poll = self._timers, self._soon, self._watched, self._epoll.poll
-        handlers, fresh = self._handlers, self._fresh
+        timers, soon, descriptors = self._timers.heap, self._soon, self._descriptors
+        poll, fresh = descriptors.epoll.poll, descriptors.fresh
+        waits, handlers = descriptors.waits, descriptors.handlers
         self._main = getcurrent()
         self._thread = get_ident()
         self._leaving = False
         while not self._leaving and (now := monotonic()) < until:
             if timers and timers[0][0] <= now:
-                self._expire(now)
+                self._timers.look(now)
                 continue
             due = timers[0][0] if timers and timers[0][0] < until else until
             fresh.clear()
             for fd, events in poll(0.0 if soon else due - now, _MOST_EVENTS):
-                if fd in fresh:  # it is told of one that was closed, and had this number
+                if fd in fresh:  # an event of a closed descriptor that had the same number
                     continue
-                readiness = watched.get(fd)
+                readiness = waits.get(fd)
                 if readiness is None:
                     if (handler := handlers.get(fd)) is not None:
                         handler(events)
                 elif (waiter := readiness.waiter) is None:
-                    self._disarm(readiness)
+                    readiness.disarm()
                 else:
-                    readiness.waiter = None
-                    readiness.due = inf
                     waiter.switch(True)
             for _ in range(len(soon)):
                 try:
                     soon.popleft()()
-                except Exception:  # a defect in one's doing, and the loop is everybody's
+                except Exception:  # a bug in one callback must not stop the loop of all
                     _log.exception("unexpected error in the loop")
 
     def _woken(self, _: int) -> None:
         os.eventfd_read(self._wake_fd)
         self._signalled = False  # before looking: what comes from now on wakes again
-
-    def _expire(self, now: float) -> None:
-        timers = self._timers
-        while timers and timers[0][0] <= now:
-            filed, _, readiness = heappop(timers)
-            if filed != readiness.filed:  # it was filed again, for earlier
-                continue
-            readiness.filed = inf
-            if readiness.due > now:
-                self._file(readiness)
-            else:
-                self._resume(readiness, False)
-
-    def _file(self, readiness: Readiness) -> None:
-        if readiness.due < readiness.filed:
-            readiness.filed = readiness.due
-            heappush(self._timers, (readiness.due, next(self._numbers), readiness))
-            if len(self._timers) > self._timers_most:
-                self._drop_timers()
-
-    def _drop_timers(self) -> None:
-        """Those that nobody waits for any more, as connections that were closed leave them."""
-        live = []
-        for timer in self._timers:
-            filed, _, readiness = timer
-            if filed == readiness.filed:
-                if readiness.due < inf:
-                    live.append(timer)
-                else:
-                    readiness.filed = inf
-        heapify(live)
-        self._timers[:] = live
-        self._timers_most = max(_FEW_TIMERS, 2 * len(live))
-
-    def _resume(self, readiness: Readiness, ready: bool) -> None:
-        waiter, readiness.waiter = readiness.waiter, None
-        readiness.due = inf
-        if waiter is not None:
-            waiter.switch(ready)
-
-    def _disarm(self, readiness: Readiness) -> None:
-        readiness.armed = 0
-        with suppress(OSError):  # it was closed meanwhile
-            self._epoll.unregister(readiness.fd)
-
-    def _arm(self, readiness: Readiness, events: int) -> None:
-        if readiness.armed:
-            self._epoll.modify(readiness.fd, events)
-        else:
-            self._epoll.register(readiness.fd, events)
-            self._fresh.add(readiness.fd)
-        readiness.armed = events
 
     def leave(self) -> None:
         """Have `run` return after this turn."""
@@ -179,7 +190,7 @@ class Hub:
                     one.throw()
                 except BaseException:
                     _log.exception("a greenlet ended with an error")
-        self._epoll.close()
+        self._descriptors.epoll.close()
         self._threads.close()
         # The greenlet library looks at a thread's end for who else knows its main greenlet, misses
         # a hub that is being collected as garbage just then, and frees what that still refers to.
@@ -205,45 +216,15 @@ class Hub:
         """
         assert get_ident() != self._thread, "it would wait for itself"
         over = threading.Event()
-        results: list[Any] = []
-
-        def run() -> None:
-            try:
-                results.append((True, call(*args)))
-            except Exception as ex:
-                results.append((False, ex))
-            finally:
-                over.set()
-
-        self.soon(partial(self.enter, run))
+        elsewhere = CallElsewhere(over, call, *args)
+        self.soon(partial(self.enter, elsewhere.run))
         while not over.wait(_LOOK_S) and not self._closed:
             pass
-        if not results:
+        if not elsewhere.has_result:
             raise Unavailable("the server is stopping")
-        done, result = results.pop()
-        if not done:
-            raise result
-        return result  # type: ignore[no-any-return]
+        return elsewhere.result()
 
     # ------------------------------------------------- for who is called by the loop
-
-    def handle(self, fd: int, handler: Callable[[int], None], events: int = READ) -> None:
-        """Call it, which never waits, with the events of a descriptor, until `unhandle`. It must
-        not raise."""
-        self._watched.pop(fd, None)  # of one that was closed, and whose number this one has now
-        self._handlers[fd] = handler
-        self._epoll.register(fd, events)
-        self._fresh.add(fd)
-
-    def change(self, fd: int, events: int) -> None:
-        """What such a descriptor is watched for."""
-        self._epoll.modify(fd, events)
-
-    def unhandle(self, fd: int) -> None:
-        """Before it is closed. Idempotent."""
-        if self._handlers.pop(fd, None) is not None:
-            with suppress(OSError):  # whoever closes it next must get that far
-                self._epoll.unregister(fd)
 
     def enter(self, run: Callable[..., object], *args: Any) -> None:
         """As `spawn`, at once: until it waits for something."""
@@ -285,65 +266,18 @@ class Hub:
         self._soon.append(partial(self.enter, run, *args))
 
     def watch(self, fd: int) -> Readiness:
-        """What waits for a descriptor that is new."""
-        readiness = self._watched[fd] = Readiness(fd)
-        return readiness
-
-    def forget(self, readiness: Readiness) -> None:
-        """Its descriptor is about to be closed."""
-        if self._watched.get(readiness.fd) is readiness:
-            del self._watched[readiness.fd]
-
-    def forget_shared(self, readiness: Readiness) -> None:
-        """As `forget`, of one that other processes have, too: closing it takes it out of no
-        epoll set."""
-        self._disarm(readiness)
-        self.forget(readiness)
-
-    def wait(self, readiness: Readiness, due: float, events: int = READ) -> bool:
-        """Give way until it is ready, or may be; False: that time has come."""
-        if readiness.armed != events and readiness.fd >= 0:
-            self._arm(readiness, events)
-        readiness.waiter = getcurrent()
-        readiness.due = due
-        if due < readiness.filed:
-            self._file(readiness)
-        return bool(self._main.switch())
-
-    def readable(self, source: Readable, timeout_s: float | None) -> bool:
-        """Give way until it has something to read; False: not within the timeout."""
-        due = inf if timeout_s is None else monotonic() + timeout_s
-        return self.wait(source.readiness or self._watch(source), due)
-
-    def readable_unless(self, source: Readable, event: HubEvent, timeout_s: float) -> None:
-        """As `readable`, and not once the event has been set."""
-        if not event._set:
-            event._readiness = source.readiness or self._watch(source)
-            try:
-                self.wait(event._readiness, monotonic() + timeout_s)
-            finally:
-                event._readiness = None
-
-    def writable(self, source: Readable, timeout_s: float) -> bool:
-        """Give way until its peer takes something; False: not within the timeout."""
-        return self.wait(source.readiness or self._watch(source), monotonic() + timeout_s, WRITE)
-
-    def _watch(self, source: Readable) -> Readiness:
-        readiness = source.readiness = self.watch(source.fileno())
+        """Return what waits for a new descriptor."""
+        readiness = self._descriptors.waits[fd] = Readiness(self, fd)
         return readiness
 
     def sleep(self, seconds: float) -> None:
         """Give way for so long."""
-        self.wait(Readiness(), monotonic() + seconds)
+        Readiness(self).wait(monotonic() + seconds)
 
     def pause(self) -> None:
         """Give way for one turn of the loop."""
         self._soon.append(getcurrent().switch)
         self._main.switch()
-
-    def event(self) -> HubEvent:
-        """As `waiting.event`."""
-        return HubEvent(self)
 
     def start(self, work: Callable[[], None]) -> HubTask:
         """As `waiting.start`."""
@@ -358,21 +292,10 @@ class Hub:
             Unavailable: too much waits for a thread already.
         """
         over = HubEvent(self)
-        results: list[Any] = []
-
-        def run() -> None:
-            try:
-                results.append((True, work(*args)))
-            except BaseException as ex:
-                results.append((False, ex))
-            over.set()
-
-        self._threads.submit(run)
+        elsewhere = CallElsewhere(over, work, *args)
+        self._threads.submit(elsewhere.run)
         over.wait()
-        done, result = results.pop()
-        if not done:
-            raise result
-        return result  # type: ignore[no-any-return]
+        return elsewhere.result()
 
 
 class HubEvent:
@@ -395,29 +318,31 @@ class HubEvent:
 
     def _wake(self) -> None:
         if self._readiness is not None:
-            self._hub._resume(self._readiness, True)
+            self._readiness.resume(True)
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Whether it was set, as soon as it is or when the time is over. For one greenlet."""
+    def wait(self, timeout: float | None = None, readiness: Readiness | None = None) -> bool:
+        """Wait until the event is set, `readiness` may be ready or the timeout is over; return
+        whether the event is set. For one greenlet."""
         if not self._set:  # if it is set from now on, the loop hears of it after the switch
-            due = inf if timeout is None else monotonic() + timeout
-            self._readiness = Readiness()
-            self._hub.wait(self._readiness, due)
+            self._readiness = readiness = readiness or Readiness(self._hub)
+            try:
+                readiness.wait(inf if timeout is None else monotonic() + timeout)
+            finally:
+                self._readiness = None
         return self._set
 
 
-class HubTask:
-    """A greenlet that others can wait for."""
+class HubTask(HubEvent):
+    """The work of a greenlet, whose end another greenlet can wait for."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._over = HubEvent(hub)
+    __slots__ = ()
 
     def run(self, work: Callable[[], None]) -> None:
         try:
             work()
         finally:
-            self._over.set()
+            self.set()
 
     def join(self) -> None:
-        """Wait for its end. For one greenlet."""
-        self._over.wait()
+        """Wait for the end of the work. For one greenlet."""
+        self.wait()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.caller_shares import FREE, CallerShare
-from shmserve.dispatch.inference_call import InferenceCall
+from shmserve.dispatch.inference_call import InferenceCall, RequestAccount
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.receipt import Receipt
 from shmserve.frontends.dispatch_api import DispatchApi
@@ -88,11 +88,26 @@ class Inference(Generic[Source]):
     Args:
         client: None: nobody can tell of its end but `RunOptions.on_wait`.
 
+    Attributes:
+        account, receipt: those of the call, which begins with `run` or `stream`.
+
     Raises:
         ShmserveError: it does not fit its model. It has been counted.
     """
 
-    __slots__ = ("_call", "_client", "_dispatcher", "_options", "entry", "signature", "source")
+    __slots__ = (
+        "_call",
+        "_client",
+        "_dispatcher",
+        "_options",
+        "account",
+        "entry",
+        "receipt",
+        "signature",
+        "source",
+    )
+    account: RequestAccount
+    receipt: Receipt
 
     def __init__(
         self,
@@ -141,11 +156,11 @@ class Inference(Generic[Source]):
             self._hold(self.source.nbytes)
         client = self._client
         call = self._dispatcher.call(self.entry, self._options, client is not None)
-        self._call = call
+        self._call, self.account, self.receipt = call, call.account, call.receipt
         if client is not None:
             client.attach(call)
         self.source.fill(call)
-        call.receipt.receive_ns = monotonic_ns() - self.source.started_ns
+        self.receipt.receive_ns = monotonic_ns() - self.source.started_ns
         return call
 
     def _hold(self, nbytes: int) -> None:
@@ -155,22 +170,16 @@ class Inference(Generic[Source]):
             source.share = self._dispatcher.shares.of(self._options.caller_number)
         source.share.hold(nbytes)
 
-    @property
-    def receipt(self) -> Receipt:
-        """What it has cost so far. Once it was run."""
-        assert self._call is not None
-        return self._call.receipt
-
     def answered(self) -> None:
-        """The answer is ready to be sent and its receipt complete: it is counted before its
-        client has it."""
+        """Count the request as answered: the answer is ready to be sent. `account` takes what the
+        answer has cost as well."""
         if self._call is not None:
-            self._call.answered()
+            self.account.answered()
 
     def failed(self, error: BaseException) -> None:
         """It ends without an answer."""
         if self._call is not None:
-            self._call.failed(error)
+            self.account.failed(error)
         else:
             self._dispatcher.refused(self.entry, error)
 

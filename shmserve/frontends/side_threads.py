@@ -5,10 +5,51 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from greenlet import GreenletExit
 
 from shmserve.errors import Unavailable
+from shmserve.waiting import WaitEvent
 
 _WAITING = 64  # for each thread
+_Result = TypeVar("_Result")
+
+
+class CallElsewhere(Generic[_Result]):
+    """A call that another thread runs, and its result for whoever waits.
+
+    Args:
+        over: set when the call has ended.
+    """
+
+    def __init__(self, over: WaitEvent, call: Callable[..., _Result], *args: Any) -> None:
+        self._over = over
+        self._call = call
+        self._args = args
+        self._results: list[Any] = []
+
+    def run(self) -> None:
+        """Run the call. Only the end of its greenlet is raised, which leaves no result."""
+        try:
+            self._results.append((True, self._call(*self._args)))
+        except GreenletExit:
+            raise
+        except BaseException as ex:
+            self._results.append((False, ex))
+        finally:
+            self._over.set()
+
+    @property
+    def has_result(self) -> bool:
+        return bool(self._results)
+
+    def result(self) -> _Result:
+        """Return the call's result, or raise its error. Once, after the call has ended."""
+        done, result = self._results.pop()
+        if not done:
+            raise result
+        return result  # type: ignore[no-any-return]
 
 
 class SideThreads:

@@ -1,9 +1,10 @@
-"""Writing of log lines that never keeps a process waiting, whoever reads them, or nobody.
+"""Log writer: writes log lines without making a process wait for whoever reads them.
 
-A pipe, terminal, socket or file below a log may stop taking lines at any moment. No look beforehand
-helps, because processes share such a file: two see the same room. O_NONBLOCK would change the file
-for everybody else who has it, and a file of another user cannot be opened anew. So a thread writes,
-and is what waits.
+A pipe, terminal, socket or file below a log may stop taking lines at any moment. A look beforehand
+does not help, because processes share such a file: two see the same room. O_NONBLOCK would change
+the file for all its other users, and a file of another user cannot be opened anew. So a thread
+writes, and only this thread waits. stdout and stderr stay as they are. The queue of a process holds
+1 MiB of lines. At its end a process waits up to a second for its lines to go out.
 """
 
 from __future__ import annotations

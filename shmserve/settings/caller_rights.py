@@ -44,7 +44,7 @@ class ClientMemorySettings(DeadlineSettings, frozen=True):
     max_lanes: Annotated[
         NonNegative,
         about(
-            "local programs' own channels to one instance ([client.md](client.md#lanes)), of "
+            "local programs' own channels to one instance ([how](shared_memory.md#lanes)), of "
             "which one user has `max_caller_share` at most; 0: no lanes"
         ),
     ] = 64
@@ -98,7 +98,7 @@ class AccessSettings(ClientMemorySettings, frozen=True):
         str,
         about(
             "TOML file of hashed keys, 1024 at most, and what each of them allows; `shmserve key "
-            "new` adds to it ([security.md](security.md#keys))"
+            "new` adds to it ([keys.md](keys.md#keys))"
         ),
     ] = ""
     keys_required_from: Annotated[
@@ -128,7 +128,7 @@ class AccessSettings(ClientMemorySettings, frozen=True):
         about(
             "regular expression: matching request headers become parameters of inference "
             "requests; `(?-i)…`: case counts "
-            "([compatibility.md](compatibility.md#restricted-apis-and-forwarded-headers))"
+            "([http_api.md](http_api.md#restricted-apis-and-forwarded-headers))"
         ),
     ] = ""
     grpc_header_forward_pattern: Annotated[

@@ -123,7 +123,7 @@ class LimitSettings(MemorySettings, frozen=True):
         Literal["off", "execution_count"],
         about(
             "`execution_count`: an instance executes when it holds what `rate_limiter` of its "
-            "configuration asks for ([compatibility.md](compatibility.md#rate-limiter))"
+            "configuration asks for ([model_config.md](model_config.md#rate-limiter))"
         ),
     ] = "off"
     rate_limit_resources: Annotated[

@@ -82,7 +82,7 @@ class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):
             "cores and memory of instances, by the name in `instance_group.host_policy`; `cpu` "
             "and `gpu_0` hold for instances that name no policy: "
             '`SHMSERVE_HOST_POLICIES="cpu=cpu-cores=0-3;far=numa-node=1"`, or a TOML table of '
-            "lists ([how](compatibility.md#host-policies))"
+            "lists ([how](model_config.md#host-policies))"
         ),
     ] = {}
     max_override_bytes: Annotated[
@@ -124,7 +124,7 @@ class ListeningSettings(ServingSettings, frozen=True):
         str,
         about(
             "PEM file: TLS on HTTP's TCP addresses, with `http_tls_key`; read again when it "
-            "changes ([security.md](security.md#tls))"
+            "changes ([keys.md](keys.md#tls))"
         ),
     ] = ""
     http_tls_key: Annotated[str, about("PEM file, for `http_tls_cert`")] = ""
@@ -167,7 +167,7 @@ class ListeningSettings(ServingSettings, frozen=True):
         about(
             "what `shmserve reload` replaces: HTTP `workers`, or all processes by a `handover` to"
             " a new generation, for which there must be memory as well "
-            "([operations.md](operations.md#a-new-version-of-the-server))"
+            "([reload.md](reload.md#a-new-version-of-the-server))"
         ),
     ] = "workers"
     agent_bind: Annotated[

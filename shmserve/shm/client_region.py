@@ -4,6 +4,15 @@ The client can shrink its object at any moment; touching a page that is no more 
 that nothing can catch. So only executors touch mappings, the size is looked at before each
 use, and `read` and `write` are there for those who cannot risk the rest: the kernel copies
 for them and tells what is missing.
+
+After the death of an executor the coordinator looks at the object of every region. A region whose
+object is too small is quarantined, and the log names its owner. The request that used it gets 400
+and is never run again; other requests run again if their model allows (`rerun`), or get 502.
+From then on all regions of that owner are served by copying (`Region.copy`). The model was not to
+blame and is started again without a pause.
+
+`client_shm_mode = "copy"`, for the server or for one model (a parameter of config.pbtxt), uses
+`preadv` and `pwritev` from the start. That costs two copies, and truncation is an ordinary error.
 """
 
 from __future__ import annotations

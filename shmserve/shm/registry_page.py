@@ -15,6 +15,9 @@ at the price of one load.
 INVARIANT: one writer, one aligned 8-byte word, stored through `memoryview.cast("Q")`
 (`struct.pack_into` would zero it first). The word is only ever compared for being equal;
 what is read afterwards is a file that only this user's processes can write.
+
+A process that waits for a change (a request whose executor died on client memory) is woken by
+`RegistryChanged`. A restarted coordinator continues the generation of the file.
 """
 
 from __future__ import annotations

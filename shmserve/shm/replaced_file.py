@@ -4,6 +4,12 @@ The next content goes to `<path>.new`, which is renamed over the file. Room for 
 allocated beforehand, right after a rename has freed the content before. So a file keeps being
 replaced on a full file system while its size grows by no more than the spare room. A published
 file is never written to: readers see one content or the next one, nothing in between.
+
+So executors are still replaced and published while the file system of the run directory is full. A
+file that cannot be written nevertheless is told once in the log and tried again every second. Until
+then frontends have the snapshot before, registrations of client memory wait, and decisions are lost
+if the coordinator dies, too. The last inodes are left to sockets: no flight recorder begins a ring
+with them.
 """
 
 from __future__ import annotations

@@ -4,6 +4,12 @@ Every name is made in this file and removed in this file. A name lives for the f
 microseconds between `shm_open` and `shm_unlink`: peers get a read-only file
 descriptor (SCM_RIGHTS), never a name, so nothing can be found, guessed or left
 behind. What a process killed in that window leaves is removed by `sweep`.
+
+A segment is made by the process that writes it, under a budget that the coordinator grants. Making
+and populating 256 MiB takes over 100 ms, and the coordinator must stay able to answer.
+
+A segment that is given back is emptied with MADV_REMOVE first. Its memory is free at once, although
+executors still have it mapped; its size stays, so nobody gets a SIGBUS.
 """
 
 from __future__ import annotations

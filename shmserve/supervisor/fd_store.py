@@ -1,4 +1,9 @@
-"""Descriptors kept for the coordinator's successor: client regions, pages of counters."""
+"""Descriptors kept for the coordinator's successor: client regions, pages of counters.
+
+Regions outlive the coordinator here. If supervisor and coordinator die at once, the next
+coordinator opens objects again by their keys. It drops a region whose object has another inode, and
+a sealed region, which has no key, with a line in the log.
+"""
 
 from __future__ import annotations
 

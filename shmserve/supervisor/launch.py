@@ -8,6 +8,24 @@ socket of its log, and this module's state, which a reload of gunicorn.conf.py d
 
 The order of a start: `prepare`, `claim`, gunicorn listens, `begin`. What cannot work is found
 before anything is launched.
+
+The supervisor is no child of gunicorn: gunicorn reaps every child that it has, and takes exit codes
+3 and 4 of any child as its own failure. So the supervisor is forked twice.
+
+A start in full:
+
+- `on_starting` makes the run directory, takes `master.lock`, and sees that every address is free.
+  The addresses of gRPC and of the agent are bound and never listened on: only processes that share
+  them (SO_REUSEPORT) can have them. A start that fails here has launched nothing.
+- gunicorn listens, and `when_ready` launches the supervisor, with the sockets that systemd has
+  passed for gRPC. The supervisor starts the coordinator.
+- The coordinator reads the model repository and tells the supervisor what should run. Each executor
+  loads its model and reports.
+- When every required model (`ready_requires`) is there and a gRPC process listens, the snapshot
+  says `ready`, /v2/health/ready turns 200, systemd gets READY=1, and the log says what runs where.
+
+A stop: SIGTERM to the master. HTTP workers finish what they have (`drain_timeout_s`). The hook
+`on_exit` then stops the supervisor (`supervisor.service`). SIGHUP replaces HTTP workers only.
 """
 
 from __future__ import annotations

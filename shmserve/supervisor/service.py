@@ -7,6 +7,8 @@ The end, whether by SIGTERM or because the master is gone: tell the coordinator 
 see `draining`), let the gRPC processes finish, then the executors, kill what does not, end the
 exporter and the coordinator, remove the sockets. `Supervisor.run` returns when no process of
 ours is left.
+
+Exporter and fetcher have 3.5 s to end, whatever the drain has taken.
 """
 
 from __future__ import annotations

@@ -78,6 +78,22 @@ class FakeMemory:
         self.held.remove(slot)
 
 
+class FakeAccount:
+    """The account of one request: `outcomes` lists what it was told."""
+
+    def __init__(self, receipt: Receipt) -> None:
+        self.outcomes: list[str] = []
+        self._receipt = receipt
+
+    def answered(self, copied_out: int = 0, send_ns: int = 0) -> None:
+        self._receipt.copied_out += copied_out
+        self._receipt.send_ns += send_ns
+        self.outcomes.append("answered")
+
+    def failed(self, error: BaseException) -> None:
+        self.outcomes.append(type(error).__name__)
+
+
 class FakeCall:
     """One request; `closed` counts the calls of `close`."""
 
@@ -88,7 +104,8 @@ class FakeCall:
         self.reserved: list[FakeReservation] = []
         self.request: FakeRequest | None = None
         self.closed = 0
-        self.outcomes: list[str] = []
+        self.account = FakeAccount(self.receipt)
+        self.outcomes = self.account.outcomes
         self.cancelled = False
         self._dispatcher = dispatcher
         self._inputs: dict[str, OutputTensor] = {}
@@ -145,12 +162,6 @@ class FakeCall:
         )
         function = self._dispatcher.functions[self.entry.spec.name]
         return waiting.beside(function, self.request)  # as in an executor
-
-    def answered(self) -> None:
-        self.outcomes.append("answered")
-
-    def failed(self, error: BaseException) -> None:
-        self.outcomes.append(type(error).__name__)
 
     def cancel(self) -> None:
         self.cancelled = True

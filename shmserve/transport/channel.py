@@ -12,15 +12,16 @@ import contextlib
 import errno
 import mmap
 import os
+import select
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from math import inf
 
 from shmserve import waiting
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, TooLarge
-from shmserve.waiting import installed
+from shmserve.waiting import DescriptorWait, ThreadWaiter, installed
 
 MAX_MESSAGE = 128 * 1024  # below the default SO_SNDBUF of 208 KiB
 MAX_FDS = 64
@@ -52,7 +53,7 @@ class Channel:
         close: what becomes of descriptors that came with a message nobody gets.
 
     Attributes:
-        readiness: for who waits for it, see `waiting.Readable`.
+        readiness: what waits for a message where the thread must not block; None: nothing yet.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Channel:
         self._view = message_buffer() if buffer is None else buffer
         self._close_fds = close or close_all
         self._timeout_s: float | None = None
-        self.readiness: Any = None
+        self.readiness: DescriptorWait | None = None
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         self.peer_pid, self.peer_uid, _ = struct.unpack("3i", credentials)
 
@@ -118,7 +119,9 @@ class Channel:
             if isinstance(ex, BlockingIOError):
                 if not wait:
                     return False
-                if waiter is not None and waiter.writable(self, _SEND_TIMEOUT_S):
+                if waiter is not None and (self.readiness or self.watch(waiter)).wait(
+                    time.monotonic() + _SEND_TIMEOUT_S, select.EPOLLOUT
+                ):
                     return self.send(data, fds)
             raise PeerDied(f"the peer is gone: {ex.strerror or ex}") from ex
         return True
@@ -149,7 +152,8 @@ class Channel:
         flags = _FLAGS_NOW
         waiter = installed.waiter if timeout_s != 0.0 else None
         if waiter is not None:
-            if not waiter.readable(self, timeout_s):
+            deadline = inf if timeout_s is None else time.monotonic() + timeout_s
+            if not (self.readiness or self.watch(waiter)).wait(deadline):
                 return None
         elif timeout_s != 0.0:
             flags = _FLAGS
@@ -176,6 +180,11 @@ class Channel:
         return self._view[:size], fds
 
     receive_now = receive_within
+
+    def watch(self, waiter: ThreadWaiter) -> DescriptorWait:
+        """Have a waiter wait for this channel from now on."""
+        self.readiness = readiness = waiter.watch(self._socket.fileno())
+        return readiness
 
     def refuse(self) -> None:
         """Take no further message: the peer's sends fail from now on.

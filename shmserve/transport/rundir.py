@@ -22,6 +22,12 @@
 
 Lock files stay for good (removing one would let two processes hold it), and so does the history;
 everything else is removed when the service starts and when it stops.
+
+Cleaners of /tmp may empty the directory. A lock of the directory and young files keep cleaners
+away. A process that gives signs of life also looks whether its lock file still has its name. If the
+name is gone, coordinator and gRPC processes end, and their successors make new files; the master
+ends the service. The supervisor's lock is one file for the life of the service. The master and its
+forks keep that file open, and each supervisor inherits it, so there are never two supervisors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The way of spans from the processes that have traced requests to the one that exports them.
+"""Span channel: spans go from processes that have traced requests to the process that exports them.
 
-Nothing waits for it: who finds no exporter, or no room, drops what it has and counts that.
+Nobody waits for the channel. The maintenance of a process sends the spans, for half a second at
+most; if there is no exporter or no room, the process drops the spans and counts them. The
+exporter's queue is bounded as well.
 """
 
 from __future__ import annotations

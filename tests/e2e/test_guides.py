@@ -26,6 +26,7 @@ GUIDES = (
     "README.md",
     *(f"docs/{name}.md" for name in ("install", "native_models", "http_api", "operations")),
     *(f"docs/from_{name}.md" for name in ("triton", "mlserver", "grps")),
+    *(f"docs/{name}.md" for name in ("reload", "monitoring", "keys", "slow_requests")),
     *(f"docs/{name}.md" for name in ("troubleshooting", "performance")),
 )
 
@@ -173,10 +174,10 @@ def test_alerts_and_dashboard_ask_for_metrics_that_are_there(reader: Reader) -> 
     }
 
 
-def test_operations_say_what_to_do_about_every_alert() -> None:
+def test_monitoring_says_what_to_do_about_every_alert() -> None:
     rules = yaml.safe_load((MONITORING / "shmserve.rules.yml").read_text())
     alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
-    told = re.findall(r"^\| (Shmserve\w+) \|", (ROOT / "docs/operations.md").read_text(), re.M)
+    told = re.findall(r"^\| (Shmserve\w+) \|", (ROOT / "docs/monitoring.md").read_text(), re.M)
     assert told == alerts
 
 

@@ -4,6 +4,10 @@ Requests for one model are done one after the other, those for different models 
 Whoever asked may go away meanwhile: nothing that was begun is given up for that. What came
 along with a request (`overrides`) belongs to this module from the moment the message is here;
 it is removed when no revision is made of it any more.
+
+A thread of its own reads disks (`background`). The frontend writes a configuration or files that
+come with a request to `overrides/` in the run directory. These files go with the last revision that
+is made of them, when the request fails, or by a sweep, if the frontend died before it could ask.
 """
 
 from __future__ import annotations

@@ -4,6 +4,14 @@ Who may what is decided as for everybody (`core.regions.region_book`): SO_PEERCR
 calls. The peers are strangers, so: one request per connection and turn, no reading while a reply is
 unsent, bounds on connections, deadlines on hello and replies, and one that sends nonsense
 is closed, alone. Replies leave after what they acknowledge was published (`settle`).
+
+What a program passes is a memfd sealed against shrinking and growing. Nothing can be pulled away
+from such memory, so it is mapped whatever `client_shm_mode` says and never quarantined
+(`Region.sealed`). Huge pages are refused: hugetlbfs may have none left for a hole that was punched.
+
+A descriptor is neither looked at by `fstat` nor closed by the coordinator's only thread before it
+is known to be memory. On a file of a FUSE file system both calls can wait for the stranger
+(`transport.deferred_close`).
 """
 
 from __future__ import annotations

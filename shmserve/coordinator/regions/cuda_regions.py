@@ -3,6 +3,23 @@
 The coordinator makes no CUDA call, so it asks an executor on a GPU whether the handle can be
 opened and how large the allocation behind it is. The registration waits here meanwhile. Where
 nobody can tell in time it is entered unproved: executors check a region when they first use it.
+
+CUDA regions share namespace, quotas and the watch on their owners with system regions, and live
+alike but for four things:
+
+- No descriptor: the handle is in the snapshot, whose file only the server's user can read, so a
+  restarted coordinator has all it needs. `RegionGiven` tells it to executors. No `repr`, log, table
+  or error shows a handle, since whoever has it can open the memory.
+- Owner: the process is looked for on TCP, too (`transport.trust.peer_credentials`). An executor
+  keeps exported memory on the GPU, so the owner's death must not go unnoticed.
+- Registering is checked in this order: remote callers; name; handle, device and size as numbers;
+  how many devices there are (`observe.gpus`, without CUDA); name taken; quotas. Then an executor on
+  a GPU, best on that one, opens the handle on its link's thread, tells the allocation's size, and
+  closes what it opened. A registration waits 2 s at most, and 256 of them in all.
+- Choice of an instance: those on the device with most of the request's bytes in CUDA regions come
+  first (`dispatch.pool.load_balancer`).
+
+An executor's death is not blamed on a CUDA region. A request that named one is still not run again.
 """
 
 from __future__ import annotations

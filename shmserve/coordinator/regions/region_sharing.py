@@ -2,6 +2,10 @@
 
 A coordinator tells the other one what has come and gone with it. Its clients hear of that when the
 other has published it, too, or does not answer: their next request may reach either of them.
+
+After a break of the link, each coordinator tells the other all regions that it has, and which have
+gone without the other's knowledge. Regions keep their numbers; the numbers of two generations lie
+far apart.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""What the coordinator writes down, so that its successor goes on where it was killed.
+"""Checkpoint: file by which the coordinator's successor goes on where the coordinator was killed.
 
-The file `registry.models` holds every model with its revisions: what serves, what is being
-loaded, what was unloaded, with which overrides. It is replaced as a whole before anything that
-was decided is published or acknowledged. While it cannot be written, the coordinator goes on from
-memory. Who lives is not in it: that is told by the published registry and by the processes
-themselves.
+The file `registry.models` holds every model with its revisions: which revision serves, which is
+being loaded, which was unloaded, and the overrides of each. The coordinator replaces the file as a
+whole before it publishes or acknowledges a decision. While the file cannot be written, the
+coordinator goes on from memory.
+
+A restarted coordinator starts from this file and not from the repository. Living processes are not
+in the file: the coordinator finds executors through the published registry and their hellos, and
+dismisses executors of revisions that were going.
 """
 
 from __future__ import annotations

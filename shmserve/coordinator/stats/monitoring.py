@@ -1,8 +1,16 @@
-"""Once a second: what all processes have counted, hold and use becomes history.
+"""Monitoring: makes history, once a second, of what processes have counted, hold and use.
 
-Everything is read off pages of counters, /proc and the coordinator's own books; executors whose
-models have reported values about themselves are asked for these. No process waits for any of
-it, and requests never come near. `history_file` keeps the history for the next coordinator.
+The coordinator reads pages of counters, /proc and its own books in the middle of the clock's
+second. It asks only executors whose page says that the model has reported values. No process waits
+for any of this, and requests never come near. The coordinator alone keeps the history, so it is the
+same whichever HTTP worker answers; `history_file` keeps it for the next coordinator.
+
+Where no page has changed, /proc waits for up to five seconds, and the second is as the last one.
+`counter_deltas` compares each process with itself, so processes may come and go. After a
+coordinator's restart, older processes count from where they are found.
+
+Measured on 2 cores, shared: 0.8 ms a second for 5 models and 3 frontends, 20 ms for 128 models and
+6 frontends with all of them busy.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""The life of a model instance, and when a process that ended is started again.
+"""The life of a model instance, and pauses between restarts of its process. Pure.
 
-Purpose: the coordinator tracks every instance through `TRANSITIONS`; the supervisor
-asks `Restarts` how long to wait. Pure: time enters as an argument, seconds of any
-monotonic clock.
+The coordinator tracks every instance through `TRANSITIONS`. The supervisor asks `Restarts` how long
+to wait. Time enters as an argument, in seconds of any monotonic clock.
 
-A load that failed (the model's own initialisation raised, its configuration is bad)
-is definitive: FAILED, no restart loop. A process that died is tried again, at once
-the first time, then later and later.
+A process that died is started again, at once the first time, then after growing pauses. A load that
+failed (the model's own initialisation raised, its configuration is bad) is final: FAILED, no
+restart loop. So is a load that takes longer than `load_timeout_s`, and a load whose processes have
+ended three times, as long as the instance has never been loaded. An instance that has been loaded
+is tried for ever. The reason of a FAILED instance is published, and the instance is tried again
+when somebody loads the model.
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
 """Models by name: which revision serves, which one will take over, and which ones go.
 
-Part of `core.control.reconciler`, and as pure. A load makes a new revision with instances
-of its own:
-- where nothing serves it is published at once, version by version as they are loaded;
-- where something serves, it takes over when all its instances take requests, and then the
-  old one goes; if any of them cannot be loaded, the new one goes and nothing has happened.
-An revision that goes stays desired for `LINGER_S`, so that requests which have just been
-looked up find it, and then until its processes have ended.
+Part of `core.control.reconciler`, and as pure. A load makes a new revision: the model's versions as
+they were read then, with instances of its own (`digits/1/0@7` is an instance of the seventh).
+
+- Where nothing serves, the revision is published at once, version by version as they are loaded.
+- Where a revision serves, the new one takes over when all its instances take requests, so that
+  capacity never dips. Then the old one goes.
+- If any instance of the new one cannot be loaded, the new one goes, the old one serves on, and the
+  request to load gets the reason.
+
+A revision that goes stays desired for `LINGER_S`, so that requests which have just been looked up
+find it. Then its executors get SIGTERM, and SIGKILL after the longest request.
 """
 
 from __future__ import annotations

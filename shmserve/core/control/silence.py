@@ -1,4 +1,14 @@
-"""For how long a process has given no sign of life, as far as a watcher can know."""
+"""Silence: for how long a process has given no sign of life, as far as its watcher can know. Pure.
+
+Each process writes a new number into its lock file four times within `watchdog_s`
+(`FileLock.beat`), from the thread that its work depends on. The watcher looks as often. gunicorn
+looks at its workers once a second.
+
+One look adds two periods at most, however long ago the look before was. A watcher that was stopped,
+perhaps with the whole machine, saw nothing meanwhile and blames no process for that time. Clocks
+that jump make no difference. Before the first sign a second counts a third, because the process
+still starts.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,21 @@
 """The pool's budget: how many bytes of shared memory each process may hold.
 
-Owner: the coordinator. Decisions only: requests in, `Effect`s out, time as argument.
+Owner: the coordinator. Decisions only: requests in, `Effect`s out, time as argument. Every byte of
+a segment is granted out of `pool_bytes` before the segment is made, and allocated
+(`posix_fallocate`) before it is used. A process asks when its arena grows and never else, so a
+server in steady state asks nothing.
 
 Rules (tests/property/test_budget_properties.py):
+
 - granted bytes never exceed the pool, whatever the order of requests;
-- a process's death returns everything it held and drops what it waits for;
-- a request that does not fit waits for others to trim, at most `PARK_S`, and at most
-  `MAX_PARKED` requests wait: nobody blocks for long on memory;
+- a process's death returns all bytes that the process held and drops its waiting requests;
+- a request that does not fit waits for others to trim, at most `PARK_S`, and at most `MAX_PARKED`
+  requests wait: nobody blocks for long on memory;
 - every request is answered exactly once, unless its process is gone.
 
-Nobody is asked to go below its floor, the arena that it starts with: `floor_bytes`, unless it
-says that it begins with less. A process gives back its own idle segments before it asks for more,
-so it is not asked to trim.
+No process is asked to go below its floor: the size of its first arena, `floor_bytes` or what the
+process has announced. A process gives back its own idle segments before it asks for more, so it is
+not asked to trim.
 """
 
 from __future__ import annotations

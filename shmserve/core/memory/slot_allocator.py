@@ -4,6 +4,10 @@ Pure bookkeeping of the one process that writes the arena (I1), and every step o
 slot's life. It decides; `shmserve.shm.arena` maps memory and asks for budget. A tensor up to
 `MAX_SHARED` bytes gets a block of a shared segment, a larger one a segment of its own,
 which is kept for reuse when freed until `idle` hands it out for giving back.
+
+Blocks are powers of two from 256 bytes up, aligned to their size. Segments for one tensor come in
+quarter steps between powers of two, and are given back after `segment_idle_s`. In steady state a
+slot is taken from a list and put back.
 """
 
 from __future__ import annotations

@@ -3,6 +3,21 @@
 One `Slot` is a range of bytes in a segment of one arena. Only the arena's owner
 process holds this bookkeeping (I1, I7); peers know a slot by (slot, generation).
 Every change of state is a look-up in `TRANSITIONS`, in the steps of `core.memory.slot_allocator`.
+
+An input lies in the frontend's arena. It is reserved, filled from the socket, sealed, leased to the
+executor by `Execute`, and released when the call is closed, after the answer went out. An output
+lies in the executor's arena. It is reserved by the model (`request.output`) or by the executor,
+sealed, leased to the frontend by `Answer`, and released by the frontend after its last byte was
+sent. An output that is (part of) an input is named as such and sent from the frontend's own slot.
+
+A lease outlives its request in three cases, each with an end:
+
+- Abandoned: the deadline passed or the client went while the executor works. The input stays leased
+  until the late answer or the executor's EOF (`dispatch.pool.orphaned_requests`).
+- Retained input: the model kept a view. `Answer.retained` says so. A later `Answer.freed` or the
+  executor's EOF ends the lease (`executor.tensors.request`).
+- Held output: the model kept the array that it wrote to. The executor keeps a lease of its own
+  until the array is collected.
 """
 
 from __future__ import annotations

@@ -7,6 +7,15 @@ is in exact integers. Invariants (tests/property/test_regions_properties.py):
 - system and CUDA regions share that namespace, and the quotas;
 - a number is never used twice;
 - no region reaches outside of its object as it was registered, nor an owner beyond its quotas.
+
+A registration is checked in this order: remote callers; key; name; the object can be opened (no
+link is followed, nothing waits); it is a regular file, none of the server's own by device and
+inode, and the caller's own; bounds; name taken; quotas. The region is then published, and
+acknowledged last. For CUDA regions see `coordinator.regions.cuda_regions`.
+
+Each owner (uid) has a namespace of names. A look-up finds the caller's own regions only: another
+owner's region is exactly like none. `client_shm_isolation = "shared"` makes it one namespace for
+all, as Triton has it.
 """
 
 from __future__ import annotations
@@ -145,7 +154,7 @@ class RegionBook:
 
         Raises:
             InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted: as checked in
-                the order of docs/ARCHITECTURE.md, section 3.
+                the order of this file's head.
         """
         self.may_register(caller)
         if kind.has_key:

@@ -1,10 +1,13 @@
-"""What happened lately: a second each, then a minute, an hour, a day. Pure, and bounded.
+"""Time series: the latest 60 seconds, 60 minutes, 24 hours and 30 days. Pure, and bounded.
 
 A *track* is a group of series that are written together. Once a second each track is given a
-`Sample`; the longer periods add up what is given to them and become numbers by the same rule
-as a second does, so a minute's average is that of its requests and its maximum that of its
-slowest. Periods have numbers that count from the start of the history; a second nobody
-sampled has no values. `SavedSeries` is all of it, for a successor that goes on with it.
+`Sample`. Longer periods add up the same samples and become numbers by the same rule as a second
+does, so a minute's average is that of its requests, and its maximum that of its slowest request.
+Periods have numbers that count from the start of the history. A second without a sample has no
+values. `SavedSeries` holds all of it for a successor.
+
+Bounds: 21 KiB of numbers a model version, 256 model versions, 512 reported values, 64 GPUs. A
+browser asks only for what is new (`since`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from shmserve.dispatch.calls.request_counting import Account
 from shmserve.dispatch.calls.step_call import StepTensor
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
-from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import Unavailable
 from shmserve.protocol.control.data_messages import RegionRef
 
@@ -56,11 +55,10 @@ class CachedCall:
     ) -> None:
         self.entry = inner.entry
         self.account = inner.account
+        self.receipt = inner.receipt
         self.reserve = inner.reserve
         self.adopt = inner.adopt
-        self.failed = inner.failed
         self.cancel = inner.cancel
-        self.answered = inner.answered
         self._cache = cache
         self._inner = inner
         self._options = options
@@ -70,10 +68,6 @@ class CachedCall:
         self._key: bytes | None = None
         self._readable = True  # all inputs are
         self._answer: CachedAnswer | None = None
-
-    @property
-    def receipt(self) -> Receipt:
-        return self._inner.receipt
 
     # ------------------------------------------------------------------- inputs
 
@@ -180,5 +174,5 @@ class CachedCall:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self.failed(error)
+            self.account.failed(error)
         self.close()

@@ -4,6 +4,11 @@ They are copied into slots of the process's own arena, so they need no executor 
 whoever is given one has a lease on its slots, and eviction waits for nobody. An answer is known by
 a digest of all that it depends on: the model and its revision (of an ensemble: those of all models
 in it), the outputs asked for, the parameters, and the inputs' bytes, which lie sealed in slots.
+
+Frontends keep answers, and not executors: a hit costs no message, waits for no model, may be that
+of an ensemble, and outlives the executor. A `CachedCall` stands before the call, also before that
+of a step. Kept answers go when a `Trim` comes and when the process's own requests find no memory.
+To the coordinator they are bytes of an arena.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""A request and its answers on a connection: send, wait, acknowledge, give up, try elsewhere."""
+"""A request and its answers on a connection: send, wait, acknowledge, give up, try elsewhere.
+
+An executor that is told to stop answers all that had been sent to it (`executor.peers.channels`).
+So a send either fails, and the request goes to the successor, or it is answered; models that must
+not see a request twice are no exception. No answer of a request is ever repeated: a request is run
+again only before its first answer.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +56,7 @@ class Cancellation:
         self.requested = False
         self._lock = threading.Lock()  # so that nobody writes to an fd that was closed
         self._fd = -1
-        self._event: waiting.WaitEvent | None = None
+        self._event: waiting.LoopEvent | None = None
         if installed.waiter is not None:
             self._event = installed.waiter.event()
             return
@@ -74,13 +80,13 @@ class Cancellation:
         Raises:
             Cancelled: somebody has called `cancel`.
         """
-        waiter = installed.waiter
-        if waiter is not None:
-            waiter.readable_unless(connection.channel, self._event, timeout_s)
+        waiter, channel = installed.waiter, connection.channel
+        if waiter is not None and self._event is not None:
+            self._event.wait(timeout_s, channel.readiness or channel.watch(waiter))
         else:
             poll = select.poll()
             poll.register(self._fd, select.POLLIN)
-            poll.register(connection.channel.fileno(), select.POLLIN)
+            poll.register(channel.fileno(), select.POLLIN)
             poll.poll(timeout_s * 1000)
         if self.requested:
             raise Cancelled("the request was cancelled")

@@ -143,14 +143,6 @@ class Call:
             self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
         return Outcome(outputs, answer.parameters)
 
-    def answered(self) -> None:
-        """The answer is about to be sent, and its receipt complete: statistics have it now."""
-        self.account.answered()
-
-    def failed(self, error: BaseException) -> None:
-        """Something else than `execute` keeps the request from being answered."""
-        self.account.failed(error)
-
     def stream(self) -> Iterator[Outcome]:
         """Run it and yield every answer; `InferenceCall.stream` (frontends) has the contract."""
         answers = self._answers()

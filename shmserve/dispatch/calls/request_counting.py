@@ -159,10 +159,12 @@ class Account(Struct):
         own = self.trace.own if self.trace is not None else None
         return "" if own is None else str(own)
 
-    def answered(self) -> None:
-        """The answer is about to be sent, and what it cost is known."""
+    def answered(self, copied_out: int = 0, send_ns: int = 0) -> None:
+        """As `RequestAccount.answered`."""
+        receipt = self.receipt
+        receipt.copied_out += copied_out
+        receipt.send_ns += send_ns
         if not self.counted_ns:
-            receipt = self.receipt
             self.counted_ns = now = monotonic_ns()
             self.counted_copies = receipt.copied_out
             took = now - self.sent_ns + receipt.receive_ns

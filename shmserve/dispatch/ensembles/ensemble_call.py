@@ -4,6 +4,14 @@ A step is a call of its model. It begins when all of its inputs are there, so st
 need each other run side by side; behind a step that streams, once for each of its answers. What
 passes between steps stays in the slots of the executor that wrote it: this process leases those
 and tells the next executor where they are.
+
+`Dispatcher.call` makes an `EnsembleCall` for a model whose spec has steps (`tensor.spec`). A step
+is a `StepCall`, or an `EnsembleCall` again (`steps`). A pipeline is an ensemble made of a setting
+(`core.scheduling.pipeline_wiring`). Rules about the graph are in `core.scheduling.ensemble_graph`,
+the order of steps in `core.scheduling.ensemble_progress`. Only the coordinator decides from its
+models whether an ensemble can be used (`core.control.compositions`). A step that streams is asked
+for one answer after the other, and each answer is a piece of work like a run of the steps behind
+it.
 """
 
 from __future__ import annotations
@@ -195,14 +203,6 @@ class EnsembleCall:
         given, self._given = self._given, {}
         return partial(self._tensors.release, list(given.values()))
 
-    def answered(self) -> None:
-        """As `Call.answered`; of its steps, which are over, that is known already."""
-        self.account.answered()
-
-    def failed(self, error: BaseException) -> None:
-        """As `Call.failed`."""
-        self.account.failed(error)
-
     def cancel(self) -> None:
         """As `Call.cancel`: steps that run give up at once, others never begin."""
         self._steps.runs.fail(Cancelled("the request was cancelled"))
@@ -222,5 +222,5 @@ class EnsembleCall:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self.failed(error)
+            self.account.failed(error)
         self.close()

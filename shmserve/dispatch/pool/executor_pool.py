@@ -2,6 +2,9 @@
 
 A connection is a data channel with at most one request in flight, taken from this pool as a
 database connection is. Everything an executor holds comes back when it dies.
+
+A frontend sends hello and first request together. An executor that is busy for long thus cannot
+hold a frontend beyond its deadline.
 """
 
 from __future__ import annotations

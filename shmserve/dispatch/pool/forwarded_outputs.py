@@ -1,9 +1,16 @@
 """The memory that a frontend names to executors: its own slots, and outputs of other executors.
 
-An output of one executor that is an input of another stays where it is: the frontend
-passes the segment's read-only descriptor on, under a number of its own, and keeps the
-slot leased until the second executor is done (I3). To everything that leases, releases
-and offers, such a `Passed` output is a slot whose number is negative.
+An output of one executor that is an input of another stays where it is. The frontend passes the
+segment's read-only descriptor on, under a number of its own, and keeps the slot leased until the
+second executor is done (I3). To everything that leases, releases and offers, such a
+`ForwardedOutput` is a slot whose number is negative. So tensors between the steps of an ensemble
+never come back into a frontend's arena.
+
+Each step that takes the output has a lease on it; the ensemble's call has a lease until the last of
+these steps has begun. The lease on the executor's slot belongs to the `ForwardedOutput` from then
+on, whenever the call that it came from is closed. An output that is an alias of an input is passed
+on as that input. Executors notice nothing: they map what they are given read-only, and check bounds
+against what was announced (I11).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The executors this frontend process knows, and which of them a request goes to."""
+"""The executors this frontend process knows, and which of them a request goes to.
+
+A frontend looks at the registry once more before it sends: the instances of the version may have
+changed while the request's body came in.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +104,14 @@ class LoadBalancer:
                 for instance in entry.instances
                 if instance.process not in tried
             ]
-            self._check_bounds(entry, pools, message.caller_number)
+            in_flight = sum([pool.in_flight for pool in pools])
+            if in_flight and message.caller_number and self._bounds.caller_share < 1:
+                self._check_share(entry.spec.name, pools, message.caller_number)
+            if in_flight >= self._bounds.model:
+                raise QueueFull(
+                    f"model '{entry.spec.name}' has {self._bounds.model} requests that wait or run"
+                    " already (max_model_requests)"
+                )
             of_sequence = len(pools) > 1 and entry.spec.config.sequence_batching is not UNSET
             if of_sequence:
                 pools = self._by_sequence(entry.spec, pools, message, tried)
@@ -158,21 +169,15 @@ class LoadBalancer:
                 if not self._waiting[name, caller]:
                     del self._waiting[name, caller]
 
-    def _check_bounds(self, entry: ModelEntry, pools: list[ExecutorPool], caller: int) -> None:
-        """Raises QueueFull: what the pools have together is too much for one model or caller."""
-        bounds, model = self._bounds, entry.spec.name
-        if caller and bounds.caller_share < 1:
-            most = min(bounds.model, bounds.instance * len(pools))
-            has = sum([pool.by_caller.get(caller, 0) for pool in pools])
-            if has and has >= most * bounds.caller_share:
-                raise QueueFull(
-                    f"this caller has {has} requests for model '{model}', its share of the {most}"
-                    " that may wait or run (max_caller_share)"
-                )
-        if sum([pool.in_flight for pool in pools]) >= bounds.model:
+    def _check_share(self, model: str, pools: list[ExecutorPool], caller: int) -> None:
+        """Raise QueueFull if the pools have as many requests of the caller as it may have."""
+        bounds = self._bounds
+        limit = min(bounds.model, bounds.instance * len(pools))
+        has = sum([pool.by_caller.get(caller, 0) for pool in pools])
+        if has and has >= limit * bounds.caller_share:
             raise QueueFull(
-                f"model '{model}' has {bounds.model} requests that wait or run already"
-                " (max_model_requests)"
+                f"this caller has {has} requests for model '{model}', its share of the {limit}"
+                " that may wait or run (max_caller_share)"
             )
 
     def _by_sequence(

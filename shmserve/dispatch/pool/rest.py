@@ -1,4 +1,12 @@
-"""Whether this process's maintenance waits for long, and what ends that."""
+"""Rest: whether this process's maintenance waits for long, and what ends that.
+
+A process without work sleeps until something comes or the next thing is due. Messages, publications
+and ends of processes wake the processes that they concern. A request wakes the maintenance of its
+frontend, and so does what comes back after the request. An idle executor is woken by the
+coordinator's question alone, once a minute; on a GPU it also looks after its device once a second.
+The coordinator wakes once a second for its history. `python -m bench.idle` counts how often
+processes wake.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,15 @@
-"""Which executor a request of a sequence goes to.
+"""Sequence placement: chooses the executor for a request of a sequence.
 
-The executor decides what lives there; its status page tells. A frontend only looks, so any number
-of them agree without talking to each other, and a new executor takes nothing away from others.
-Only for a moment a frontend knows more: where it has just had one begin.
+The executor alone decides which sequences live with it. Its status page has their digests and the
+number of free slots, published before the executor answers. A frontend looks there, so frontends
+agree without talking to each other, and a new executor takes nothing away from others. A request
+goes where its sequence lives; a sequence that lives nowhere goes where most slots are free. For a
+moment a frontend knows more than the pages: where it has just had a sequence begin
+(`BegunSequences`).
+
+A frontend that has read too early is found out: an executor refuses a request of a sequence that it
+does not know. A page goes with its executor, so the sequences of a dead executor live nowhere until
+they begin again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,19 @@
-"""Running several requests at once: from their messages to their answers.
+"""Batch runner: runs several requests at once, from their messages to their answers.
 
-An error of one request is its own wherever that can be told: memory of its client that cannot be
-read, a response of its own, an output that does not fit where it goes. What the backend raises
-is the error of all.
+A request fails alone if the cause is known to be that request: unreadable client memory, its own
+error response, an output too large for its window. An exception from the backend fails the whole
+batch.
+
+Triton's dialect gets the requests as they are. Backends that want one tensor get one request, whose
+inputs `executor.tensors.batch` has gathered: one copy, counted as `batch` in each receipt, on a GPU
+none. With `batch_input` or `batch_output`, `executor.backends.ragged` stands between.
+
+A request of an iterative sequence that the model has rescheduled (`Request.reschedule`) goes back
+to the head of its sequence, in its slot, with its inputs open. Views of inputs that the model keeps
+are told with the only, or last, answer. Such a request ends when the model does not reschedule it
+again, when it fails, when its frontend cancels it or is gone, or, if it has one answer, at its
+deadline. The next batch is made as any other, so new requests join it. Such sequences are on no
+status page: no request follows that would have to find them.
 """
 
 from __future__ import annotations

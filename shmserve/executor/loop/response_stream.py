@@ -3,6 +3,20 @@
 Any thread of the model may send; each answer is placed in that thread and handed to the
 loop's thread, which alone talks to frontends. A model that is ahead of its reader waits
 for credit: what one stream can hold is bounded by its credit times the size of an answer.
+
+The protocol of credit:
+
+- `Execute.credit` says how many answers may be unacknowledged (`stream_credit`). The connection
+  stays taken until the final answer.
+- Without credit a send waits, so a stream holds at most `stream_credit` answers in memory. A reader
+  that takes nothing for `request_timeout_s` loses its stream.
+- The frontend sends `Credit`, with the slots that it has consumed, after half of the credit or 64
+  KiB of outputs.
+- On `Cancel` or EOF `cancelled` is true at once, waiting sends are released, and later answers are
+  dropped. They are not refused: models that never look at `is_cancelled()` must reach their own
+  clean-up. Only sending after the final flag is an error. Connection and inputs wait with the
+  orphaned requests for the final answer.
+- A model that raises, or lets go of a stream without ending it, ends it with an error.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 Requests of one sequence, whose client does not wait for answers, come on several connections, some
 of them new.
+
+On one gRPC stream, requests of one sequence to a decoupled model must not overtake each other. The
+stream sends a request only after the one ahead of it has been sent (`RunOptions.on_sent`), to the
+same executor if no page tells of the sequence yet (`BegunSequences`). The executor takes what has
+come by then in the order of `sent_ns`, whatever connection it came on.
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 The model takes its next requests as soon as `execute` has returned, up to `max_streams` open
 streams. The thread that watches the channels sends the answers that come while the model runs.
+
+The model keeps the executor's main thread, and the loop runs beside it, not the other way round:
+libraries that install signal handlers or event loops expect to be executed where they were loaded.
+
+The watchdog (`execute_timeout_s`) looks at the stream that has not moved for longest. A stream that
+waits for its reader does not count.
 """
 
 from __future__ import annotations

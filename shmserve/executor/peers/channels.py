@@ -5,6 +5,10 @@ alike. Frontends speak `data_messages`, which are the loop's own, and are truste
 speak `lane_messages`, which `LanePeers` checks and translates. A peer that breaks its protocol
 loses its channel and nothing else happens. The loop asks what has come, and sends answers. Methods
 are for one thread at a time, but for those that say otherwise.
+
+An executor that is told to stop refuses its listener and its idle channels first
+(`shutdown(SHUT_RD)`). Then it reads what had been sent, answers all of it, refuses each channel
+right before its last answer, and ends. `dispatch.calls.attempt` relies on this order.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 The model gets control tensors and states as inputs that no client has sent, and what it gives for
 its states stays here until the sequence's next request. Several requests come in the order of
 their slots (`direct`) or of their arrival (`oldest`).
+
+`core.scheduling.sequence_queue` knows the sequences of the instance, which of them have a slot, and
+which request runs next. The second thread always looks after the channels of such a model, so that
+frontends see a new status page without waiting for the model.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Each gathered input lies in a slot of the executor, copied once; or, where the b
 GPU, in the memory of that, each request's rows brought there from where they are. Outputs that the
 model writes to what it was offered stay there: each request's answer names its own rows, and has
 a lease of its own on the slot. Outputs in a GPU's memory are taken out row by row, from views.
+
+While the answers are made, the batch itself has a lease on each slot, so the slot outlives answers
+that fail.
 """
 
 from __future__ import annotations

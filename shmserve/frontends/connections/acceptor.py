@@ -20,8 +20,8 @@ from typing import Any, Generic
 
 from shmserve.frontends.connections.open_connections import C, OpenConnections
 from shmserve.frontends.connections.refusals import Refusals
+from shmserve.frontends.descriptors import READ
 from shmserve.frontends.hub import Hub
-from shmserve.frontends.readiness import READ
 
 _ACCEPTS = 64  # in a turn of the loop
 _ACCEPT_DELAY_S = 0.001  # the least that the loop can wait

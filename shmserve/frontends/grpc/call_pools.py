@@ -9,6 +9,13 @@ set deadlines. A call beyond its limit is cancelled. While other calls want a pl
 has been silent the longest gives way much earlier.
 
 Everything here belongs to the loop's thread.
+
+Callers, and the connections of each, take turns to run. Bounds: `max_caller_share` of the running
+calls and of the places for each caller, `max_model_share` of the running calls and
+`max_model_requests` calls for each model. The engine reads the model's name off the front of a
+ModelInferRequest. A place belongs to the call and to its turn, and is free when both have ended, so
+answers under way are bounded by `grpc_max_calls`, too. Turns count most in executors, which see all
+frontends: `Execute.caller_number` stands for a caller there (`core.scheduling.caller_number`).
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 The official clients write fields in the order of their numbers, raw_input_contents last. So all
 that a request is checked for is known before its first tensor, and before there is memory for it.
+
+Before the first slot, the head of the message (all that comes before its tensors) is checked as the
+whole will be: caller, model, inputs. A head that does not tell (tensors first) gets no slots. The
+bytes of such messages, of streams, of compressed messages and of typed contents are counted on the
+heap (`message_heap`), received into one buffer and copied once. Slots belong to the message until
+the inference takes them.
 """
 
 from __future__ import annotations

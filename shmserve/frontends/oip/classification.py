@@ -7,11 +7,31 @@ from typing import Any
 
 import numpy as np
 
+from shmserve.dispatch.outcome import OutputTensor
+from shmserve.protocol.oip.model_signature import ModelSignature
+from shmserve.protocol.oip.request import InferOutput
+from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 
 _BLOCK = 1 << 20  # elements looked at at a time
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def classify(
+    signature: ModelSignature, want: InferOutput, tensor: OutputTensor
+) -> tuple[str, tuple[int, ...], bytes]:
+    """Return the datatype, shape and bytes of the classes that replace an output."""
+    known = signature.outputs.get(want.name)
+    elements, shape = top_classes(
+        tensor.view,
+        tensor.datatype,
+        tensor.shape,
+        want.classification,
+        known.labels if known is not None else (),
+        signature.spec.max_batch_size > 0,
+    )
+    return "BYTES", shape, bytes_codec.encode(elements)
 
 
 def top_classes(

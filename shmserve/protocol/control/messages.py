@@ -1,6 +1,6 @@
 """Messages of the control plane: frozen Structs, msgpack, one union per channel.
 
-Rules (docs/ARCHITECTURE.md, message table): tagged, array-like, fields are only
+docs/messages.md lists every message. Rules: tagged, array-like, fields are only
 ever appended and then have defaults, encoders and decoders are reused, and a peer
 of another `VERSION` is refused at hello. Decoding raises nothing but `UnreadableMessage`.
 Tensor bytes never travel in a message; descriptors name them.

@@ -4,6 +4,12 @@ Only the fields of the message itself are looked at, and of these only where the
 each raw_input_contents gets a place, all others stay together as what `parse_request` reads.
 What cannot be told apart (groups, large fields of other kinds, more or larger tensors than
 allowed) is left to it from there on, and with it the error, if it is one.
+
+Each raw_input_contents of 64 KiB and more gets a slot of its own. So models find every tensor at
+the start of a block, aligned to 256 bytes at least, wherever it lay in the message. One receive
+takes what is left of a DATA frame and the head of the next, nothing else. Where such a message is
+expected, its head is looked at first (MSG_PEEK), and nothing of a tensor is received before its
+slot is there.
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 Generated protobuf classes copy every tensor once more than needed, each way; for small
 messages they would do. proto/grpc_service.proto has the numbers used here.
+
+The walk's raw contents are views of the received bytes, and a response is joined from the slots'
+views in one go. Measured on one machine (`python -m bench.wire`): 16 MiB take 0.1 ms to read and 8
+ms to write, with generated classes 20 to 39 and 33 ms; 64 B take 6 us to read and 5 us to write,
+with generated classes 6 and 3 us. Property tests and 10,000 mutations compare this reader with the
+generated classes. It may only be stricter.
 """
 
 from __future__ import annotations

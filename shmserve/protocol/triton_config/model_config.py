@@ -2,6 +2,13 @@
 
 Nothing is ignored silently: a field that is not supported is refused by name
 (`shmserve.protocol.triton_config.field_table`), and so is a value that cannot be meant.
+
+The way of a model into an executor: `repository` reads the folder, and this package checks
+config.pbtxt against the tables of `field_table`. What it says becomes a `ConfigDocument`
+(`tensor.config_document`), which travels in the spec. The executor loads the backend, which
+completes what the configuration leaves to the model (an ONNX graph, `auto_complete_config`) and
+returns the spec that is published. Where the configuration reshapes, the loaded backend is wrapped
+once (`executor.backends.reshape`). `executor.warmup` runs the samples, then the instance is READY.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Sockets that systemd listens on and passes, and what a predecessor passes in the same way.
 
 gunicorn takes all that there are, so what is not HTTP's is taken out before it looks.
+
+On sockets that systemd has passed, HTTP workers and gRPC processes accept nothing before models are
+loaded, or cannot be. Clients wait meanwhile.
 """
 
 from __future__ import annotations

@@ -8,6 +8,17 @@ there is one, is told of the new master and stays; otherwise systemd is told the
 and where systemd has not started the service either, the reload is refused. Ends of processes
 tell all that is not said: a new generation whose handover has ended gives up, and one that ends is
 reported.
+
+A generation has a run directory of its own within `run_dir` (SHMSERVE_GENERATION tells its
+processes which), and so its own locks, epoch, registry, pool and sockets. The link `serving` in
+`run_dir` names the generation that serves. By that link HTTP workers begin to accept, one
+supervisor speaks to systemd (`supervisor.announce`), has the client socket and writes the history,
+and `shmserve show` knows where to ask.
+
+Before the link is set, nothing of the old generation has changed, so the new one may die of
+anything. If the process in between dies, the new generation ends unless it serves already. The new
+generation also ends if the old one stops. The generation that serves removes the files of HTTP's
+Unix sockets when it stops (`launch.stopping`).
 """
 
 from __future__ import annotations

@@ -23,6 +23,15 @@ children; a master that a handover is still the parent of sees the reading end c
 
 This file imports no other of the server, and the keeper has no thread, log, lock or socket: such a
 process needs no restart for a new version of the server, and little memory.
+
+A master that dies of the signal by which the keeper ended the service has ended cleanly. A master
+that ends unasked with status 0 and leaves descendants behind is an error (status 1), so gunicorn's
+`daemon` is refused (`supervisor.foreground`). A signal to end the service that arrives between two
+masters is passed on to the master that is left.
+
+The keeper is systemd's main process for good. READY=1 and WATCHDOG=1 come from the supervisor that
+serves (`NotifyAccess=all`). Without a keeper (gunicorn was started directly) systemd is told each
+new main process; without `NOTIFY_SOCKET` either, a reload by handover is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A new generation's side of a handover: when it may serve, and what its predecessor is told."""
+"""A new generation's side of a handover: when it may serve, and what its predecessor is told.
+
+gRPC processes of the new generation listen once all models are ready. The supervisor says then that
+the generation serves, or why it will not.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,13 @@
-"""Whether gRPC processes serve: the coordinator is told, since the service is ready only if so.
+"""Serving watch: tells the coordinator whether gRPC processes serve, as readiness depends on it.
 
-A restart is no news: readiness changes when a process that was started anew does not come to serve,
-either. A start of the service that fails to bring up any gRPC process is given up.
+A restart changes nothing. Readiness changes if a process that was started anew does not come to
+serve either: two in a row ended before they held their locks, or none has held a lock for 15 s. At
+a start, readiness waits for the first gRPC process; after three that ended, the service ends with
+status 1. During a reload the new generation ends instead. A process that hangs counts as serving
+until its silence is found, up to `watchdog_s` later.
+
+The coordinator judges HTTP workers by itself: none has been linked for 10 s, or since the
+coordinator's own start (`core.control.reconciler`).
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def test_what_the_frontend_copies_counts_for_the_whole(line: Any) -> None:
         call.receipt.copied_in += 5
         call.execute()
         call.receipt.copied_out += 7
-        call.answered()
+        call.account.answered()
         assert call.receipt.as_dict()["copied_bytes"] == {
             "in": 5, "batch": 0, "out": 7, "device": 0
         }  # fmt: skip

@@ -176,8 +176,8 @@ def test_what_fails_outside_of_execute_counts_once(rig: Rig) -> None:
     with pytest.raises(InvalidArgument), rig.dispatcher.call(entry) as call:
         raise InvalidArgument("body")
     call = rig.dispatcher.call(entry)
-    call.failed(Cancelled("gone"))
-    call.failed(InvalidArgument("again"))
+    call.account.failed(Cancelled("gone"))
+    call.account.failed(InvalidArgument("again"))
     call.close()
     counts = counted(rig)
     assert failures(rig) == {"BAD_REQUEST": 2, "CANCELLED": 1}
@@ -202,7 +202,7 @@ def test_an_answer_that_cannot_be_written_is_no_success(rig: Rig) -> None:
     call = rig.dispatcher.call(entry)
     call.add_input("IN", "FP32", ONES.shape, call.reserve(ONES.nbytes))
     call.execute()
-    call.failed(InvalidArgument("FP16 has no JSON form"))
+    call.account.failed(InvalidArgument("FP16 has no JSON form"))
     call.close()
     assert failures(rig) == {"BAD_REQUEST": 1}
     assert counted(rig).succeeded == 0
@@ -238,10 +238,11 @@ def test_what_is_copied_of_a_last_message_is_counted_as_well(rig: Rig) -> None:
     call = rig.dispatcher.call(entry)
     call.add_input("IN", "FP32", ONES.shape, call.reserve(ONES.nbytes))
     call.execute()
-    call.answered()
+    call.account.answered(2, 3)
     call.receipt.copied_out += 5
     call.close()
-    assert counted(rig).copied == [0, 0, 12 + 5, 0]
+    assert counted(rig).copied == [0, 0, 12 + 2 + 5, 0]
+    assert call.receipt.send_ns == 3
     assert counted(rig).succeeded == 1
 
 

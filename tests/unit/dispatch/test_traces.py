@@ -75,7 +75,7 @@ def send(rig: Rig, entry: ModelEntry, array: Any = ONES, **options: Any) -> None
         call.add_input("IN", "FP32", array.shape, reservation)
         call.receipt.receive_ns = 1000
         call.execute()
-        call.answered()
+        call.account.answered()
 
 
 class Takes:

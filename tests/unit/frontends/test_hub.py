@@ -163,20 +163,20 @@ def test_a_send_waits_for_room_and_for_no_longer_than_its_limit(
 
 def test_an_event_ends_a_wait_for_a_channel(loop: Loop, ends: tuple[Channel, Channel]) -> None:
     def wait() -> None:
-        event = loop.hub.event()
-        loop.hub.readable_unless(ends[0], event, 0.02)
+        event, ready = loop.hub.event(), loop.hub.watch(ends[0].fileno())
+        assert not event.wait(0.02, ready)
         ends[1].send(b"x")
-        loop.hub.readable_unless(ends[0], event, WATCHDOG_S)
+        event.wait(WATCHDOG_S, ready)
         assert ends[0].receive_within() is not None
         threading.Timer(0.02, event.set).start()
-        loop.hub.readable_unless(ends[0], event, WATCHDOG_S)
+        event.wait(WATCHDOG_S, ready)
         assert event.is_set()
-        loop.hub.readable_unless(ends[0], event, WATCHDOG_S)
+        event.wait(WATCHDOG_S, ready)
         # Whoever waits for the channel next has nothing to do with it
         late = loop.hub.event()
-        loop.hub.readable_unless(ends[0], late, 0.01)
+        late.wait(0.01, ready)
         late.set()
-        assert not loop.hub.readable(ends[0], 0.02)
+        assert not ready.wait(time.monotonic() + 0.02)
 
     loop.start(wait)
     loop.run()
@@ -296,7 +296,9 @@ def test_who_is_called_for_a_descriptor_that_another_waited_for_before(loop: Loo
         right.send(text)
         loop.hub.run(time.monotonic() + WATCHDOG_S)
         assert got.pop() == text
-    loop.hub._epoll.unregister(fd)  # as if by mistake: its owner can close it all the same
+    loop.hub._descriptors.epoll.unregister(
+        fd
+    )  # as if by mistake: its owner can close it all the same
     loop.hub.unhandle(fd)
     for sock in (other, left, right):
         sock.close()
@@ -373,7 +375,7 @@ def test_timers_of_what_is_over_are_dropped(loop: Loop) -> None:
     loop.start(use)
     loop.run()
     assert over
-    assert len(loop.hub._timers) < 2500
+    assert len(loop.hub._timers.heap) < 2500
 
 
 def test_who_still_waits_ends_with_the_hub_in_its_thread() -> None:

@@ -69,11 +69,12 @@ def test_an_answer_is_run_with_what_the_request_says(dispatcher: FakeDispatcher)
         outcome = inference.run()
         assert bytes(outcome.outputs[0].view) == ONES.tobytes()
         assert len(client.calls) == 1
-        inference.answered()
+        inference.account.answered(5, 7)
     (call,) = dispatcher.calls
     assert (call.options.request_id, call.options.timeout_s) == ("mine", 3)
     assert (call.outcomes, call.closed, client.calls) == (["answered"], 1, [])
     assert call.receipt.receive_ns > 0
+    assert (call.receipt.copied_out, call.receipt.send_ns) == (5, 7)
 
 
 def test_a_request_that_does_not_fit_reserves_nothing(dispatcher: FakeDispatcher) -> None:

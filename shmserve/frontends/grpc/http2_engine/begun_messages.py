@@ -3,6 +3,9 @@
 How long clients may take: the deadlines grow with what has come. Nobody gains more than the time
 for `AHEAD` bytes, so whoever announces a large message and sends nothing is waited for as if it
 were small.
+
+Where memory for a tensor has to be made first, a thread makes it. The connection is not read
+meanwhile, for 2 s at most; without memory by then the message is received on the heap.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from time import monotonic
 from typing import Protocol
 
 from shmserve import waiting
+from shmserve.frontends.descriptors import READ, WRITE
 from shmserve.frontends.hub import Hub
-from shmserve.frontends.readiness import READ, WRITE
 
 _log = logging.getLogger("shmserve.grpc")
 

@@ -2,6 +2,8 @@
 
 Clients send the same again and again, and only their tensors differ. Remembered are messages of
 one tensor that is their last field, without an id and without client memory.
+
+A remembered head holds for as long as the signature of the model version is the same.
 """
 
 from __future__ import annotations

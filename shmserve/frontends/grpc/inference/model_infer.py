@@ -26,8 +26,8 @@ from shmserve.frontends.grpc.tensor_message import (
     announced_inputs,
     ready_entry,
 )
-from shmserve.frontends.inference import Inference, signature_of
-from shmserve.frontends.oip.results import classify
+from shmserve.frontends.inference import Inference
+from shmserve.frontends.oip.classification import classify
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.frontends.request_ids import brought, traceparent
 from shmserve.protocol.oip.model_signature import ModelSignature
@@ -201,7 +201,6 @@ class Inferences:
         try:
             outcome = inference.run()
             answered = monotonic_ns()
-            receipt = inference.receipt
             outputs, raw = outputs_of(inference, outcome)
             spec = inference.signature.spec
             parts = response_parts(
@@ -210,18 +209,17 @@ class Inferences:
             size = sum([len(part) for part in parts])
             check_size(size)
             held = self._views and size >= LARGE_BYTES
-            if not held:
-                receipt.copied_out += sum([len(part) for part in raw])
+            copied = 0
             if held:
                 answer: HeldAnswer | bytes = HeldAnswer(parts, size, inference.close)
             else:
+                copied = sum([len(part) for part in raw])
                 answer = beside_if_large(size, b"".join, parts)
             if isinstance(data, TensorMessage):
-                receipt.copied_in += data.copied
-            receipt.send_ns = monotonic_ns() - answered
-            inference.answered()
+                inference.receipt.copied_in += data.copied
+            inference.account.answered(copied, monotonic_ns() - answered)
             if asker.wants(RECEIPT, "1"):
-                costs = _encode_receipt(receipt.as_dict())
+                costs = _encode_receipt(inference.receipt.as_dict())
                 own = (RECEIPT, costs.decode())
                 context.set_trailing_metadata((*brought(context.invocation_metadata()), own))
         except BaseException as ex:
@@ -240,7 +238,7 @@ class Inferences:
         if found is not None:
             wire = found.known.wire
             entry = self._dispatcher.ready_model(wire.model_name, found.known.version)
-            if found.known.signature is signature_of(entry.spec):
+            if found.known.signature.spec is entry.spec:
                 message = InferMessage(self, wire, asker, started_ns, True, found)
                 return Inference(self._dispatcher, entry, message, asker)
         wire = self.parse(data)
@@ -285,7 +283,7 @@ class Inferences:
         if known is not None:
             entry = self._dispatcher.ready_model(known.wire.model_name, known.version)
             nbytes = known.inputs[0].nbytes
-            if known.signature is signature_of(entry.spec):
+            if known.signature.spec is entry.spec:
                 return AnnouncedInputs(
                     *(self._dispatcher, entry, known.request, self.settings, number, nbytes)
                 )

@@ -4,6 +4,9 @@ Ordinary models answer once, in the order of the requests: the call's own greenl
 after another. From the first request to a decoupled model on, the stream is a `Session`: one
 greenlet reads, one for each running request waits for its answers, and the call's own sends.
 Between them is a bounded queue, so a client that does not read stops the model in the end.
+
+At most four encoded answers wait for the client. When the client does not read, the model gets no
+more credit.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -56,13 +57,12 @@ class ChunkedBody(RequestBody):
         if self.finished or self.failed:
             return b""
         settings = self._source.settings
-        if not self._until:
-            self._begin(0)
         try:
-            while not self.failed:
+            if self._until == inf:
+                self._extend()
+            while True:
                 earned = self._until + self._total / settings.min_bytes_per_s
-                latest = monotonic() + settings.body_timeout_s
-                self._source.watch = (BODY, min(earned, latest))
+                self._source.wait(BODY, min(earned - monotonic(), settings.body_timeout_s))
                 data = next(self._pieces, None)
                 if data is None:
                     self.finished = True
@@ -85,7 +85,16 @@ class ChunkedBody(RequestBody):
         return b""
 
     def readinto(self, view: memoryview) -> int:
-        return self._copy_into(memoryview(view).cast("B"))
+        view = memoryview(view).cast("B")
+        filled, size = 0, len(view)
+        while filled < size and (data := self._next(size - filled)):
+            taken = min(len(data), size - filled)
+            view[filled : filled + taken] = data[:taken]
+            if taken < len(data):
+                self._put_back(data[taken:])
+            filled += taken
+        self.copied += filled
+        return filled
 
     def _discard(self) -> int:
         return len(self._receive(_PIECE)) or sys.maxsize

@@ -1,15 +1,20 @@
 """Request heads: taken off the socket, parsed by gunicorn, remembered.
 
 A head is looked at before it is taken (MSG_PEEK). So a body that did not come along
-with its head entirely stays in the kernel, and is received into its place in memory.
+with its head entirely stays in the kernel, and is received into its place in memory. Only the JSON
+part of an inference is taken with the head, as far as it has arrived.
 Where the last few did come along, the next is taken at once.
 
 What costs is parsing, and clients send the same head again and again: a connection
 remembers the last few, byte for byte.
+
+"The last few" are eight requests in a row on the connection. If the next one is large all the same,
+what came with its head is copied: 8 KiB at most, which its receipt tells.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Any, Protocol
 
@@ -35,6 +40,9 @@ _WHOLE_RUN = 8  # requests in a row that fit: the next one is expected to
 _CACHED_HEADS = 4
 _CACHED_HEAD_BYTES = 2048
 
+_TEXT_LENGTH = "HTTP_INFERENCE_HEADER_CONTENT_LENGTH"
+_DIGITS = re.compile(r"[0-9]{1,18}")
+
 
 # As plain integers: operators of the socket module's flags run in Python, on every request.
 _LOOK = int(socket.MSG_PEEK)
@@ -43,9 +51,15 @@ _WHOLE = int(socket.MSG_WAITALL)
 
 
 class Head:
-    """A parsed head, good for every request of the connection that begins with these bytes."""
+    """A parsed head, good for every request of the connection that begins with these bytes.
 
-    __slots__ = ("chunked", "close", "environ", "expects", "length", "request", "size")
+    Attributes:
+        size: bytes of the head.
+        length: bytes of the body, 0 if the body is chunked.
+        text: bytes of the body's JSON part that binary tensors follow, 0 if there is none.
+    """
+
+    __slots__ = ("chunked", "close", "environ", "expects", "length", "request", "size", "text")
 
     def __init__(self, request: Any, environ: dict[str, Any], size: int) -> None:
         reader = request.body.reader
@@ -54,6 +68,8 @@ class Head:
         self.size = size
         self.chunked = isinstance(reader, ChunkedReader)
         self.length: int = 0 if self.chunked else reader.length
+        text = environ.get(_TEXT_LENGTH, "")
+        self.text = min(int(text), self.length) if _DIGITS.fullmatch(text) else 0
         self.close: bool = request.should_close()
         self.expects: bool = request._expected_100_continue
 
@@ -164,7 +180,7 @@ class Heads:
         end = min(whole, len(found))
         if not self.taken:  # at most `len(SCRAP)` bytes, which are there: it does not wait
             if end < whole and not decrypted:
-                end = head.size
+                end = min(head.size + head.text, end)
             if self._waiter.sock.recv_into(SCRAP, end, _NOW) != end:
                 return -1
         elif head.chunked or len(found) > end:

@@ -12,8 +12,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from shmserve import waiting
+from shmserve.frontends.descriptors import READ, WRITE
 from shmserve.frontends.hub import Hub
-from shmserve.frontends.readiness import READ, WRITE
 
 _NOW = int(socket.MSG_DONTWAIT)
 _WHOLE = int(socket.MSG_WAITALL)
@@ -42,12 +42,11 @@ class GreenletSocket(socket.socket):
         deadlines: knows until when the client is waited for.
     """
 
-    __slots__ = ("_deadlines", "_hub", "_readiness", "_since_pause")
+    __slots__ = ("_deadlines", "_readiness", "_since_pause")
 
     def __init__(self, hub: Hub, accepted: socket.socket, deadlines: WatchedClient) -> None:
         family, kind, protocol = accepted.family, accepted.type, accepted.proto
         super().__init__(family, kind, protocol, accepted.detach())
-        self._hub = hub
         self._readiness = hub.watch(self.fileno())
         self._since_pause = 0  # bytes that were there at once
         self._deadlines = deadlines
@@ -57,7 +56,7 @@ class GreenletSocket(socket.socket):
         shuts the socket down."""
         watch = self._deadlines.watch
         assert watch is not None  # nobody waits for a client without an end
-        if not self._hub.wait(self._readiness, watch[1], events):
+        if not self._readiness.wait(watch[1], events):
             self._deadlines.cut_if_overdue(monotonic())
 
     def recv(self, size: int, flags: int = 0) -> bytes:
@@ -108,5 +107,5 @@ class GreenletSocket(socket.socket):
             left = left[self.sendmsg((left,)) :]
 
     def close(self) -> None:
-        self._hub.forget(self._readiness)
+        self._readiness.forget()
         super().close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Iterator
+from math import inf
 from time import monotonic
 from typing import Protocol
 
@@ -39,6 +40,8 @@ class Source(Protocol):
     settings: Settings
     watch: tuple[str, float] | None
     expired: bool
+
+    def wait(self, phase: str, seconds: float) -> None: ...
 
 
 class RequestBody:
@@ -77,55 +80,30 @@ class RequestBody:
         self._piece = piece
         self._offset = 0
         self._expects = expects
-        self._until = 0.0
+        self._until = inf
         self._due = 0  # bytes that are to come until then
         self.copied = 0
         self.failed = False
         self.finished = length == 0
 
     def _receive(self, want: int) -> bytes:
-        """The next bytes from the connection, b"" at the end; `want` is a hint."""
-        size = min(want, self._left, _PIECE)
-        if not self._until and size:
-            self._begin(self._left)
-        if self.failed or not size:
-            return b""
-        if self._due <= 0:
-            self._extend()
-        source = self._source
-        source.watch = (BODY, self._until)
-        try:
-            data = source.sock.recv(size, _WHOLE)
-        except OSError:
-            data = b""
-        source.watch = None
-        self._left -= len(data)
-        self._due -= len(data)
-        self.finished = self._left == 0
-        if not data:
-            self._fail()
-        return data
-
-    def _begin(self, nbytes: int) -> None:
-        """Before the first look at the socket: start the clock, ask the client to go on."""
-        settings = self._source.settings
-        due = self._due = min(nbytes, PART)
-        self._until = monotonic() + settings.body_timeout_s + due / settings.min_bytes_per_s
-        if self._expects:
-            self._expects = False
-            self._source.watch = (BODY, self._until)  # a client that reads nothing cannot hold it
-            try:
-                self._source.sock.sendall(CONTINUE)
-            except OSError:
-                self._fail()
-            self._source.watch = None
+        """Receive the next bytes, b"" at the end; `want` is a hint."""
+        piece = bytearray(min(want, self._left, _PIECE))
+        count = self.readinto(memoryview(piece))
+        return bytes(piece) if count == len(piece) else bytes(piece[:count])
 
     def _extend(self) -> None:
-        """What was due has come: the next part has as long as its size takes at the least rate."""
-        settings = self._source.settings
-        self._due = min(self._left, PART)
+        """Give the next part the time that its size takes at the least rate. Before the first look
+        at the socket, ask the client to go on; raises OSError if it cannot be asked."""
+        source, settings = self._source, self._source.settings
+        self._due = due = min(self._left, PART)
         latest = monotonic() + settings.body_timeout_s
-        self._until = min(self._until, latest) + self._due / settings.min_bytes_per_s
+        self._until = min(self._until, latest) + due / settings.min_bytes_per_s
+        if self._expects:
+            self._expects = False
+            # With a deadline: a client that reads nothing cannot hold the greenlet
+            source.wait(BODY, settings.body_timeout_s)
+            source.sock.sendall(CONTINUE)
 
     def _fail(self) -> None:
         self.failed = True
@@ -191,23 +169,19 @@ class RequestBody:
     def readinto(self, view: memoryview) -> int:
         """Fill the whole view; fewer bytes mean that the body or the client ended."""
         view = memoryview(view).cast("B")
-        filled, end = 0, self._offset + len(view)
-        if end <= len(self._piece):  # all of it came with the head
-            view[:] = memoryview(self._piece)[self._offset : end]
-            self._offset = end
-            self.copied += len(view)
-            return len(view)
-        if self._piece:
-            filled = self._copy_into(view[: len(self._piece) - self._offset])
+        offset = self._offset
+        filled = min(len(view), len(self._piece) - offset)
+        if filled:  # it came with the head
+            view[:filled] = memoryview(self._piece)[offset : offset + filled]
+            self._offset = offset + filled
+            self.copied += filled
         end = min(len(view), filled + self._left)
-        if not self._until and filled < end:
-            self._begin(self._left)
-        if self.failed or filled == end:
+        if filled == end:
             return filled
         source = self._source
         receive = source.sock.recv_into
         try:
-            while filled < end:
+            while filled < end and not self.failed:
                 if self._due <= 0:
                     self._extend()
                 source.watch = (BODY, self._until)
@@ -223,20 +197,6 @@ class RequestBody:
         self.finished = self._left == 0
         if filled < end:
             self._fail()
-        return filled
-
-    def _copy_into(self, view: memoryview) -> int:
-        filled, size = 0, len(view)
-        while filled < size:
-            data = self._next(size - filled)
-            if not data:
-                break
-            take = min(len(data), size - filled)
-            view[filled : filled + take] = data[:take] if take < len(data) else data
-            if take < len(data):
-                self._put_back(data[take:])
-            filled += take
-        self.copied += filled
         return filled
 
     def skippable(self, limit: int) -> bool:

@@ -40,27 +40,23 @@ class BufferBody:
 
     Args:
         buffers: the body's parts in order; they stay valid until `close`.
-        on_close: called exactly once, after the last byte went out or the client was lost.
+        close: called after the last byte went out or the client was lost. The connection worker
+            calls it once.
     """
 
-    __slots__ = ("_on_close", "buffers")
+    __slots__ = ("buffers", "close")
 
     def __init__(
         self,
         buffers: Sequence[Buffer],
-        on_close: Callable[[], object] | None = None,
+        close: Callable[[], object] = lambda: None,
     ) -> None:
         self.buffers = buffers
-        self._on_close = on_close
+        self.close = close
 
     def __iter__(self) -> Iterator[bytes]:
         for buffer in self.buffers:
             yield bytes(buffer)
-
-    def close(self) -> None:
-        on_close, self._on_close = self._on_close, None
-        if on_close is not None:
-            on_close()
 
 
 def parts_of(buffers: Sequence[Buffer], most: int) -> Iterator[tuple[list[memoryview], int]]:
@@ -199,22 +195,10 @@ class HttpResponse:
 
     def send(self, result: Iterable[bytes]) -> None:
         """Send all that the application returned; its `close` is the caller's business."""
-        if not self.begun and self.status and isinstance(result, (BufferBody, list, tuple)):
-            buffers = result.buffers if type(result) is BufferBody else result
-            self._send_whole(buffers)  # type: ignore[arg-type]
+        if self.begun or not self.status or not isinstance(result, (BufferBody, list, tuple)):
+            self._send_pieces(result)
             return
-        for piece in result:
-            if piece:
-                self._write(piece)
-        if not self.begun:
-            head = self._head(0)
-            self.begun = True
-            self._sink.send([head], len(head))
-        elif self._chunked:
-            self._sink.send([b"0\r\n\r\n"], 5)
-        self._check_length()
-
-    def _send_whole(self, buffers: Sequence[Buffer]) -> None:
+        buffers: Sequence[Buffer] = result.buffers if type(result) is BufferBody else result  # type: ignore[assignment]
         total = 0
         for buffer in buffers:
             total += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
@@ -229,6 +213,18 @@ class HttpResponse:
         self._sink.send([head, *buffers], len(head) + total)
         if length is not None and total < length:
             self._check_length()
+
+    def _send_pieces(self, result: Iterable[bytes]) -> None:
+        for piece in result:
+            if piece:
+                self._write(piece)
+        if not self.begun:
+            head = self._head(0)
+            self.begun = True
+            self._sink.send([head], len(head))
+        elif self._chunked:
+            self._sink.send([b"0\r\n\r\n"], 5)
+        self._check_length()
 
     def _write(self, piece: bytes) -> None:
         buffers: list[Buffer] = []

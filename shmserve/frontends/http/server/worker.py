@@ -152,7 +152,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         """Signals and `_retire` write to it, to have the loop look whether it is to stop."""
         pipe = self.hub.watch(self.PIPE[0])
         while True:
-            self.hub.wait(pipe, inf)
+            pipe.wait(inf)
             try:
                 os.read(self.PIPE[0], 4096)
             except BlockingIOError:

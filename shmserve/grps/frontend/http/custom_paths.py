@@ -2,6 +2,8 @@
 
 The paths are looked up in the registry for each request that no route takes, so models
 can come and go; other requests pay nothing for it.
+
+The paths hang behind all routes of the application (`Routes.add_behind`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from shmserve.frontends.http.route_table import Responder
 from shmserve.frontends.http.routes.inference.body_heap import RAW_COST
 from shmserve.frontends.http.routes.inference.body_reader import BodyReader, held, open_body
 from shmserve.frontends.http.routes.inference.chunks import send_chunks
-from shmserve.frontends.http.routes.inference.infer_resource import client_of
+from shmserve.frontends.http.routes.inference.infer_body import client_of
 from shmserve.frontends.http.server.header_fields import underscored
 from shmserve.frontends.request_ids import TRACEPARENT_IN_ENVIRON
 from shmserve.grps.frontend.answers import GENERIC, refusal

@@ -16,7 +16,7 @@ from shmserve.frontends.http.route_table import Routes
 from shmserve.frontends.http.routes.dashboard import page, query_parameter
 from shmserve.frontends.http.routes.inference.body_heap import RAW_COST
 from shmserve.frontends.http.routes.inference.body_reader import open_body
-from shmserve.frontends.http.routes.inference.infer_resource import client_of
+from shmserve.frontends.http.routes.inference.infer_body import client_of
 from shmserve.frontends.request_ids import TRACEPARENT_IN_ENVIRON
 from shmserve.grps.frontend.exchange import options_of
 from shmserve.grps.frontend.grps_service import OK, Grps

@@ -10,7 +10,7 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, NotFound
-from shmserve.frontends.http.routes.inference.known_requests import KnownRequests
+from shmserve.frontends.http.routes.inference.infer_body import KnownRequests
 from shmserve.protocol.control.data_messages import RegionRef
 from shmserve.protocol.oip.model_signature import make_signature
 from shmserve.protocol.oip.request import RegionWindow

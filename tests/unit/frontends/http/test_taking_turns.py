@@ -200,4 +200,4 @@ def test_tls_with_who_has_gone(hub: Hub, folder: Path) -> None:
         assert tls.fileno() == -1
 
     turns_of_others(hub, begin)
-    assert not hub._watched
+    assert not hub._descriptors.waits

