@@ -2,9 +2,10 @@
 
 Listening sockets that several processes share wake all of them up for each new connection. To
 spread lasting connections evenly, a process that has connections waits a moment, in which idle
-processes go first, and accepts few at a time. It does not wait while connections end as well: with
-clients that connect and close, a pause for each would be slower than the clients, and fill the
-listener's backlog.
+processes go first, and accepts few at a time. It does not wait to fill the room of connections that
+have just ended: with clients that connect and close, a pause for each would be slower than the
+clients, and fill the listener's backlog. Ends are counted, because several may lie between two
+accepts: remembering only the last made clients wait three times as long (`bench.new_connections`).
 
 A process without descriptors would be told of the waiting connections all the time, so it pauses.
 """
@@ -26,6 +27,7 @@ from shmserve.frontends.hub import Hub
 _ACCEPTS = 64  # in a turn of the loop
 _ACCEPT_DELAY_S = 0.001  # the least that the loop can wait
 _TURNS = 2  # of the loop: a connection begins, and reads the end that was there already
+_VACANCIES = 2  # that are left after an accept at most: room is for other processes, too
 _VACANT_S = 1.0  # lasting connections are soon spread again after the end of others
 
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -102,9 +104,8 @@ class Acceptor(Generic[C]):
 
     def _has_vacancy(self) -> bool:
         """Return whether a connection has ended a short while ago, and its room is not taken."""
-        connections = self._connections
-        lately = monotonic() <= connections.ended_at + _VACANT_S
-        return lately and connections.ended > self._filled
+        lately = monotonic() <= self._connections.ended_at + _VACANT_S
+        return lately and self._connections.ended > self._filled
 
     def _await_vacancy(self) -> None:
         """Wait for connections that were accepted just now, which may have ended already; if none
@@ -124,8 +125,9 @@ class Acceptor(Generic[C]):
         except _NoDescriptor:
             if not self._short_of_descriptors:
                 self._short_of_descriptors = True
-                count = len(self._connections)
-                self._log.warning("No descriptor is left for connections: %d", count)
+                self._log.warning(
+                    "No descriptor is left for connections: %d", len(self._connections)
+                )
             return False
         except Exception:  # of one connection, or of one that was to make room for it
             self._log.exception("Error while accepting connections")
@@ -163,7 +165,8 @@ class Acceptor(Generic[C]):
                 self._connections.count_end()
                 return
             self._connections.add(connect(sock, client), caller)
-            self._filled = self._connections.ended
+            ended = self._connections.ended
+            self._filled = min(max(self._filled + 1, ended - _VACANCIES), ended)
         except BaseException:
             sock.close()
             raise

@@ -76,16 +76,14 @@ class Refusals:
             self._hub.spawn(self._close_later)
 
     def _close_later(self) -> None:
-        try:
-            while self._refused or self._spare is None:
-                self._hub.sleep(_CLOSES_S)
-                self.close()
-        finally:
-            self._closes = False
+        while self._refused or self._spare is None:
+            self._hub.sleep(_CLOSES_S)
+            self.close()
+        self._closes = False
 
     def _take_spare(self) -> None:
         if self._spare is None and self._answer:
             try:
                 self._spare = os.open(os.devnull, os.O_RDONLY)
-            except OSError:  # at the next turn
-                return
+            except OSError:
+                return  # at the next turn

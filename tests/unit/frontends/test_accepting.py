@@ -145,11 +145,19 @@ def test_the_pause_before_accepting_is_for_connections_that_last() -> None:
             process.turn_until(lambda: len(process.connections) == len(lasting) + 1)
         assert len(process.pauses) <= before + 1, "what has ended made room for the next"
 
-        total = len(lasting) + 2
-        stack.enter_context(process.connect())
+        total = len(lasting) + 1
+        gone = [process.connect() for _ in range(10)]
+        process.turn_until(lambda: len(process.connections) == total + len(gone))
+        for client in gone:
+            client.close()
         process.turn_until(lambda: len(process.connections) == total)
+        for _ in range(3):
+            stack.enter_context(process.connect())
+        assert process.turn_until(lambda: len(process.connections) == total + 3) == 0, (
+            "there is room for each of a few"
+        )
         stack.enter_context(process.connect())
-        assert process.turn_until(lambda: len(process.connections) == total + 1) == 1, (
+        assert process.turn_until(lambda: len(process.connections) == total + 4) == 1, (
             "an idle process goes first, whatever room there is"
         )
 

@@ -14,12 +14,13 @@ from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.frontends.caller_numbers import of_socket
 from shmserve.frontends.connections.acceptor import Acceptor
+from shmserve.frontends.connections.open_connections import OpenConnections
 from shmserve.frontends.connections.refusals import Refusals
 from shmserve.frontends.grpc.callers import relayed
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop, guarded
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
-from shmserve.frontends.grpc.http2_engine.serving import TimedConnection, serving_of
+from shmserve.frontends.grpc.http2_engine.serving import serving_of
 from shmserve.frontends.grpc.http2_engine.transports import (
     ConnectionTransport,
     PlainTransport,
@@ -43,8 +44,8 @@ class Http2Engine:
         self._serving = serving_of(services, settings, loop)
         self._loop = loop
         refusals = Refusals(loop.hub, "gRPC connections", b"")
-        connections = self._serving.connections
-        self._acceptor = Acceptor(loop.hub, connections, of_socket, refusals, _log, False)
+        self._connections: OpenConnections[ServerConnection] = self._serving.connections
+        self._acceptor = Acceptor(loop.hub, self._connections, of_socket, refusals, _log, False)
         self._thread = threading.Thread(target=self._run, name="http2", daemon=True)
         self._ended = threading.Event()
         self._woke = True
@@ -68,7 +69,7 @@ class Http2Engine:
     @property
     def connected(self) -> bool:
         """Whether there are connections."""
-        return bool(len(self._serving.connections))
+        return bool(self._connections)
 
     def lives(self) -> bool:
         """Whether the loop has turned since this was asked the last time."""
@@ -104,11 +105,10 @@ class Http2Engine:
 
     def _sweep(self, now: float) -> float:
         """Tick connections that are due; when to come again."""
-        connections = self._serving.connections
-        for connection in connections:
+        for connection in self._connections:
             if now >= connection.due or connection.touched:
                 guarded(partial(_tick, connection, now))  # a defect with one is not all clients'
-        return min((connection.due for connection in connections), default=float("inf"))
+        return min((connection.due for connection in self._connections), default=float("inf"))
 
     # --- the end
 
@@ -117,17 +117,17 @@ class Http2Engine:
         if not grace:
             self._finish()
             return
-        for connection in self._serving.connections:
+        for connection in self._connections:
             connection.drain(_STOPS)
         self._loop.at(monotonic() + grace, self._finish)
 
     def _finish(self) -> None:
-        for connection in self._serving.connections:
+        for connection in self._connections:
             guarded(connection.terminate)
         self._loop.stop()
 
 
-def _tick(connection: TimedConnection, now: float) -> None:
+def _tick(connection: ServerConnection, now: float) -> None:
     connection.look(now)
     if now >= connection.due:
         connection.tick(now)

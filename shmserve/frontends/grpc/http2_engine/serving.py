@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any
 
 from msgspec import Struct
 
 from shmserve.config import Settings
-from shmserve.frontends.connections.open_connections import OpenConnection, OpenConnections
+from shmserve.frontends.connections.open_connections import OpenConnections
 from shmserve.frontends.grpc.http2_engine.call_head import Methods
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
 from shmserve.frontends.grpc.http2_engine.rpc_runs import RpcRuns
@@ -18,39 +18,11 @@ from shmserve.frontends.http2 import Limits
 from shmserve.frontends.oip.origins import Origins
 
 
-class TimedConnection(OpenConnection, Protocol):
-    """A connection as the engine sees it.
-
-    Attributes:
-        due: the time of the next `tick`, as far as was known at the last `look`.
-        touched: whether something has happened since the last `look`.
-    """
-
-    due: float
-    touched: bool
-
-    def look(self, now: float) -> None:
-        """Find out when `tick` is due."""
-        ...
-
-    def tick(self, now: float) -> None:
-        """Act on a client that has been too slow, and on a connection that is too old."""
-        ...
-
-    def drain(self, reason: str) -> None:
-        """Ask the client to go elsewhere."""
-        ...
-
-    def terminate(self) -> None:
-        """End the connection now."""
-        ...
-
-
 class Serving(Struct, eq=False):
     """Attributes:
     hosts: which a call may be for.
     growth: makes memory that the loop may not wait for.
-    connections: all that are open.
+    connections: open connections, `ServerConnection`s, which are made with this object.
     """
 
     loop: EventLoop
@@ -60,7 +32,7 @@ class Serving(Struct, eq=False):
     settings: Settings
     hosts: Origins
     growth: ThreadPoolExecutor
-    connections: OpenConnections[TimedConnection]
+    connections: OpenConnections[Any]
 
 
 def serving_of(services: RpcServices, settings: Settings, loop: EventLoop) -> Serving:

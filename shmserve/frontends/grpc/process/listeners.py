@@ -60,14 +60,8 @@ class Listening:
         try:
             if self._own.holder() is not None:  # a lock means: listens
                 raise AlreadyRuns
-            bound = []
-            for bind in self.binds:
-                if bind.path:
-                    if self._number == 0:
-                        self._bind_unix(adopt, bind)
-                        bound.append(bind.text)
-                else:
-                    bound.append(self._bind_tcp(adopt, bind))
+            binds = [bind for bind in self.binds if not bind.path or self._number == 0]
+            bound = [self._bind(adopt, bind) for bind in binds]
             if not self._own.acquire():
                 raise AlreadyRuns
             return bound
@@ -96,25 +90,20 @@ class Listening:
                 raise ConfigError(f"grpc_bind: process {holder} is binding and does not end")
             time.sleep(0.01)
 
-    def _bind_tcp(self, adopt: Adopt, bind: ListenAddress) -> str:
-        sockets = _listen(bind)
-        for sock in sockets:
-            adopt(sock, self.certificates)
-        return f"{bind.text.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
-
-    def _bind_unix(self, adopt: Adopt, bind: ListenAddress) -> None:
-        make_way("grpc_bind", bind.path)
+    def _bind(self, adopt: Adopt, bind: ListenAddress) -> str:
+        if bind.path:
+            make_way("grpc_bind", bind.path)
         umask = os.umask(0o777 & ~int(self._settings.grpc_socket_mode, 8))
         try:
-            (sock,) = _listen(bind)
+            sockets = listeners("grpc_bind", bind, _BACKLOG, takes_ipv4=True)
+        except OSError as ex:
+            reason = f"cannot listen on {bind.text}: {ex.strerror}"
+            raise ConfigError(f"grpc_bind: {reason}") from None
         finally:
             os.umask(umask)
-        adopt(sock, None)
+        for sock in sockets:
+            adopt(sock, self.certificates)
+        if not bind.path:
+            return f"{bind.text.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
         self._sockets.append((bind.path, os.lstat(bind.path).st_ino))
-
-
-def _listen(bind: ListenAddress) -> list[socket.socket]:
-    try:
-        return listeners("grpc_bind", bind, _BACKLOG, takes_ipv4=True)
-    except OSError as ex:
-        raise ConfigError(f"grpc_bind: cannot listen on {bind.text}: {ex.strerror}") from None
+        return bind.text
