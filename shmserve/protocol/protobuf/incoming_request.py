@@ -61,22 +61,31 @@ class IncomingRequest:
         size: of the message.
         limits: what a request may have.
         reserve: what `placed` asks; a subclass has its own.
+        sparing: `feed` takes nothing of a tensor that begins and has a place, or wants one, until
+            `stop_sparing`.
+        free_bytes: bytes without a place that are not told to `keep`.
 
     Attributes:
         wanted: bytes of a place without which it cannot go on; 0: it can.
         left: bytes of the message to come.
         raw: the raw_input_contents, each a place or bytes; those after them are in `rest`.
         copied: bytes of tensors in places that were not received there.
-        sparing: `feed` takes nothing of a tensor that begins and has a place, or wants one.
+        gathered: bytes that have come and have no place.
     """
 
     __slots__ = (
-        "_fields", "_filled", "_limits", "_partial", "_placed", "_reserve", "_rest", "_scratch",
-        "_since", "_spared", "_target", "_whole", "copied", "left", "raw", "sparing", "wanted",
+        "_fields", "_filled", "_free_bytes", "_limits", "_partial", "_placed", "_reserve", "_rest",
+        "_scratch", "_since", "_spared", "_sparing", "_target", "_whole", "copied", "gathered",
+        "left", "raw", "wanted",
     )  # fmt: skip
 
     def __init__(
-        self, size: int, limits: Settings, reserve: Callable[[int], Place | None] = _nowhere
+        self,
+        size: int,
+        limits: Settings,
+        reserve: Callable[[int], Place | None] = _nowhere,
+        sparing: bool = False,
+        free_bytes: int = 0,
     ) -> None:
         self._limits = limits
         self._reserve = reserve
@@ -92,8 +101,9 @@ class IncomingRequest:
         self.wanted = 0
         self.left = size
         self.raw: list[Place | memoryview] = []
-        self.copied = 0
-        self.sparing = False
+        self.copied = self.gathered = 0
+        self._free_bytes = free_bytes
+        self._sparing = sparing
         self._spared = 0
 
     def space(self) -> memoryview | None:
@@ -110,13 +120,17 @@ class IncomingRequest:
             self.feed(self._scratch[:count])
             return
         if not self._placed:
-            self.gathered(count)
+            self.gathered += count
+            if self.gathered > self._free_bytes:
+                self.keep(count)
         self.left -= count
         self._advance(count)
 
     def feed(self, data: memoryview) -> None:
         """Bytes that were received elsewhere."""
-        self.gathered(len(data))
+        self.gathered += len(data)
+        if self.gathered > self._free_bytes:
+            self.keep(len(data))
         self.left -= len(data)
         self._take(data)
 
@@ -124,7 +138,7 @@ class IncomingRequest:
         """A place for so many bytes; None: not now, see `wanted`."""
         return self._reserve(nbytes)
 
-    def gathered(self, count: int) -> None:
+    def keep(self, count: int) -> None:
         """So many bytes come that have no place; raises where there is no memory for them."""
 
     def grant(self, place: Place | None) -> None:
@@ -138,7 +152,7 @@ class IncomingRequest:
     def stop_sparing(self) -> int:
         """How many bytes at the end of what was fed were not taken: they are to come again."""
         spared, self._spared = self._spared, 0
-        self.sparing = False
+        self._sparing = False
         self.left += spared
         return spared
 
@@ -152,7 +166,7 @@ class IncomingRequest:
     def _take(self, data: memoryview) -> None:
         position, end = 0, len(data)
         while position < end:
-            if self.sparing and (self.wanted or (self._placed and self._target is not None)):
+            if self._sparing and (self.wanted or (self._placed and self._target is not None)):
                 self._spared = end - position
                 return
             if self.wanted:
@@ -207,18 +221,14 @@ class IncomingRequest:
         limits = self._limits
         return size <= min(left, limits.max_tensor_bytes) and len(self.raw) < bounds.MAX_INPUTS
 
-    def expected(self, size: int) -> bool:
+    def expected(self, size: int, head: memoryview) -> bool:
         """Whether the next of `raw`, of so many bytes, may have a place; raises where it is not
-        wanted at all. What came before it is in `head`."""
+        wanted at all. `head`: what came before the first tensor."""
         return True
 
-    @property
-    def head(self) -> memoryview:
-        """What came before the first tensor, once that begins."""
-        return memoryview(bytes(self._rest))
-
     def _want(self, size: int) -> None:
-        if size < LARGE_BYTES or not self.expected(size):
+        # A copy, since a view of `_rest` would keep it from growing
+        if size < LARGE_BYTES or not self.expected(size, memoryview(bytes(self._rest))):
             self._begin(size, None)
             return
         place = self.placed(size)

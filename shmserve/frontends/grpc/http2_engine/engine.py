@@ -17,6 +17,7 @@ from shmserve.frontends.connections.acceptor import Acceptor
 from shmserve.frontends.connections.open_connections import OpenConnections
 from shmserve.frontends.connections.refusals import Refusals
 from shmserve.frontends.grpc.callers import relayed
+from shmserve.frontends.grpc.handlers import RpcServices
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop, guarded
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
@@ -26,7 +27,7 @@ from shmserve.frontends.grpc.http2_engine.transports import (
     PlainTransport,
     TlsTransport,
 )
-from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcServices
+from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.transport.trust.peer_credentials import REMOTE
 from shmserve.transport.trust.tls import Certificates
 
