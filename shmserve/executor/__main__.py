@@ -21,15 +21,13 @@ from setproctitle import setproctitle
 from shmserve import config, ids
 from shmserve.core.scheduling.rate_limit_policy import RateLimit
 from shmserve.errors import ArenaExhausted, ShmserveError
-from shmserve.executor import host_policy, model_loading, rate_limited
+from shmserve.executor import custom_metrics, host_policy, model_loading, rate_limited
 from shmserve.executor.backend import CPU, Backend
 from shmserve.executor.backends.model_errors import from_load, sanitised
-from shmserve.executor.custom_metrics import CustomMetrics
 from shmserve.executor.devices import Devices
 from shmserve.executor.loop.loop import Loop
 from shmserve.executor.loop.loop_assembly import LoopLimits, make_loop
 from shmserve.executor.model_calls import ModelCalls
-from shmserve.executor.monitor import app_monitor
 from shmserve.executor.peers.channels import Channels
 from shmserve.executor.peers.lane_counting import LaneCounting
 from shmserve.executor.peers.lane_gate import LaneGate
@@ -120,9 +118,9 @@ class Executor:
             first_size=first_size,
         )
         self.status = StatusPage(epoch)
-        app_monitor.publish(self.status.words, VALUES)
         self.calls = ModelCalls(settings, instance.spec.name, process)
-        self.metrics = CustomMetrics(MetricsArea(self.status.segment.fd))
+        self.metrics = custom_metrics.registry
+        self.metrics.publish(MetricsArea(self.status.segment.fd), self.status.words, VALUES)
 
     def run(self) -> int:
         """Load, serve, stop; the exit status."""
@@ -158,8 +156,7 @@ class Executor:
     def _load(self) -> tuple[Backend, ModelSpec]:
         started = time.monotonic()
         try:
-            outside = self.calls, self.metrics
-            backend, spec = model_loading.load(self.instance, self.devices, *outside)
+            backend, spec = model_loading.load(self.instance, self.devices, self.calls)
         except Exception as ex:
             raise from_load(ex, log, self.instance.name) from ex
         log.info("loaded in %.2f s", time.monotonic() - started)
@@ -282,11 +279,11 @@ class Executor:
         if what in ("segments", "slots"):
             stats[what] = self.memory.rows(what)
         elif what == "values":
-            stats[what] = app_monitor.last_second()
+            stats[what] = self.metrics.values.last_second()
         elif what == "monitor":
             stats[what] = [
                 {"instance": self.instance.name, "name": name, **values}
-                for name, values in app_monitor.snapshot().items()
+                for name, values in self.metrics.values.snapshot().items()
             ]
         return stats
 

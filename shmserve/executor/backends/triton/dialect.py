@@ -17,7 +17,7 @@ from shmserve.executor.backends.config_merge import with_own_tensors
 from shmserve.executor.backends.event_loop import Tasks
 from shmserve.executor.backends.model_errors import from_exception, sanitised, without_frames
 from shmserve.executor.backends.reshape import model_side
-from shmserve.executor.backends.triton import metrics, other_models
+from shmserve.executor.backends.triton import other_models
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.executor.backends.triton.exceptions import TritonError, to_code
 from shmserve.executor.backends.triton.given_outputs import GivenOutputs
@@ -86,7 +86,6 @@ class TritonDialect:
         self._writable = spec.parameters.get("writable_inputs") == "true"
         self._device_inputs = _has_device_inputs(spec)
         other_models.serve(context.models, self._writable)
-        metrics.serve(context.metrics)
         arguments = _arguments(context, spec)
         self._instance = arguments["model_instance_name"]
         model = self._kind()

@@ -12,6 +12,7 @@ from typing import Any
 
 from shmserve.core.stats.custom_metrics import MetricKind
 from shmserve.errors import ShmserveError
+from shmserve.executor import custom_metrics
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.custom_metrics import CustomMetrics, MetricRow
 
@@ -31,17 +32,6 @@ _DELETED = (
     "deleted."
 )
 _DECREASED = "can only be incremented monotonically by non-negative values."
-
-
-class _ServedMetrics:
-    """Where metrics go; an executor runs one model."""
-
-    metrics = CustomMetrics()
-
-
-def serve(metrics: CustomMetrics) -> None:
-    """Told once when the model is loaded (for the server, not for models)."""
-    _ServedMetrics.metrics = metrics
 
 
 class Metric:
@@ -129,7 +119,7 @@ class MetricFamily:
         ):
             if not isinstance(value, wanted):
                 raise TypeError(f"MetricFamily: {what} cannot be {type(value).__name__}")
-        self._metrics = _ServedMetrics.metrics
+        self._metrics = custom_metrics.registry
         self._given: dict[MetricRow, Metric] = {}
         try:
             self._family = self._metrics.open(name, description, kind)
