@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
+from contextlib import suppress
 
 from shmserve.frontends.hub import Hub
 from shmserve.observe import flight_recorder
@@ -43,11 +44,9 @@ class Refusals:
         if not self._answer:
             sock.close()
             return
-        try:
+        with suppress(OSError):
             sock.send(self._answer, socket.MSG_DONTWAIT)
             sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
         self._refused.append(sock)
         if len(self._refused) > _SOCKETS:
             self._refused.popleft().close()
@@ -83,7 +82,5 @@ class Refusals:
 
     def _take_spare(self) -> None:
         if self._spare is None and self._answer:
-            try:
+            with suppress(OSError):  # the next turn tries again
                 self._spare = os.open(os.devnull, os.O_RDONLY)
-            except OSError:
-                return  # at the next turn

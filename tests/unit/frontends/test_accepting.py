@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.executor.__main__ import Executor
+from shmserve.executor.process.__main__ import Executor
 from shmserve.frontends.connections.acceptor import Acceptor
 from shmserve.frontends.connections.open_connections import OpenConnections
 from shmserve.frontends.connections.refusals import Refusals

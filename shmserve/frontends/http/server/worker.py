@@ -75,10 +75,10 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         waiting.install(self.hub)
         try:
             self.hub.spawn(self._drain_pipe)
-            spread = self.cfg.workers > 1
             refusals = Refusals(self.hub, "HTTP connections", _REFUSAL)
+            several = self.cfg.workers > 1
             acceptor = Acceptor(
-                self.hub, self.connections, lambda _: _ONE_CALLER, refusals, self.log, spread
+                self.hub, self.connections, lambda _: _ONE_CALLER, refusals, self.log, several
             )
             for listener in self.sockets:
                 acceptor.listen(listener, partial(self._connect, listener.getsockname()))
