@@ -37,7 +37,7 @@ from shmserve.core.scheduling.rate_limit_policy import amounts
 from shmserve.core.scheduling.rate_limiter import RateLimiter
 from shmserve.core.stats.request_counters import MAX_COUNTED
 from shmserve.log_fields import log_fields
-from shmserve.observe import gpus
+from shmserve.observe import flight_recorder, gpus
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.shm.registry_page import RegistryWriter
 
@@ -88,12 +88,15 @@ class Parts(Struct, frozen=True):
     turns: ResourceTurns
 
 
-def assemble(launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int) -> Parts:
+def assemble(
+    launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int, shortage: str
+) -> Parts:
     """The parts; `arena_bytes`: of each process that has an arena."""
     settings, send, now = launch.settings, outside.send, time.monotonic()
     again = outside.writer.previous is not None
     ledger = Ledger(pool_bytes, arena_bytes, now + _LEDGER_SETTLE_S if again else 0.0)
-    reconciler = Reconciler(ledger, settings.execute_timeout_s, settings.load_timeout_s)
+    limits_s = settings.execute_timeout_s, settings.load_timeout_s
+    reconciler = Reconciler(ledger, *limits_s, shortage=shortage)
     limiter = RateLimiter(amounts(settings.rate_limit_resources), is_open=not again)
     regions = RegionRegistrations(
         *(settings, launch.run_dir, reconciler, send, outside.owners),
@@ -136,6 +139,7 @@ def _introspection(
     monitoring = None
     if launch.settings.dashboard:
         monitoring = Monitoring(sources, outside.send, launch.epoch, most, again, now)
+        flight_recorder.follow(monitoring.incidents.take)
     own = OwnProcess(launch.process, os.getpid(), now)
     return Introspection(sources, monitoring, outside.send, own)
 
@@ -153,8 +157,9 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
             version: why for model, slash, version, why in failures if slash and model == name
         }
         revision = Revision(1, versions, failed, fingerprints.get(name, ""))
-        effects += parts.reconciler.models.load(name, revision, now, required=True)
-        parts.reconciler.models.by_name[name].implied = name in desired.implied
+        implied = name in desired.implied
+        load = parts.reconciler.models.load
+        effects += load(name, revision, now, required=True, implied=implied)
     for name, reason in desired.failures.items():
         _log.error("model cannot be served", extra=log_fields(model=name, reason=reason))
     parts.effects.perform([*effects, *parts.reconciler.scanned(desired.failures)])
@@ -173,6 +178,8 @@ def resume(
         parts.regions.restore(previous, now)
         parts.publication.restore(previous)
         parts.runtime_settings.restore(previous)
+        if parts.introspection.monitoring is not None:
+            parts.introspection.monitoring.take_over()
     parts.sync.hold(now)
     parts.sync.changed()
     parts.effects.perform(effects)

@@ -146,10 +146,15 @@ class Connection:
 
     # --- end of the connection
 
-    def drain(self, now: float) -> None:
-        """Send GOAWAY for new calls, and finish the open calls."""
+    def drain(self, now: float, reason: str) -> None:
+        """Send GOAWAY for new calls, and finish the open calls.
+
+        Args:
+            now: the time.
+            reason: ASCII text for the client, sent as the GOAWAYs' debug data.
+        """
         if not self._failed:
-            self._shutdown.begin(now)
+            self._shutdown.begin(now, reason)
 
     def terminate(self, code: ErrorCode, reason: str) -> None:
         """Send GOAWAY and forget all streams. `reason` is ASCII and reaches the client."""
@@ -162,6 +167,11 @@ class Connection:
         self._failed = True
         self._streams.forget_all()
         self._output.discard()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the connection has ended, other than by a drain."""
+        return self._failed
 
     @property
     def finished(self) -> bool:
