@@ -170,7 +170,7 @@ class Connection:
 
     @property
     def failed(self) -> bool:
-        """Whether the connection has ended, other than by a drain."""
+        """True if the connection has ended other than by a drain."""
         return self._failed
 
     @property

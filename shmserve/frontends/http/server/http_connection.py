@@ -51,17 +51,18 @@ class ClientGone(Exception):
 
 
 class HttpConnection:
-    """Serves one accepted socket.
+    """One accepted socket and its requests.
 
     Args:
-        service: what all connections of the worker share.
-        open_socket: makes the socket, whose waits end with this connection's deadlines.
+        service: state shared by all connections of the worker.
+        open_socket: makes the socket, whose waits end at this connection's deadlines.
         client, server: addresses of the two ends.
 
     Attributes:
-        sock: the client's socket, also for those who want to know the peer.
-        watch: what is awaited from the client and until when; None while the server works.
-        expired: the deadline passed, or the worker wants this idle connection closed.
+        sock: the client's socket, also used to identify the peer.
+        watch: phase and deadline (monotonic) of the wait for the client; None while the server
+            works.
+        expired: whether the deadline has passed, or the worker wants this idle connection closed.
     """
 
     __slots__ = (
@@ -168,8 +169,8 @@ class HttpConnection:
 
     @property
     def idle_since(self) -> float:
-        """The time since which the connection waits for a request; infinite if it serves one, or
-        is to end anyway."""
+        """The time (monotonic) since which the connection waits for a request; infinite while a
+        request is served or the connection is about to end."""
         watch = self.watch
         if watch is None or watch[0] != IDLE or self.expired:
             return inf

@@ -39,7 +39,7 @@ class GreenletSocket(socket.socket):
     Args:
         hub: the worker's loop.
         accepted: the socket, which is detached.
-        deadlines: knows until when the client is waited for.
+        deadlines: the connection; its `watch` holds the deadline of each wait.
     """
 
     __slots__ = ("_deadlines", "_readiness", "_since_pause")
