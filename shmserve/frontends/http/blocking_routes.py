@@ -67,7 +67,7 @@ class BlockingRoutes:
         """Return a finder of responders. Both the finder and its responders run beside the
         loop."""
 
-        def found(req: Request) -> _Respond | None:
+        def find_beside(req: Request) -> _Respond | None:
             waiter, body = waiting.installed.waiter, req.env["wsgi.input"]
             if waiter is not None:
                 _on_loop(req, waiter)
@@ -77,7 +77,7 @@ class BlockingRoutes:
                 return None
             return self.responder(respond)
 
-        return found
+        return find_beside
 
 
 def _on_loop(req: Request, waiter: waiting.ThreadWaiter) -> _LoopBody:
@@ -122,10 +122,10 @@ class _LoopBody:
         self._body, self._on_loop = BytesIO(self._body.read()), None
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._body, name)
-        if self._on_loop is None or not callable(found):
-            return found
-        return partial(self._on_loop, found)
+        attribute = getattr(self._body, name)
+        if self._on_loop is None or not callable(attribute):
+            return attribute
+        return partial(self._on_loop, attribute)
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.readline, b"")

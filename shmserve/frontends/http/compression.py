@@ -21,13 +21,13 @@ def choose(accept: str) -> str:
     for part in accept.lower().split(","):
         name, _, rest = part.partition(";")
         weights[name.strip().removeprefix("x-")] = _weight(rest)
-    known = {name: weight for name, weight in weights.items() if weight and name in _WINDOW}
-    if not known:
+    accepted = {name: weight for name, weight in weights.items() if weight and name in _WINDOW}
+    if not accepted:
         return ""
-    best = max(known.values())
+    best = max(accepted.values())
     if weights.get("identity", weights.get("*", 0.0)) >= best:
         return ""
-    winners = [name for name, weight in known.items() if weight == best]
+    winners = [name for name, weight in accepted.items() if weight == best]
     if len(winners) == 1:
         return winners[0]
     return winners[0] if weights.get("identity", 1.0) == 0.0 else ""

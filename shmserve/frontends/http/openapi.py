@@ -62,20 +62,20 @@ class Route(Struct, frozen=True):
     methods: Mapping[str, Operation]
 
 
-def described(template: str, methods: Iterable[str], known: Mapping[str, Operation]) -> Any:
+def described(template: str, methods: Iterable[str], descriptions: Mapping[str, Operation]) -> Any:
     """Return the operations of a route, by method.
 
-    `known` has operations by method and path, such as ``GET /v2/models/{name}``, which also
-    describes the path with a version. A method without an operation in `known` gets method and
-    path as summary.
+    `descriptions` has operations by method and path, such as ``GET /v2/models/{name}``, which also
+    describes the path with a version. A method without an operation in `descriptions` gets method
+    and path as summary.
     """
     path = plain(template)
     short = path.replace("/versions/{version}", "").replace("/{repository}/", "/")
     operations = {}
     for method in methods:
         like = "GET" if method == "HEAD" else method
-        found = known.get(f"{like} {path}") or known.get(f"{like} {short}")
-        operations[method] = found or Operation(f"{like} {path}")
+        operation = descriptions.get(f"{like} {path}") or descriptions.get(f"{like} {short}")
+        operations[method] = operation or Operation(f"{like} {path}")
     return operations
 
 
@@ -86,12 +86,12 @@ def plain(template: str) -> str:
 
 def document(routes: Iterable[Route], title: str, version: str) -> dict[str, Any]:
     """Return the whole document, as JSON values."""
-    known = list(routes)
-    types = [kind for kind in _types(known) if kind is not None]
+    route_list = list(routes)
+    types = [kind for kind in _types(route_list) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=_SCHEMA)
     by_type = dict(zip(map(repr, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for route in sorted(known, key=lambda route: route.path):
+    for route in sorted(route_list, key=lambda route: route.path):
         paths[route.path] = {"parameters": _path_parameters(route.path)} | {
             method.lower(): _operation(route, method, operation, by_type)
             for method, operation in route.methods.items()

@@ -84,13 +84,13 @@ def _share(req: falcon.Request, resp: falcon.Response, origin: str) -> None:
     resp.set_header("Access-Control-Allow-Origin", origin)
     resp.append_header("Vary", "Origin")
     resp.set_header("Access-Control-Expose-Headers", _EXPOSED)
-    wanted = req.get_header("Access-Control-Request-Method")
-    if req.method != "OPTIONS" or wanted is None:
+    requested_method = req.get_header("Access-Control-Request-Method")
+    if req.method != "OPTIONS" or requested_method is None:
         return
     resp.set_header("Access-Control-Allow-Methods", "GET, HEAD, POST")
-    asked = req.get_header("Access-Control-Request-Headers")
-    if asked is not None and asked.isascii() and asked.isprintable():
-        resp.set_header("Access-Control-Allow-Headers", asked)
+    fields = req.get_header("Access-Control-Request-Headers")
+    if fields is not None and fields.isascii() and fields.isprintable():
+        resp.set_header("Access-Control-Allow-Headers", fields)
     resp.set_header("Access-Control-Max-Age", _PREFLIGHT_S)
     resp.status = falcon.HTTP_204
     resp.complete = True

@@ -49,7 +49,7 @@ class Connection:
         self.consumed = streams.consumed
         self.released = output.take_released
         self.send = self._sender.send
-        self._most_pending = limits.high_water_bytes + ALONE_FRAME + limits.max_control_bytes
+        self._max_pending = limits.high_water_bytes + ALONE_FRAME + limits.max_control_bytes
         self._sent_at = now  # when the socket last took `min_progress_bytes` of waiting bytes
         self._sent_bytes = 0
         self._waits = False  # bytes were offered to the socket and are not all sent
@@ -66,7 +66,7 @@ class Connection:
             return []
         try:
             self.reader.receive(data, now)
-            if self._output.pending > self._most_pending:
+            if self._output.pending > self._max_pending:
                 raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
         except ConnectionFailed as failed:
             self._fail(failed)
@@ -95,10 +95,10 @@ class Connection:
         The owner may receive all or some of these bytes straight into place and report with
         `payload_received`, or pass all bytes to `receive`.
         """
-        stream, left = self.reader.payload, self.reader.left
-        if not left or stream is None or stream.closed or self._failed:
+        stream, remaining = self.reader.payload, self.reader.left
+        if not remaining or stream is None or stream.closed or self._failed:
             return None
-        return stream.id, left
+        return stream.id, remaining
 
     @property
     def missing(self) -> int:
@@ -212,14 +212,14 @@ class Connection:
         """Return the time of the next `tick`; infinite if no time limit is running."""
         if self._failed:
             return _NEVER
-        due = min(
+        deadline = min(
             self.reader.due(),
             self._keepalive.due(len(self._streams.open), self.reader.heard_at),
             self._shutdown.due(),
         )
         if self._waits:
-            due = min(due, self._sent_at + self._limits.send_stall_s)
-        return min(due, now + _TICK_S) if self._streams.sending else due
+            deadline = min(deadline, self._sent_at + self._limits.send_stall_s)
+        return min(deadline, now + _TICK_S) if self._streams.sending else deadline
 
     def _fail(self, failed: ConnectionFailed) -> None:
         self._failed = True

@@ -132,17 +132,17 @@ class ControlFrames:
             ConnectionFailed: the stream is not one of these, or the frame exceeds window or
                 budget.
         """
-        left = self._streams.forgiven.get(stream_id)
-        if left is None:
+        window = self._streams.forgiven.get(stream_id)
+        if window is None:
             raise ConnectionFailed(ErrorCode.STREAM_CLOSED, "a frame of a closed stream")
         if not length:
             self.spend(now)
-        elif length > left:
+        elif length > window:
             raise ConnectionFailed(
                 ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the closed stream's window"
             )
         else:
-            self._streams.forgiven[stream_id] = left - length
+            self._streams.forgiven[stream_id] = window - length
 
     def fail_stream(self, stream_id: int, failed: StreamFailed, now: float) -> None:
         """Reset a stream for a fault of the client, or refuse a request that opened no stream."""

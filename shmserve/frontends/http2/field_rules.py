@@ -41,8 +41,8 @@ class RequestFields(msgspec.Struct, frozen=True):
 
     def value(self, name: str) -> str | None:
         """Return the value of the first field with a name; None if there is no such field."""
-        for found, value in self.fields:
-            if found == name:
+        for field_name, value in self.fields:
+            if field_name == name:
                 return value
         return None
 

@@ -40,11 +40,11 @@ class Keepalive:
         """
         limits = self._limits
         calls = open_streams or limits.keepalive_without_calls
-        least = limits.min_ping_interval_s if calls else limits.idle_ping_interval_s
+        min_interval_s = limits.min_ping_interval_s if calls else limits.idle_ping_interval_s
         answered = self._output.take_answered()
         if answered:
             self._strikes = 0
-        elif now - self._last_ping < least:
+        elif now - self._last_ping < min_interval_s:
             self._strikes += 1
             if self._strikes > limits.max_ping_strikes:
                 raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")

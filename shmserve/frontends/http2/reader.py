@@ -116,9 +116,9 @@ class FrameReader:
     def missing(self) -> int:
         """Bytes to the end of the current item: a frame's head, a frame with the next frame's
         head, or the payload of a frame."""
-        unwanted = self.left + self._skipped
-        if unwanted:
-            return unwanted
+        payload_bytes = self.left + self._skipped
+        if payload_bytes:
+            return payload_bytes
         rest = self._rest
         if len(rest) < HEAD_BYTES:
             return HEAD_BYTES - len(rest)

@@ -19,16 +19,16 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def classify(
-    signature: ModelSignature, want: InferOutput, tensor: OutputTensor
+    signature: ModelSignature, requested: InferOutput, tensor: OutputTensor
 ) -> tuple[str, tuple[int, ...], bytes]:
     """Return the datatype, shape and bytes of the classes that replace an output."""
-    known = signature.outputs.get(want.name)
+    output = signature.outputs.get(requested.name)
     elements, shape = top_classes(
         tensor.view,
         tensor.datatype,
         tensor.shape,
-        want.classification,
-        known.labels if known is not None else (),
+        requested.classification,
+        output.labels if output is not None else (),
         signature.spec.max_batch_size > 0,
     )
     return "BYTES", shape, bytes_codec.encode(elements)

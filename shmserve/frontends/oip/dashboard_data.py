@@ -21,7 +21,7 @@ from shmserve.protocol.control.stats_messages import Report
 
 _BOUNDS_MS = [ns / 1e6 for ns in BOUNDS_NS]
 _LEVELS = {level.name: number for number, level in enumerate(LEVELS)}
-_AS_THEY_ARE = (
+_COPIED_FIELDS = (
     *("life", "first", "until", "running", "ended_at", "age_s"),
     *("total", "system", "machine_bytes", "processors"),
 )
@@ -64,7 +64,7 @@ class DashboardData:
             "seconds": LEVELS[number].seconds,
             "points": LEVELS[number].points,
             "bounds_ms": _BOUNDS_MS,
-            **{name: getattr(history, name) for name in _AS_THEY_ARE},
+            **{name: getattr(history, name) for name in _COPIED_FIELDS},
             "models": _models(history, snapshot, report),
             "values": [
                 {
@@ -119,8 +119,8 @@ def _models(
         for name, versions in snapshot.models.items():
             for version, entry in versions.items():
                 # an ensemble lists the instances of its steps
-                live = None if entry.spec.steps else len(entry.instances)
-                rows[name, version] = _row(name, version, entry.state, entry.reason, live)
+                instances = None if entry.spec.steps else len(entry.instances)
+                rows[name, version] = _row(name, version, entry.state, entry.reason, instances)
     for key, row in rows.items():
         counts, model_series = totals.get(key), series.get(key)
         row["requests"] = counts.requests if counts is not None else 0

@@ -12,7 +12,7 @@ from shmserve.errors import InvalidArgument
 from shmserve.protocol.oip.request import RESERVED_PREFIX
 
 # Parameters with a meaning fixed by the protocol
-_FIXED = {
+_PROTOCOL_PARAMETERS = {
     "sequence_id",
     "sequence_start",
     "sequence_end",
@@ -20,7 +20,7 @@ _FIXED = {
     "timeout",
     "binary_data_output",
 }
-_AS_WRITTEN = "(?-i)"  # RE2's prefix of a pattern for: case matters
+_CASE_SENSITIVE = "(?-i)"  # RE2's prefix of case-sensitive patterns
 
 
 def compiled(pattern: str) -> re.Pattern[str] | None:
@@ -32,8 +32,8 @@ def compiled(pattern: str) -> re.Pattern[str] | None:
     """
     if not pattern:
         return None
-    flags = re.NOFLAG if pattern.startswith(_AS_WRITTEN) else re.IGNORECASE
-    return re.compile(pattern.removeprefix(_AS_WRITTEN), flags)
+    flags = re.NOFLAG if pattern.startswith(_CASE_SENSITIVE) else re.IGNORECASE
+    return re.compile(pattern.removeprefix(_CASE_SENSITIVE), flags)
 
 
 def forwarded(pattern: re.Pattern[str], fields: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -52,7 +52,7 @@ def forwarded(pattern: re.Pattern[str], fields: Iterable[tuple[str, str]]) -> di
         if pattern.search(name) is None:
             continue
         parameter = name.replace("-", "_")
-        if parameter in _FIXED or parameter.startswith(RESERVED_PREFIX):
+        if parameter in _PROTOCOL_PARAMETERS or parameter.startswith(RESERVED_PREFIX):
             raise InvalidArgument(
                 f"header '{name}' cannot be forwarded: parameter '{parameter}' is reserved for"
                 " Triton usage"

@@ -104,8 +104,8 @@ def _input(spec: InputSignature, value: Any) -> InferInput:
     return InferInput(spec.name, shape, spec.datatype.name, f"input '{spec.name}'", data)
 
 
-def _fitted(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a value, extended to the dimensions of its input (`wanted`; -1: any
+def _fitted(shape: tuple[int, ...], input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a value, extended to the dimensions of its input (`input_shape`; -1: any
     size).
 
     Dimensions of size one, such as the batch, are added in front. If the extended shape does not
@@ -113,14 +113,14 @@ def _fitted(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
     the elements cannot fill the dimensions, the shape keeps its added ones and is refused when all
     shapes are checked.
     """
-    if len(shape) >= len(wanted):
+    if len(shape) >= len(input_shape):
         return shape or (1,)
-    padded = (1,) * (len(wanted) - len(shape)) + shape
-    if all(size in (-1, given) for size, given in zip(wanted, padded, strict=True)):
+    padded = (1,) * (len(input_shape) - len(shape)) + shape
+    if all(size in (-1, given) for size, given in zip(input_shape, padded, strict=True)):
         return padded
-    rest, fitted = math.prod(shape), [1] * len(wanted)
-    for axis in sorted(range(len(wanted)), key=lambda i: (wanted[i] < 0, -i)):
-        size = wanted[axis] if wanted[axis] >= 0 else rest
+    rest, fitted = math.prod(shape), [1] * len(input_shape)
+    for axis in sorted(range(len(input_shape)), key=lambda i: (input_shape[i] < 0, -i)):
+        size = input_shape[axis] if input_shape[axis] >= 0 else rest
         if size == 0 or rest % size:
             return padded
         fitted[axis], rest = size, rest // size
@@ -181,8 +181,10 @@ def _value(tensor: OutputTensor, model: str) -> Any:
     return data[0] if len(data) == 1 else data
 
 
-def _no_form(tensor: OutputTensor, why: str) -> str:
-    return f"output '{tensor.name}' cannot be sent by generate: {why}. Use infer with binary data"
+def _no_form(tensor: OutputTensor, reason: str) -> str:
+    return (
+        f"output '{tensor.name}' cannot be sent by generate: {reason}. Use infer with binary data"
+    )
 
 
 def encode_error(message: str) -> bytes:

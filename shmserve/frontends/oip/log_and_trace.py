@@ -65,8 +65,8 @@ class ServerSettings:
         if update:
             change = _trace_change(update, self._checks)
             if not self._file and (change.log_frequency or change.tensors):
-                wanted = "trace level 'TENSORS'" if change.tensors else "'log_frequency'"
-                raise Unimplemented(f"{wanted} is not supported: there is no setting trace_file")
+                feature = "trace level 'TENSORS'" if change.tensors else "'log_frequency'"
+                raise Unimplemented(f"{feature} is not supported: there is no setting trace_file")
             self._dispatcher.coordinator.change_trace(model, change)
         settings = self._tuning().trace_of(model)
         return {
@@ -200,9 +200,9 @@ def _number(least: int) -> Callable[[str, Any], tuple[int]]:
 
 def _same(mode: str) -> _Check:
     def check(name: str, value: Any) -> tuple[()]:
-        wanted = _single(name, value)
-        if wanted != mode:  # the mode is fixed when the server starts
-            raise Unimplemented(f"trace mode {_shown(wanted)} is not supported: {mode}")
+        requested = _single(name, value)
+        if requested != mode:  # the mode is fixed when the server starts
+            raise Unimplemented(f"trace mode {_shown(requested)} is not supported: {mode}")
         return ()
 
     return check
@@ -211,10 +211,10 @@ def _same(mode: str) -> _Check:
 def _single(name: str, value: Any) -> str:
     """Return the only string of a value: the value, or the single item of a list as sent over
     gRPC."""
-    only = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if not isinstance(only, str):
+    item = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if not isinstance(item, str):
         raise InvalidArgument(f"'{name}' must be a string, got {_shown(value)}")
-    return only
+    return item
 
 
 def _shown(value: Any) -> str:

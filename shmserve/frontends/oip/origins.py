@@ -70,10 +70,10 @@ class Origins:
             InvalidArgument: the value is malformed.
             PermissionDenied: the host is no name of this server.
         """
-        found = _HOST.fullmatch(host)
-        if found is None:
+        match = _HOST.fullmatch(host)
+        if match is None:
             raise InvalidArgument(f"header {name}: '{_shown(host)}' is no host")
-        plain = _plain(found[1])
+        plain = _plain(match[1])
         if self._hosts is None or plain in self._hosts or (self._loopback and _is_loopback(plain)):
             return
         raise PermissionDenied(
@@ -100,17 +100,17 @@ class Origins:
             return
         if not site and origin in ("", f"{scheme}://{host}"):
             return
-        told = f"Origin: '{_shown(origin)}'" if origin else f"Sec-Fetch-Site: '{_shown(site)}'"
+        field = f"Origin: '{_shown(origin)}'" if origin else f"Sec-Fetch-Site: '{_shown(site)}'"
         raise PermissionDenied(
-            f"header {told}: pages of other origins may do nothing here (setting allowed_origins)"
+            f"header {field}: pages of other origins may do nothing here (setting allowed_origins)"
         )
 
 
 def _is_local(bind: str) -> bool:
     if bind.startswith("unix:"):
         return True
-    found = _HOST.fullmatch(bind)
-    return found is not None and ((host := _plain(found[1])) in _NAMES or _is_loopback(host))
+    match = _HOST.fullmatch(bind)
+    return match is not None and ((host := _plain(match[1])) in _NAMES or _is_loopback(host))
 
 
 def _is_loopback(host: str) -> bool:

@@ -48,9 +48,9 @@ class Repository:
         if ready_only:
             rows = [row for row in rows if row.state == "READY"]
         elif self._settings.model_control == "explicit":
-            known = {row.name for row in rows}
+            listed = {row.name for row in rows}
             rows += [
-                IndexRow(n) for n in self._dispatcher.coordinator.model_folders() if n not in known
+                IndexRow(n) for n in self._dispatcher.coordinator.model_folders() if n not in listed
             ]
         return sorted(rows, key=lambda row: (row.name, len(row.version), row.version))
 

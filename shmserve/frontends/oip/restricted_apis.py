@@ -81,10 +81,10 @@ class Restricted:
         rule = self._keys.get(category)
         if rule is None:
             return
-        header, wanted = rule
+        header, secret = rule
         name = (GRPC_PREFIX + header if self._grpc else header).lower()
         given = headers.get(name) or ""
-        if hmac.compare_digest(given.encode(errors="surrogateescape"), wanted):
+        if hmac.compare_digest(given.encode(errors="surrogateescape"), secret):
             return
         if self._grpc:
             raise NotConfigured(f"This protocol is restricted, expecting header '{name}'")

@@ -30,9 +30,9 @@ class Statistics:
         """
         entries = self._entries(name, version)
         report = self._dispatcher.coordinator.report()
-        known = {(m.model, m.version): m for m in report.models}
+        reports = {(m.model, m.version): m for m in report.models}
         return [
-            _statistics(known.get(key) or ModelReport(*key), report, bool(entry.spec.steps))
+            _statistics(reports.get(key) or ModelReport(*key), report, bool(entry.spec.steps))
             for key, entry in (((e.spec.name, e.spec.version), e) for e in entries)
         ]
 
@@ -106,9 +106,9 @@ def _responses(runs: ExecutorCounts) -> dict[str, Any]:
 
 def _memory(model: ModelReport, report: Report) -> list[dict[str, Any]]:
     """Return the shared memory, in bytes, held for outputs by the version's executors."""
-    held = sum(
+    nbytes = sum(
         process.gauges.arena_bytes
         for process in report.processes
         if (process.owner.model, process.owner.version) == (model.model, model.version)
     )
-    return [{"type": "CPU", "id": 0, "byte_size": held}] if held else []
+    return [{"type": "CPU", "id": 0, "byte_size": nbytes}] if nbytes else []

@@ -47,8 +47,8 @@ def worker_application(dispatcher: DispatchApi, settings: Settings) -> Wsgi:
     def by_port(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         # On a Unix socket SERVER_PORT comes from the client's Host, so only TCP ports count.
         tcp = environ.get("REMOTE_PORT") is not None
-        wanted = metrics if tcp and environ["SERVER_PORT"] in ports else application
-        return wanted(environ, start_response)
+        target = metrics if tcp and environ["SERVER_PORT"] in ports else application
+        return target(environ, start_response)
 
     return by_port
 

@@ -57,8 +57,8 @@ class _File:
     def answer(self, req: Request, resp: Response) -> None:
         resp.set_headers(_HEADERS)
         resp.set_header("ETag", self._tag.dumps())
-        known = req.if_none_match or []
-        if "*" in known or self._tag in known:
+        cached_tags = req.if_none_match or []
+        if "*" in cached_tags or self._tag in cached_tags:
             resp.status = 304
             return
         resp.content_type = self._type

@@ -64,5 +64,5 @@ def add_routes(routes: Routes, regions: SharedMemory, settings: Settings) -> Non
         for action in _ACTIONS:
             resource = RegionResource(kind, action, regions, settings)
             routes.add("shared-memory", f"/v2/{kind}sharedmemory/{action}", resource)
-            one = f"/v2/{kind}sharedmemory/region/{{name:given}}/{action}"
-            routes.add("shared-memory", one, resource)
+            single = f"/v2/{kind}sharedmemory/region/{{name:given}}/{action}"
+            routes.add("shared-memory", single, resource)

@@ -127,10 +127,10 @@ class Heads:
     """
 
     __slots__ = (
+        "_cached",
         "_cfg",
         "_client",
         "_environ",
-        "_known",
         "_number",
         "_proxied",
         "_waiter",
@@ -145,7 +145,7 @@ class Heads:
         self._cfg = cfg
         self._client = client
         self._environ = environ
-        self._known: dict[bytes, Head] = {}
+        self._cached: dict[bytes, Head] = {}
         self._number = 0
         self._proxied = cfg.proxy_protocol != "off"
         self.found = b""
@@ -177,7 +177,7 @@ class Heads:
                 self.found, data = data, data[:end]
             elif data:
                 data = self._read_on(data if taken else self._take(len(data)))
-        return (self._known.get(data) or self._parse(data)) if data else None
+        return (self._cached.get(data) or self._parse(data)) if data else None
 
     def take(self, head: Head, decrypted: bool) -> int:
         """Take the bytes of the head from the kernel, if they are still there.
@@ -210,9 +210,9 @@ class Heads:
             self._environ = {**self._environ, **proxied_environ(request)}
         head = Head(request, request_environ(self._environ, request), len(data))
         if not self._proxied and not head.chunked and len(data) <= _CACHED_HEAD_BYTES:
-            if len(self._known) >= _CACHED_HEADS:
-                self._known.clear()
-            self._known[data] = head
+            if len(self._cached) >= _CACHED_HEADS:
+                self._cached.clear()
+            self._cached[data] = head
         return head
 
     def _read_on(self, data: bytes) -> bytes:
@@ -232,8 +232,8 @@ class Heads:
                 raise NoMoreData(bytes(gathered))
             edge = bytes(gathered[-3:])
             empty_line = (edge + more).find(b"\r\n\r\n")
-            left = empty_line + 4 - len(edge) if empty_line >= 0 else len(more)
-            gathered += self._take(left)
+            count = empty_line + 4 - len(edge) if empty_line >= 0 else len(more)
+            gathered += self._take(count)
         self.unreader.unread(bytes(gathered[end + 4 :]))
         return bytes(gathered[: end + 4])
 

@@ -355,13 +355,13 @@ class HttpConnection:
             self._send_rest(part, 0)
 
     def _send_rest(self, buffers: Sequence[Buffer], sent: int) -> None:
-        left = deque(memoryview(buffer).cast("B") for buffer in buffers if len(buffer))
-        while left:
-            if sent >= len(left[0]):
-                sent -= len(left.popleft())
+        unsent = deque(memoryview(buffer).cast("B") for buffer in buffers if len(buffer))
+        while unsent:
+            if sent >= len(unsent[0]):
+                sent -= len(unsent.popleft())
                 continue
-            left[0] = left[0][sent:]
-            sent = self.sock.sendmsg(list(islice(left, _IOV_MAX)))
+            unsent[0] = unsent[0][sent:]
+            sent = self.sock.sendmsg(list(islice(unsent, _IOV_MAX)))
 
     def _refuse(self, status: int, message: str, *fields: str) -> None:
         answer = refusal(status, message, *fields)

@@ -61,10 +61,10 @@ class RequestBody:
     """
 
     __slots__ = (
-        "_due",
         "_expects",
         "_left",
         "_offset",
+        "_part_left",
         "_piece",
         "_source",
         "_until",
@@ -82,7 +82,7 @@ class RequestBody:
         self._offset = 0
         self._expects = expects
         self._until = inf
-        self._due = 0  # bytes to come until the deadline
+        self._part_left = 0  # bytes to come until the deadline
         self.copied = 0
         self.failed = False
         self.finished = length == 0
@@ -97,9 +97,9 @@ class RequestBody:
         """Set the deadline of the next part, by its size and the least rate. Before the first
         part, ask the client to continue; raise OSError if the client cannot be asked."""
         source, settings = self._source, self._source.settings
-        self._due = due = min(self._left, PART)
+        self._part_left = size = min(self._left, PART)
         latest = monotonic() + settings.body_timeout_s
-        self._until = min(self._until, latest) + due / settings.min_bytes_per_s
+        self._until = min(self._until, latest) + size / settings.min_bytes_per_s
         if self._expects:
             self._expects = False
             # With a deadline: a client that reads nothing cannot hold the greenlet
@@ -184,15 +184,15 @@ class RequestBody:
         receive = source.sock.recv_into
         try:
             while filled < end and not self.failed:
-                if self._due <= 0:
+                if self._part_left <= 0:
                     self._extend()
                 source.watch = (BODY, self._until)
-                part = view[filled : min(end, filled + self._due)]
+                part = view[filled : min(end, filled + self._part_left)]
                 if not (count := receive(part, 0, _WHOLE)):
                     break
                 filled += count
                 self._left -= count
-                self._due -= count
+                self._part_left -= count
         except OSError:
             pass
         source.watch = None

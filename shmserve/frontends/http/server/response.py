@@ -59,22 +59,22 @@ class BufferBody:
             yield bytes(buffer)
 
 
-def parts_of(buffers: Sequence[Buffer], most: int) -> Iterator[tuple[list[memoryview], int]]:
-    """Yield the buffers' bytes in parts of `most` bytes: views, and their total bytes. The last
+def parts_of(buffers: Sequence[Buffer], limit: int) -> Iterator[tuple[list[memoryview], int]]:
+    """Yield the buffers' bytes in parts of `limit` bytes: views, and their total bytes. The last
     part may be smaller."""
     part: list[memoryview] = []
-    room = most
+    room = limit
     for buffer in buffers:
-        left = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
-        while left:
-            taken, left = left[:room], left[room:]
+        rest = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
+        while rest:
+            taken, rest = rest[:room], rest[room:]
             part.append(taken)
             room -= len(taken)
             if not room:
-                yield part, most
-                part, room = [], most
+                yield part, limit
+                part, room = [], limit
     if part:
-        yield part, most - room
+        yield part, limit - room
 
 
 class ByteSink(Protocol):

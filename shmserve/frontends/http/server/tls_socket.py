@@ -45,13 +45,13 @@ class TlsSocket(ssl.SSLSocket):
                 self._plain.await_ready(_READABLE)
         if not self._ahead:
             self._ahead = self._decrypt(buflen)
-        found = self._ahead[:buflen]
+        data = self._ahead[:buflen]
         if flags & socket.MSG_PEEK:
-            return found
+            return data
         self._ahead = self._ahead[buflen:]
         if not flags & socket.MSG_WAITALL:
-            return found
-        pieces, left = [found], buflen - len(found)
+            return data
+        pieces, left = [data], buflen - len(data)
         while left and pieces[-1]:
             pieces.append(self._decrypt(left))
             left -= len(pieces[-1])
@@ -64,10 +64,10 @@ class TlsSocket(ssl.SSLSocket):
         count = min(len(view), len(self._ahead))
         view[:count], self._ahead = self._ahead[:count], self._ahead[count:]
         while count < len(view) and (not count or flags & socket.MSG_WAITALL):
-            got = self._decrypt_into(view[count:])
-            if not got:
+            received = self._decrypt_into(view[count:])
+            if not received:
                 break
-            count += got
+            count += received
         return count
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
@@ -123,8 +123,8 @@ class TlsSocket(ssl.SSLSocket):
         ended = events[0][1] & (select.POLLRDHUP | select.POLLHUP | select.POLLERR)
         return b"" if ended else b"\0"
 
-    def _decrypt(self, most: int) -> bytes:
-        data: bytes = self._patiently(self.read, most)
+    def _decrypt(self, size: int) -> bytes:
+        data: bytes = self._patiently(self.read, size)
         self._count(len(data))
         return data
 

@@ -125,16 +125,16 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
     # The loop
 
     def _turn_until_stopped(self) -> None:
-        due, beat_s = 0.0, period_s(self.settings.watchdog_s)
+        next_sign, beat_s = 0.0, period_s(self.settings.watchdog_s)
         while self.alive:
             now = monotonic()
-            if now >= due:
-                due = now + beat_s
+            if now >= next_sign:
+                next_sign = now + beat_s
                 self.notify()
                 if self.ppid != os.getppid():
                     self.log.info("Parent changed, shutting down: %s", self)
                     return
-            self.hub.run(due)
+            self.hub.run(next_sign)
 
     def _finish(self) -> None:
         """Let connections finish the requests they have begun, for at most `graceful_timeout`."""

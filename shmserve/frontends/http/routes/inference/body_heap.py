@@ -31,13 +31,13 @@ class _Lease:
         self._budget = budget
         self._nbytes = 0
 
-    def take(self, nbytes: int, most: int) -> None:
-        if self._nbytes + nbytes > most:
+    def take(self, nbytes: int, limit: int) -> None:
+        if self._nbytes + nbytes > limit:
             raise TooLarge(
-                f"this request's body would take more than {most} bytes of memory"
+                f"this request's body would take more than {limit} bytes of memory"
                 " (setting max_heap_bytes)"
             )
-        self._budget.take(nbytes, most)
+        self._budget.take(nbytes, limit)
         self._nbytes += nbytes
 
     def __del__(self) -> None:

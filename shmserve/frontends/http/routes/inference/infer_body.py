@@ -59,8 +59,8 @@ from shmserve.tensor import bytes_codec
 from shmserve.tensor.spec import ModelSpec
 from shmserve.waiting import LARGE, beside, beside_if_large
 
-_MOST_KNOWN = 256
-_LONGEST = 4096  # bytes; parsing a longer JSON part adds little to the cost of reading
+_MAX_CACHED = 256
+_MAX_CACHED_BYTES = 4096  # bytes; parsing a longer JSON part adds little to the cost of reading
 
 
 class InferBody:
@@ -113,7 +113,7 @@ class InferBody:
         length = header_length(environ, reader)
         if length == 0:
             raw, reader = _raw_request(signature, reader, settings)
-            found = checked(signature, raw, settings, self.find)
+            fitting = checked(signature, raw, settings, self.find)
         else:
             if length is None:
                 text = reader.read_rest(settings.max_json_bytes, "max_json_bytes")
@@ -124,12 +124,12 @@ class InferBody:
             assert self._known is not None
             check = self._known.check
             if len(text) < LARGE:
-                found = check(signature, text, self)
+                fitting = check(signature, text, self)
             else:
-                found = beside(check, signature, text, self)
-        self._inputs, self.wanted, request = found.inputs, found.wanted, found.request
-        self.nbytes = found.slot_bytes
-        if reader.remaining != found.binary_bytes:
+                fitting = beside(check, signature, text, self)
+        self._inputs, self.wanted, request = fitting.inputs, fitting.wanted, fitting.request
+        self.nbytes = fitting.slot_bytes
+        if reader.remaining != fitting.binary_bytes:
             _check_sizes(signature, self._inputs, reader)
         parameters = request.parameters
         if self._forward is not None:
@@ -137,7 +137,7 @@ class InferBody:
         self._signature, self._reader, self.request = signature, reader, request
         on_wait, number = client_of(environ)
         return RunOptions(
-            *(request.id, found.names, parameters, found.places, on_wait),
+            *(request.id, fitting.names, parameters, fitting.places, on_wait),
             caller_number=number,
         )
 
@@ -296,7 +296,7 @@ class Regions(Protocol):
     def as_of(self) -> object: ...
 
 
-class _Known(Struct):
+class _CachedRequest(Struct):
     """A cached request.
 
     Attributes:
@@ -313,13 +313,13 @@ class _Known(Struct):
         if located is not None and located[0] == as_of:
             return located[1]
         request, spec = self.request, self.request.signature.spec
-        found = msgspec.structs.replace(
+        current = msgspec.structs.replace(
             request,
             inputs=locate_inputs(spec, request.inputs, regions.find),
             places=locate_outputs(spec, request.wanted, regions.find),
         )
-        self.located = (as_of, found)
-        return found
+        self.located = (as_of, current)
+        return current
 
 
 class KnownRequests:
@@ -327,20 +327,20 @@ class KnownRequests:
 
     def __init__(self, limits: Settings) -> None:
         self._limits = limits
-        self._known: dict[tuple[str, bytes], _Known] = {}
+        self._cached: dict[tuple[str, bytes], _CachedRequest] = {}
 
     def check(self, signature: ModelSignature, text: bytes, regions: Regions) -> CheckedRequest:
         """Return the checked request of a JSON part. Raise the errors of `parse_request` and
         `checked`."""
         key = (signature.spec.name, text)
-        known = self._known.get(key)
-        if known is not None and known.request.signature is signature:
-            return known.locate(regions) if known.request.in_regions else known.request
+        cached = self._cached.get(key)
+        if cached is not None and cached.request.signature is signature:
+            return cached.locate(regions) if cached.request.in_regions else cached.request
         fresh = checked(signature, parse_request(text, self._limits), self._limits, regions.find)
-        if len(text) <= _LONGEST and _is_repeatable(fresh.request):
-            if len(self._known) >= _MOST_KNOWN:
-                self._known = {}
-            self._known[key] = _Known(fresh)
+        if len(text) <= _MAX_CACHED_BYTES and _is_repeatable(fresh.request):
+            if len(self._cached) >= _MAX_CACHED:
+                self._cached = {}
+            self._cached[key] = _CachedRequest(fresh)
         return fresh
 
 

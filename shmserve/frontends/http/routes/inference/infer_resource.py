@@ -44,13 +44,13 @@ class InferResource:
         self._settings = settings
         self._regions = regions
         self._forward = compiled(settings.http_header_forward_pattern)
-        self._known = KnownRequests(settings)
+        self._cache = KnownRequests(settings)
 
     def on_post(
         self, req: falcon.Request, resp: falcon.Response, name: str, version: str = ""
     ) -> None:
         environ = req.env
-        source = InferBody(environ, self._settings, self._regions, self._forward, self._known)
+        source = InferBody(environ, self._settings, self._regions, self._forward, self._cache)
         entry = self._dispatcher.ready_model(name, checked_version(version) if version else "")
         inference = Inference(self._dispatcher, entry, source)
         try:
@@ -58,17 +58,17 @@ class InferResource:
             answered = monotonic_ns()
             result = make_result(inference, outcome)
             accept = environ.get("HTTP_ACCEPT_ENCODING")
-            chosen = compression.choose(accept) if accept else ""
-            copied, held = result.copied, False
+            coding = compression.choose(accept) if accept else ""
+            copied, keeps_buffers = result.copied, False
             if result.binary_bytes:
                 resp.content_type = "application/octet-stream"
                 resp.set_header(HEADER_LENGTH, str(len(result.head)))
-            if chosen:
+            if coding:
                 copied += result.binary_bytes
-                resp.data = beside(compression.compress, [result.head, *result.buffers], chosen)
-                resp.set_header("Content-Encoding", chosen)
+                resp.data = beside(compression.compress, [result.head, *result.buffers], coding)
+                resp.set_header("Content-Encoding", coding)
             elif result.buffers:
-                held = True
+                keeps_buffers = True
                 body = BufferBody([result.head, *result.buffers], inference.close)
                 resp.set_stream(body, len(result.head) + result.binary_bytes)
             else:
@@ -83,7 +83,7 @@ class InferResource:
             inference.failed(ex)
             inference.close()
             raise
-        if not held:
+        if not keeps_buffers:
             inference.close()
 
 
@@ -126,20 +126,20 @@ def make_result(inference: Inference[InferBody], outcome: Outcome) -> InferResul
     outputs: list[InferAnswerOutput] = []
     buffers: list[memoryview | bytes] = []
     total = copied = 0
-    for want in inference.source.wanted:
-        tensor = given.get(want.name)
+    for requested in inference.source.wanted:
+        tensor = given.get(requested.name)
         if tensor is None:
             continue
         name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
-        if want.region is not None:  # the output is in the region already
+        if requested.region is not None:  # the output is in the region already
             outputs.append(InferAnswerOutput(name, datatype, shape))
             continue
         data: memoryview | bytes = tensor.view
-        if want.classification:
+        if requested.classification:
             size = len(tensor.view)
-            datatype, shape, data = beside_if_large(size, classify, signature, want, tensor)
+            datatype, shape, data = beside_if_large(size, classify, signature, requested, tensor)
         size = len(data)
-        if request.binary_output if want.binary is None else want.binary:
+        if request.binary_output if requested.binary is None else requested.binary:
             outputs.append(InferAnswerOutput(name, datatype, shape, BinarySize(size)))
             if size:
                 buffers.append(data)
