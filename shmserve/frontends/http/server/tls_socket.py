@@ -27,7 +27,7 @@ class TlsSocket(ssl.SSLSocket):
     """Client socket with TLS, made by `secure`. Waits happen in the plain socket below."""
 
     _ahead = b""  # bytes decrypted and not taken yet
-    _since_pause = 0  # bytes
+    _since_pause = 0  # bytes since the last pause
     _sslobj: Any  # of the base class; None before and after TLS
     _plain: GreenletSocket  # the original socket, without its descriptor
 
