@@ -1,4 +1,4 @@
-"""What `sequence_batching` may say: its values against each other and the rest of the file."""
+"""Checks of `sequence_batching`: values against each other and against the rest of the file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAX_CANDIDATES = 1 << 16
 
 
 def check_sequences(message: Any, model: str) -> None:
-    """Check a ModelConfig message, and write the default of the idle time into it.
+    """Check a ModelConfig message, and fill in the default of the idle time.
 
     Raises:
-        ConfigError: it names the field and the value.
+        ConfigError: a wrong value; the text names field and value.
     """
     if not message.HasField("sequence_batching"):
         return
@@ -53,7 +53,7 @@ def _check_oldest(oldest: Any, max_batch_size: int, where: str) -> None:
             f"and {_MAX_CANDIDATES}"
         )
     for size in oldest.preferred_batch_size:
-        # 0 may still become what the model's file tells
+        # max_batch_size 0 may still be replaced by the model file's value
         if size < 1 or (max_batch_size and size > max_batch_size):
             raise ConfigError(
                 f"{where}.preferred_batch_size {size} is not between 1 "
@@ -62,7 +62,7 @@ def _check_oldest(oldest: Any, max_batch_size: int, where: str) -> None:
 
 
 def _control_kind(entry: Any, where: str) -> str:
-    """What a control input tells, once it is known to be complete."""
+    """Return the kind of a control input. Raise ConfigError if the input is incomplete."""
     where = f"{where}.control_input '{entry.name}'"
     if not entry.name:
         raise ConfigError(f"{where} has no name")
