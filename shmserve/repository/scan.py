@@ -1,4 +1,4 @@
-"""All repository paths together: which models there are, and which names are taken twice."""
+"""All repository paths together: the models, and names that occur twice."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from shmserve.repository.text_files import IGNORED, is_folder, printable
 
 _log = logging.getLogger(__name__)
 
-_TOLD = 8  # folders that are no models
+_TOLD = 8  # folders without a model that a log line names
 
 
 class ScanResult(Struct, frozen=True):
-    """What the repository holds: every folder that may be a model is in exactly one of the two.
+    """Contents of the repository. Every folder that may be a model is in exactly one of the
+    fields.
 
-    `failures`: folder name -> reason fit for clients.
+    `failures`: by folder name, the reason for clients.
     """
 
     models: dict[str, ModelFolder]
@@ -30,7 +31,7 @@ class ScanResult(Struct, frozen=True):
 
 
 def scan(paths: Sequence[str]) -> ScanResult:
-    """Look at every model of the repository; raises as `folders`. The log has what is none."""
+    """Read every model of the repository, and log the skipped folders. Raises as `folders`."""
     models: dict[str, ModelFolder] = {}
     failures: dict[str, str] = {}
     found = folders(paths)
@@ -49,21 +50,21 @@ def scan(paths: Sequence[str]) -> ScanResult:
 
 
 def find(paths: Sequence[str], name: str, override: str | None = None) -> ModelFolder:
-    """Look at one model, as the load request does; `override` is its configuration as JSON.
+    """Read one model, as for a load request. `override` is the model's configuration as JSON.
 
     Raises:
-        NotFound: there is no such folder.
-        ConfigError: it cannot be served.
+        NotFound: the model has no folder.
+        ConfigError: the model cannot be served.
     """
     return read_folder(locate(paths, name), override)
 
 
 def locate(paths: Sequence[str], name: str) -> str:
-    """The folder of one model.
+    """Return the folder of a model.
 
     Raises:
-        NotFound: there is no such folder.
-        ConfigError: there are several.
+        NotFound: the model has no folder.
+        ConfigError: the model has several folders, or is not in the cache yet.
     """
     directories = folders(paths).get(name) if ids.is_model_name(name) else None
     if not directories:
@@ -80,12 +81,12 @@ def _only(name: str, directories: list[str]) -> str:
 
 
 def names(paths: Sequence[str]) -> list[str]:
-    """Names of the folders that can be models, sorted; raises as `folders`."""
+    """Return the sorted names of folders that can be models. Raises as `folders`."""
     return sorted(filter(ids.is_model_name, {*candidates(paths), *absent(paths)}))
 
 
 def absent(paths: Sequence[str]) -> dict[str, str]:
-    """Models that remote repositories have and the cache has not, each with why."""
+    """Return the models of remote repositories that are not in the cache, each with the reason."""
     found: dict[str, str] = {}
     for path in filter(catalog.is_catalog, paths):
         found.update(catalog.absent(path))
@@ -93,8 +94,11 @@ def absent(paths: Sequence[str]) -> dict[str, str]:
 
 
 def pending(paths: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether a remote repository was never listed, or one of the wanted models ("*": all) is
-    known of and was never fetched."""
+    """Return True if a fetch is due: a repository was never listed, or a wanted model never
+    fetched.
+
+    `wanted`: names of models; "*": all.
+    """
     if any(catalog.read(path) is None for path in paths if catalog.is_catalog(path)):
         return True
     missing = absent(paths)
@@ -102,7 +106,7 @@ def pending(paths: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def candidates(paths: Sequence[str]) -> dict[str, list[str]]:
-    """As `folders`, without those that nobody can have meant as a model."""
+    """Return `folders` without folders that cannot be meant as models."""
     return _candidates(folders(paths))
 
 
@@ -115,10 +119,11 @@ def _candidates(found: dict[str, list[str]]) -> dict[str, list[str]]:
 
 
 def folders(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Folder name -> where it is, in the order of the paths; hidden ones are left out.
+    """Return the paths of each folder name, in the order of the repository paths, without hidden
+    folders.
 
     Raises:
-        ConfigError: a path of the repository itself is not a readable folder.
+        ConfigError: a repository path is not a readable folder.
     """
     directories: dict[str, list[str]] = {}
     seen: set[str] = set()
@@ -128,14 +133,14 @@ def folders(paths: Sequence[str]) -> dict[str, list[str]]:
                 directories.setdefault(name, []).append(directory)
             continue
         real = os.path.realpath(path)
-        if real in seen:  # the same folder named twice is no duplicate of its models
+        if real in seen:  # a folder named twice does not duplicate its models
             continue
         seen.add(real)
         try:
             with os.scandir(real) as entries:
                 names = [e.name for e in entries if not e.name.startswith(".") and is_folder(e)]
         except OSError as ex:
-            # for the operator, who wrote this path: raised when the service starts
+            # may show the path: the operator wrote it, and the error ends the start of the service
             raise ConfigError(
                 f"model_repository: '{path}' is not a readable folder ({ex.strerror})"
             ) from None

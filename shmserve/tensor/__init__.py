@@ -1,1 +1,2 @@
-"""What all processes agree on of tensors and models: datatypes, BYTES framing, descriptions."""
+"""Facts about tensors and models shared by all processes: datatypes, BYTES framing,
+descriptions."""

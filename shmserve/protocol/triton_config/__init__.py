@@ -1,1 +1,1 @@
-"""config.pbtxt: text to a checked configuration, and from there to instances."""
+"""config.pbtxt: text to a checked configuration, and from the configuration to instances."""
