@@ -1,4 +1,4 @@
-"""Placement of a model's instances: the configuration's wishes on this host's devices."""
+"""Placement of a model's instances on this host's devices, as the configuration asks."""
 
 from __future__ import annotations
 
