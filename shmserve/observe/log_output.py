@@ -1,4 +1,4 @@
-"""Output of this process: threads write it, or, of a process that forks, the supervisor does."""
+"""Output of this process: written by threads, or by the supervisor for a process that forks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shmserve.observe.log_writer import LogWriter
 
 
 class _Output:
-    """State of one process, and of its forks until they begin anew.
+    """State of one process, inherited by forks until each fork calls `begin`.
 
     Attributes:
-        relay: socket of a process that forks. Its forks keep it for supervisors that they start.
-        relays: lines go to the relay. Else they go to the writers.
-        streams: what stands in place of `sys.stdout` and `sys.stderr`, by descriptor.
-        writers: what writes, by descriptor.
+        relay: socket of a process that forks. Forks keep the socket for supervisors started later.
+        relays: lines go to the relay, not to the writers.
+        streams: replacements of `sys.stdout` and `sys.stderr`, by descriptor.
+        writers: log writers, by descriptor.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,12 @@ _output = _Output()
 
 
 def begin(line: Callable[[str], str], forks: bool) -> None:
-    """Take over `sys.stdout` and `sys.stderr`, or, in a fork of such a process, their lines.
+    """Take over `sys.stdout` and `sys.stderr`. In a fork, take over the lines of the existing
+    streams.
 
     Args:
-        line: makes a line of the log of a text.
-        forks: this process may have no thread.
+        line: makes a line of the log from a text.
+        forks: the process forks and so may have no thread.
     """
     if not _output.streams:
         sys.stdout, sys.stderr = _stream(sys.stdout), _stream(sys.stderr)
@@ -57,17 +58,18 @@ def begin(line: Callable[[str], str], forks: bool) -> None:
 
 
 def relayed_to() -> int:
-    """Return the descriptor that a supervisor is given for `receive`, or -1 without a relay."""
+    """Return the descriptor for the supervisor's `receive`, or -1 without a relay."""
     return _output.relay.receiving if _output.relay is not None else -1
 
 
 def receive(fd: int) -> None:
-    """In the supervisor: write the lines of the process that forks."""
+    """Write the lines of the forking process. Called in the supervisor."""
     log_relay.receive(fd, _output.writers)
 
 
 def end() -> None:
-    """At this process's end: wait until its lines have gone out, for a second at most."""
+    """Wait at most a second for the lines of this process to go out. Called at the process's
+    end."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, LogStream):
             stream.flush_begun()
@@ -78,7 +80,7 @@ def end() -> None:
 
 
 def _stream(below: TextIO) -> TextIO:
-    if below is None:  # the process was started without
+    if below is None:  # the process was started without this stream
         return below
     below.flush()
     stream = _output.streams[below.fileno()] = LogStream(below)
@@ -86,7 +88,8 @@ def _stream(below: TextIO) -> TextIO:
 
 
 def _writer(fd: int, line: Callable[[str], str]) -> LogWriter:
-    """Make a writer, one for each file: lines of both streams to one file keep their order."""
+    """Return the writer of a file, made on first use. Lines of both streams to one file keep their
+    order."""
     for other, writer in _output.writers.items():
         if os.path.samestat(os.fstat(fd), os.fstat(other)):
             return writer

@@ -1,7 +1,7 @@
-"""The files of the setting `trace_file`: JSON arrays that several processes write.
+"""Files of the setting `trace_file`: JSON arrays that several processes write.
 
-Each file is a whole array whenever nobody writes it: what is added goes over its end, under a lock
-of the file. Only the operator says where they are.
+Between writes each file is a complete array: new entries overwrite the array's end, under a lock
+of the file. Only the operator chooses the path.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _BEGIN, _BETWEEN, _END = b"[\n", b",\n", b"\n]\n"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _MODE = 0o600
 _LOCK_S, _LOCK_TICK_S = 2.0, 0.01
-_TELL_S = 60.0  # the same trouble again
-MAX_FILE_BYTES = 256 << 20  # entries beyond it are lost
+_TELL_S = 60.0  # pause before the log repeats a problem
+MAX_FILE_BYTES = 256 << 20  # further entries are lost
 MAX_FILES = 1000  # entries for further files are lost
 
 
 def begin(settings: Settings) -> None:
-    """Make the files of an earlier service room for those of this one, as Triton does.
+    """Empty the trace file and remove the numbered files of an earlier service, as Triton does.
 
     Raises:
-        ConfigError: the setting names no place that can be written.
+        ConfigError: the file cannot be written.
     """
     path = settings.trace_file
     if not path:
@@ -50,10 +50,10 @@ def begin(settings: Settings) -> None:
 
 
 class TraceWriter:
-    """For one thread of a process.
+    """Writer of trace files, for one thread of a process.
 
     Args:
-        settings: `trace_file`.
+        settings: gives `trace_file`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -61,7 +61,7 @@ class TraceWriter:
         self._told: deque[tuple[str, float]] = deque(maxlen=4)
 
     def append(self, number: int, entries: list[bytes]) -> None:
-        """Add entries to a file, by its number or `ALL_IN_ONE`; what goes wrong is in the log."""
+        """Add entries to a file, given by number or as `ALL_IN_ONE`. Failures are logged."""
         path = self._path if number == ALL_IN_ONE else f"{self._path}.{number}"
         try:
             if number >= MAX_FILES:
@@ -84,7 +84,7 @@ class TraceWriter:
 
 @contextmanager
 def _locked(path: str) -> Iterator[int | None]:
-    """The file; None: others do not let it go."""
+    """Open and lock the file. Yield None if other processes keep the lock."""
     fd = os.open(path, _FLAGS, _MODE)
     try:
         yield fd if _lock(fd) else None
@@ -106,7 +106,10 @@ def _lock(fd: int) -> bool:
 
 
 def _add(fd: int, data: bytes, most: int) -> bool:
-    """Over the end of the array; False: it would be larger than `most`, or the file holds none."""
+    """Write entries over the end of the array.
+
+    Return False if the file would be larger than `most`, or does not hold an array.
+    """
     size = os.fstat(fd).st_size
     kept = size - len(_END)
     if size and (kept < len(_BEGIN) or os.pread(fd, len(_END), kept) != _END):
@@ -117,7 +120,7 @@ def _add(fd: int, data: bytes, most: int) -> bool:
         return False
     try:
         _write(fd, data, at)
-    except OSError:  # no space: the file is what it was
+    except OSError:  # no space: restore the former content
         os.ftruncate(fd, size)
         if size:
             _write(fd, _END, at)

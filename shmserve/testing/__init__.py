@@ -1,1 +1,2 @@
-"""What tests and benchmarks run against: a real server, a backend, a dispatcher without one."""
+"""Test environment for tests and benchmarks: a real server, a backend, a dispatcher without
+server."""
