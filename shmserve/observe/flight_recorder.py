@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 _RECORDS = 1000  # records of a ring; also limit of rows to show or keep
 KEPT_RINGS = 24  # rings of ended processes to keep
-BAD_END = "bad-end.json"  # rows at the moment when the service or a process was killed or failed
+BAD_END = "bad-end.json"  # rows at the moment of a failure or a forced end, as `keep` writes them
 _FOLDER = "events"
 _RING = ".ring"
 _MAX_BYTES = 64 << 20  # limit of a ring to read
@@ -94,8 +94,8 @@ def rows(run_dir: str, limit: int | None = None) -> list[dict[str, Any]]:
 
 
 def keep(run_dir: str) -> None:
-    """Write the result of `rows` to a file after a bad end. Later events cannot push these rows
-    out."""
+    """Write the result of `rows` to a file after a bad end, so that later events cannot replace
+    it."""
     path = os.path.join(_folder(run_dir), BAD_END)
     try:
         with open(path + ".new", "wb") as file:

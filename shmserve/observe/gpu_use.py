@@ -28,8 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class GpuUse:
-    """A thread that reads GPUs, and the latest reading. Without driver or nvidia-ml-py, no GPU is
-    reported."""
+    """A thread that reads GPUs, and the latest reading. Without driver or package, no GPU."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -51,8 +50,7 @@ class GpuUse:
         return reports if time.monotonic() - moment < FRESH_S else ()
 
     def sample(self) -> None:
-        """Read all visible GPUs. The thread calls this once a second; a call takes a few seconds
-        at most."""
+        """Read all visible GPUs: done once a second by the thread, in a few seconds at most."""
         module = nvml.bindings()
         if module is None:
             return
@@ -68,8 +66,8 @@ class GpuUse:
         self._silent = reports is None
 
     def _look(self, now: float) -> frozenset[str] | None:
-        """Return the uuids of the visible GPUs as last known, or None if the driver has never
-        answered."""
+        """Return the uuids of the visible GPUs as last known, or None without any answer so
+        far."""
         if now >= self._look_at:
             seen = visible_uuids()
             if seen is not None:

@@ -36,8 +36,7 @@ _output = _Output()
 
 
 def begin(line: Callable[[str], str], forks: bool) -> None:
-    """Take over `sys.stdout` and `sys.stderr`. In a fork, take over the lines of the existing
-    streams.
+    """Take over `sys.stdout` and `sys.stderr`, or in a fork the lines of their replacements.
 
     Args:
         line: makes a line of the log from a text.
@@ -68,8 +67,7 @@ def receive(fd: int) -> None:
 
 
 def end() -> None:
-    """Wait at most a second for the lines of this process to go out. Called at the process's
-    end."""
+    """Wait at most a second, at the end of the process, for its lines to go out."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, LogStream):
             stream.flush_begun()
@@ -80,7 +78,7 @@ def end() -> None:
 
 
 def _stream(below: TextIO) -> TextIO:
-    if below is None:  # the process was started without this stream
+    if below is None:  # started without this stream
         return below
     below.flush()
     stream = _output.streams[below.fileno()] = LogStream(below)
@@ -88,7 +86,7 @@ def _stream(below: TextIO) -> TextIO:
 
 
 def _writer(fd: int, line: Callable[[str], str]) -> LogWriter:
-    """Return the writer of a file, made on first use. Lines of both streams to one file keep their
+    """Return the writer of a file. Streams to one file share it, so their lines keep their
     order."""
     for other, writer in _output.writers.items():
         if os.path.samestat(os.fstat(fd), os.fstat(other)):

@@ -50,8 +50,7 @@ class LogRelay:
             self._dropped.count = 0
 
     def flush(self) -> None:
-        """Write the lines that no supervisor has received. For the end of the master, which forks
-        no more."""
+        """Write the lines that no supervisor has received. For the end of the master."""
         signal.signal(signal.SIGALRM, _give_up)
         with contextlib.suppress(OSError):
             signal.setitimer(signal.ITIMER_REAL, _END_S, _AGAIN_S)
@@ -68,8 +67,7 @@ def _give_up(*_: object) -> None:
 
 
 def receive(receiving: int, writers: Mapping[int, LogWriter]) -> None:
-    """Write the lines that come through the relay's socket, in a thread. Called in the
-    supervisor."""
+    """Write, in a thread of the supervisor, the lines that come through the relay's socket."""
     sock = socket.socket(fileno=receiving)
 
     def run() -> None:

@@ -104,8 +104,7 @@ class LogWriter:
         self._is_fork = False
 
     def _forked(self) -> None:
-        """Begin anew in a fork: the thread does not exist there, and the parent writes the queued
-        lines."""
+        """Begin anew in a fork, which has no thread. The parent writes the queued lines."""
         self._begin()
         self._is_fork = True
 

@@ -90,7 +90,7 @@ class _Line(logging.Formatter):
     def line(
         self, moment: float, level: str, logger: str, message: str, more: dict[str, object]
     ) -> str:
-        """Return a JSON object. Keys of `more` that repeat the object's own keys get the prefix
+        """Return a JSON object. Keys of `more` that the object has already get the prefix
         `other_`."""
         own = {
             "time": _iso(moment),

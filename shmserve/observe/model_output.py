@@ -30,7 +30,7 @@ class LineRate:
         self._lock = threading.Lock()
 
     def take(self) -> int | None:
-        """Return the number of lines dropped since the last allowed line, or None to drop this
+        """Return how many lines were dropped since the last allowed line, or None to drop this
         line."""
         with self._lock:
             now = self._now()
@@ -45,8 +45,8 @@ class LineRate:
 
 
 class ModelOutput(LogStream):
-    """Replacement of `sys.stdout` or `sys.stderr`: every line has the instance's name and is
-    counted."""
+    """Replacement of `sys.stdout` or `sys.stderr`: names the instance in each line, limits the
+    rate."""
 
     def __init__(self, below: TextIO, rate: LineRate) -> None:
         super().__init__(below)

@@ -31,8 +31,7 @@ class _Library:
         self._next_try = 0.0
 
     def module(self) -> ModuleType | None:
-        """Return the module, or None before a successful attempt. Tries again from time to
-        time."""
+        """Return the module, or None if not loaded yet. Tries again from time to time."""
         with self._loading:  # other callers meanwhile wait for the result
             if self._module is None and time.monotonic() >= self._next_try:
                 self._next_try = time.monotonic() + _AGAIN_S

@@ -19,13 +19,12 @@ Decode = Callable[[Bytes], Any]
 
 
 def msgpack_decoder(kind: Any) -> Decode:
-    """Return a function that decodes MessagePack to a `kind` and raises only
-    `UnreadableMessage`."""
+    """Return a decoder from MessagePack to a `kind` that raises only `UnreadableMessage`."""
     return _guarded(msgspec.msgpack.Decoder(kind).decode)
 
 
 def json_decoder(kind: Any = Any) -> Decode:
-    """Return a function that decodes JSON to a `kind` and raises only `UnreadableMessage`."""
+    """Return a decoder from JSON to a `kind` that raises only `UnreadableMessage`."""
     return _guarded(msgspec.json.Decoder(kind).decode)
 
 

@@ -63,8 +63,7 @@ def _search(doubles: Array, values: Array, places: Array) -> Array:
 
 
 def _rounded(doubles: Array, places: Array) -> Array:
-    """Return the numbers rounded to `places` decimal places. Negative places round before the
-    point."""
+    """Return the numbers rounded to `places` decimals. Negative places round before the point."""
     if places.size == 0 or places.min() >= 0:
         power = _POWERS[places]
         rounded: Array = np.rint(doubles * power) / power
@@ -76,7 +75,6 @@ def _rounded(doubles: Array, places: Array) -> Array:
 
 
 def _one_by_one(values: Array) -> Array:
-    """Shorten the numbers through numpy's printing: also the shortest form, but ten times
-    slower."""
+    """Shorten the numbers by numpy's printing: as short, but ten times slower."""
     printed: Array = values.astype("U16").astype(np.float64)
     return printed

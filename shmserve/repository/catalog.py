@@ -71,8 +71,7 @@ def folder(path: str, snapshot: str, name: str) -> str:
 
 
 def snapshot_of(directory: str, cache_dir: str) -> str:
-    """Return the snapshot that a model's folder belongs to, or "" for a folder outside the
-    cache."""
+    """Return the snapshot of a model's folder, or "" for a folder outside the cache."""
     parent, name = os.path.split(os.path.dirname(directory))
     return name if parent == os.path.join(cache_dir, SNAPSHOTS) else ""
 

@@ -22,8 +22,7 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class FolderReader:
-    """Reader for models with one file per version, named as in `kind`. Other readers are
-    subclasses.
+    """Reader for models with one file per version, named as in `kind`. Base of other readers.
 
     The reader's name as an extension is the backend's name, `kind.name`. Any thread may call the
     methods, also at the same time. `directory` is the absolute path of the model's folder. Methods
@@ -38,16 +37,15 @@ class FolderReader:
         return []
 
     def recognises(self, directory: str, version: int) -> bool:
-        """Return True if a version looks like a model of this backend. Asked if no backend is
+        """Return True if a version looks like this backend's. Asked if no backend is
         configured."""
         return os.path.exists(os.path.join(directory, str(version), self.kind.model_file))
 
     def missing(self, directory: str, version: int, config: ModelConfig) -> str:
-        """Return the reason, for clients, why a version cannot be served; "": the version is
-        complete."""
+        """Return the reason, for clients, why a version cannot be served, or ""."""
         file = config.model_file
         path = os.path.join(directory, str(version), file)
-        if os.path.isdir(path):  # a model in several files: the main file has the folder's name
+        if os.path.isdir(path):  # a model in several files, of which this is the main file
             path = os.path.join(path, MODEL_FILE_IN_FOLDER)
         if not os.path.isfile(path):
             return f"version {version} has no file '{file}'"
@@ -66,8 +64,7 @@ class FolderReader:
         return spec, groups
 
     def with_parameters(self, spec: ModelSpec) -> ModelSpec:
-        """Return a version of any backend, with the effect of this reader's parameters on its
-        tensors.
+        """Return a version of any backend, with this reader's parameters applied to its tensors.
 
         Called if a parameter's name is the reader's name, or begins with this name and "_".
 

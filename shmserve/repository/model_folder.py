@@ -157,8 +157,7 @@ def _config(
 
 
 def _guess(directory: str, present: list[int], readers: Readers) -> FolderReader | None:
-    """Return the reader that recognises the newest version. Readers of extensions are asked
-    first."""
+    """Return the reader that recognises the newest version, asking extensions first."""
     ordered = sorted(readers.values(), key=lambda reader: reader.kind.name in BUILT_IN)
     for version in reversed(present):
         for reader in ordered:

@@ -20,8 +20,7 @@ _TOLD = 8  # folders without a model that a log line names
 
 
 class ScanResult(Struct, frozen=True):
-    """Contents of the repository. Every folder that may be a model is in exactly one of the
-    fields.
+    """Contents of the repository: every folder that may be a model is in exactly one field.
 
     `failures`: by folder name, the reason for clients.
     """
@@ -94,8 +93,7 @@ def absent(paths: Sequence[str]) -> dict[str, str]:
 
 
 def pending(paths: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return True if a fetch is due: a repository was never listed, or a wanted model never
-    fetched.
+    """Return True if a repository was never listed, or a wanted model was never fetched.
 
     `wanted`: names of models; "*": all.
     """
@@ -119,8 +117,7 @@ def _candidates(found: dict[str, list[str]]) -> dict[str, list[str]]:
 
 
 def folders(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Return the paths of each folder name, in the order of the repository paths, without hidden
-    folders.
+    """Return the paths of each visible folder name, in the order of the repository paths.
 
     Raises:
         ConfigError: a repository path is not a readable folder.

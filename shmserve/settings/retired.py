@@ -28,8 +28,7 @@ class Retired(NamedTuple):
     since: str = "0.2"
 
     def holds(self, name: str, given: Any) -> bool:
-        """Return True if the value `given` for the setting `name` describes the present
-        behaviour."""
+        """Return True if the value `given` for setting `name` describes the present behaviour."""
         if isinstance(given, str):
             given = kinds.without_unit(name, given)
         try:

@@ -1,5 +1,4 @@
-"""The arena of this process: the bookkeeping of `core.memory.slot_allocator`, with memory behind
-it.
+"""The arena of this process: `core.memory.slot_allocator`'s bookkeeping with memory behind it.
 
 The arena is the only writer (I1) of its segments. Thread-safe: every decision is made under one
 lock. Segments are made and mapped without the lock.
@@ -204,8 +203,7 @@ class ArenaMemory:
             self._arena.release(number, generation, self._now())
 
     def _release_foreign(self, number: int) -> None:
-        """Release a lease with a negative number, which lies in no arena. Subclasses may know the
-        lease."""
+        """Release a lease with a negative number. The arena has none; a subclass may."""
         raise StaleDescriptor(f"no lease on slot {number}")
 
     def reclaim(self, slot: Slot) -> None:
@@ -245,8 +243,7 @@ class ArenaMemory:
         return gone
 
     def trim(self, idle_s: float = 0.0, nbytes: int | None = None) -> None:
-        """Free segments that were unused for `idle_s` seconds, stopping once `nbytes` bytes are
-        free."""
+        """Free segments unused for `idle_s` seconds, stopping once `nbytes` bytes are free."""
         with self._lock:
             numbers = self._arena.idle(self._now() - idle_s, nbytes)
             segments = [self._segments.pop(number) for number in numbers]
@@ -274,8 +271,8 @@ class ArenaMemory:
             return self._arena.stats()
 
     def rows(self, what: str) -> list[dict[str, Any]]:
-        """Return the rows of `shmserve show segments` or `show slots`, or no rows for other
-        tables."""
+        """Return the rows of `shmserve show segments` or `show slots`; for other tables no
+        rows."""
         with self._lock:
             if what == "segments":
                 return [{"segment": n, "bytes": s.size} for n, s in self._segments.items()]

@@ -44,7 +44,7 @@ def open_object(key: str, region: str) -> int:
 
 
 def facts(fd: int, own: frozenset[tuple[int, int]] = frozenset()) -> ObjectFacts:
-    """Return the kernel's facts about an open object. `own`: (device, inode) of the server's
+    """Return the kernel's facts on an open object. `own`: (device, inode) of the server's
     files."""
     info = os.fstat(fd)
     device, inode = info.st_dev, info.st_ino
@@ -59,8 +59,7 @@ def is_object_of(region: Region, fd: int) -> bool:
 
 
 def reopen(region: Region) -> int | None:
-    """Return the object on which a region was registered, or None if the key leads elsewhere
-    now."""
+    """Return the object on which a region was registered, or None if its key leads elsewhere."""
     if not region.memory.has_key:
         return None
     try:

@@ -36,8 +36,7 @@ class OwnCounterPage:
         return memoryview(bytearray(self.nbytes))
 
     def reader_fd(self) -> int | None:
-        """Return a new descriptor for reading, which the caller owns, or None without a shared
-        page."""
+        """Return a new descriptor for reading, which the caller closes, or None without a page."""
         return None if self._segment is None else self._segment.reader_fd()
 
     def close(self) -> None:

@@ -42,8 +42,11 @@ _decode = msgpack_decoder(tuple[Family, ...])
 
 
 class MetricsArea:
-    """The writer's side. `fd`: descriptor of the status page's object, which the caller keeps and
-    closes."""
+    """The writer's side.
+
+    Args:
+        fd: descriptor of the status page's object, which the caller keeps and closes.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

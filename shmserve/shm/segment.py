@@ -59,8 +59,7 @@ class Segment:
         self.address = _populate(self._map, size, _POPULATE_WRITE)
 
     def reader_fd(self) -> int:
-        """Return a new descriptor that can be mapped only for reading. The caller closes the
-        descriptor."""
+        """Return a new descriptor, mappable only for reading. The caller closes it."""
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -174,8 +173,7 @@ def _populate(memory: mmap.mmap, size: int, advice: int) -> int:
 
 
 def sweep() -> int:
-    """Remove the names left by processes killed while making a segment. Return the number of
-    names.
+    """Remove names left by processes killed while making a segment. Return their number.
 
     Only regular files with shmserve's prefix and this user's uid are removed. Removing the name of
     a new segment does no harm: the living process holds the descriptor.

@@ -1,2 +1,1 @@
-"""Facts about tensors and models shared by all processes: datatypes, BYTES framing,
-descriptions."""
+"""Facts on tensors and models for all processes: datatypes, BYTES framing, descriptions."""

@@ -23,8 +23,7 @@ class ReshapeEntry(Struct, frozen=True):
 
 
 class InputEntry(Struct, frozen=True):
-    """An input. If the model itself supplies them, `data_type` is TYPE_INVALID and `dims` is
-    empty."""
+    """An input. `data_type` TYPE_INVALID or empty `dims`: the model itself supplies the value."""
 
     name: str
     data_type: str = "TYPE_INVALID"
@@ -120,8 +119,7 @@ class ControlInputEntry(Struct, frozen=True):
 
 
 class InitialStateEntry(Struct, frozen=True):
-    """A state at the begin of its sequence. `data_file` lies in the model's folder
-    `initial_state`."""
+    """State at the start of a sequence. `data_file` lies in the model's folder `initial_state`."""
 
     data_type: str = "TYPE_INVALID"
     dims: tuple[int, ...] = ()
@@ -166,8 +164,7 @@ class SequenceEntry(Struct, frozen=True):
 
 
 class ResourceEntry(Struct, frozen=True):
-    """Amount of a resource. `is_global`: all devices share the resource; else each device has its
-    own."""
+    """Amount of a resource. `is_global`: one resource for all devices, not one per device."""
 
     name: str = ""
     is_global: bool = field(default=False, name="global")

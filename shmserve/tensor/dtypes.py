@@ -50,8 +50,7 @@ def from_numpy(dtype: np.dtype[Any]) -> Datatype | None:
 
 
 def object_array(elements: Objects, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Return an array of Python objects, such as bytes or text, with a shape. No element is
-    converted."""
+    """Return an array of unconverted Python objects, such as bytes or text, with a shape."""
     array = np.empty(prod(shape), np.object_)
     array[:] = elements
     return array.reshape(shape)

@@ -1,2 +1,1 @@
-"""Test environment for tests and benchmarks: a real server, a backend, a dispatcher without
-server."""
+"""Tools for tests and benchmarks: a real server, a backend, a dispatcher without a server."""

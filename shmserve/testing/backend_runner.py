@@ -2,6 +2,8 @@
 
     backend, spec = load(ModelFolder_or_directory)
     response = ask(backend, spec, INPUT0=np.zeros(4, np.float32))
+
+For a decoupled model, use `ask_stream`.
 """
 
 from __future__ import annotations

@@ -145,8 +145,7 @@ class FakeCall:
         return result
 
     def stream(self) -> Iterator[Outcome]:
-        """Run the model's function in place. Several outcomes are followed by an empty final
-        outcome."""
+        """Run the model's function in place. An empty final outcome follows several outcomes."""
         result = self._run()
         if isinstance(result, Outcome):
             yield msgspec.structs.replace(result, final=True)
@@ -230,8 +229,7 @@ class FakeCoordinator:
     def history(
         self, level: int, since: int = 0, life: str = "", brief: bool = False
     ) -> HistoryReport:
-        """Return the entry of `histories` for a level. Raise Unavailable if the level is
-        missing."""
+        """Return `histories` of a level. Raise Unavailable if the level is missing."""
         self.asked.append((level, since, life, brief))
         if level not in self.histories:
             raise Unavailable("the coordinator did not answer within 3 s")

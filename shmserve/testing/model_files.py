@@ -17,8 +17,7 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] },
 
 
 def model_maker(repository: Path) -> Make:
-    """Return a function that writes a model's folder with version 1 and returns the folder's
-    path."""
+    """Return a function that writes a model's folder with version 1 and returns its path."""
 
     def write(code: str, config: str = X_TO_Y, name: str = "m") -> str:
         version = repository / name / "1"

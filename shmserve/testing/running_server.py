@@ -160,7 +160,7 @@ class RunningServer:
     # ------------------------------------------------------------------ life
 
     def start(self, wait_ready: bool = True) -> None:
-        """Start the service. By default, return when every model is loaded and every process is
+        """Start the service. By default, wait until all models are loaded and all processes
         linked."""
         STARTED.add(self)
         command = ["gunicorn", "-c", str(ROOT / "gunicorn.conf.py"), *self._gunicorn]
@@ -281,8 +281,7 @@ class RunningServer:
     # ------------------------------------------------------------ inspection
 
     def show(self, table: str) -> list[dict[str, Any]]:
-        """Return the rows of ``shmserve show <table>``. Waits for a coordinator that is being
-        replaced.
+        """Return the rows of ``shmserve show <table>``, waiting for a coordinator if need be.
 
         Raises:
             Unavailable: no coordinator has answered.
@@ -297,8 +296,7 @@ class RunningServer:
                 time.sleep(0.02)
 
     def wait_instances(self) -> None:
-        """Wait until every instance of every model runs. Readiness waits for one instance per
-        model.
+        """Wait until every instance of every model runs. Readiness needs one instance per model.
 
         Each instance's process is looked up, too: the coordinator may not know yet of a recent
         kill.
@@ -314,10 +312,10 @@ class RunningServer:
         wait_until(all_run, "instances are not ready")
 
     def wait_linked(self) -> None:
-        """Wait until every process has its link to the coordinator, which readiness does not
-        require.
+        """Wait until every process has a link to the coordinator, which readiness does not need.
 
-        Only with a link has a process its final name and descriptors, and hears the coordinator.
+        Without a link, a process lacks its final name and descriptors and does not hear the
+        coordinator.
         """
 
         def all_linked() -> bool:
@@ -329,8 +327,7 @@ class RunningServer:
         wait_until(all_linked, "processes have no link")
 
     def wait_arenas(self) -> None:
-        """Wait until every process that takes part in requests has its first memory from the
-        coordinator."""
+        """Wait until every process that serves requests has its first memory."""
 
         def all_hold() -> bool:
             rows = [r for r in self.show("processes") if r["role"] in ("http", "grpc", "executor")]
@@ -395,8 +392,7 @@ def open_fds(pid: int) -> int:
 
 
 def rss_bytes(pid: int) -> int:
-    """Return the private resident memory of a process, in bytes: anonymous pages, no shared
-    memory."""
+    """Return the private resident memory of a process, in bytes: anonymous pages only."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

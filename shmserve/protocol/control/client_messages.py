@@ -21,7 +21,7 @@ SOCKET_NAME = "client.sock"
 
 
 class ClientHello(Message, frozen=True):
-    """First message of a program. The reply is `ServerHello`; another version ends the
+    """First message of a program, answered by `ServerHello`. Another version ends the
     connection."""
 
     version: int
@@ -49,8 +49,7 @@ class Unregister(Message, frozen=True):
 
 
 class ListRegions(Message, frozen=True, tag="Status"):
-    """Request for the caller's system regions, ordered by name, beginning after the name
-    `after`."""
+    """Request for the caller's system regions, ordered by name, from after the name `after`."""
 
     after: str = ""
 
@@ -93,8 +92,7 @@ class Ok(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """Reply to a failed request. `code` is a value of `errors.Code`; `text` is written for the
-    client."""
+    """Reply to a failed request. `code`: a value of `errors.Code`; `text`: for the client."""
 
     code: str
     text: str

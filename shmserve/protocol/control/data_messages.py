@@ -30,8 +30,7 @@ class Descriptor(Struct, frozen=True, array_like=True, gc=False, tag=0):
 
 @final
 class RegionRef(Struct, frozen=True, array_like=True, gc=False, tag=1):
-    """Place of a tensor's bytes in client memory: `offset` bytes from the start of region
-    `region`."""
+    """Place of a tensor's bytes in client memory: `offset` bytes into region `region`."""
 
     region: int
     offset: int
@@ -39,8 +38,7 @@ class RegionRef(Struct, frozen=True, array_like=True, gc=False, tag=1):
 
 
 class SegmentOffer(Struct, frozen=True, array_like=True, gc=False):
-    """A segment of the sender. A read-only fd rides along (SCM_RIGHTS, in the order of the
-    offers)."""
+    """A segment of the sender. A read-only fd rides along (SCM_RIGHTS, in the offers' order)."""
 
     segment: int
     size: int

@@ -61,8 +61,11 @@ class ValueHistory(Struct, frozen=True, array_like=True):
 
 
 class GpuHistory(Struct, frozen=True, array_like=True):
-    """Series of one GPU: utilization (percent), memory (bytes), temperature (degrees Celsius),
-    power (watts)."""
+    """Series of one GPU.
+
+    The columns: utilization (percent), memory (bytes), temperature (degrees Celsius), power
+    (watts).
+    """
 
     uuid: str
     index: int

@@ -95,8 +95,7 @@ class LaneCancel(Message, frozen=True):
 
 
 class LaneReceipt(Struct, frozen=True, array_like=True, gc=False):
-    """Cost of a request: nanoseconds per stage, copied bytes, and bytes sent through the
-    socket."""
+    """Cost of a request: nanoseconds per stage, copied bytes, bytes sent through the socket."""
 
     queue_ns: int = 0
     compute_ns: int = 0

@@ -28,8 +28,10 @@ class Loaded(Message, frozen=True):
 
 
 class LoadFailed(Message, frozen=True):
-    """Report of an executor: the instance could not load its model. `reason` may be shown to
-    clients."""
+    """Report of an executor: the instance could not load its model.
+
+    `reason` may be shown to clients.
+    """
 
     instance: str
     reason: str
@@ -93,11 +95,10 @@ class Started(Message, frozen=True):
 
 
 class Exited(Message, frozen=True):
-    """Report of the supervisor: the instance's process has ended. `reason` is written for
-    operators.
+    """Report of the supervisor: the instance's process has ended.
 
     `instance` may instead name a role of frontends, as in `Started`: then no process of this role
-    has served for longer than a restart takes.
+    has served for longer than a restart takes. `reason` is written for operators.
     """
 
     instance: str
@@ -152,15 +153,16 @@ class Granted(Message, frozen=True):
 
 
 class ResourcesAcquired(Message, frozen=True):
-    """Reply to `AcquireResources`: the executor holds the resources until it releases them or its
-    link ends."""
+    """Reply to `AcquireResources`: the executor holds the resources.
+
+    They are free again when the executor releases them or its link ends.
+    """
 
     ticket: int
 
 
 class Trim(Message, frozen=True):
-    """Order to give back up to `nbytes` of unused segments, because other processes need
-    budget."""
+    """Order to give back up to `nbytes` of unused segments: other processes need budget."""
 
     nbytes: int
 
@@ -212,7 +214,7 @@ class Forgive(Message, frozen=True):
 class Adopt(Message, frozen=True):
     """Running executors, sent by the coordinator to a new supervisor.
 
-    Each entry is (instance, pid, process id).
+    Each entry is (instance, pid, name of the process).
     """
 
     instances: tuple[tuple[str, int, str], ...]

@@ -74,8 +74,7 @@ class RegionProbed(Message, frozen=True):
 
 
 class RegionsClosed(Message, frozen=True):
-    """Report of an executor: handles of unregistered CUDA regions are closed, or could not be
-    opened."""
+    """Report of an executor: CUDA regions are closed, after unregistration or a failed opening."""
 
     numbers: tuple[int, ...]
 
@@ -99,7 +98,7 @@ class StoredRegions(Message, frozen=True):
     Attributes:
         numbers: numbers of the regions, in the order of the fds.
         more: further parts follow.
-        regions: what the supervisor knows of the regions.
+        regions: descriptions that the supervisor has kept with the fds.
     """
 
     numbers: tuple[int, ...]
@@ -108,8 +107,10 @@ class StoredRegions(Message, frozen=True):
 
 
 class RegionAnswer(Message, frozen=True):
-    """Reply to `RegisterRegion`, `RegisterCudaRegion` and `UnregisterRegions`, sent after
-    publication."""
+    """Reply to `RegisterRegion`, `RegisterCudaRegion` and `UnregisterRegions`.
+
+    Sent after publication.
+    """
 
     ticket: int
     error_code: str = ""
@@ -131,8 +132,7 @@ class RegionGiven(Message, frozen=True):
 
 
 class ProbeRegion(Message, frozen=True):
-    """Question to an executor on a GPU: can the region's handle be opened, and how large is the
-    memory?
+    """Question to an executor on a GPU: can the handle be opened, and how large is the memory?
 
     The region is not registered yet and has no number.
     """

@@ -26,8 +26,7 @@ class ChangeTrace(Message, frozen=True):
 
 
 class TakeTraces(Message, frozen=True):
-    """Request of a frontend for permission to write traces: their number is limited, or they go to
-    files.
+    """Request of a frontend to write traces whose number is limited, or which go to files.
 
     Attributes:
         wanted: number of sampled requests of the model.

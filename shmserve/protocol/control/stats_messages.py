@@ -57,8 +57,7 @@ class StoredPages(Message, frozen=True):
 
 
 class RequestFailed(Message, frozen=True):
-    """Report of a frontend: the latest error text that clients got for a `Reason` since the last
-    report."""
+    """Report of a frontend: the latest client error text of a `Reason` since the last report."""
 
     model: str
     version: str

@@ -33,8 +33,7 @@ class BinarySize(Struct, frozen=True, gc=False):
 
 
 class InferAnswerOutput(Struct, frozen=True):
-    """An output: `data`, or `parameters` with a binary size, or neither if the bytes went to a
-    region."""
+    """An output: `data`, or `parameters` with a binary size, or neither if it lies in a region."""
 
     name: str
     datatype: str

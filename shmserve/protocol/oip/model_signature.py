@@ -1,5 +1,4 @@
-"""Model signature: inputs and outputs for the checks of requests, computed once per model
-version."""
+"""Model signature: inputs and outputs for the checks of requests, made once per version."""
 
 from __future__ import annotations
 

@@ -128,28 +128,24 @@ class IncomingRequest:
         return self._reserve(nbytes)
 
     def gathered(self, count: int) -> None:
-        """Account for `count` bytes outside places. Subclasses raise if memory for the bytes is
-        short."""
+        """Account for `count` bytes outside places. Subclasses raise if memory is short."""
 
     def grant(self, place: Place | None) -> None:
-        """Give the wanted place. None: no place is available, and the tensor's bytes are copied
-        once more."""
+        """Give the wanted place. With None, the tensor's bytes are copied once more."""
         size, self.wanted = self.wanted, 0
         since, self._since = self._since, b""
         self._begin(size, place)
         self._take(memoryview(since))
 
     def stop_sparing(self) -> int:
-        """End sparing. Return the number of fed bytes, counted from the end, that must be fed
-        again."""
+        """End sparing. Return how many bytes at the end of the fed data must be fed again."""
         spared, self._spared = self._spared, 0
         self.sparing = False
         self.left += spared
         return spared
 
     def rest(self) -> memoryview:
-        """Return everything outside `raw` as a message. To be called once no byte is left to
-        come."""
+        """Return everything outside `raw` as a message, once all bytes have come."""
         if self._partial:
             self._rest += self._partial
             self._partial = b""

@@ -40,8 +40,7 @@ Spans = dict[int, "array[int]"]
 
 
 def collect(walk: wire.Walk, start: int, stop: int, spans: Spans) -> None:
-    """Add the pieces of an InferTensorContents to `spans`. Several messages are merged, as in
-    protobuf."""
+    """Add the pieces of an InferTensorContents to `spans`, merging messages as protobuf does."""
     data = walk.data
     for tag, first, end in walk.fields(start, stop):
         number = _TAGS.get(tag)

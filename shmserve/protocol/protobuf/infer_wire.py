@@ -116,8 +116,7 @@ def parse_request(data: bytes | memoryview, placed: Sequence[Raw] = ()) -> WireI
 
 
 def quick_to_read(data: bytes | memoryview) -> bool:
-    """Return True if parsing a ModelInferRequest delays the caller by no more than a few
-    milliseconds.
+    """Return True if parsing a ModelInferRequest takes at most a few milliseconds.
 
     Such a message has few raw tensors and little else. The check itself is quick.
     """
@@ -134,8 +133,7 @@ def quick_to_read(data: bytes | memoryview) -> bool:
 
 
 def check_data(request: WireInferRequest) -> None:
-    """Check that each input has data in exactly one form and that every raw_input_contents is
-    used.
+    """Check that each input has data in one form and that every raw_input_contents is used.
 
     `parse_request` leaves this check out, because an unknown model must be reported first.
 

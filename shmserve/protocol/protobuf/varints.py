@@ -1,5 +1,5 @@
-"""Packed varints in bulk. numpy does the work, because a field may hold as many as a tensor has
-elements and a Python loop would be too slow."""
+"""Packed varints in bulk, by numpy: a Python loop is too slow for as many as a tensor has
+elements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 def unpack(data: memoryview | Array) -> Array:
-    """Return the numbers of a packed field as an unsigned array, as wide as the longest varint
-    needs.
+    """Return the numbers of a packed field as an unsigned array, as wide as the longest needs.
 
     Raises:
         Malformed: the last number is cut off, or a number has more than ten bytes.

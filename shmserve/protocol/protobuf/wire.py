@@ -149,8 +149,12 @@ def _nest(groups: list[int], tag: int, kind: int) -> None:
 
 
 def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return an unsigned 64-bit value and the position after it. Raise IndexError at the end of
-    the data."""
+    """Return an unsigned 64-bit value and the position after it.
+
+    Raises:
+        IndexError: the data ends within the value.
+        Malformed: the value has more than ten bytes.
+    """
     value = shift = 0
     for index in range(position, position + MAX_VARINT):
         byte = data[index]

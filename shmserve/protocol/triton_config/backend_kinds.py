@@ -35,7 +35,7 @@ class BackendKind(Struct, frozen=True):
     device_hint: str = ""
 
 
-# The model file may be a folder: ONNX models with external data have one.
+# The model file may instead be a folder with this file: ONNX models with external data.
 MODEL_FILE_IN_FOLDER = "model.onnx"
 ONNXRUNTIME = "onnxruntime"
 PYTHON = "python"

@@ -21,8 +21,7 @@ class VersionPolicy(Struct, frozen=True):
     versions: tuple[int, ...] = ()
 
     def select(self, present: Iterable[int]) -> tuple[int, ...]:
-        """Return the versions to serve, ascending. SPECIFIC versions are included even if
-        absent."""
+        """Return the versions to serve, ascending, including absent SPECIFIC versions."""
         ordered = sorted(present)
         if self.kind == "specific":
             return tuple(sorted(self.versions))
@@ -77,8 +76,7 @@ def data_type(number: int, where: str, partial: bool = False) -> str:
 
 
 def _check_format(entry: Any, where: str) -> None:
-    """Check the number of dimensions. A format only tells clients the meaning of three
-    dimensions."""
+    """Check that a format, which names three dimensions for clients, has three dimensions."""
     if entry.format and len(entry.dims) != 3:
         name = pb.ModelInput.Format.Name(entry.format)
         raise ConfigError(f"{where}: format {name} needs 3 dims, got {len(entry.dims)}")

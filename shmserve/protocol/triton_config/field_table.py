@@ -1,10 +1,11 @@
 """Supported fields of config.pbtxt: tables, and a walk that refuses all other fields.
 
 Each field is of one of three kinds: a field with effect, a hint without effect, or a refused
-field. A hint never changes a result; a log line says so once when the model loads. The refusal
-names the field. The walk visits every field that is set, so a field of a later schema is refused
-until the tables list it. A message is listed before its fields: an empty `response_cache {}` or an
-explicit `allow_ragged_batch: false` has no meaning and passes.
+field. A hint never changes a result; the log lists hints without effect once, when the model
+loads. A refusal names the field. The walk visits every field that is set, so a field of a later
+schema is refused until the tables list it. The tables list messages besides their fields, so an
+empty `response_cache {}` passes. An explicit default such as `allow_ragged_batch: false` counts as
+not set.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ SUPPORTED = frozenset(
     }
 )
 
-# Hints that change no result and have no effect here; a log line says so when the model loads.
+# Hints that change no result and have no effect here; the log lists them when the model loads.
 NO_EFFECT = {
     "optimization.priority": "every instance is a process of its own",
     "optimization.cuda": "CUDA graphs and waits on events belong to TensorRT",
@@ -197,8 +198,7 @@ def refuse_unsupported(config: Message, model: str) -> None:
 
 
 def without_effect(config: Message) -> list[str]:
-    """Return a phrase for operators per reason, with the hints that have no effect for this
-    reason."""
+    """Return one phrase per reason, listing the hints without effect for operators."""
     reasons: dict[str, list[str]] = {}
     for path in _set_fields(config, ""):
         if path in NO_EFFECT and path not in reasons.setdefault(NO_EFFECT[path], []):
@@ -207,8 +207,7 @@ def without_effect(config: Message) -> list[str]:
 
 
 def schema_paths() -> Iterator[str]:
-    """Yield every field of the schema in the schema's order, each below its message
-    (docs/draw.py)."""
+    """Yield every field in the schema's order, each below its message (docs/draw.py)."""
     yield from _paths(pb.ModelConfig.DESCRIPTOR, "")
 
 
@@ -232,8 +231,7 @@ def _set_fields(message: Message, prefix: str) -> Iterator[str]:
 
 
 def _messages(field: Any, value: Any) -> list[Message]:
-    """Return the messages in a field's value: the value itself, its elements, or a map's
-    values."""
+    """Return the messages in a field's value: itself, its elements, or a map's values."""
     if field.message_type is None:
         return []
     if isinstance(value, Message):

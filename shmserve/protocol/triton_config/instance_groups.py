@@ -1,5 +1,4 @@
-"""Instance groups: read from a configuration, placed on visible devices, and split into
-instances."""
+"""Instance groups: read from a configuration, placed on devices, and split into instances."""
 
 from __future__ import annotations
 
