@@ -55,8 +55,8 @@ class GpuUse:
         if module is None:
             return
         begun = time.monotonic()
-        wanted = self._look(begun)
-        reports = nvml.bounded(lambda: read(module, wanted)) if wanted is not None else None
+        visible = self._look(begun)
+        reports = nvml.bounded(lambda: read(module, visible)) if visible is not None else None
         if reports is not None:
             self._read = begun, reports
         if reports is None and not self._silent:

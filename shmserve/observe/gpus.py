@@ -53,8 +53,8 @@ def visible_devices() -> tuple[str, ...]:
 def present() -> list[Gpu]:
     """Return the physically present devices, in the driver's order."""
     library = nvml.bindings()
-    known = nvml.bounded(lambda: _ask(library)) if library is not None else None
-    return [Gpu()] * _device_files() if known is None else known
+    devices = nvml.bounded(lambda: _ask(library)) if library is not None else None
+    return [Gpu()] * _device_files() if devices is None else devices
 
 
 def _ask(library: Any) -> list[Gpu]:

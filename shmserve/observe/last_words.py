@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 _NAME = "shmserve-last-words"
-_MOST_BYTES = 1000
+_MAX_BYTES = 1000
 
 
 def make() -> BinaryIO:
@@ -37,14 +37,14 @@ def as_stdin(data: bytes = b"", name: str = "stdin") -> BinaryIO:
 
 def read(file: BinaryIO) -> str:
     """Return the text that the program has written, or an empty text."""
-    return os.pread(file.fileno(), _MOST_BYTES, 0).decode(errors="replace")
+    return os.pread(file.fileno(), _MAX_BYTES, 0).decode(errors="replace")
 
 
 def tell(words: str) -> None:
     """Record in a line why this program ends. Without effect if the parent keeps no file."""
     with contextlib.suppress(OSError):
         if os.readlink("/proc/self/fd/0").startswith(f"/memfd:{_NAME}"):
-            os.pwrite(0, words.encode()[:_MOST_BYTES], 0)
+            os.pwrite(0, words.encode()[:_MAX_BYTES], 0)
 
 
 def main() -> None:

@@ -55,9 +55,9 @@ class LogRelay:
         with contextlib.suppress(OSError):
             signal.setitimer(signal.ITIMER_REAL, _END_S, _AGAIN_S)
             while data := self._receiving.recv(_LONGEST, socket.MSG_DONTWAIT):
-                left = memoryview(data)[1:]
-                while left:
-                    left = left[os.write(data[0], left) :]
+                remaining = memoryview(data)[1:]
+                while remaining:
+                    remaining = remaining[os.write(data[0], remaining) :]
         with contextlib.suppress(OSError):
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 

@@ -43,13 +43,13 @@ class Dropped:
         With `limit`, `text` loses its beginning so that both have at most `limit` bytes: the end
         of a traceback names the error.
         """
-        told = b""
+        notice = b""
         if self.count:
-            told = self._line(f"({self.count} lines of the log were dropped)").encode() + b"\n"
+            notice = self._line(f"({self.count} lines of the log were dropped)").encode() + b"\n"
         data = text.encode(errors="replace")
         if limit is not None:
-            data = data[max(0, len(told) + len(data) - limit) :]
-        return told + data
+            data = data[max(0, len(notice) + len(data) - limit) :]
+        return notice + data
 
     def add(self, text: str) -> None:
         """Count the lines of a text that was dropped."""
@@ -140,12 +140,12 @@ class LogWriter:
 
     def _write_all(self, data: bytes) -> bool:
         """Return True once the descriptor has taken all data, or False if the descriptor fails."""
-        left = memoryview(data)
+        remaining = memoryview(data)
         try:
-            while left:
+            while remaining:
                 self._since = time.monotonic()
                 try:
-                    left = left[os.write(self._fd, left) :]
+                    remaining = remaining[os.write(self._fd, remaining) :]
                 except BlockingIOError:  # another program has made the file non-blocking
                     select.select([], [self._fd], [])
         except (OSError, ValueError):

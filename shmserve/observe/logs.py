@@ -139,8 +139,8 @@ def setup(who: str, level: str, line_format: str = "default", forks: bool = Fals
     _line = _Line(who, JSON if line_format == JSON else TEXT)
     log_output.begin(printed, forks)
     logging.basicConfig()
-    for wanted in (TRACES, ACCESS_GRPC):
-        logging.getLogger(wanted).setLevel(logging.INFO)
+    for name in (TRACES, ACCESS_GRPC):
+        logging.getLogger(name).setLevel(logging.INFO)
     if not _filter.final:
         _filter.use(initial_log(level, line_format), final=False)
     _install()

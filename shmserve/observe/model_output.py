@@ -23,7 +23,7 @@ class LineRate:
 
     def __init__(self, per_s: int, now: Callable[[], float] = monotonic) -> None:
         self._per_s = float(per_s)
-        self._left = self._per_s
+        self._allowance = self._per_s
         self._now = now
         self._at = now()
         self._dropped = 0
@@ -34,12 +34,12 @@ class LineRate:
         line."""
         with self._lock:
             now = self._now()
-            self._left = min(self._per_s, self._left + (now - self._at) * self._per_s)
+            self._allowance = min(self._per_s, self._allowance + (now - self._at) * self._per_s)
             self._at = now
-            if self._left < 1.0:
+            if self._allowance < 1.0:
                 self._dropped += 1
                 return None
-            self._left -= 1.0
+            self._allowance -= 1.0
             dropped, self._dropped = self._dropped, 0
             return dropped
 
@@ -66,8 +66,8 @@ class ModelOutput(LogStream):
         if dropped is None:
             return
         if dropped:
-            lost = f"({dropped} lines of this model were dropped: it prints too many)"
-            line = f"{logs.printed(lost)}\n{logs.printed(line)}"
+            notice = f"({dropped} lines of this model were dropped: it prints too many)"
+            line = f"{logs.printed(notice)}\n{logs.printed(line)}"
         else:
             line = logs.printed(line)
         super()._take(line)

@@ -58,28 +58,28 @@ class TraceWriter:
 
     def __init__(self, settings: Settings) -> None:
         self._path = settings.trace_file
-        self._told: deque[tuple[str, float]] = deque(maxlen=4)
+        self._logged: deque[tuple[str, float]] = deque(maxlen=4)
 
     def append(self, number: int, entries: list[bytes]) -> None:
         """Add entries to a file, given by number or as `ALL_IN_ONE`. Failures are logged."""
         path = self._path if number == ALL_IN_ONE else f"{self._path}.{number}"
         try:
             if number >= MAX_FILES:
-                self._tell(f"there are {MAX_FILES} files already")
+                self._log_loss(f"there are {MAX_FILES} files already")
                 return
             with _locked(path) as fd:
                 if fd is None:
-                    self._tell("somebody else has locked the file")
+                    self._log_loss("somebody else has locked the file")
                 elif not _add(fd, _BETWEEN.join(entries), MAX_FILE_BYTES):
-                    self._tell(f"the file is full ({MAX_FILE_BYTES >> 20} MiB), or not ours")
+                    self._log_loss(f"the file is full ({MAX_FILE_BYTES >> 20} MiB), or not ours")
         except OSError as ex:
-            self._tell(ex.strerror or "it cannot be written")
+            self._log_loss(ex.strerror or "it cannot be written")
 
-    def _tell(self, trouble: str) -> None:
+    def _log_loss(self, loss: str) -> None:
         now = time.monotonic()
-        if not any(told == trouble and now < until for told, until in self._told):
-            self._told.append((trouble, now + _TELL_S))
-            _log.warning("traces for trace_file are lost: %s", trouble)
+        if not any(problem == loss and now < until for problem, until in self._logged):
+            self._logged.append((loss, now + _TELL_S))
+            _log.warning("traces for trace_file are lost: %s", loss)
 
 
 @contextmanager
@@ -105,18 +105,18 @@ def _lock(fd: int) -> bool:
             return True
 
 
-def _add(fd: int, data: bytes, most: int) -> bool:
+def _add(fd: int, data: bytes, limit: int) -> bool:
     """Write entries over the end of the array.
 
-    Return False if the file would be larger than `most`, or does not hold an array.
+    Return False if the file would be larger than `limit`, or does not hold an array.
     """
     size = os.fstat(fd).st_size
-    kept = size - len(_END)
-    if size and (kept < len(_BEGIN) or os.pread(fd, len(_END), kept) != _END):
+    end = size - len(_END)
+    if size and (end < len(_BEGIN) or os.pread(fd, len(_END), end) != _END):
         return False
-    at = kept if size else 0
+    at = end if size else 0
     data = (_BETWEEN if size else _BEGIN) + data + _END
-    if at + len(data) > most:
+    if at + len(data) > limit:
         return False
     try:
         _write(fd, data, at)

@@ -57,8 +57,8 @@ def _search(doubles: Array, values: Array, places: Array) -> Array:
     at = np.flatnonzero(~good)
     if at.size:
         shortest[at] = _rounded(doubles[at], places[at] + 3)
-        left = at[shortest[at].astype(np.float32) != values[at]]
-        shortest[left] = _one_by_one(values[left])
+        remaining = at[shortest[at].astype(np.float32) != values[at]]
+        shortest[remaining] = _one_by_one(values[remaining])
     return shortest
 
 

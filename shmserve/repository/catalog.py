@@ -83,7 +83,7 @@ def folders(path: str) -> dict[str, str]:
 
 def absent(path: str) -> dict[str, str]:
     """Return, for each model without a folder, the reason in words for clients."""
-    return {name: why for name, directory, why in _entries(path) if not directory}
+    return {name: reason for name, directory, reason in _entries(path) if not directory}
 
 
 def _entries(path: str) -> Iterator[tuple[str, str, str]]:
@@ -94,5 +94,5 @@ def _entries(path: str) -> Iterator[tuple[str, str, str]]:
     catalog = read(path)
     for name, entry in (catalog.models if catalog is not None else {}).items():
         directory = folder(path, entry.snapshot, name) if entry.snapshot else ""
-        there = directory if directory and os.path.isdir(directory) else ""
-        yield name, there, entry.problem or NOT_FETCHED
+        existing = directory if directory and os.path.isdir(directory) else ""
+        yield name, existing, entry.problem or NOT_FETCHED

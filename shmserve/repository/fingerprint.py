@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from shmserve.repository.scan import absent, candidates
 from shmserve.repository.text_files import IGNORED, printable
 
-_MOST = 10_000  # files that are looked at in one model
+_MAX_FILES = 10_000  # files that are looked at in one model
 _DEPTH = 6
 
 
@@ -17,7 +17,7 @@ def fingerprint(directory: str) -> str:
     """Return names, sizes, times and inodes of a model's files as a short text."""
     digest = hashlib.blake2b(digest_size=16)
     for count, line in enumerate(_lines(directory, "", _DEPTH)):
-        if count >= _MOST:
+        if count >= _MAX_FILES:
             break
         digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -106,11 +106,11 @@ def looks_like_model(directory: str) -> bool:
     """Return True if a folder has a configuration or a version, or cannot be read."""
     try:
         with os.scandir(directory) as entries:
-            found = any(e.name == CONFIG_FILE or _VERSION.fullmatch(e.name) for e in entries)
+            has_model = any(e.name == CONFIG_FILE or _VERSION.fullmatch(e.name) for e in entries)
     except OSError:
         return True  # `read_folder` reports the reason
     readers = folder_reader.readers()
-    return found or any(reader.plain_versions(directory) for reader in readers.values())
+    return has_model or any(reader.plain_versions(directory) for reader in readers.values())
 
 
 def read_labels(config: ModelConfig, directory: str) -> dict[str, tuple[str, ...]]:
@@ -151,8 +151,8 @@ def _config(
     if os.path.lexists(path):
         text = text_files.read_text(path, MAX_CONFIG_BYTES, f"model '{name}': {CONFIG_FILE}")
     elif guess is None or not guess.kind.config_optional:
-        why = " (a TorchScript model does not tell its tensors)" if backend == "pytorch" else ""
-        raise ConfigError(f"model '{name}': {CONFIG_FILE} is missing{why}")
+        hint = " (a TorchScript model does not tell its tensors)" if backend == "pytorch" else ""
+        raise ConfigError(f"model '{name}': {CONFIG_FILE} is missing{hint}")
     return model_config.parse(text, name, backend, kinds)
 
 

@@ -16,7 +16,7 @@ from shmserve.repository.text_files import IGNORED, is_folder, printable
 
 _log = logging.getLogger(__name__)
 
-_TOLD = 8  # folders without a model that a log line names
+_MAX_LOGGED = 8  # folders without a model that a log line names
 
 
 class ScanResult(Struct, frozen=True):
@@ -33,12 +33,12 @@ def scan(paths: Sequence[str]) -> ScanResult:
     """Read every model of the repository, and log the skipped folders. Raises as `folders`."""
     models: dict[str, ModelFolder] = {}
     failures: dict[str, str] = {}
-    found = folders(paths)
-    candidates = _candidates(found)
-    if other := [printable(name) for name in sorted(found.keys() - candidates.keys())]:
-        more = f" and {len(other) - _TOLD} more" if len(other) > _TOLD else ""
+    by_name = folders(paths)
+    candidates = _candidates(by_name)
+    if skipped := [printable(name) for name in sorted(by_name.keys() - candidates.keys())]:
+        more = f" and {len(skipped) - _MAX_LOGGED} more" if len(skipped) > _MAX_LOGGED else ""
         what = "skipped folders without a version and config.pbtxt: %s%s"
-        _log.info(what, ", ".join(other[:_TOLD]), more)
+        _log.info(what, ", ".join(skipped[:_MAX_LOGGED]), more)
     failures.update(absent(paths))
     for name, directories in sorted(candidates.items()):
         try:
@@ -67,8 +67,8 @@ def locate(paths: Sequence[str], name: str) -> str:
     """
     directories = folders(paths).get(name) if ids.is_model_name(name) else None
     if not directories:
-        if why := absent(paths).get(name):
-            raise ConfigError(why)
+        if reason := absent(paths).get(name):
+            raise ConfigError(reason)
         raise NotFound(f"model '{name}' is not in the repository")
     return _only(name, directories)
 
@@ -86,10 +86,10 @@ def names(paths: Sequence[str]) -> list[str]:
 
 def absent(paths: Sequence[str]) -> dict[str, str]:
     """Return the models of remote repositories that are not in the cache, each with the reason."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for path in filter(catalog.is_catalog, paths):
-        found.update(catalog.absent(path))
-    return found
+        reasons.update(catalog.absent(path))
+    return reasons
 
 
 def pending(paths: Sequence[str], wanted: Sequence[str]) -> bool:
@@ -108,10 +108,10 @@ def candidates(paths: Sequence[str]) -> dict[str, list[str]]:
     return _candidates(folders(paths))
 
 
-def _candidates(found: dict[str, list[str]]) -> dict[str, list[str]]:
+def _candidates(by_name: dict[str, list[str]]) -> dict[str, list[str]]:
     return {
         name: directories
-        for name, directories in found.items()
+        for name, directories in by_name.items()
         if name not in IGNORED and any(map(looks_like_model, directories))
     }
 

@@ -69,7 +69,7 @@ class ArenaMemory:
         self._next_segment = 1
         self._now = now
         self._mappings = mappings
-        self._held = 0
+        self._held_bytes = 0
         self.drops = 0  # number of segments given back so far
         # Frees unneeded slots of about so many bytes; returns False if there are none.
         self.spare: Callable[[int], bool] = lambda nbytes: False
@@ -123,10 +123,10 @@ class ArenaMemory:
     def _grow(self, need: NeedSegment) -> None:
         size = need.size
         if need.shared:
-            wanted = self._shared_size()
+            shared_size = self._shared_size()
             if self._first_size:
-                wanted = min(wanted, max(self._first_size, self._arena.shared_bytes))
-            size = max(size, wanted // size * size)
+                shared_size = min(shared_size, max(self._first_size, self._arena.shared_bytes))
+            size = max(size, shared_size // size * size)
         pool = self._budget.pool_bytes
         if 0 < pool < size:
             raise TooLarge(
@@ -149,7 +149,7 @@ class ArenaMemory:
             number = self._next_segment
             self._next_segment += 1  # never reused: a peer may still map an old segment
             self._segments[number] = segment
-            self._held += size
+            self._held_bytes += size
             self._arena.add_segment(number, size, need.shared, self._now(), segment.view)
         if self._mappings is not None:
             self._mappings.mapped(segment.address, size, writable=True)
@@ -238,9 +238,9 @@ class ArenaMemory:
 
     def dropped(self, known: set[int]) -> tuple[int, ...]:
         """Return the peer's known segments that were given back, and remove them from `known`."""
-        gone = tuple(number for number in known if number not in self._segments)
-        known.difference_update(gone)
-        return gone
+        dropped = tuple(number for number in known if number not in self._segments)
+        known.difference_update(dropped)
+        return dropped
 
     def trim(self, idle_s: float = 0.0, nbytes: int | None = None) -> None:
         """Free segments unused for `idle_s` seconds, stopping once `nbytes` bytes are free."""
@@ -248,7 +248,7 @@ class ArenaMemory:
             numbers = self._arena.idle(self._now() - idle_s, nbytes)
             segments = [self._segments.pop(number) for number in numbers]
             freed = sum(segment.size for segment in segments)
-            self._held -= freed
+            self._held_bytes -= freed
             self.drops += len(segments)
         for segment in segments:
             self._unmapping(segment)
@@ -259,7 +259,7 @@ class ArenaMemory:
     @property
     def held_bytes(self) -> int:
         """Bytes of the segments that this process holds."""
-        return self._held
+        return self._held_bytes
 
     @property
     def may_shrink(self) -> bool:

@@ -42,7 +42,7 @@ class Mappings:
         self.pins_writable_only = False
         self._lock = threading.Lock()
         self._starts: list[int] = []  # sorted
-        self._known: dict[int, Mapped] = {}
+        self._by_address: dict[int, Mapped] = {}
         self._listener: Callable[[Mapped], None] | None = None
 
     def listen(self, listener: Callable[[Mapped], None], pins_writable_only: bool = False) -> None:
@@ -58,14 +58,14 @@ class Mappings:
         again: Callable[[], WritableMapping] | None = None,
     ) -> None:
         with self._lock:
-            if address not in self._known:
+            if address not in self._by_address:
                 bisect.insort(self._starts, address)
-            self._known[address] = Mapped(address, size, writable, again)
+            self._by_address[address] = Mapped(address, size, writable, again)
 
     def unmapping(self, address: int) -> None:
         """Remove a mapping, which is about to end. Unknown addresses are ignored."""
         with self._lock:
-            mapping = self._known.pop(address, None)
+            mapping = self._by_address.pop(address, None)
             if mapping is not None:
                 self._starts.remove(address)
         if mapping is not None and self._listener is not None:
@@ -74,11 +74,11 @@ class Mappings:
     def find(self, address: int, nbytes: int) -> Mapped | None:
         """Return the mapping that contains all of these bytes, or None."""
         with self._lock:
-            at = bisect.bisect_right(self._starts, address) - 1
-            mapping = self._known[self._starts[at]] if at >= 0 else None
+            index = bisect.bisect_right(self._starts, address) - 1
+            mapping = self._by_address[self._starts[index]] if index >= 0 else None
         if mapping is None or address + nbytes > mapping.address + mapping.size:
             return None
         return mapping
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._by_address)

@@ -61,8 +61,8 @@ class PeerSegments:
     def drop(self, segments: Iterable[int]) -> None:
         """Forget segments that the owner gave back. The memory goes with the last view."""
         with self._lock:
-            gone = [self._mappings.pop(n) for n in segments if n in self._mappings]
-        self._unmapping(gone)
+            dropped = [self._mappings.pop(n) for n in segments if n in self._mappings]
+        self._unmapping(dropped)
 
     def view(self, at: Descriptor) -> memoryview:
         """Return a read-only view of exactly the bytes that a descriptor names.
@@ -85,9 +85,9 @@ class PeerSegments:
 
     def clear(self) -> None:
         with self._lock:
-            gone = list(self._mappings.values())
+            dropped = list(self._mappings.values())
             self._mappings.clear()
-        self._unmapping(gone)
+        self._unmapping(dropped)
 
     def _unmapping(self, mappings: Iterable[Mapping]) -> None:
         for mapping in mappings:

@@ -76,9 +76,9 @@ class ReplacedFile:
         # Not truncated before: the allocated blocks may be the last blocks available.
         fd = os.open(self._coming, _FLAGS, 0o666)
         with open(fd, "r+b", buffering=0) as file:
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
+            remaining = memoryview(data)
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
             file.truncate(len(data))
         os.replace(self._coming, self._path)
         self._has_room, self._size = False, len(data)

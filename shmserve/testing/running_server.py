@@ -71,8 +71,8 @@ def free_port() -> int:
 
 
 def _ports() -> Iterator[int]:
-    given_out = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
-    first, end = 10_000, max(11_000, int(given_out.split()[0]))
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    first, end = 10_000, max(11_000, int(ephemeral.split()[0]))
     first += int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _SIDE_BY_SIDE
     ports = range(first, end, _SIDE_BY_SIDE)
     start = random.randrange(len(ports))
@@ -358,19 +358,19 @@ class RunningServer:
 
     def pids(self, title: str) -> list[int]:
         """Return the pids of processes whose title starts with ``shmserve: <title>``."""
-        wanted = f"shmserve: {title}"
-        return sorted(pid for pid, name in self.processes().items() if name.startswith(wanted))
+        prefix = f"shmserve: {title}"
+        return sorted(pid for pid, name in self.processes().items() if name.startswith(prefix))
 
     def leaks(self) -> list[str]:
         """Return the traces of a stopped server: names in /dev/shm, processes, sockets."""
-        left = segments_left()
-        left += [f"process {pid}: {title}" for pid, title in self.processes().items()]
-        left += [
+        leaks = segments_left()
+        leaks += [f"process {pid}: {title}" for pid, title in self.processes().items()]
+        leaks += [
             f"{self.run_dir}/{name}"
             for name in os.listdir(self.run_dir)
             if name.endswith(".sock") and name != "http.sock"
         ]
-        return left
+        return leaks
 
 
 def segments_left() -> list[str]:

@@ -62,5 +62,5 @@ def make_signature(spec: ModelSpec) -> ModelSignature:
         for tensor in spec.outputs
     }
     required = frozenset(tensor.name for tensor in spec.inputs if not tensor.optional)
-    wanted = tuple(InferOutput(name) for name in outputs)
-    return ModelSignature(spec, inputs, required, outputs, wanted)
+    all_outputs = tuple(InferOutput(name) for name in outputs)
+    return ModelSignature(spec, inputs, required, outputs, all_outputs)

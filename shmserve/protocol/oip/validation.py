@@ -119,14 +119,14 @@ def check_outputs(
         NotFound: a shared-memory region that is not registered.
     """
     default = request.binary_output
-    wanted = request.outputs or signature.all_outputs
-    for output in wanted:
+    requested = request.outputs or signature.all_outputs
+    for output in requested:
         spec = signature.outputs.get(output.name)
         if spec is None:
             raise InvalidArgument(
                 f"[request id: {request.id or UNKNOWN_ID}] unexpected inference output"
                 f" '{output.name}' for model '{signature.spec.name}'"
-                f"{_those_there('outputs', signature.outputs)}"
+                f"{_own_names('outputs', signature.outputs)}"
             )
         if output.region is not None:
             continue
@@ -143,7 +143,7 @@ def check_outputs(
                 )
         elif not spec.json_ok and not (default if output.binary is None else output.binary):
             raise InvalidArgument(no_json_form("sending", spec.datatype, f"output {output.name}"))
-    return wanted, locate_outputs(signature.spec, wanted, find)
+    return requested, locate_outputs(signature.spec, requested, find)
 
 
 def locate_outputs(
@@ -166,7 +166,7 @@ def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> C
     if spec is None:
         raise InvalidArgument(
             f"unexpected inference input '{source.name}' for model '{model}'"
-            f"{_those_there('inputs', signature.inputs)}"
+            f"{_own_names('inputs', signature.inputs)}"
         )
     datatype = spec.datatype
     if source.datatype != datatype.name:
@@ -275,12 +275,12 @@ def _missing(signature: ModelSignature, request: InferRequest) -> str:
     )
 
 
-def _those_there(kind: str, names: Iterable[str]) -> str:
+def _own_names(kind: str, names: Iterable[str]) -> str:
     """Return the model's own tensor names for an error message, as far as the list is short."""
-    known = list(names)
-    shown = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in known]
-    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    return f", whose {kind} are {_names(shown[:_MOST_NAMES])}{more}" if known else ""
+    own = list(names)
+    shown = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in own]
+    more = f" and {len(own) - _MOST_NAMES} more" if len(own) > _MOST_NAMES else ""
+    return f", whose {kind} are {_names(shown[:_MOST_NAMES])}{more}" if own else ""
 
 
 def _names(names: list[str]) -> str:

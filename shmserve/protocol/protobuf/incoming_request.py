@@ -73,8 +73,8 @@ class IncomingRequest:
     """
 
     __slots__ = (
-        "_fields", "_filled", "_limits", "_partial", "_placed", "_reserve", "_rest", "_scratch",
-        "_since", "_spared", "_target", "_whole", "copied", "left", "raw", "sparing", "wanted",
+        "_fields", "_filled", "_held_back", "_limits", "_partial", "_placed", "_reserve", "_rest",
+        "_scratch", "_spared", "_target", "_whole", "copied", "left", "raw", "sparing", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -91,7 +91,7 @@ class IncomingRequest:
         self._placed = False  # the target is a place
         self._filled = 0
         self._fields = 0
-        self._since = b""  # bytes that came while a place was wanted
+        self._held_back = b""  # bytes that came while a place was wanted
         self.wanted = 0
         self.left = size
         self.raw: list[Place | memoryview] = []
@@ -124,7 +124,7 @@ class IncomingRequest:
         self._take(data)
 
     def placed(self, nbytes: int) -> Place | None:
-        """Return a place for `nbytes` bytes, or None if `wanted` must wait for a place."""
+        """Return a place for `nbytes` bytes, or None if none is available now."""
         return self._reserve(nbytes)
 
     def gathered(self, count: int) -> None:
@@ -133,9 +133,9 @@ class IncomingRequest:
     def grant(self, place: Place | None) -> None:
         """Give the wanted place. With None, the tensor's bytes are copied once more."""
         size, self.wanted = self.wanted, 0
-        since, self._since = self._since, b""
+        held_back, self._held_back = self._held_back, b""
         self._begin(size, place)
-        self._take(memoryview(since))
+        self._take(memoryview(held_back))
 
     def stop_sparing(self) -> int:
         """End sparing. Return how many bytes at the end of the fed data must be fed again."""
@@ -158,7 +158,7 @@ class IncomingRequest:
                 self._spared = end - position
                 return
             if self.wanted:
-                self._since += data[position:]
+                self._held_back += data[position:]
                 return
             if self._target is None:
                 position = self._scan(data[position:], position)
@@ -187,18 +187,19 @@ class IncomingRequest:
             self._partial = b""
         position, end = 0, len(data)
         while position < end:
-            found = _field(data, position)
-            if found is None:
+            field = _field(data, position)
+            if field is None:
                 break
-            tag, start, size = found
+            tag, start, size = field
             self._fields += 1
-            left = self.left + end - start  # bytes of the message from the field's value on
-            if tag == _RAW and self._allowed(size, left):
+            # bytes of the message from the field's value on
+            remaining = self.left + end - start
+            if tag == _RAW and self._allowed(size, remaining):
                 self._rest += data[:position]
                 self._want(size)
                 return offset + start
-            other = tag == _RAW or size > _LARGEST_FIELD or self._fields > _MOST_FIELDS
-            if other or not 0 <= size <= left:
+            inseparable = tag == _RAW or size > _LARGEST_FIELD or self._fields > _MOST_FIELDS
+            if inseparable or not 0 <= size <= remaining:
                 return offset + self._give_up(data)
             if start + size > end:
                 break

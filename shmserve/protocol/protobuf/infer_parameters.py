@@ -20,12 +20,12 @@ class Uint64(int):
 
 
 def add_parameter(
-    walk: Walk, start: int, stop: int, parameters: dict[str, Parameter], most: int
+    walk: Walk, start: int, stop: int, parameters: dict[str, Parameter], limit: int
 ) -> None:
     """Add an entry of a parameters map. A repeated key replaces the earlier entry.
 
     Raises:
-        InvalidArgument: a malformed entry, an entry without a value, or more than `most` entries.
+        InvalidArgument: a malformed entry, an entry without a value, or more than `limit` entries.
     """
     key = ""
     value: Parameter | None = None
@@ -40,8 +40,8 @@ def add_parameter(
     if value is None:
         raise InvalidArgument(f"parameter '{key}' has no value of a known type")
     parameters[key] = value
-    if len(parameters) > most:
-        raise InvalidArgument(f"there are more than {most} parameters")
+    if len(parameters) > limit:
+        raise InvalidArgument(f"there are more than {limit} parameters")
 
 
 def _value(walk: Walk, start: int, stop: int) -> Parameter | None:

@@ -79,7 +79,7 @@ def parse_request(data: bytes | memoryview, placed: Sequence[Raw] = ()) -> WireI
             parameters than `bounds.MAX_INPUTS`, or more fields than `bounds.MAX_FIELDS`.
     """
     walk = Walk(data, bounds.MAX_FIELDS)
-    most = bounds.MAX_INPUTS
+    limit = bounds.MAX_INPUTS
     model = version = request_id = ""
     parameters: dict[str, Parameter] = {}
     inputs: list[tuple[int, int]] = []
@@ -89,16 +89,16 @@ def parse_request(data: bytes | memoryview, placed: Sequence[Raw] = ()) -> WireI
     for tag, start, stop in walk.fields(0, len(data)):
         if tag == _RAW:
             raw.append(view[start:stop])
-            if len(raw) > most:
-                raise _too_many("raw_input_contents", most)
+            if len(raw) > limit:
+                raise _too_many("raw_input_contents", limit)
         elif tag == 0x2A:
             inputs.append((start, stop))
-            if len(inputs) > most:
-                raise _too_many("inputs", most)
+            if len(inputs) > limit:
+                raise _too_many("inputs", limit)
         elif tag == 0x32:
-            outputs.append(_output(walk, start, stop, most))
-            if len(outputs) > most:
-                raise _too_many("outputs", most)
+            outputs.append(_output(walk, start, stop, limit))
+            if len(outputs) > limit:
+                raise _too_many("outputs", limit)
         elif tag == 0x0A:
             model = walk.text(start, stop, "model_name")
         elif tag == 0x12:
@@ -106,10 +106,10 @@ def parse_request(data: bytes | memoryview, placed: Sequence[Raw] = ()) -> WireI
         elif tag == 0x1A:
             request_id = walk.text(start, stop, "id")
         elif tag == 0x22:
-            add_parameter(walk, start, stop, parameters, most)
+            add_parameter(walk, start, stop, parameters, limit)
     # Inputs come last, since the model's name and the raw parts may follow them in the message.
     unused = iter(raw)
-    tensors = tuple([_input(walk, span, model, unused, most) for span in inputs])
+    tensors = tuple([_input(walk, span, model, unused, limit) for span in inputs])
     return WireInferRequest(
         model, version, request_id, parameters, tensors, tuple(outputs), len(raw)
     )
@@ -170,12 +170,12 @@ def check_data(request: WireInferRequest) -> None:
         )
 
 
-def _too_many(what: str, most: int) -> InvalidArgument:
-    return InvalidArgument(f"the request has more than {most} {what}")
+def _too_many(what: str, limit: int) -> InvalidArgument:
+    return InvalidArgument(f"the request has more than {limit} {what}")
 
 
 def _input(
-    walk: Walk, span: tuple[int, int], model: str, unused: Iterable[Raw], most: int
+    walk: Walk, span: tuple[int, int], model: str, unused: Iterable[Raw], limit: int
 ) -> WireInput:
     name = datatype = ""
     shape: list[int] = []
@@ -191,7 +191,7 @@ def _input(
         elif tag == 0x18:
             shape.append(signed(walk.varint(start)))
         elif tag == 0x22:
-            add_parameter(walk, start, stop, parameters, most)
+            add_parameter(walk, start, stop, parameters, limit)
         elif tag == 0x2A:
             spans = {} if spans is None else spans
             collect(walk, start, stop, spans)
@@ -202,14 +202,14 @@ def _input(
     return WireInput(name, datatype, tuple(shape), parameters, contents, raw.view, raw)
 
 
-def _output(walk: Walk, start: int, stop: int, most: int) -> WireOutput:
+def _output(walk: Walk, start: int, stop: int, limit: int) -> WireOutput:
     name = ""
     parameters: dict[str, Parameter] = {}
     for tag, first, end in walk.fields(start, stop):
         if tag == 0x0A:
             name = walk.text(first, end, "outputs.name")
         elif tag == 0x12:
-            add_parameter(walk, first, end, parameters, most)
+            add_parameter(walk, first, end, parameters, limit)
     return WireOutput(name, parameters)
 
 

@@ -34,13 +34,13 @@ class Malformed(InvalidArgument):
 
 
 class Walk:
-    """Reader of the messages in `data`, for at most `most` fields in all."""
+    """Reader of the messages in `data`, for at most `limit` fields in all."""
 
-    __slots__ = ("_left", "_most", "data")
+    __slots__ = ("_limit", "_remaining", "data")
 
-    def __init__(self, data: bytes | memoryview, most: int = sys.maxsize) -> None:
+    def __init__(self, data: bytes | memoryview, limit: int = sys.maxsize) -> None:
         self.data = data
-        self._most = self._left = most
+        self._limit = self._remaining = limit
 
     def fields(self, position: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield tag, start and stop of each field's value in data[position:end].
@@ -55,8 +55,8 @@ class Walk:
         groups: list[int] = []  # tags of the open groups
         try:
             while position < end:
-                self._left -= 1
-                if self._left < 0:
+                self._remaining -= 1
+                if self._remaining < 0:
                     raise self._too_many()
                 tag = data[position]
                 position += 1
@@ -95,8 +95,8 @@ class Walk:
 
     def charge(self, fields: int) -> None:
         """Count `fields` more fields, e.g. packed elements that the caller reads one by one."""
-        self._left -= fields
-        if self._left < 0:
+        self._remaining -= fields
+        if self._remaining < 0:
             raise self._too_many()
 
     def text(self, start: int, stop: int, where: str) -> str:
@@ -113,8 +113,8 @@ class Walk:
 
     def int64s(self, start: int, stop: int) -> tuple[int, ...]:
         """Return packed int64 elements. Each byte counts as a field."""
-        self._left -= stop - start
-        if self._left < 0:
+        self._remaining -= stop - start
+        if self._remaining < 0:
             raise self._too_many()
         chunk = bytes(self.data[start:stop])
         if chunk.isascii():  # no byte has the continuation bit
@@ -131,7 +131,7 @@ class Walk:
 
     def _too_many(self) -> InvalidArgument:
         return InvalidArgument(
-            f"the request has more than {self._most} fields, each BYTES"
+            f"the request has more than {self._limit} fields, each BYTES"
             " element outside raw_input_contents counting as one"
         )
 

@@ -51,10 +51,10 @@ def completed(spec: ModelSpec) -> ModelSpec:
 
 def _filled(entry: _Entry, tensor: TensorSpec, batched: bool) -> _Entry:
     """Return an entry of the configuration with the missing values taken from the model."""
-    unknown = entry.data_type == "TYPE_INVALID"
+    untyped = entry.data_type == "TYPE_INVALID"
     return msgspec.structs.replace(
         entry,
-        data_type=DATATYPES[tensor.datatype].config_name if unknown else entry.data_type,
+        data_type=DATATYPES[tensor.datatype].config_name if untyped else entry.data_type,
         dims=entry.dims or (tensor.shape[1:] if batched else tensor.shape),
     )
 
@@ -69,9 +69,9 @@ def require_complete(spec: ModelSpec) -> None:
         ("input", spec.inputs, spec.config.input),
         ("output", spec.outputs, spec.config.output),
     ):
-        known = {tensor.name for tensor in tensors}
+        described = {tensor.name for tensor in tensors}
         for entry in entries:
-            if entry.name not in known:
+            if entry.name not in described:
                 raise ConfigError(
                     f"model '{spec.name}': {kind} '{entry.name}': data_type or dims is missing"
                 )

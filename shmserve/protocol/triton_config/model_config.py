@@ -217,11 +217,11 @@ def _check_hints(message: Any, model: str, backend: str) -> None:
     check_sequences(message, model)
     check_batch_tensors(message, model)
     if message.response_cache.enable:
-        for kind, is_it in (
+        for kind, applies in (
             ("a decoupled model", message.model_transaction_policy.decoupled),
             ("a model with sequence_batching", message.HasField("sequence_batching")),
         ):
-            if is_it:
+            if applies:
                 raise ConfigError(f"model '{model}': response_cache is not supported for {kind}")
     level = message.optimization.graph.level
     if backend == ONNXRUNTIME and level not in _GRAPH_LEVELS:
@@ -243,13 +243,13 @@ def _backend(message: Any, model: str, guess: str, kinds: Mapping[str, BackendKi
     if message.HasField("ensemble_scheduling"):
         raise ConfigError(f"model '{model}': ensemble_scheduling needs platform 'ensemble'")
     kinds = {name: kind for name, kind in kinds.items() if kind is not ENSEMBLE}
-    known = ", ".join(kinds)
+    names = ", ".join(kinds)
     platforms = {platform: kind.name for kind in kinds.values() for platform in kind.platforms}
     if message.platform and message.platform not in platforms:
         raise ConfigError(f"model '{model}': platform '{message.platform}' is not supported")
     if message.backend and message.backend not in kinds:
         raise ConfigError(
-            f"model '{model}': backend '{message.backend}' is not supported (supported: {known})"
+            f"model '{model}': backend '{message.backend}' is not supported (supported: {names})"
         )
     of_platform = platforms.get(message.platform, "")
     if message.backend and of_platform and message.backend != of_platform:
@@ -259,7 +259,7 @@ def _backend(message: Any, model: str, guess: str, kinds: Mapping[str, BackendKi
         )
     backend: str = message.backend or of_platform or guess
     if not backend:
-        raise ConfigError(f"model '{model}': backend is missing (supported: {known})")
+        raise ConfigError(f"model '{model}': backend is missing (supported: {names})")
     return backend
 
 

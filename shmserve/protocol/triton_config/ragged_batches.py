@@ -47,8 +47,8 @@ def check_batch_tensors(message: Any, model: str) -> None:
         _check_source(entry, inputs, f"model '{model}': batch_output")
         for name in entry.target_name:
             if name not in outputs or name in scattered:
-                known = "is there twice" if name in scattered else "is no output"
-                raise ConfigError(f"model '{model}': batch_output.target_name '{name}' {known}")
+                fault = "is there twice" if name in scattered else "is no output"
+                raise ConfigError(f"model '{model}': batch_output.target_name '{name}' {fault}")
             scattered.add(name)
     flat = [inputs[name] for name in inputs if inputs[name].allow_ragged_batch]
     for tensor in [*flat, *(outputs[name] for name in outputs if name in scattered)]:

@@ -28,9 +28,9 @@ def check_sequences(message: Any, model: str) -> None:
     sequences = message.sequence_batching
     if sequences.HasField("oldest"):
         _check_oldest(sequences.oldest, message.max_batch_size, f"{where}.oldest")
-    least = sequences.direct.minimum_slot_utilization
-    if not 0 <= least <= 1:
-        raise ConfigError(f"{where}.direct.minimum_slot_utilization {least} is not between 0 and 1")
+    share = sequences.direct.minimum_slot_utilization
+    if not 0 <= share <= 1:
+        raise ConfigError(f"{where}.direct.minimum_slot_utilization {share} is not between 0 and 1")
     kinds = [_control_kind(entry, where) for entry in sequences.control_input]
     _refuse_twice(kinds, f"{where}.control_input: kind")
     for state in sequences.state:
@@ -75,8 +75,8 @@ def _control_kind(entry: Any, where: str) -> str:
     kind: str = names[control.kind].name
     pairs = [list(getattr(control, name)) for name in _PAIRS if getattr(control, name)]
     if kind == CORRID:
-        found = data_type(control.data_type, where)
-        if found not in _ID_TYPES or pairs:
+        datatype = data_type(control.data_type, where)
+        if datatype not in _ID_TYPES or pairs:
             raise ConfigError(
                 f"{where}: {CORRID} needs one of the data types TYPE_UINT64, TYPE_INT64, "
                 "TYPE_UINT32, TYPE_INT32 and TYPE_STRING, and no false_true"

@@ -48,10 +48,10 @@ def warmup_samples(
     samples = []
     for index, entry in enumerate(message.model_warmup):
         where = f"model '{model}': model_warmup '{entry.name or index}'"
-        most = max(1, max_batch_size)
-        unknown = partial and not max_batch_size
-        if entry.batch_size > most and not unknown:
-            raise ConfigError(f"{where}: batch_size {entry.batch_size} is more than {most}")
+        limit = max(1, max_batch_size)
+        batch_unknown = partial and not max_batch_size
+        if entry.batch_size > limit and not batch_unknown:
+            raise ConfigError(f"{where}: batch_size {entry.batch_size} is more than {limit}")
         if entry.count > MAX_RUNS:
             raise ConfigError(f"{where}: count {entry.count} is more than {MAX_RUNS}")
         batch = (entry.batch_size or 1,) if max_batch_size else ()
