@@ -1,4 +1,5 @@
-"""``shmserve COMMAND``: the command line. Exit status 2 and one line on stderr for an error."""
+"""Command line: ``shmserve COMMAND``. An error prints a line on stderr and ends with exit status
+2."""
 
 from __future__ import annotations
 
@@ -28,19 +29,20 @@ TABLES = (
     "monitor",
     "events",
 )
-DOORS = ("http", "grpc", "region", "lane")  # ways to a model that `measure` knows
-ERROR = 2  # the exit status of what could not be done; 1: it was done, and the answer is no
+DOORS = ("http", "grpc", "region", "lane")  # transports that `measure` can use
+ERROR = 2  # exit status of a failed command; 1: the command ran and the answer is no
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for an error, instead of the usage before it."""
+    """Parser that prints a single line for an error, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(ERROR, f"shmserve: {message} (see {self.prog} --help)\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; each names its module, whose `main` runs it."""
+    """Return the parser of all commands. Each command sets `module`, whose `main` runs the
+    command."""
     whole = _Parser(
         prog="shmserve",
         description="A model server on a zero-copy shared-memory data plane.",
@@ -95,12 +97,14 @@ def parser() -> argparse.ArgumentParser:
         ("unload", "have a running server unload a model"),
         ("ready", "say whether a running server, or one model of it, is ready (status 1: not)"),
     ):
-        one = command(name, "operating.model_commands", text)
-        one.add_argument("model", metavar="MODEL", nargs="?" if name == "ready" else None)
-        _add_address(one)
-        one.add_argument("--key-file", metavar="FILE", help="of a key to show (docs/keys.md)")
+        subparser = command(name, "operating.model_commands", text)
+        subparser.add_argument("model", metavar="MODEL", nargs="?" if name == "ready" else None)
+        _add_address(subparser)
+        subparser.add_argument("--key-file", metavar="FILE", help="of a key to show (docs/keys.md)")
         if name == "ready":
-            one.add_argument("--wait", type=float, default=0.0, metavar="S", help="for so long")
+            subparser.add_argument(
+                "--wait", type=float, default=0.0, metavar="S", help="for so long"
+            )
     _add_measure(
         command("measure", "measuring.measure", "send a model generated requests and time them")
     )
@@ -122,8 +126,8 @@ def _add_show(show: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_address(one: argparse.ArgumentParser) -> None:
-    one.add_argument(
+def _add_address(subparser: argparse.ArgumentParser) -> None:
+    subparser.add_argument(
         "--url", help="http://HOST:PORT or unix:/PATH; default: the first of http_bind"
     )
 
@@ -168,22 +172,22 @@ def _add_cluster(cluster: argparse.ArgumentParser) -> None:
         ("down", "end all services, their requests first"),
         ("haproxy", "print the configuration of a HAProxy before the cluster"),
     ):
-        one = what.add_parser(name, help=text, description=text)
-        one.add_argument("file", metavar="FILE", help="cluster.toml")
+        subparser = what.add_parser(name, help=text, description=text)
+        subparser.add_argument("file", metavar="FILE", help="cluster.toml")
         if name in ("up", "status"):
-            one.add_argument("--json", action="store_true", help="one JSON object")
+            subparser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Run a command and return the exit status."""
     arguments = parser().parse_args(argv)
-    library_telemetry.switch_off(os.environ)  # of what a command imports, and starts
+    library_telemetry.switch_off(os.environ)  # for libraries that a command imports or starts
     if (arguments.command, getattr(arguments, "what", "")) == ("show", "top"):
         arguments.module = "operating.top"
-    if arguments.config is not None:  # for the server that `serve` becomes, too
+    if arguments.config is not None:  # also for the server that `serve` execs
         os.environ[CONFIG_VARIABLE] = os.path.abspath(arguments.config)
     try:
-        # Only what is asked for: this runs before each start of a service, and in scripts
+        # Import the command's module alone, for speed: this runs in scripts and before each start
         module = importlib.import_module(f"shmserve.cli.{arguments.module}")
         status: int = module.main(arguments)
         sys.stdout.flush()
@@ -192,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in ex.message.splitlines():
             print(f"shmserve: {line}", file=sys.stderr)
         return ERROR
-    except BrokenPipeError:  # who read the output has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe, e.g. `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

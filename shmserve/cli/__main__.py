@@ -1,4 +1,4 @@
-"""``python -m shmserve.cli``."""
+"""Entry point of ``python -m shmserve.cli``."""
 
 import sys
 

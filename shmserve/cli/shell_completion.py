@@ -1,4 +1,4 @@
-"""``shmserve completion SHELL``: a script for the shell to source."""
+"""Command ``shmserve completion SHELL``: prints a script for the shell to source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shmserve.errors import ConfigError
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print it; returns the exit status. Raises ConfigError: the library is not there."""
+    """Print the script and return the exit status. Raise ConfigError if shtab is not installed."""
     try:
         import shtab
     except ImportError:

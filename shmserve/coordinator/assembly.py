@@ -37,7 +37,7 @@ from shmserve.core.scheduling.rate_limit_policy import amounts
 from shmserve.core.scheduling.rate_limiter import RateLimiter
 from shmserve.core.stats.request_counters import MAX_COUNTED
 from shmserve.log_fields import log_fields
-from shmserve.observe import gpus
+from shmserve.observe import flight_recorder, gpus
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.shm.registry_page import RegistryWriter
 
@@ -136,6 +136,7 @@ def _introspection(
     monitoring = None
     if launch.settings.dashboard:
         monitoring = Monitoring(sources, outside.send, launch.epoch, most, again, now)
+        flight_recorder.follow(monitoring.incidents.take)
     own = OwnProcess(launch.process, os.getpid(), now)
     return Introspection(sources, monitoring, outside.send, own)
 
@@ -173,6 +174,8 @@ def resume(
         parts.regions.restore(previous, now)
         parts.publication.restore(previous)
         parts.runtime_settings.restore(previous)
+        if parts.introspection.monitoring is not None:
+            parts.introspection.monitoring.take_over()
     parts.sync.hold(now)
     parts.sync.changed()
     parts.effects.perform(effects)

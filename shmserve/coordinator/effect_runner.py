@@ -13,7 +13,7 @@ from shmserve.coordinator.state.checkpoint import CheckpointFile
 from shmserve.coordinator.state.publication import Publication
 from shmserve.core import effects
 from shmserve.core.control.reconciler import Reconciler
-from shmserve.log_fields import log_fields, with_fields
+from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control.link_messages import Granted, Stop, Trim
 
@@ -56,8 +56,7 @@ class EffectRunner(Struct, frozen=True):
                         self._jobs.remove(effect.overrides)
                 case effects.LogForOperators():
                     about = log_fields(**effect.fields)
-                    text = with_fields(effect.text, effect.fields)
-                    flight_recorder.record("warning", "coordinator", text)
+                    flight_recorder.record("warning", "coordinator", effect.text, effect.fields)
                     _log.warning("%s", effect.text, extra=about)
         self._sync.tell()
 

@@ -94,12 +94,12 @@ class MessageRouter:
         if process == self._successor:
             self._successor = ""
             self._regions.sharing.end()
+        self._introspection.gone(process, now)
         self._sync.gone(process)
         self._control.remote.gone(process)
         self._perform(self._reconciler.gone(process, now))
         self._regions.gone(process)
         self._turns.gone(process)
-        self._introspection.gone(process, now)
         self._watchdog.gone(process)
         self._lanes.gone(process)
 

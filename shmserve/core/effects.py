@@ -6,6 +6,8 @@ from msgspec import Struct
 
 from shmserve.log_fields import LogFields
 
+CANNOT_BE_LOADED = "model cannot be loaded"
+
 
 class Publish(Struct, frozen=True):
     """The registry has changed: publish it."""
@@ -43,6 +45,11 @@ class LogForOperators(Struct, frozen=True):
 
     text: str
     fields: LogFields = LogFields()
+
+
+def given_up(instance: str, reason: str) -> LogForOperators:
+    """Return the log line of an instance that will not be tried again."""
+    return LogForOperators(CANNOT_BE_LOADED, LogFields(instance=instance, reason=reason))
 
 
 class Forget(Struct, frozen=True):

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from shmserve.errors import ShmserveError
+from shmserve.executor import custom_metrics
 from shmserve.executor.calling import NO_MODELS, OtherModels
 from shmserve.executor.custom_metrics import CustomMetrics
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
@@ -164,7 +165,7 @@ class Context(Struct, frozen=True):
     device: str  # "cpu" or "cuda:0": numbered as CUDA numbers them in this process
     auto: bool = False  # what cannot use the device may run on the CPU instead
     models: OtherModels = NO_MODELS  # what the server serves besides
-    metrics: CustomMetrics = field(default_factory=CustomMetrics)  # what the model counts itself
+    metrics: CustomMetrics = field(default_factory=lambda: custom_metrics.registry)
 
     @property
     def xp(self) -> Any:

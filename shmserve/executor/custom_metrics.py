@@ -1,8 +1,11 @@
-"""The metrics that this executor's model makes for itself.
+"""The registry of the metrics that this executor's model makes for itself.
 
-Any thread of the model may make, change and let go of them. Letting go is also done by finalizers,
-which may run in the midst of anything, also of what is done here: they wait for nobody, and who
-has the lock does it for them.
+The model reaches `registry` by `Context.metrics`, as `pb_utils.MetricFamily` or as `app_monitor`.
+Families are for scrapes; `values` are aggregated per second, for the metrics page.
+
+Any thread of the model may make, change and let go of families. Finalizers let go, too, and may
+run in the midst of anything in this file: a finalizer never waits for the lock, and the thread
+that has the lock does the finalizer's work.
 """
 
 from __future__ import annotations
@@ -10,12 +13,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 
 from shmserve.core.stats import custom_metrics
+from shmserve.core.stats.counter_pages import Words
 from shmserve.core.stats.custom_metrics import Family, Labels, MetricKind, Series
 from shmserve.errors import (
     ArenaExhausted,
@@ -24,6 +27,7 @@ from shmserve.errors import (
     ResourceExhausted,
     ShmserveError,
 )
+from shmserve.executor.reported_values import ReportedValues
 from shmserve.shm.metrics_area import MetricsArea
 
 log = logging.getLogger(__name__)
@@ -34,31 +38,53 @@ MAX_SERIES = 512  # names with labels
 MAX_TEXT = 256  # characters of a name, a label or its value
 
 
-class MetricRow:
+class _Held:
+    """A thing that exists until all holders have let go of it."""
+
+    __slots__ = ("holders",)
+
+    def __init__(self) -> None:
+        self.holders = 0
+
+    def hold(self) -> None:
+        self.holders += 1
+
+    def let_go(self) -> bool:
+        """Return whether the last holder has let go."""
+        self.holders -= 1
+        return not self.holders
+
+
+class MetricRow(_Held):
     """One series. `place`: of its first value among those that are published."""
 
-    __slots__ = ("buckets", "family", "holders", "labels", "place", "values")
+    __slots__ = ("buckets", "family", "labels", "place", "values")
 
     def __init__(self, family: MetricRows, labels: Labels, buckets: tuple[float, ...]) -> None:
+        super().__init__()
         self.family = family
         self.labels = labels
         self.buckets = buckets
         self.values = [0.0] * custom_metrics.width(family.kind, buckets)
         self.place = 0
-        self.holders = 0
+
+    def move(self, place: int) -> int:
+        """Take a place among the published values; return the place behind."""
+        self.place = place
+        return place + len(self.values)
 
 
-class MetricRows:
+class MetricRows(_Held):
     """One family: all series of a name."""
 
-    __slots__ = ("help", "holders", "kind", "name", "rows")
+    __slots__ = ("help", "kind", "name", "rows")
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        super().__init__()
         self.name = name
         self.help = description[:_MAX_HELP].encode(errors="replace").decode()
         self.kind = kind
         self.rows: dict[Labels, MetricRow] = {}
-        self.holders = 0
 
 
 class Counter:
@@ -108,9 +134,6 @@ class Histogram:
         self._metrics.observe(self._row, float(value))
 
 
-_ALL: weakref.WeakSet[CustomMetrics] = weakref.WeakSet()
-
-
 class CustomMetrics:
     """All families of the model. Without an `area` nobody else sees them."""
 
@@ -120,12 +143,18 @@ class CustomMetrics:
         self._families: dict[str, MetricRows] = {}
         self._words: memoryview[float] | None = None
         self._over: deque[tuple[MetricRows, Sequence[MetricRow]]] = deque()  # nobody holds them
-        _ALL.add(self)
+        self.values = ReportedValues()
+
+    def publish(self, area: MetricsArea, words: Words, word: int) -> None:
+        """Show families in `area` and count reported values in `words[word]`, from now on."""
+        self._area = area
+        self.values.publish(words, word)
 
     def forked(self) -> None:
         """In a process that the model has forked: what that counts is its own."""
         self._area = self._words = None
         self._lock = threading.Lock()
+        self.values.forked()
 
     def counter(
         self, name: str, description: str, labels: Mapping[str, str] | None = None
@@ -191,7 +220,7 @@ class CustomMetrics:
                 family = self._families[name] = MetricRows(name, description, kind)
             elif family.kind is not kind:
                 raise InvalidArgument("Family name already exists with different type")
-            family.holders += 1
+            family.hold()
         self._settle()
         return family
 
@@ -227,7 +256,7 @@ class CustomMetrics:
                     del family.rows[key]
                     raise
             if row not in held:
-                row.holders += 1
+                row.hold()
         self._settle()
         return row
 
@@ -273,12 +302,10 @@ class CustomMetrics:
         gone = False
         while self._over:
             family, rows = self._over.popleft()
-            family.holders -= 1
             for row in rows:
-                row.holders -= 1
-                if not row.holders:
+                if row.let_go():
                     gone = family.rows.pop(row.labels, None) is not None or gone
-            if not family.holders:
+            if family.let_go():
                 self._families.pop(family.name, None)
         if gone:
             try:
@@ -306,8 +333,7 @@ class CustomMetrics:
         self._words = self._area.write(told, values)
         place = 0
         for row in rows:
-            row.place = place
-            place += len(row.values)
+            place = row.move(place)
 
     # -------------------------------------------------------------------- checks
 
@@ -332,9 +358,7 @@ class CustomMetrics:
             raise InvalidArgument(f"the {what} has {len(text)} characters, more than {MAX_TEXT}")
 
 
-def _forked() -> None:
-    for metrics in list(_ALL):
-        metrics.forked()
+registry = CustomMetrics()  # an executor runs one model
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=lambda: registry.forked())

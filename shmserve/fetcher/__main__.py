@@ -1,7 +1,8 @@
-"""``python -m shmserve.fetcher``: started by the supervisor, never by hand.
+"""Entry point of the fetcher: ``python -m shmserve.fetcher``, started by the supervisor, never by
+hand.
 
-The coordinator asks, this process fetches. Each question is answered by a thread of its own; the
-main thread only shows that the process lives.
+Each question of the coordinator is answered in a thread of a pool. The main thread only signals
+that the process is alive.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from shmserve.transport.processes import FileLock, follow
 
 _log = logging.getLogger(__name__)
 
-_SIDE_BY_SIDE = 4  # questions; others wait, and the coordinator sees to it that they are few
-_TOLD, _TEXT = 150, 400  # problems in one answer; characters of each
+_SIDE_BY_SIDE = 4  # concurrent questions; the coordinator keeps the queue short
+_TOLD, _TEXT = 150, 400  # limits of an answer: problems, and characters of each
 
 
 def main() -> int:
@@ -76,7 +77,7 @@ def _serve(settings: Settings, lock: FileLock, stop: threading.Event) -> None:
 
 
 class _Desk:
-    """Takes the coordinator's questions, from the link's thread, and answers them."""
+    """Receiver of the coordinator's questions, called in the link's thread."""
 
     link: Link
 
@@ -92,12 +93,12 @@ class _Desk:
         try:
             done = self._rounds.run(message.names, message.keep)
             problems, unlisted = done.problems, done.unlisted
-        except Exception as ex:  # whatever it was: who asked must not wait in vain
-            why = ex.message if isinstance(ex, ShmserveError) else type(ex).__name__
-            _log.error("models not fetched", extra=log_fields(reason=why))
-            problems, unlisted = {}, (f"model_repository: {why}",)
-        told = {name: why[:_TEXT] for name, why in list(problems.items())[:_TOLD]}
-        self.link.send(ModelsFetched(message.ticket, told, tuple(w[:_TEXT] for w in unlisted)))
+        except Exception as ex:  # answer after any error: the coordinator waits
+            reason = ex.message if isinstance(ex, ShmserveError) else type(ex).__name__
+            _log.error("models not fetched", extra=log_fields(reason=reason))
+            problems, unlisted = {}, (f"model_repository: {reason}",)
+        reasons = {name: reason[:_TEXT] for name, reason in list(problems.items())[:_TOLD]}
+        self.link.send(ModelsFetched(message.ticket, reasons, tuple(w[:_TEXT] for w in unlisted)))
 
 
 def _handlers(desk: _Desk) -> LinkHandlers:
@@ -112,5 +113,5 @@ def _handlers(desk: _Desk) -> LinkHandlers:
 if __name__ == "__main__":
     status = main()
     log_output.end()
-    # A transfer that goes on must not keep a finished process from ending; what came is kept.
+    # A running transfer must not keep a finished process alive. Complete files are kept.
     os._exit(status)

@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
@@ -24,6 +25,7 @@ import msgspec
 from shmserve.config import GENERATION
 from shmserve.core.stats import event_ring
 from shmserve.core.stats.event_ring import EventRing, RecordedEvent
+from shmserve.log_fields import with_fields
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +68,9 @@ class _Recorder:
                     _log.error("events are not recorded for now: %s", ex.strerror)
 
 
+_NO_FIELDS: Mapping[str, object] = {}
 _recorder: _Recorder | None = None
+_follow: Callable[[RecordedEvent], None] | None = None
 
 
 def start(run_dir: str, process: str) -> None:
@@ -75,10 +79,22 @@ def start(run_dir: str, process: str) -> None:
     _recorder = _Recorder(run_dir, process)
 
 
-def record(kind: str, subject: str, text: str = "") -> None:
-    """Record an event. Never fails, and does nothing before `start`."""
+def follow(take: Callable[[RecordedEvent], None]) -> None:
+    """From now on, also pass each event of this process to `take`, without joining repeated
+    events."""
+    global _follow
+    _follow = take
+
+
+def record(
+    kind: str, subject: str, text: str = "", fields: Mapping[str, object] = _NO_FIELDS
+) -> None:
+    """Record an event. Never fails, and records nothing before `start`."""
     if _recorder is not None:
-        _recorder.add(kind, subject, text)
+        _recorder.add(kind, subject, with_fields(text, fields) if fields else text)
+    if _follow is not None:
+        now = time.time()
+        _follow(RecordedEvent(0, now, now, kind, subject, text, fields=fields))
 
 
 def rows(run_dir: str, limit: int | None = None) -> list[dict[str, Any]]:

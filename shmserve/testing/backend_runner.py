@@ -19,9 +19,9 @@ from shmserve.cuda import runtime
 from shmserve.errors import Internal, ProtocolViolation, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context, Output, Response, Responses
-from shmserve.executor.backends import ragged
 from shmserve.executor.calling import NO_MODELS, OtherModels
-from shmserve.executor.warmup import warm_up
+from shmserve.executor.process.warmup import warm_up
+from shmserve.executor.wrappers import ragged
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 from shmserve.tensor.spec import ModelSpec

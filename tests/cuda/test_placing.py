@@ -16,8 +16,8 @@ from msgspec import structs
 from shmserve import repository
 from shmserve.cli.inspecting import try_load
 from shmserve.errors import Internal
-from shmserve.executor import model_loading
 from shmserve.executor.devices import Devices
+from shmserve.executor.process import model_loading
 from shmserve.shm.mappings import Mappings
 from tests.cuda import fake
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import mmap
+from hashlib import sha256
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec import json, msgpack
 from msgspec.structs import replace
 
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.config import Settings
 from shmserve.core.memory.lru_book import LruBook
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
-from shmserve.dispatch.cache.response_cache import CacheInput, digest
+from shmserve.dispatch.cache.cache_key import CacheInput, cache_key, revisions
 from shmserve.dispatch.outcome import RunOptions
+from shmserve.frontends.grpc.request_mapping import to_request
+from shmserve.protocol.oip.request import InferRequest
+from shmserve.protocol.oip.request import parse_request as parse_json
+from shmserve.protocol.protobuf.infer_wire import parse_request as parse_wire
 from tests.unit.rig import SPEC
 
 LIMIT = 100
@@ -81,13 +91,20 @@ PARAMETERS = st.dictionaries(
 REQUESTS = st.tuples(INPUTS, PARAMETERS, st.sampled_from([(), ("OUT",)]), st.integers(1, 2))
 
 
-def key_of(request: Any) -> bytes | None:
+def ready(host: int, revision: int = 1) -> ModelEntry:
+    """The model as a host has it: each has its own processes, sockets and revisions."""
+    instance = LiveInstance(f"m/1/0@{revision}", f"x-{host}", f"{host}.sock", host)
+    return ModelEntry(SPEC, ModelState.READY, (instance,))
+
+
+def key_of(request: Any, host: int = 1) -> tuple[bytes, Any]:
+    """The key, and what else must be the same for an answer to hold."""
     inputs, parameters, outputs, revision = request
-    instance = LiveInstance(f"m/1/0@{revision}", "x", "x.sock", 1)
-    entry = ModelEntry(SPEC, ModelState.READY, (instance,))
+    entry = ready(host, revision)
     options = RunOptions(parameters=parameters, outputs=outputs, request_id=str(id(request)))
     tensors = [CacheInput(*tensor[:3], memoryview(tensor[3])) for tensor in inputs]  # type: ignore[call-arg]
-    return digest(entry, Snapshot("e", 1), options, tensors)
+    snapshot = Snapshot(f"e{host}", host)
+    return cache_key(entry, snapshot, options, tensors), revisions(entry, snapshot)
 
 
 @given(REQUESTS, REQUESTS)
@@ -98,14 +115,97 @@ def test_the_same_requests_and_no_others_have_one_key(one: Any, other: Any) -> N
 
     # 1 and "1" are two parameters, but True == 1 is not drawn
     assert (key_of(one) == key_of(other)) == (matters(one) == matters(other))
+    assert key_of(one)[0] == key_of((*one[:3], 7), host=2)[0], "a host's revision is no part of it"
+
+
+def test_the_format_of_a_key_is_stable() -> None:
+    tensors = [CacheInput("B", "FP32", (1,), memoryview(b"1234"))]
+    tensors.insert(0, CacheInput("C", "UINT8", (2,), memoryview(b"56")))
+    options = RunOptions(outputs=("OUT",), parameters={"y": 1.5, "x": "1", "timeout": 7})
+    told = (
+        *(1, [["m", "1", []]], ["OUT"], {"x": "1", "y": 1.5}),
+        [["B", "FP32", [1], 4], ["C", "UINT8", [2], 2]],
+    )
+    expected = sha256(msgpack.encode(told) + b"1234" + b"56").digest()
+    assert cache_key(ready(1), Snapshot("e", 1), options, tensors) == expected
 
 
 def test_what_depends_on_more_than_its_request_has_no_key() -> None:
-    instance = LiveInstance("m/1/0", "x", "x.sock", 1)
-    ready = ModelEntry(SPEC, ModelState.READY, (instance,))
-    assert digest(ready, Snapshot("e", 1), RunOptions(), []) is not None
-    for entry in (
-        replace(ready, spec=replace(SPEC, decoupled=True)),
-        replace(ready, instances=()),
+    entry, snapshot = ready(1), Snapshot("e", 1)
+    assert revisions(entry, snapshot) == ("m/1@1",)
+    for other in (
+        replace(entry, spec=replace(SPEC, decoupled=True)),
+        replace(entry, instances=()),
     ):
-        assert digest(entry, Snapshot("e", 1), RunOptions(), []) is None
+        assert revisions(other, snapshot) is None
+
+
+# ------------------------------------------------ one request over several ways
+
+ARRAYS = st.lists(st.integers(0, 255), min_size=1, max_size=5)
+GIVEN = st.dictionaries(
+    st.sampled_from(["x", "y", "timeout"]),
+    st.integers(0, 9),
+    max_size=2,
+)
+
+
+def inline(data: list[int], parameters: dict[str, Any]) -> tuple[InferRequest, bytes]:
+    """As HTTP with the array in JSON; and the array's bytes."""
+    tensor = {"name": "IN", "datatype": "UINT8", "shape": [len(data)], "data": data}
+    request = parse_json(
+        json.encode({"id": "a", "inputs": [tensor], "parameters": parameters}), Settings()
+    )
+    (item,) = request.inputs
+    values = json.decode(item.data)  # type: ignore[arg-type]
+    return request, np.array(values, np.uint8).tobytes()
+
+
+def binary(data: list[int], parameters: dict[str, Any]) -> tuple[InferRequest, bytes]:
+    """As HTTP with binary data behind the JSON."""
+    tensor: dict[str, Any] = {"name": "IN", "datatype": "UINT8", "shape": [len(data)]}
+    tensor["parameters"] = {"binary_data_size": len(data)}
+    told = {"inputs": [tensor], "parameters": {**parameters, "binary_data_output": True}}
+    return parse_json(json.encode(told), Settings()), bytes(data)
+
+
+def grpc(data: list[int], parameters: dict[str, Any]) -> tuple[InferRequest, bytes]:
+    message = pb.ModelInferRequest(model_name="m", id="b")
+    message.inputs.add(name="IN", datatype="UINT8", shape=[len(data)])
+    message.raw_input_contents.append(bytes(data))
+    for name, value in parameters.items():
+        message.parameters[name].int64_param = value
+    wire = parse_wire(message.SerializeToString())
+    request, _ = to_request(wire, Settings())
+    (item,) = wire.inputs
+    assert item.raw is not None
+    return request, bytes(item.raw)
+
+
+def mapped(data: bytes) -> memoryview:
+    """As bytes lie in shared memory, at some address and offset."""
+    area = mmap.mmap(-1, 4096)
+    area[64 : 64 + len(data)] = data
+    return memoryview(area)[64 : 64 + len(data)]
+
+
+WAYS = [(way, place) for way in (inline, binary, grpc) for place in (memoryview, mapped)]
+
+
+@given(ARRAYS, ARRAYS, GIVEN, GIVEN)
+def test_a_request_has_one_key_whichever_way_it_comes(
+    data: list[int], other: list[int], parameters: Any, others: Any
+) -> None:
+    def key(way: Any, place: Any, host: int, data: list[int], parameters: Any) -> bytes:
+        request, content = way(data, parameters)
+        (item,) = request.inputs
+        tensor = CacheInput(item.name, item.datatype, item.shape, place(content))
+        names = tuple(output.name for output in request.outputs)
+        options = RunOptions(request.id, names, request.parameters, caller_number=host)
+        return cache_key(ready(host, host), Snapshot(f"e{host}", host), options, [tensor])
+
+    asked = data, {k: v for k, v in parameters.items() if k != "timeout"}
+    asked_too = other, {k: v for k, v in others.items() if k != "timeout"}
+    keys = {key(*way, host, data, parameters) for host, way in enumerate(WAYS, 1)}
+    assert len(keys) == 1
+    assert (key(*WAYS[-1], 9, other, others) in keys) == (asked == asked_too)

@@ -280,10 +280,6 @@ class CounterTotals:
                 told.append(InstanceMetrics(owner.model, owner.version, owner.instance, families))
         return told, unreadable
 
-    @property
-    def ends(self) -> Mapping[str, int]:
-        return self._totals.ends
-
     def report(self, reconciler: Reconciler, book: RegionBook, gpus: Gpus) -> Report:
         copied = msgspec.msgpack.encode(self._totals.models)
         models_so_far = msgspec.msgpack.decode(copied, type=list[ModelReport])

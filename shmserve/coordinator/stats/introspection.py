@@ -57,6 +57,10 @@ class Introspection:
         return host_capacity.free_percent(self._sources, snapshot)
 
     def gone(self, process: str, now: float) -> None:
+        """A link has ended; the reconciler still knows its process."""
+        known = self._reconciler.processes.get(process)
+        if self.monitoring is not None and known is not None and known.role == "exporter":
+            self.monitoring.happened("process ended", "exporter")  # no page of counters tells
         self._questions.gone(process, now)
         self.counters.gone(process)
 
@@ -75,7 +79,7 @@ class Introspection:
 
     def exited(self, instance: str, why: str) -> None:
         if self.monitoring is not None:
-            self.monitoring.exited(instance, why)
+            self.monitoring.happened("instance failed", instance, why)
 
     def answered(self, process: str, message: Stats, now: float) -> bool:
         """What a process told of itself; whether it was the answer to a question."""

@@ -25,11 +25,15 @@ from typing import Any
 
 from shmserve.coordinator.stats.counter_deltas import CounterDeltas, Model
 from shmserve.coordinator.stats.counter_totals import CounterReading, Send
-from shmserve.coordinator.stats.incident_detector import IncidentDetector
 from shmserve.coordinator.stats.process_usage import ProcessUsage
 from shmserve.coordinator.stats.stats_sources import StatsSources
+from shmserve.core.control.lifecycle import State
+from shmserve.core.control.records import refused
 from shmserve.core.stats import aggregation, model_metrics
 from shmserve.core.stats.counter_pages import add_each
+from shmserve.core.stats.event_ring import RecordedEvent
+from shmserve.core.stats.incidents import Incidents
+from shmserve.core.stats.request_counters import Reason
 from shmserve.core.stats.time_series import (
     LEVELS,
     Key,
@@ -102,7 +106,7 @@ class Monitoring:
         self._history = TimeSeries(2 * models + _MAX_VALUES + MOST_GPUS + 2)
         self._deltas = CounterDeltas()
         self._usage = ProcessUsage(now)
-        self._detector = IncidentDetector(sources.counters.ends)
+        self.incidents = Incidents()
         self._metrics: dict[str, dict[str, model_metrics.ModelMetrics]] = {}
         self._reported: dict[str, tuple[int, int]] = {}  # how many values, since which second
         self._latest: list[float] = []
@@ -189,7 +193,7 @@ class Monitoring:
             tuple(self._latest),
             tuple(models),
             () if brief else self._usage.list(self._sources.reconciler, now),
-            () if brief else self._detector.incidents.list(),
+            () if brief else self.incidents.list(),
             None if brief else self._sources.report(),
             self._usage.machine,
             os.cpu_count() or 0,
@@ -208,17 +212,35 @@ class Monitoring:
                         rates[model, version] = rate
         return rates
 
+    def take_over(self) -> None:
+        """Take in what failed in an earlier coordinator's time and is still so."""
+        reconciler = self._sources.reconciler
+        unserved = {**refused(reconciler.models.by_name.values()), **reconciler.failures}
+        for name, reason in unserved.items():
+            self.happened("model failed", name, reason)
+        for record in reconciler.instances.values():
+            if record.state is State.FAILED and not record.left:
+                self.happened("instance failed", record.name, record.reason)
+
     def ended(self, reading: CounterReading) -> None:
         self._deltas.ended(reading)
+        self.happened("process ended", reading.owner.role)
 
     def told(self, failed: RequestFailed) -> None:
-        """What a client of a failed request was told."""
-        now = time.time()
-        self._detector.told(now, failed.model, failed.version, failed.reason, failed.text)
+        """Note the text that a client of a failed request was told."""
+        if 0 <= failed.reason < len(Reason):
+            reason = Reason(failed.reason)
+            self._failed((failed.model, failed.version), reason, 0, failed.text)
 
-    def exited(self, instance: str, why: str) -> None:
-        """An executor has ended that should have gone on."""
-        self._detector.incidents.add(time.time(), instance, why)
+    def happened(
+        self, kind: str, subject: str, text: str = "", count: int = 1, said: str = ""
+    ) -> None:
+        """Take in an event that another process records, or has recorded."""
+        now = time.time()
+        self.incidents.take(RecordedEvent(0, now, now, kind, subject, text, count, said))
+
+    def _failed(self, model: Model, reason: Reason, count: int, said: str = "") -> None:
+        self.happened("request failed", "/".join(model), reason.name.lower(), count, said)
 
     def _sample(self, second: int, now: float) -> Readings:
         seconds, self._sampled_at = now - self._sampled_at, now
@@ -229,12 +251,10 @@ class Monitoring:
         again = self._again  # else all that any process has counted came about in our time
         changed = () if idle else readings
         counts = self._deltas.since(changed, lambda pid: not again or self._usage.is_new(pid))
-        wall = time.time()
-        for (model, version), grown in counts.items():
-            self._detector.requests(wall, model, version, grown)
-        self._detector.look(
-            wall, self._sources.reconciler, self._sources.book, self._sources.counters.ends
-        )
+        for model, grown in counts.items():
+            for reason, count in zip(Reason, aggregation.failures(grown), strict=True):
+                if count:
+                    self._failed(model, reason, count)
         if counts or looked or not idle or self._of_models is None:
             sent = in_flight(readings)
             models = self._models(readings, counts, sent)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from shmserve.core.control.lifecycle import Event, State
 from shmserve.core.control.records import InstanceRecord, ProcessRecord, refused
 from shmserve.core.control.rollout import Rollouts
-from shmserve.core.effects import Desire, Dismiss, Effect, LogForOperators, Publish
+from shmserve.core.effects import Desire, Dismiss, Effect, LogForOperators, Publish, given_up
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
@@ -355,9 +355,7 @@ class Reconciler:
     def _failed(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
         self.models.step(record, Event.LOAD_FAILED, now)
         record.reason = reason
-        about = LogFields(instance=record.name, reason=reason)
-        told = LogForOperators("model cannot be loaded", about)
-        return [told, Publish(), Desire(), *self._settle(record, now)]
+        return [given_up(record.name, reason), Publish(), Desire(), *self._settle(record, now)]
 
     def _settle(self, record: InstanceRecord, now: float) -> list[Effect]:
         return self.models.settle(self.models.home(record.name)[0], now)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -29,6 +30,8 @@ class RecordedEvent(Struct):
     """Something that happened `count` times from `first` to `last` (seconds since 1970).
 
     `kind` is what it was, `subject` to whom or what, `text` says more: 28, 64 and 128 bytes.
+    Only the process itself has an event's `fields` (of its log line) and `said` (the text that
+    the client of a failed request was told): no file has them apart.
     """
 
     number: int
@@ -38,6 +41,13 @@ class RecordedEvent(Struct):
     subject: str
     text: str = ""
     count: int = 1
+    said: str = ""
+    fields: Mapping[str, object] = {}
+
+    def again(self, now: float) -> None:
+        """Count that the same thing has happened once more."""
+        self.last = now
+        self.count += 1
 
 
 class EventRing:
@@ -53,8 +63,7 @@ class EventRing:
         key = (kind, subject, text)
         event = self._recent.pop(key, None)
         if event is not None and now - event.last < _TOGETHER_S and self._has(event):
-            event.last = now
-            event.count += 1
+            event.again(now)
         else:
             self._number += 1
             event = RecordedEvent(self._number, now, now, kind, subject, text)

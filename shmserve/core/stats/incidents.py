@@ -1,7 +1,9 @@
-"""The last things that went wrong, as a short list for people. Pure, and bounded.
+"""Incidents: a view of the events that a person should know of. Pure, and bounded.
 
-Texts are fit for clients: they name models, instances, roles and reasons. What `said` has was told
-to one client, and is for those who may see the log (`core.access.Access.sees_errors`).
+`Incidents.take` is given every event, keeps those that went wrong, and puts them in words for
+clients: names of models, instances and roles, and reasons. Nothing else is a source of incidents.
+`said` has been told to one client, and is shown only to callers who may see the log
+(`core.access.Access.sees_errors`).
 """
 
 from __future__ import annotations
@@ -9,16 +11,36 @@ from __future__ import annotations
 from math import inf
 
 from msgspec import Struct
+from msgspec.structs import replace
+
+from shmserve.core.effects import CANNOT_BE_LOADED
+from shmserve.core.stats.event_ring import RecordedEvent
+from shmserve.core.stats.request_counters import Reason
 
 LIMIT = 50
-_TOGETHER_S = 60.0  # the same thing again within this is one entry
-_SAID_S = 5.0  # what was said belongs to an entry that comes within this
+_TOGETHER_S = 60.0  # the same thing again within this time is one incident
+_SAID_S = 5.0  # a text for clients belongs to a failure that is counted within this time
 _MAX_TEXT = 300
+_REQUESTS = {
+    Reason.BAD_REQUEST: "request refused: it was malformed or did not fit the model",
+    Reason.QUEUE_FULL: "request refused: the queue was full",
+    Reason.NO_MEMORY: "request refused: the pool was used up",
+    Reason.NO_EXECUTOR: "request failed: no executor was running",
+    Reason.EXECUTOR_DIED: "request failed: its executor died",
+    Reason.DEADLINE: "request failed: its deadline had passed",
+    Reason.CANCELLED: "request cancelled: its client had gone",
+    Reason.MODEL: "request failed: the model raised or returned an error",
+    Reason.INTERNAL: "request failed: internal error",
+}
+_PROCESSES = {"http": "HTTP worker", "grpc": "gRPC process", "exporter": "exporter"}
+_QUARANTINED = "region quarantined: its object is smaller than it was when registered"
 
 
-class Incident(Struct, array_like=True):
-    """`first` and `last`: seconds since 1970; `count`: how often in between; `said`: what the last
-    client was told, of requests."""
+class Incident(Struct, array_like=True, frozen=True):
+    """One thing that went wrong `count` times from `first` to `last` (seconds since 1970).
+
+    `said`: the text that the client of the last failed request was told; empty: none is known.
+    """
 
     first: float
     last: float
@@ -29,39 +51,63 @@ class Incident(Struct, array_like=True):
 
 
 class Incidents:
-    """The latest last."""
+    """The view as of the events taken so far, the latest incident last."""
 
     def __init__(self) -> None:
         self._entries: list[Incident] = []
-        # Of entries that are yet to come: when, and what
+        # Texts told to clients of failures that are yet to be counted, with their time
         self._said: dict[tuple[str, str], tuple[float, str]] = {}
 
-    def add(self, now: float, what: str, text: str, count: int = 1) -> None:
-        """Something went wrong; `what` names the thing, `text` says what about it."""
-        text = text[:_MAX_TEXT]
-        for index, entry in enumerate(self._entries):
-            if (entry.what, entry.text) == (what, text) and now - entry.last < _TOGETHER_S:
-                entry.last, entry.count = now, entry.count + count
-                self._entries.append(self._entries.pop(index))
-                break
-        else:
-            self._entries.append(Incident(now, now, what, text, count))
-        at, said = self._said.pop((what, text), (-inf, ""))
-        if now - at < _SAID_S:
-            self._entries[-1].said = said
-        del self._entries[:-LIMIT]
+    def take(self, event: RecordedEvent) -> None:
+        """Take in an event. One with a `count` of 0 only says what a client was told: failures
+        are counted separately, before that or after."""
+        words = _words(event)
+        if words is None:
+            return
+        what, text = key = words[0], words[1][:_MAX_TEXT]
+        index = next((i for i, e in enumerate(self._entries) if _is_same(e, key, event.last)), None)
+        if event.count == 0:
+            self._say(index, key, event)
+            return
+        at, said = self._said.pop(key, (-inf, ""))
+        entry = Incident(event.first, event.last, what, text, event.count)
+        if index is not None:
+            known = self._entries.pop(index)
+            entry = replace(known, last=event.last, count=known.count + event.count)
+        if event.last - at < _SAID_S:
+            entry = replace(entry, said=said)
+        self._entries = [*self._entries[1 - LIMIT :], entry]
 
-    def say(self, now: float, what: str, text: str, said: str) -> None:
-        """What the last client was told about this. It is counted separately, and may be told here
-        before the entry is there, or after."""
-        said = said[:_MAX_TEXT]
-        for entry in reversed(self._entries):
-            if (entry.what, entry.text) == (what, text) and now - entry.last < _TOGETHER_S:
-                entry.said = said
-                return
-        self._said[what, text] = now, said
+    def _say(self, index: int | None, key: tuple[str, str], event: RecordedEvent) -> None:
+        said = event.said[:_MAX_TEXT]
+        if index is not None:
+            self._entries[index] = replace(self._entries[index], said=said)
+            return
+        self._said[key] = event.last, said
         while len(self._said) > LIMIT:
             del self._said[next(iter(self._said))]
 
     def list(self) -> tuple[Incident, ...]:
         return tuple(self._entries)
+
+
+def _is_same(entry: Incident, key: tuple[str, str], now: float) -> bool:
+    return (entry.what, entry.text) == key and now - entry.last < _TOGETHER_S
+
+
+def _words(event: RecordedEvent) -> tuple[str, str] | None:
+    """Name the thing that an event is about, and say what was wrong; None: nothing was."""
+    match event.kind:
+        case "request failed":
+            return event.subject, _REQUESTS[Reason[event.text.upper()]]
+        case "process ended" if event.subject in _PROCESSES:
+            return _PROCESSES[event.subject], event.kind
+        case "instance failed":
+            return event.subject, event.text
+        case "model failed":
+            return event.subject, f"not served: {event.text}"
+        case "region quarantined":
+            return "client memory", _QUARANTINED
+        case "warning" if event.text == CANNOT_BE_LOADED:
+            return str(event.fields["instance"]), str(event.fields["reason"])
+    return None

@@ -5,19 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from functools import partial
 from typing import Protocol
 
 from shmserve import waiting
 from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry, Snapshot
-from shmserve.dispatch.cache.response_cache import (
-    CachedAnswer,
-    CacheInput,
-    ResponseCache,
-    digest,
-    unchanged,
-)
+from shmserve.dispatch.cache.cache_key import CacheInput, Revisions, cache_key, revisions
+from shmserve.dispatch.cache.response_cache import AnswerCache, CachedAnswer
 from shmserve.dispatch.calls.request_counting import Account
 from shmserve.dispatch.calls.step_call import StepTensor
 from shmserve.dispatch.inference_call import InferenceCall
@@ -48,7 +42,7 @@ class CachedCall:
 
     def __init__(
         self,
-        cache: ResponseCache,
+        cache: AnswerCache,
         inner: AnyCall,
         options: RunOptions,
         current: Callable[[], Snapshot],
@@ -65,7 +59,8 @@ class CachedCall:
         self._current = current
         self._snapshot = current()
         self._inputs: list[CacheInput] = []
-        self._key: bytes | None = None
+        self._key = b""
+        self._revisions: Revisions | None = None  # None: the answer is not kept
         self._readable = True  # all inputs are
         self._answer: CachedAnswer | None = None
 
@@ -118,15 +113,16 @@ class CachedCall:
 
     def _look(self) -> Outcome | None:
         """The answer, if it is kept."""
-        if not self._readable:
+        if not self._readable or self._options.places:
             return None
         began_ns = time.monotonic_ns()
-        size = sum(tensor.view.nbytes for tensor in self._inputs)
-        told = (self.entry, self._snapshot, self._options, self._inputs)
-        self._key = waiting.beside_if_large(size, digest, *told)
-        if self._key is None:
+        self._revisions = served = revisions(self.entry, self._snapshot)
+        if served is None:
             return None
-        self._answer = answer = self._cache.get(self._key)
+        size = sum(tensor.view.nbytes for tensor in self._inputs)
+        request = (self.entry, self._snapshot, self._options, self._inputs)
+        self._key = waiting.beside_if_large(size, cache_key, *request)
+        self._answer = answer = self._cache.get(self._key, served)
         account = self.account
         account.looked_up(answer is not None, time.monotonic_ns() - began_ns)
         if answer is None:
@@ -138,35 +134,37 @@ class CachedCall:
 
     def _keep(self, outcome: Outcome) -> None:
         # A model that was loaded anew meanwhile may have run in either revision
-        if self._key is not None and unchanged(self.entry, self._snapshot, self._current()):
+        served = self._revisions
+        if served is not None and self._is_current(served):
             size = sum(output.view.nbytes for output in outcome.outputs)
             model = (self.entry.spec.name, self.entry.spec.version)
+            answer = (self._key, served, model, outcome)
             with suppress(Unavailable):  # nothing is kept then
-                copied = waiting.beside_if_large(size, self._cache.put, self._key, model, outcome)
-                self.receipt.copied_out += copied
+                self.receipt.copied_out += waiting.beside_if_large(size, self._cache.put, *answer)
+
+    def _is_current(self, served: Revisions) -> bool:
+        now = self._current()
+        if now is self._snapshot:
+            return True
+        entry = now.ready_entries.get((self.entry.spec.name, self.entry.spec.version))
+        return entry is not None and revisions(entry, now) == served
 
     def give(self, name: str) -> StepTensor | None:
         """As `StepCall.give`."""
-        answer = self._answer
-        if answer is None:
-            return self._inner.give(name)
-        for output, slot in zip(answer.outputs, answer.slots, strict=True):
-            if output.name == name:
-                return self._cache.step_tensor(output, slot)
-        return None
+        return self._inner.give(name) if self._answer is None else self._answer.give(name)
 
     # ------------------------------------------------------------------- ending
 
     def lend(self) -> Callable[[], None]:
         """As `Call.lend`."""
         answer, self._answer = self._answer, None
-        return self._inner.lend() if answer is None else partial(self._cache.give_back, answer)
+        return self._inner.lend() if answer is None else answer.give_back
 
     def close(self) -> None:
         """As `Call.close`."""
         answer, self._answer = self._answer, None
         if answer is not None:
-            self._cache.give_back(answer)
+            answer.give_back()
         self._inner.close()
 
     def __enter__(self) -> CachedCall:

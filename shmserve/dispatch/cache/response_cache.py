@@ -1,9 +1,8 @@
 """Answers that a frontend process keeps, for models with `response_cache`.
 
-They are copied into slots of the process's own arena, so they need no executor and outlive it;
-whoever is given one has a lease on its slots, and eviction waits for nobody. An answer is known by
-a digest of all that it depends on: the model and its revision (of an ensemble: those of all models
-in it), the outputs asked for, the parameters, and the inputs' bytes, which lie sealed in slots.
+Answers are copied into slots of the process's own arena, so they need no executor and outlive it.
+A reader has a lease on the slots of its answer, and eviction waits for nobody. `cache_key` says
+what an answer is known by.
 
 Frontends keep answers, and not executors: a hit costs no message, waits for no model, may be that
 of an ensemble, and outlives the executor. A `CachedCall` stands before the call, also before that
@@ -15,49 +14,76 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from hashlib import sha256
+from collections.abc import Sequence
+from typing import Protocol
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from shmserve.core.memory.lru_book import LruBook
 from shmserve.core.memory.slots import Slot
-from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.dispatch.cache.cache_key import Revisions
 from shmserve.dispatch.calls.step_call import StepTensor
-from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions
+from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.dispatch.pool.forwarded_outputs import ForwardingMemory
 from shmserve.errors import ArenaExhausted, Unavailable
 from shmserve.protocol.control.data_messages import Parameter
 
+Model = tuple[str, str]  # name, version
+
 _MOST_WANTED = 256
 _ENTRY_BYTES = 1 << 10  # of an answer beside its slots and parameters
-_OF_THE_REQUEST = {"priority", "timeout"}  # parameters that say when it runs, not what comes of it
-
-
-class CacheInput(Struct, frozen=True):
-    """An input; `view`: bytes that nobody writes any more."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    view: memoryview
 
 
 class CachedAnswer(Struct, frozen=True):
-    """An answer of a model version; its outputs lie in `slots`, one each, in their order."""
+    """An answer of a model version; its outputs lie in `slots` of `memory`, one each, in order.
+
+    revisions: those of the models that it came from.
+    """
 
     outputs: tuple[OutputTensor, ...]
     parameters: dict[str, Parameter]
     slots: tuple[Slot, ...]
-    model: tuple[str, str]
+    model: Model
+    revisions: Revisions
+    memory: ForwardingMemory
 
     @property
     def outcome(self) -> Outcome:
         return Outcome(self.outputs, self.parameters)
 
+    def give_back(self) -> None:
+        """End the lease of a reader, or of the cache itself."""
+        for slot in self.slots:
+            self.memory.release(slot.number, slot.generation)
 
-class ResponseCache:
-    """For any thread. `limit`: bytes at most, of slots and of what goes with them."""
+    def give(self, name: str) -> StepTensor | None:
+        """Return an output as the input of a step, with a lease of its own; None: has no such."""
+        for output, slot in zip(self.outputs, self.slots, strict=True):
+            if output.name == name:
+                at = self.memory.pass_slot(slot, 0, output.view.nbytes)
+                self.memory.lease(at)
+                return StepTensor(output.datatype, output.shape, at)
+        return None
+
+
+class AnswerCache(Protocol):
+    """Answers by their keys. Each method is for any thread."""
+
+    def get(self, key: bytes, revisions: Revisions) -> CachedAnswer | None:
+        """Return the answer of these revisions, with a lease that its `give_back` ends."""
+
+    def put(self, key: bytes, revisions: Revisions, model: Model, outcome: Outcome) -> int:
+        """Keep a copy of an answer if there is room for it now; return how many bytes were
+        copied."""
+
+    def evict(self, nbytes: int) -> bool:
+        """Let go of at least `nbytes` bytes, the least recently used answers first. Return False
+        if no answer was left."""
+
+
+class ResponseCache(AnswerCache):
+    """The `AnswerCache` of one process. `limit`: bytes at most, of slots and of what goes with
+    them."""
 
     def __init__(self, memory: ForwardingMemory, limit: int) -> None:
         self._memory = memory
@@ -79,17 +105,16 @@ class ResponseCache:
                 kept[answer.model] = answers + 1, total + nbytes
         return kept
 
-    def get(self, key: bytes) -> CachedAnswer | None:
-        """The answer, with a lease on each of its slots; `give_back` ends those."""
+    def get(self, key: bytes, revisions: Revisions) -> CachedAnswer | None:
         with self._lock:
             answer = self._book.get(key)
-            if answer is not None:
-                for slot in answer.slots:
-                    self._memory.lease(slot)
+            if answer is None or answer.revisions != revisions:
+                return None
+            for slot in answer.slots:
+                self._memory.lease(slot)
             return answer
 
-    def put(self, key: bytes, model: tuple[str, str], outcome: Outcome) -> int:
-        """Keep a copy of an answer if there is room for it now; how many bytes were copied."""
+    def put(self, key: bytes, revisions: Revisions, model: Model, outcome: Outcome) -> int:
         copied = sum(output.view.nbytes for output in outcome.outputs)
         beside = _ENTRY_BYTES + len(repr(outcome.parameters))
         if copied + beside > self._limit:
@@ -109,10 +134,11 @@ class ResponseCache:
         )
         for slot in slots:
             self._memory.seal_and_lease(slot)
-        answer = CachedAnswer(outputs, dict(outcome.parameters), tuple(slots), model)
+        parameters = dict(outcome.parameters)
+        answer = CachedAnswer(outputs, parameters, tuple(slots), model, revisions, self._memory)
         with self._lock:
             gone = self._book.add(key, answer, beside + sum(slot.size for slot in slots))
-        self._let_go(gone)
+        _let_go(gone)
         return copied
 
     def _place(self, nbytes: int) -> Slot | None:
@@ -139,67 +165,13 @@ class ResponseCache:
             for slot in slots:
                 self._memory.reclaim(slot)
 
-    def give_back(self, answer: CachedAnswer) -> None:
-        """It is read no more by whoever got it."""
-        self._let_go([answer])
-
-    def step_tensor(self, output: OutputTensor, slot: Slot) -> StepTensor:
-        """An output of an answer that was given, with a lease of its own."""
-        at = self._memory.pass_slot(slot, 0, output.view.nbytes)
-        self._memory.lease(at)
-        return StepTensor(output.datatype, output.shape, at)
-
     def evict(self, nbytes: int) -> bool:
-        """Let go of so many bytes, the least recently used first; False: there are none."""
         with self._lock:
             gone = self._book.evict(nbytes)
-        self._let_go(gone)
-        return bool(gone)
-
-    def _let_go(self, answers: Sequence[CachedAnswer]) -> None:
-        for answer in answers:
-            for slot in answer.slots:
-                self._memory.release(slot.number, slot.generation)
+        return _let_go(gone)
 
 
-def digest(
-    entry: ModelEntry, snapshot: Snapshot, options: RunOptions, inputs: Sequence[CacheInput]
-) -> bytes | None:
-    """What stands for all that an answer depends on; None: it cannot be kept."""
-    served = list(_revisions(entry, snapshot))
-    if options.places or None in served:
-        return None
-    parameters = {k: v for k, v in options.parameters.items() if k not in _OF_THE_REQUEST}
-    ordered = sorted(inputs, key=lambda tensor: tensor.name)
-    tensors = [(t.name, t.datatype, t.shape, t.view.nbytes) for t in ordered]
-    told = (served, options.outputs, sorted(parameters.items()), tensors)
-    key = sha256(repr(told).encode())  # twice as fast as blake2b where the CPU helps
-    for tensor in ordered:
-        key.update(tensor.view)
-    return key.digest()
-
-
-def unchanged(entry: ModelEntry, before: Snapshot, now: Snapshot) -> bool:
-    """Whether all that an answer depends on, beside its request, is as it was before."""
-    if now is before:
-        return True
-    spec = entry.spec
-    current = now.ready_entries.get((spec.name, spec.version))
-    return current is not None and [*_revisions(entry, before)] == [*_revisions(current, now)]
-
-
-def _revisions(entry: ModelEntry, snapshot: Snapshot) -> Iterator[tuple[str, str, str] | None]:
-    """Models, versions and revisions that an answer comes from; None: of one that is not there
-    right now, or whose answers depend on more than their request."""
-    spec = entry.spec
-    if spec.decoupled or spec.config.sequence_batching is not UNSET:
-        yield None
-    elif spec.steps:
-        yield spec.name, spec.version, repr(spec.steps)
-        for step in spec.steps:
-            of_step = snapshot.ready_entries.get((step.model, step.version))
-            yield from _revisions(of_step, snapshot) if of_step is not None else (None,)
-    elif not entry.instances:
-        yield None
-    else:
-        yield spec.name, spec.version, entry.instances[0].name.partition("@")[2]
+def _let_go(answers: Sequence[CachedAnswer]) -> bool:
+    for answer in answers:
+        answer.give_back()
+    return bool(answers)

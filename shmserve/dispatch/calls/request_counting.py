@@ -21,12 +21,13 @@ from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
 from shmserve.core.stats.request_counters import HITS, MISSES, Reason, RequestCounters, nwords
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.receipt import Receipt
-from shmserve.dispatch.traced_request import QUEUE_INPUT, NamedTensor, Trace
+from shmserve.dispatch.traced_request import QUEUE_INPUT, Trace
 from shmserve.dispatch.traces.tracing import Tracer, timestamps
 from shmserve.errors import ShmserveError
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control.data_messages import Timing
 from shmserve.shm.counter_page import OwnCounterPage
+from shmserve.tensor.named_tensor import NamedTensor
 
 _MOST_TOLD = 64  # texts that wait to be taken
 _LONGEST_TOLD = 300

@@ -27,7 +27,7 @@ from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry
 from shmserve.core.scheduling.ensemble_progress import ONCE
 from shmserve.dispatch.cache.cached_call import AnyCall, CachedCall
-from shmserve.dispatch.cache.response_cache import ResponseCache
+from shmserve.dispatch.cache.response_cache import AnswerCache
 from shmserve.dispatch.calls.data_plane import DataPlane
 from shmserve.dispatch.calls.request_counting import Account
 from shmserve.dispatch.calls.step_call import StepCall, StepTensor
@@ -48,7 +48,7 @@ class EnsemblePlane(Struct, frozen=True):
 
     data: DataPlane
     threads: StepThreads
-    cache: ResponseCache | None
+    cache: AnswerCache | None
 
     def call(self, entry: ModelEntry, options: RunOptions, cancellable: bool) -> AnyCall:
         """A request to a model, which may be a step, or an ensemble."""

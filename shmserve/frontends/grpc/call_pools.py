@@ -57,7 +57,7 @@ class AwaitedCall(Protocol):
 
     def peer(self) -> str: ...
 
-    def add_callback(self, callback: Callable[[], None], /) -> bool: ...
+    def add_callback(self, callback: Callable[[], object], /) -> bool: ...
 
     def give_up(self) -> None:
         """End the call now, without an answer."""
@@ -208,7 +208,7 @@ class ClientDeadlines:
         self._due[context] = time.monotonic() + seconds
         if not self.ticking:
             self.tick_soon()
-        if not context.add_callback(partial(self.met, context)):
+        if not context.add_callback(partial(self._due.pop, context, None)):
             self.met(context)
 
     def tick_soon(self) -> None:

@@ -1,16 +1,16 @@
-"""What a gRPC engine serves and what it tells an rpc of its call; the rpcs know no more of it."""
+"""Calls and answers as rpcs see them: rpcs know no more of the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
 import grpc
 from msgspec import Struct
 
+from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.errors import ShmserveError
-from shmserve.frontends.grpc.call_pools import CallPool
-from shmserve.frontends.grpc.tensor_message import TensorIntake, TensorMessage
+from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.protocol.protobuf.infer_wire import Part
 
 
@@ -19,7 +19,7 @@ class RpcContext(Protocol):
 
     Attributes:
         caller_number: whose it is, for turns and shares.
-        admitted: its method's `admit` has let it in already.
+        admitted: the rpc's rules have let the call in already, before its message was received.
     """
 
     caller_number: int
@@ -46,8 +46,16 @@ class RpcContext(Protocol):
         """Whether it has not ended yet."""
         ...
 
-    def add_callback(self, callback: Callable[[], None], /) -> bool:
+    def add_callback(self, callback: Callable[[], object], /) -> bool:
         """Have this called at the call's end, in the loop; False: it has ended already."""
+        ...
+
+    def attach(self, call: InferenceCall) -> None:
+        """Cancel this inference at the call's end, unless `detach` comes before."""
+        ...
+
+    def detach(self, call: InferenceCall) -> None:
+        """Let an attached inference be."""
         ...
 
     def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...], /) -> None:
@@ -97,39 +105,6 @@ class RpcSubjects(Protocol):
     def refused(self, subject: bytes, error: ShmserveError) -> None:
         """A call was refused, since there were too many of its subject."""
         ...
-
-
-class RpcMethod(Struct, frozen=True, eq=False):
-    """An rpc as an engine runs it.
-
-    Attributes:
-        behave: runs a call, given its messages and its context. A unary rpc gets a function that
-            reads the one message (None: there is none); a stream gets an iterator, which raises
-            `grpc.RpcError` once the call has ended early. Runs on the loop: it waits by
-            `shmserve.waiting`, and what takes long runs beside the loop.
-        pool: places and turns of its calls.
-        streams: it gives an iterator of answers instead of one.
-        message_timeout_s: how long the client of a unary call may take to send its message.
-        max_bytes: the largest message.
-        views: its messages may be views instead of bytes.
-        admit: refuses a unary call whose caller may not make it; an engine that calls it before a
-            large message is received sets the context's `admitted`.
-        subjects: what its calls are about, for an engine that takes heed of it.
-        tensors: how an engine that can receives its message's tensors: it is a `TensorMessage`.
-    """
-
-    behave: Callable[[Any, RpcContext], Any]
-    pool: CallPool
-    streams: bool
-    message_timeout_s: float
-    max_bytes: int
-    views: bool = False
-    admit: Callable[[RpcContext], None] | None = None
-    tensors: TensorIntake | None = None
-    subjects: RpcSubjects | None = None
-
-
-RpcServices = Mapping[str, Mapping[str, RpcMethod]]  # by the services' full and the rpcs' names
 
 
 class Ports(Protocol):

@@ -11,8 +11,8 @@ from shmserve.core.access import Action
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.blocking_rpcs import BlockingRpcs
 from shmserve.frontends.grpc.call_pools import CallPool, CallPools
-from shmserve.frontends.grpc.handlers import Methods, Stream, Unary
-from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMethod
+from shmserve.frontends.grpc.handlers import Methods, RpcMethod, Stream, Unary
+from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.oip.restricted_apis import Category
 
 # What an rpc does: run inferences, answer from what this process knows, wait for the coordinator.

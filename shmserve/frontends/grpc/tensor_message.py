@@ -225,47 +225,47 @@ class TensorMessage(IncomingRequest):
 
     Attributes:
         announced: what its head says, once that was looked at.
-        asked: somebody sees to the place that is wanted.
+        fields: all but its tensors, once it has come entirely.
 
     Raises:
         FramingFailed: from whatever takes bytes, where the message is refused.
     """
 
     __slots__ = (
-        "_closed", "_context", "_gathered", "_heap", "_intake", "_looked", "_memory",
-        "_placed_tensors", "announced", "asked",
+        "_asked", "_closed", "_context", "_heap", "_intake", "_looked", "_memory",
+        "_placed_tensors", "announced", "fields",
     )  # fmt: skip
 
-    def __init__(self, size: int, limits: Settings, intake: TensorIntake, context: Any) -> None:
-        super().__init__(size, limits)
+    def __init__(
+        self, size: int, limits: Settings, intake: TensorIntake, context: Any, sparing: bool
+    ) -> None:
+        super().__init__(size, limits, sparing=sparing, free_bytes=FREE_HEAP)
         self._intake = intake
         self._memory = intake.memory
         self._context = context
         self.announced: AnnouncedInputs | None = None
         self._looked = False
         self._heap: MessageHeap | None = None  # once there is more than what is free
-        self._gathered = 0
         self._placed_tensors: list[PlacedTensor] = []
         self._closed = False
-        self.asked = False
+        self._asked = False  # somebody sees to the place that is wanted
+        self.fields = memoryview(b"")
 
-    def expected(self, size: int) -> bool:
+    def expected(self, size: int, head: memoryview) -> bool:
         try:
             if not self._looked:
                 self._looked = True
-                self.announced = self._intake.announced(self.head, self._context)
+                self.announced = self._intake.announced(head, self._context)
             announced = self.announced
             return announced is not None and announced.fits(len(self.raw), size)
         except ShmserveError as ex:
             raise failed(ex) from None
 
-    def gathered(self, count: int) -> None:
-        self._gathered += count
-        if self._gathered > FREE_HEAP:
-            if self._heap is None:
-                self._heap = MessageHeap(self._limits.max_heap_bytes)
-                count = self._gathered
-            take(self._heap, count)
+    def keep(self, count: int) -> None:
+        if self._heap is None:
+            self._heap = MessageHeap(self._limits.max_heap_bytes)
+            count = self.gathered
+        take(self._heap, count)
 
     def placed(self, nbytes: int) -> PlacedTensor | None:
         slot = self._memory.reserve_now(nbytes)
@@ -274,6 +274,11 @@ class TensorMessage(IncomingRequest):
         placed = PlacedTensor(slot.view, slot, self._memory)
         self._placed_tensors.append(placed)
         return placed
+
+    def ask(self) -> bool:
+        """Return True once for each place that is wanted: the caller of this method sees to it."""
+        asked, self._asked = self._asked, True
+        return not asked
 
     def grow(self) -> Slot | None:
         """The place that is wanted; None: there is no memory for it. Waits as
@@ -285,7 +290,7 @@ class TensorMessage(IncomingRequest):
 
     def grown(self, slot: Slot | None) -> None:
         """What `grow` has found."""
-        self.asked = False
+        self._asked = False
         placed = None
         if slot is not None:
             placed = PlacedTensor(slot.view, slot, self._memory)
@@ -295,8 +300,11 @@ class TensorMessage(IncomingRequest):
         else:
             self.grant(placed)
 
-    def message(self, compressed: bool) -> GrpcMessage:
-        return GrpcMessage(compressed, self.rest(), self)
+    def message(self, compressed: bool) -> GrpcMessage | None:
+        if self.wanted:
+            return None
+        self.fields = self.rest()
+        return GrpcMessage(compressed, self.fields, self)
 
     def close(self) -> None:
         """Give back what nobody has taken. Idempotent."""

@@ -27,7 +27,9 @@ class Connection:
 
     Attributes:
         reader: its `left` tells at once whether anything can be due.
+        payload_received, payload_returned: tell what became of `payload_due`, see `FrameReader`.
         consumed: lets the client send more, see `Http2Streams.consumed`.
+        released: tells which tokens are free, see `OutgoingBytes.take_released`.
         send: sends a response or a part of one, see `Sender.send`.
     """
 
@@ -41,7 +43,10 @@ class Connection:
         control = ControlFrames(limits, streams, self._sender, output, self._events, now)
         self._keepalive, self._shutdown = control.keepalive, control.shutdown
         self.reader = FrameReader(limits, streams, control, self._events, now)
+        self.payload_received = self.reader.payload_received
+        self.payload_returned = self.reader.payload_returned
         self.consumed = streams.consumed
+        self.released = output.take_released
         self.send = self._sender.send
         self._most_pending = limits.high_water_bytes + ALONE_FRAME + limits.max_control_bytes
         self._sent_at = now  # since then, less than `min_progress_bytes` of what waits was sent
@@ -58,7 +63,6 @@ class Connection:
         """
         if self._failed:
             return []
-        self._keepalive.heard_at = now
         try:
             self.reader.receive(data, now)
             if self._output.pending > self._most_pending:
@@ -92,25 +96,6 @@ class Connection:
         if not left or stream is None or stream.closed or self._failed:
             return None
         return stream.id, left
-
-    def payload_received(self, count: int, now: float) -> list[Event]:
-        """That many bytes of `payload_due` were received by their owner.
-
-        Raises:
-            ValueError: so many were not due.
-        """
-        if self._failed:
-            return []
-        self._keepalive.heard_at = now
-        self.reader.payload_received(count)
-        events = self._events[:]
-        self._events.clear()
-        return events
-
-    def payload_returned(self, count: int) -> None:
-        """The last bytes given to `receive`, that many and payload that goes on, were not taken:
-        they are due again."""
-        self.reader.left += count
 
     @property
     def missing(self) -> int:
@@ -154,14 +139,6 @@ class Connection:
         self._waits = False
         return bool(self._streams.sending)
 
-    def released(self) -> list[object]:
-        """Tokens whose memory is not needed any more, since the last time this was asked."""
-        output = self._output
-        tokens = output.released
-        if tokens:
-            output.released = []
-        return tokens
-
     # --- life and death
 
     def drain(self, now: float) -> None:
@@ -197,10 +174,10 @@ class Connection:
         if self._failed:
             return []
         try:
-            self.reader.tick(now, self._keepalive.heard_at)
+            self.reader.tick(now)
             if self._waits and now >= self._sent_at + self._limits.send_stall_s:
                 raise ConnectionFailed(ErrorCode.NO_ERROR, "nothing is read")
-            self._keepalive.tick(now, len(self._streams.open))
+            self._keepalive.tick(now, len(self._streams.open), self.reader.heard_at)
             self._shutdown.tick(now)
         except ConnectionFailed as failed:
             self._fail(failed)
@@ -211,25 +188,22 @@ class Connection:
                 self._events.append(
                     StreamReset(stream.id, ErrorCode.ENHANCE_YOUR_CALM, False, reason)
                 )
-        return self._take_events()
+        events = self._events[:]
+        self._events.clear()
+        return events
 
     def next_tick(self, now: float) -> float:
         """When to call `tick`; infinite if there is nothing to wait for."""
         if self._failed:
             return _NEVER
         due = min(
-            self.reader.due(self._keepalive.heard_at),
-            self._keepalive.due(len(self._streams.open)),
+            self.reader.due(),
+            self._keepalive.due(len(self._streams.open), self.reader.heard_at),
             self._shutdown.due(),
         )
         if self._waits:
             due = min(due, self._sent_at + self._limits.send_stall_s)
         return min(due, now + _TICK_S) if self._streams.sending else due
-
-    def _take_events(self) -> list[Event]:
-        events = self._events[:]
-        self._events.clear()
-        return events
 
     def _fail(self, failed: ConnectionFailed) -> None:
         self._failed = True

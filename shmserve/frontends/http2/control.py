@@ -73,7 +73,7 @@ class ControlFrames:
         sender: obeys the client's windows and settings.
         output: takes answers to frames.
         events: takes what came of frames.
-        now: the time in seconds, kept by whoever hands over frames.
+        now: the time in seconds.
 
     Attributes:
         keepalive: the rules for pings.
@@ -82,7 +82,7 @@ class ControlFrames:
 
     __slots__ = (
         "_control", "_events", "_limits", "_output", "_resets", "_sender", "_streams",
-        "_waits", "keepalive", "now", "settings_acked", "shutdown",
+        "_waits", "keepalive", "settings_acked", "shutdown",
     )  # fmt: skip
 
     def __init__(
@@ -102,28 +102,28 @@ class ControlFrames:
         self._control = streams.control
         self._resets = streams.resets
         self._waits = Waits(limits, now)
-        self.keepalive = Keepalive(limits, output, now)
+        self.keepalive = Keepalive(limits, output)
         self.shutdown = Shutdown(limits, streams, output)
-        self.now = now
         self.settings_acked = False
 
-    def spend(self) -> None:
+    def spend(self, now: float) -> None:
         """A frame that asks for little and means little."""
-        if not self._control.spend(self.now):
+        if not self._control.spend(now):
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
 
-    def forgive(self, stream_id: int, length: int = 0) -> None:
+    def forgive(self, stream_id: int, now: float, length: int = 0) -> None:
         """Accept a frame of a closed stream, if it ended before the client had ended its request.
 
         Args:
             stream_id: the closed stream.
+            now: the time in seconds.
             length: bytes of DATA, which the window that the stream had left pays for.
         """
         left = self._streams.forgiven.get(stream_id)
         if left is None:
             raise ConnectionFailed(ErrorCode.STREAM_CLOSED, "a frame of a closed stream")
         if not length:
-            self.spend()
+            self.spend(now)
         elif length > left:
             raise ConnectionFailed(
                 ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the closed stream's window"
@@ -131,7 +131,7 @@ class ControlFrames:
         else:
             self._streams.forgiven[stream_id] = left - length
 
-    def fail_stream(self, stream_id: int, failed: StreamFailed) -> None:
+    def fail_stream(self, stream_id: int, failed: StreamFailed, now: float) -> None:
         """Reset a stream for what the client did, or refuse it."""
         stream = self._streams.open.get(stream_id)
         if stream is None:
@@ -139,13 +139,15 @@ class ControlFrames:
         else:
             self._streams.reset(stream, failed.code)
             self._events.append(StreamReset(stream_id, failed.code, False, failed.reason))
-        self._spend_reset()
+        self._spend_reset(now)
 
-    def _spend_reset(self) -> None:
-        if not self._resets.spend(self.now):
+    def _spend_reset(self, now: float) -> None:
+        if not self._resets.spend(now):
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
-    def on_frame(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> None:
+    def on_frame(
+        self, kind: int, flags: int, stream_id: int, payload: memoryview, now: float
+    ) -> None:
         """Obey a whole frame.
 
         Raises:
@@ -154,40 +156,40 @@ class ControlFrames:
         """
         _check_form(kind, stream_id, len(payload))
         if kind == frames.RST_STREAM:
-            self._on_rst_stream(stream_id, int.from_bytes(payload, "big"))
+            self._on_rst_stream(stream_id, int.from_bytes(payload, "big"), now)
         elif kind == frames.PING:
-            self._on_ping(flags, bytes(payload))
+            self._on_ping(flags, bytes(payload), now)
         else:
-            self.spend()
+            self.spend(now)
         if kind == frames.SETTINGS:
             self._on_settings(flags, payload)
         elif kind == frames.GOAWAY:
             code = int.from_bytes(payload[4:8], "big")
             self._events.append(GoAwayReceived(code, bytes(payload[8 : 8 + _MAX_DEBUG_BYTES])))
 
-    def _on_rst_stream(self, stream_id: int, code: int) -> None:
+    def _on_rst_stream(self, stream_id: int, code: int, now: float) -> None:
         if self._streams.is_idle(stream_id):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "RST_STREAM, idle stream")
         stream = self._streams.open.get(stream_id)
         if stream is None:
-            self.spend()
+            self.spend(now)
             return
         self._streams.cancel(stream)
         self._events.append(StreamReset(stream_id, code, True))
         if stream.answered:
             self._resets.left += 1
-        elif not self._waits.pay(self.now, self.now - stream.opened_at, stream.head):
-            self._spend_reset()
+        elif not self._waits.pay(now, now - stream.opened_at, stream.head):
+            self._spend_reset(now)
 
-    def _on_ping(self, flags: int, data: bytes) -> None:
+    def _on_ping(self, flags: int, data: bytes, now: float) -> None:
         if flags & frames.ACK:
-            self.spend()
+            self.spend(now)
             if not (self.keepalive.on_ack(data) or self.shutdown.on_ack(data)):
                 self._events.append(PingAcknowledged(data))
             return
         self._output.add(frames.ping(data, frames.ACK))
-        if not self.keepalive.on_ping(self.now, len(self._streams.open)):
-            self.spend()
+        if not self.keepalive.on_ping(now, len(self._streams.open)):
+            self.spend(now)
 
     def _on_settings(self, flags: int, payload: memoryview) -> None:
         if flags & frames.ACK:
@@ -205,8 +207,8 @@ class ControlFrames:
             if identifier == frames.HEADER_TABLE_SIZE:
                 self._sender.shrink_table(value)  # the least of several counts
             values[identifier] = value
-        sender = self._sender
-        sender.max_frame = values.get(frames.MAX_FRAME_SIZE, sender.max_frame)
+        if frames.MAX_FRAME_SIZE in values:
+            self._sender.change_max_frame(values[frames.MAX_FRAME_SIZE])
         window = values.get(frames.INITIAL_WINDOW_SIZE)
         if window is not None:
             self._streams.change_initial_window(window)

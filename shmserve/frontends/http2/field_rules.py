@@ -27,6 +27,8 @@ class RequestFields(msgspec.Struct, frozen=True):
         authority: of ``:authority``, else of ``host``, else empty.
         fields: all regular fields in order, names in lower case, values as Latin-1.
         content_length: bytes of DATA the client announced; -1 if it did not.
+        excess: why the request is to be refused for its size, as text for the client; empty: it is
+            not.
     """
 
     method: str
@@ -35,6 +37,7 @@ class RequestFields(msgspec.Struct, frozen=True):
     path: str
     fields: Fields
     content_length: int = -1
+    excess: str = ""
 
     def value(self, name: str) -> str | None:
         """The first field of that name."""

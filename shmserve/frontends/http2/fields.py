@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import hpack
+import msgspec.structs
 from hpack.hpack import decode_integer, encode_integer
 from hpack.table import HeaderTable
 
@@ -39,6 +40,10 @@ class _Table(HeaderTable):
     def __init__(self) -> None:
         super().__init__()
         self.changed = False
+
+    def watch(self, changed: bool) -> None:
+        """Begin a block, which may have changed the table's size already."""
+        self.changed = changed
 
     def add(self, name: bytes, value: bytes) -> None:
         self.changed = True
@@ -110,31 +115,36 @@ class FieldDecoder:
         return block
 
     def request(self, block: bytes) -> RequestFields:
-        """The request that a block says.
+        """Return the request that a block says. A list larger than we said we take becomes a
+        request with `excess`.
 
         Raises:
-            StreamFailed: it is malformed, or larger than we said we take.
+            StreamFailed: the request is malformed.
             ConnectionFailed: the block cannot be decoded.
         """
         head = self._remembered.get(block)
         if head is None:
             decoded, changed = self._decode(block)
             head = request_head(decoded)
-            if not changed and len(block) <= self._limits.remembered_block_bytes:
+            size, limit = _list_size(decoded), self._limits.max_header_list_bytes
+            if size > limit:
+                excess = f"the metadata have {size} bytes, at most {limit} are taken"
+                head = msgspec.structs.replace(head, excess=excess)
+            elif not changed and len(block) <= self._limits.remembered_block_bytes:
                 self._remember(block, head)
         return head
 
     def trailers(self, block: bytes) -> Fields:
-        """The client's trailers; raises as `request`."""
-        return regular_fields(self._decode(block)[0])
+        """Return the client's trailers; raises as `request`, also where the list is too large."""
+        decoded, _ = self._decode(block)
+        if _list_size(decoded) > self._limits.max_header_list_bytes:
+            raise StreamFailed(ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large")
+        return regular_fields(decoded)
 
     def skip(self, block: bytes) -> None:
         """Decode a block that nobody wants, for what it does to the table."""
         if block not in self._remembered:
-            try:
-                self._decode(block)
-            except StreamFailed:
-                pass  # too long a list, of a stream that is not there anyway
+            self._decode(block)
 
     def _remember(self, block: bytes, head: RequestFields) -> None:
         if len(self._remembered) >= self._limits.remembered_blocks:
@@ -143,7 +153,7 @@ class FieldDecoder:
 
     def _decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
         """The fields, and whether the table is another one now."""
-        self._table.changed = block[:1] != b"" and block[0] & 0xE0 == 0x20
+        self._table.watch(block[:1] != b"" and block[0] & 0xE0 == 0x20)
         try:
             if self._table.changed:
                 _check_size_updates(block)
@@ -159,10 +169,11 @@ class FieldDecoder:
         changed = self._table.changed
         if changed:
             self._remembered.clear()
-        size = sum(len(name) + len(value) + _FIELD_OVERHEAD for name, value in decoded)
-        if size > self._limits.max_header_list_bytes:
-            raise StreamFailed(ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large")
         return decoded, changed
+
+
+def _list_size(decoded: list[tuple[bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) + _FIELD_OVERHEAD for name, value in decoded)
 
 
 def _too_large() -> ConnectionFailed:

@@ -66,8 +66,12 @@ class MessageReceiver(Protocol):
         """Bytes that were received elsewhere."""
         ...
 
-    def message(self, compressed: bool) -> GrpcMessage:
-        """Once nothing is left."""
+    def stop_sparing(self) -> int:
+        """Return how many bytes at the end of what was fed were not taken: they come again."""
+        ...
+
+    def message(self, compressed: bool) -> GrpcMessage | None:
+        """Return the message, once nothing is left; None while it still wants memory."""
         ...
 
     def close(self) -> None:
@@ -94,7 +98,10 @@ class WholeMessage:
         self.space()[: len(data)] = data
         self.left -= len(data)
 
-    def message(self, compressed: bool) -> GrpcMessage:
+    def stop_sparing(self) -> int:
+        return 0
+
+    def message(self, compressed: bool) -> GrpcMessage | None:
         return GrpcMessage(compressed, self._place)
 
     def close(self) -> None:
@@ -114,25 +121,31 @@ class MessageReader:
 
     Args:
         max_bytes: the largest message, without its prefix; compared before anything is allocated.
-        receiver: makes one for so many bytes of a message, compressed or not.
+        compressed: whether messages may be compressed.
+        receiver: makes one for so many bytes of a message, compressed or not, which may leave what
+            is received elsewhere, or not (`MessageReceiver.stop_sparing`).
 
     Attributes:
         receiving: of the message that has begun.
     """
 
-    __slots__ = ("_compressed", "_head", "_make", "_max_bytes", "receiving")
+    __slots__ = ("_compressed", "_head", "_largest_flag", "_make", "_max_bytes", "receiving")
 
     def __init__(
-        self, max_bytes: int, receiver: Callable[[int, bool], MessageReceiver] | None = None
+        self,
+        max_bytes: int,
+        receiver: Callable[[int, bool, bool], MessageReceiver] | None = None,
+        compressed: bool = True,
     ) -> None:
         self._max_bytes = max_bytes
         self._make = receiver
+        self._largest_flag = int(compressed)
         self._head = b""  # a prefix that has not come entirely
         self.receiving: MessageReceiver | None = None
         self._compressed = False
 
-    def feed(self, data: memoryview) -> list[GrpcMessage]:
-        """The messages that end with `data`.
+    def feed(self, data: memoryview, sparing: bool = False) -> list[GrpcMessage]:
+        """The messages that end with `data`. `sparing`: a new receiver may leave some of it.
 
         Raises:
             FramingFailed: a prefix is invalid, or says more than `max_bytes`.
@@ -155,7 +168,7 @@ class MessageReader:
                 position += size
                 continue
             make = self._make
-            self.receiving = make(size, self._compressed) if make else WholeMessage(size)
+            self.receiving = make(size, self._compressed, sparing) if make else WholeMessage(size)
             self.receiving.feed(data[position:])
             break
         return messages
@@ -173,8 +186,11 @@ class MessageReader:
         else:
             flag, size = _prefix.unpack_from(data, position)
             position += PREFIX_BYTES
-        if flag > 1:
-            raise FramingFailed(INTERNAL, f"the compressed flag of a message is {flag}")
+        if flag > self._largest_flag:
+            if flag > 1:
+                raise FramingFailed(INTERNAL, f"the compressed flag of a message is {flag}")
+            reason = "compressed flag set with identity or empty encoding"  # the specification's
+            raise FramingFailed(INTERNAL, reason)
         if size > self._max_bytes:
             raise FramingFailed(
                 RESOURCE_EXHAUSTED,
@@ -193,15 +209,20 @@ class MessageReader:
         if receiver is None or count > receiver.left:
             raise ValueError(f"there is no space for {count} bytes")
         receiver.filled(count)
-        return None if receiver.left else self.complete()
+        message = None if receiver.left else receiver.message(self._compressed)
+        if message is not None:
+            self.receiving = None
+        return message
 
     def complete(self) -> GrpcMessage | None:
         """The message that has begun, if nothing of it is left."""
         receiver = self.receiving
-        if receiver is None or receiver.left or receiver.space() is None:
-            return None
-        self.receiving = None
-        return receiver.message(self._compressed)
+        message = None
+        if receiver is not None and not receiver.left:
+            message = receiver.message(self._compressed)
+            if message is not None:
+                self.receiving = None
+        return message
 
     def close(self) -> None:
         """No message is wanted any more."""

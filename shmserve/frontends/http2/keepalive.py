@@ -17,18 +17,16 @@ class Keepalive:
     Args:
         limits: the connection's.
         output: where pings go, and whether something was answered since the last one came.
-        now: the time in seconds.
     """
 
-    __slots__ = ("_last_ping", "_limits", "_output", "_probed_at", "_strikes", "heard_at")
+    __slots__ = ("_last_ping", "_limits", "_output", "_probed_at", "_strikes")
 
-    def __init__(self, limits: Limits, output: OutgoingBytes, now: float) -> None:
+    def __init__(self, limits: Limits, output: OutgoingBytes) -> None:
         self._limits = limits
         self._output = output
         self._last_ping = float("-inf")
         self._strikes = 0
         self._probed_at: float | None = None
-        self.heard_at = now  # when the client last sent anything
 
     def on_ping(self, now: float, open_streams: int) -> bool:
         """Note the client's ping; whatever we sent on a stream makes up for the pings before.
@@ -42,9 +40,8 @@ class Keepalive:
         limits = self._limits
         calls = open_streams or limits.keepalive_without_calls
         least = limits.min_ping_interval_s if calls else limits.idle_ping_interval_s
-        answered = self._output.answered
+        answered = self._output.take_answered()
         if answered:
-            self._output.answered = False
             self._strikes = 0
         elif now - self._last_ping < least:
             self._strikes += 1
@@ -60,23 +57,23 @@ class Keepalive:
         self._probed_at = None
         return True
 
-    def due(self, open_streams: int) -> float:
-        """When `tick` has something to do."""
+    def due(self, open_streams: int, heard_at: float) -> float:
+        """When `tick` has something to do. `heard_at`: when the client last sent anything."""
         if self._probed_at is not None:
             return self._probed_at + self._limits.keepalive_timeout_s
         if not open_streams and not self._limits.keepalive_without_calls:
             return float("inf")
-        return self.heard_at + self._limits.keepalive_s
+        return heard_at + self._limits.keepalive_s
 
-    def tick(self, now: float, open_streams: int) -> None:
+    def tick(self, now: float, open_streams: int, heard_at: float) -> None:
         """Probe if it is time.
 
         Raises:
             ConnectionFailed: a probe was not answered, nor has anything else come since.
         """
-        if self._probed_at is not None and self.heard_at > self._probed_at:
+        if self._probed_at is not None and heard_at > self._probed_at:
             self._probed_at = None
-        if now < self.due(open_streams):
+        if now < self.due(open_streams, heard_at):
             return
         if self._probed_at is not None:
             raise ConnectionFailed(ErrorCode.NO_ERROR, "keepalive timeout")
@@ -119,8 +116,7 @@ class Shutdown:
 
     def _name_last(self) -> None:
         if self._streams.last_served is None:
-            last = self._streams.last_served = self._streams.last_id
-            self._output.add(frames.goaway(last, ErrorCode.NO_ERROR))
+            self._output.add(frames.goaway(self._streams.name_last(), ErrorCode.NO_ERROR))
 
     def due(self) -> float:
         if self.began_at is None or self._streams.last_served is not None:

@@ -19,7 +19,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stream_window: int = 16 << 20
     connection_window: int = 64 << 20
     max_streams: int = 256
-    max_header_list_bytes: int = 16 << 10  # decoded, 32 per field on top; beyond: that stream ends
+    max_header_list_bytes: int = 16 << 10  # decoded, 32 per field on top; beyond: a refusal
 
     # Header blocks; beyond: the connection ends with ENHANCE_YOUR_CALM
     max_header_block_bytes: int = 32 << 10  # encoded, CONTINUATION included
@@ -106,10 +106,10 @@ class ControlBudget(FloodBudget):
     ======================  ======================================================================
     frame                   what pays for it
     ======================  ======================================================================
-    WINDOW_UPDATE           `updates`, then time. A DATA frame with content, sent or received,
-                            adds two updates: gRPC's core sends one for the stream and one for the
-                            connection with each message, however small. A KiB sent adds one more,
-                            for clients that read large frames in pieces.
+    WINDOW_UPDATE           `Http2Streams.updates`, then time. A DATA frame with content, sent or
+                            received, adds two updates: gRPC's core sends one for the stream and
+                            one for the connection with each message, however small. A KiB sent
+                            adds one more, for clients that read large frames in pieces.
     PING                    the answer before the ping (`Keepalive`), then time. Clients that
                             estimate the bandwidth (Go, Java, .NET) send a ping with each answer.
     RST_STREAM, open        the stream, if DATA was sent on it. Such a stream, and each complete
@@ -127,16 +127,9 @@ class ControlBudget(FloodBudget):
     of thousands of small messages, all at once. A flood of updates therefore ends after twice the
     number of DATA frames (and KiB sent) before it, plus the burst. An update costs much less than
     the message that paid for it.
-
-    Attributes:
-        updates: WINDOW_UPDATE frames that the client may owe us.
     """
 
-    __slots__ = ("updates",)
+    __slots__ = ()
 
     STREAM_FRAMES = 4
     UPDATES_PER_DATA = 2  # and one for each KiB that we sent
-
-    def __init__(self, burst: int, per_s: float, now: float) -> None:
-        super().__init__(burst, per_s, now)
-        self.updates = 0

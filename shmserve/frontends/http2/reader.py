@@ -50,6 +50,7 @@ class FrameReader:
         now: the time in seconds.
 
     Attributes:
+        heard_at: when the client last sent anything.
         left: bytes to come of the DATA payload that has begun.
         payload: the stream whose payload has begun last.
     """
@@ -57,7 +58,7 @@ class FrameReader:
     __slots__ = (
         "_began_at", "_control", "_ends", "_events", "_fields", "_limits", "_max_frame",
         "_max_kept", "_preface_seen", "_rest", "_rest_since", "_skipped", "_streams",
-        "_strict", "left", "payload",
+        "_strict", "heard_at", "left", "payload",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +76,7 @@ class FrameReader:
         self._fields = FieldDecoder(limits)
         self._max_frame = limits.max_frame_bytes
         self._max_kept = limits.max_header_block_bytes + BESIDE_BLOCK
-        self._began_at = now
+        self._began_at = self.heard_at = now
         self._preface_seen = 0
         self._strict = True  # not every frame may come: SETTINGS first, CONTINUATION within a block
         self._rest = b""
@@ -91,7 +92,7 @@ class FrameReader:
         Raises:
             ConnectionFailed: the connection is to end.
         """
-        self._control.now = now
+        self.heard_at = now
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -148,7 +149,7 @@ class FrameReader:
                     break
                 position = self._on_data(view, body, end, length, flags, stream_id)
             elif kind > CONTINUATION:
-                self._control.spend()
+                self._control.spend(now)
                 self._skipped = length
                 position = self._go_on(view, body, end)
             else:
@@ -168,10 +169,10 @@ class FrameReader:
                             increment = int.from_bytes(payload, "big") & LARGEST_WINDOW
                             self._streams.open_window(stream_id, increment, now)
                         else:
-                            self._control.on_frame(kind, flags, stream_id, payload)
+                            self._control.on_frame(kind, flags, stream_id, payload, now)
                         self._strict = False
                 except StreamFailed as failed:
-                    self._control.fail_stream(stream_id, failed)
+                    self._control.fail_stream(stream_id, failed, now)
         return position
 
     def _check_order(self, kind: int, flags: int, stream_id: int) -> None:
@@ -187,7 +188,7 @@ class FrameReader:
         """A request, trailers, a part of either, or what comes too late to matter."""
         fields, streams = self._fields, self._streams
         if kind == HEADERS:
-            block = fields.begin(flags, stream_id, payload, self._control.now)
+            block = fields.begin(flags, stream_id, payload, self.heard_at)
         else:
             block = fields.go_on(flags, payload)
         self._strict = block is None
@@ -200,9 +201,8 @@ class FrameReader:
             return
         if stream_id <= streams.last_id:
             fields.skip(block)
-            self._control.forgive(stream_id)
+            self._control.forgive(stream_id, self.heard_at)
             return
-        streams.last_id = stream_id
         full = len(streams.open) >= self._limits.max_streams
         if full or (streams.last_served is not None and stream_id > streams.last_served):
             fields.skip(block)
@@ -210,7 +210,7 @@ class FrameReader:
         head = fields.request(block)
         if ends and head.content_length > 0:
             raise malformed("content-length without content")
-        streams.begin(stream_id, head, ends, self._control.now)
+        streams.begin(stream_id, head, ends, self.heard_at)
         self._events.append(RequestReceived(stream_id, head, ends))
 
     def _on_trailers(self, stream: Http2Stream, block: bytes, ends: bool) -> None:
@@ -221,7 +221,7 @@ class FrameReader:
             raise malformed("trailers without the end of the stream")
         if stream.content_left > 0:
             raise malformed("less content than its content-length")
-        stream.remote_closed = True
+        stream.end_remote()
         self._events.append(TrailersReceived(stream.id, fields))
 
     # --- DATA
@@ -238,20 +238,19 @@ class FrameReader:
             body += 1
         ends = bool(flags & END_STREAM)
         if not size and not ends:
-            self._control.spend()
+            self._control.spend(self.heard_at)
         try:
             stream = self._streams.take_data(stream_id, length, size, ends)
             if stream is None:
                 self._forgive(stream_id, length)
         except StreamFailed as failed:
-            self._control.fail_stream(stream_id, failed)
+            self._control.fail_stream(stream_id, failed, self.heard_at)
             stream = None
         if stream is None:
             self._skipped = length - (1 if flags & PADDED else 0)
             return self._go_on(view, body, end)
         stop = body + size
         if stop <= end and size == length:
-            stream.remote_closed = ends
             if size or ends:
                 self._events.append(DataReceived(stream_id, view[body:stop], ends))
             return stop
@@ -260,14 +259,14 @@ class FrameReader:
             self._skipped = length - size - 1
             self._streams.consumed(stream_id, length - size)
         if not size and ends:
-            self.payload_received(0)
+            self._events.append(DataReceived(stream_id, _EMPTY, True))
         return self._go_on(view, body, end)
 
     def _forgive(self, stream_id: int, length: int) -> None:
         """Leave out DATA of a stream that was closed before the client knew."""
         if self._streams.is_idle(stream_id):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "DATA, idle stream")
-        self._control.forgive(stream_id, length)
+        self._control.forgive(stream_id, self.heard_at, length)
         self._streams.give_back(length)
 
     def _go_on(self, view: memoryview, position: int, end: int) -> int:
@@ -278,7 +277,7 @@ class FrameReader:
             stream = self.payload
             self.left -= take
             if stream is not None and not stream.closed:
-                ends = stream.remote_closed = self._ends and not self.left
+                ends = self._ends and not self.left
                 self._events.append(DataReceived(stream.id, view[position:stop], ends))
             position = stop
         if not self.left and self._skipped:
@@ -287,32 +286,41 @@ class FrameReader:
             position += take
         return position
 
-    def payload_received(self, count: int) -> None:
-        """Note that the owner has received `count` bytes of `payload_due`."""
+    def payload_received(self, count: int, now: float) -> list[Event]:
+        """Note that the owner has received `count` bytes of `payload_due`.
+
+        Raises:
+            ValueError: so many were not due.
+        """
         if count > self.left:
             raise ValueError(f"{self.left} bytes of payload are due, not {count}")
-        stream = self.payload
+        self.heard_at = now
         self.left -= count
-        if not self.left and self._ends and stream is not None:
-            stream.remote_closed = True
-            if not stream.closed:
-                self._events.append(DataReceived(stream.id, _EMPTY, True))
+        stream = self.payload
+        if self.left or not self._ends or stream is None or stream.closed:
+            return []
+        return [DataReceived(stream.id, _EMPTY, True)]
+
+    def payload_returned(self, count: int) -> None:
+        """Have `count` bytes of payload be due again: the last ones that `receive` was given,
+        which were not taken."""
+        self.left += count
 
     # --- time
 
-    def due(self, heard_at: float) -> float:
+    def due(self) -> float:
         """Return when the client will have been too slow."""
         limits = self._limits
         if not self._control.settings_acked:
             return self._began_at + limits.settings_timeout_s
         if self.left or self._skipped:
-            return heard_at + limits.frame_stall_s
+            return self.heard_at + limits.frame_stall_s
         since = self._fields.since if self._fields.stream_id else self._rest_since
         return float("inf") if since is None else since + limits.header_timeout_s
 
-    def tick(self, now: float, heard_at: float) -> None:
+    def tick(self, now: float) -> None:
         """Raise ConnectionFailed if the client has been too slow."""
-        if now >= self.due(heard_at):
+        if now >= self.due():
             if not self._control.settings_acked:
                 raise ConnectionFailed(ErrorCode.SETTINGS_TIMEOUT, "no acknowledged SETTINGS")
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "a frame takes too long")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from shmserve.frontends.http2 import frames
@@ -16,7 +15,7 @@ from shmserve.frontends.http2.frames import (
     long_field_block,
     pack_head,
 )
-from shmserve.frontends.http2.limits import ControlBudget, Limits
+from shmserve.frontends.http2.limits import Limits
 from shmserve.frontends.http2.streams import Http2Stream, Http2Streams, Outgoing, OutgoingBytes
 
 # The largest DATA frame, so that a message of a MiB and its head are one; and while others wait
@@ -42,17 +41,14 @@ class Sender:
         output: where frames go.
     """
 
-    __slots__ = (
-        "_control", "_limits", "_output", "_streams", "_table_update", "max_frame",
-    )  # fmt: skip
+    __slots__ = ("_limits", "_max_frame", "_output", "_streams", "_table_update")
 
     def __init__(self, limits: Limits, streams: Http2Streams, output: OutgoingBytes) -> None:
         self._limits = limits
         self._streams = streams
         self._output = output
-        self._control = streams.control  # DATA earns window updates
         self._table_update = b""
-        self.max_frame = frames.DEFAULT_FRAME_BYTES
+        self._max_frame = frames.DEFAULT_FRAME_BYTES
 
     def send(
         self,
@@ -101,47 +97,39 @@ class Sender:
             or streams.ready
             or streams.blocked
             or size > ALONE_FRAME
-            or size > self.max_frame
+            or size > self._max_frame
             or size > stream.send_window
             or size > streams.send_window
             or output.pending >= self._limits.high_water_bytes
         ):
             self._enqueue(stream, Outgoing(head, list(data), size, trailers, token), now)
-            stream.head_sent = True
-            stream.ended = trailers is not None
             return True
-        stream.head_sent = True
         lead = b"" if head is None else self._field_block(stream.id, head, 0)
         if size:
             lead += pack_head(size >> 8, size & 0xFF, DATA, 0, stream.id)
-            stream.send_window -= size
-            streams.send_window -= size
-            stream.answered = True
-            self._control.updates += ControlBudget.UPDATES_PER_DATA + (size >> 10)
-        if lead:
-            output.parts.append(lead)
-            output.parts.extend(data)
-            output.pending += len(lead) + size
-        if token is not None:
-            output.mark(token)
-        output.answered = True
+        parts: list[Buffer] = [lead, *data] if lead else []
+        nbytes = len(lead) + size
         if trailers is not None:
             last = self._field_block(stream.id, trailers, END_STREAM)
-            output.parts.append(last)
-            output.pending += len(last)
-            streams.complete(stream)
+            parts.append(last)
+            nbytes += len(last)
+        output.answer(parts, nbytes, token)
+        if trailers is not None:
+            streams.complete(stream, size)
+            return True
+        stream.framed(size)
+        if size:
+            streams.framed(size)
         return True
 
     def _enqueue(self, stream: Http2Stream, outgoing: Outgoing, now: float) -> None:
-        if stream.queue:
-            if len(stream.queue) >= self._limits.max_queued_sends:
-                raise SendQueueFull(f"{len(stream.queue)} messages wait for their client")
-            stream.queue.append(outgoing)
-            return
-        stream.queue = deque((outgoing,))
-        stream.progress_at, stream.moved = now, 0
-        self._streams.sending[stream.id] = stream
-        self._streams.ready.append(stream)
+        queued = len(stream.queue or ())
+        if queued >= self._limits.max_queued_sends:
+            raise SendQueueFull(f"{queued} messages wait for their client")
+        stream.enqueue(outgoing, now)
+        if not queued:
+            self._streams.sending[stream.id] = stream
+            self._streams.ready.append(stream)
 
     def pump(self, now: float) -> None:
         """Frame what the windows allow, a frame of each stream in turn, up to the high water."""
@@ -159,28 +147,30 @@ class Sender:
         """One frame of DATA, with the header blocks around it; then the stream's next place."""
         queue = stream.queue
         assert queue, "a stream in turn has something to send"
-        outgoing = queue[0]
-        if outgoing.head is not None:
-            self._output.add(self._field_block(stream.id, outgoing.head, 0))
-            outgoing.head = None
+        outgoing, output, streams = queue[0], self._output, self._streams
+        head = outgoing.take_head()
+        parts: list[Buffer] = []
+        if head is not None:
+            parts.append(self._field_block(stream.id, head, 0))
         if outgoing.left:
-            alone = len(self._streams.sending) == 1
+            alone = len(streams.sending) == 1
             largest = ALONE_FRAME if alone else _SHARED_FRAME
-            window = min(stream.send_window, self._streams.send_window)
-            size = min(outgoing.left, window, self.max_frame, largest)
+            window = min(stream.send_window, streams.send_window)
+            size = min(outgoing.left, window, self._max_frame, largest)
             if size > 0:
-                self._data_frame(stream, outgoing, size)
-                self._note_progress(stream, size, now)
-        self._output.answered = True
-        if not outgoing.left:
+                parts += (frame_head(size, DATA, 0, stream.id), *outgoing.take(size))
+                stream.framed(size)
+                stream.progressed(size, self._limits.min_progress_bytes, now)
+                streams.framed(size)
+        ends = not outgoing.left
+        output.answer(parts, sum(map(len, parts)), outgoing.token if ends else None)
+        if ends:
             queue.popleft()
-            if outgoing.token is not None:
-                self._output.mark(outgoing.token)
             if not queue:
-                del self._streams.sending[stream.id]
+                del streams.sending[stream.id]
             if outgoing.trailers is not None:
-                self._output.add(self._field_block(stream.id, outgoing.trailers, END_STREAM))
-                self._streams.complete(stream)
+                output.add(self._field_block(stream.id, outgoing.trailers, END_STREAM))
+                streams.complete(stream)
                 return
         if queue:
             self._place(stream, queue[0])
@@ -189,49 +179,23 @@ class Sender:
         if not waiting.left or waiting.head is not None:
             self._streams.ready.append(stream)
         elif stream.send_window <= 0:
-            stream.parked = True
+            self._streams.parked.add(stream.id)
         elif self._streams.send_window <= 0:
             self._streams.blocked.append(stream)
         else:
             self._streams.ready.append(stream)
 
-    def _data_frame(self, stream: Http2Stream, outgoing: Outgoing, size: int) -> None:
-        """`size` bytes as slices of the buffers they are in."""
-        parts = self._output.parts
-        parts.append(frame_head(size, DATA, 0, stream.id))
-        self._output.pending += frames.HEAD_BYTES + size
-        outgoing.left -= size
-        stream.send_window -= size
-        self._streams.send_window -= size
-        stream.answered = True
-        self._control.updates += ControlBudget.UPDATES_PER_DATA + (size >> 10)
-        while size:
-            buffer, start = outgoing.buffers[outgoing.index], outgoing.offset
-            length = len(buffer) - start
-            if length <= size:
-                if length:
-                    parts.append(memoryview(buffer)[start:] if start else buffer)
-                outgoing.index += 1
-                outgoing.offset = 0
-                size -= length
-            else:
-                parts.append(memoryview(buffer)[start : start + size])
-                outgoing.offset = start + size
-                size = 0
-
-    def _note_progress(self, stream: Http2Stream, size: int, now: float) -> None:
-        """A client that opens its window byte by byte makes none worth the name."""
-        stream.moved += size
-        if stream.moved >= self._limits.min_progress_bytes:
-            stream.progress_at, stream.moved = now, 0
-
     def _field_block(self, stream_id: int, block: bytes, flags: int) -> bytes:
         if self._table_update:
             block, self._table_update = self._table_update + block, b""
         size = len(block)
-        if size > self.max_frame:
-            return long_field_block(stream_id, block, flags, self.max_frame)
+        if size > self._max_frame:
+            return long_field_block(stream_id, block, flags, self._max_frame)
         return pack_head(size >> 8, size & 0xFF, HEADERS, flags | END_HEADERS, stream_id) + block
+
+    def change_max_frame(self, size: int) -> None:
+        """Obey the client's SETTINGS_MAX_FRAME_SIZE."""
+        self._max_frame = size
 
     def shrink_table(self, size: int) -> None:
         """The client wants a smaller HPACK table than the default: tell it that we use none."""

@@ -25,6 +25,29 @@ class Outgoing(msgspec.Struct, eq=False):
     index: int = 0  # where in `buffers` the rest begins
     offset: int = 0
 
+    def take_head(self) -> bytes | None:
+        """Return the header block, once."""
+        head, self.head = self.head, None
+        return head
+
+    def take(self, size: int) -> list[Buffer]:
+        """Return the next `size` bytes as slices of the buffers that they are in."""
+        self.left -= size
+        parts: list[Buffer] = []
+        while size:
+            buffer, start = self.buffers[self.index], self.offset
+            length = min(len(buffer) - start, size)
+            if start or start + length < len(buffer):
+                parts.append(memoryview(buffer)[start : start + length])
+            elif length:
+                parts.append(buffer)
+            self.offset += length
+            if self.offset == len(buffer):
+                self.index += 1
+                self.offset = 0
+            size -= length
+        return parts
+
 
 class Http2Stream(msgspec.Struct, eq=False):
     """An open stream; what is half-closed by us is gone, since every response ends with trailers.
@@ -44,7 +67,6 @@ class Http2Stream(msgspec.Struct, eq=False):
         held: bytes of DATA that have come and are not consumed.
         returned: bytes that were consumed and not yet given back to the client.
         queue: what waits to be framed; None until something has.
-        parked: something waits for `send_window` alone.
         moved: bytes framed since `progress_at`.
     """
 
@@ -62,9 +84,41 @@ class Http2Stream(msgspec.Struct, eq=False):
     held: int = 0
     returned: int = 0
     queue: deque[Outgoing] | None = None
-    parked: bool = False
     moved: int = 0
     progress_at: float = 0.0
+
+    def enqueue(self, outgoing: Outgoing, now: float) -> None:
+        """Have a part of the response wait."""
+        self.head_sent = True
+        self.ended = outgoing.trailers is not None
+        if self.queue:
+            self.queue.append(outgoing)
+        else:
+            self.queue = deque((outgoing,))
+            self.progress_at, self.moved = now, 0
+
+    def framed(self, size: int) -> None:
+        """Note that `size` bytes of the response were framed."""
+        self.head_sent = True
+        self.send_window -= size
+        self.answered = self.answered or bool(size)
+
+    def progressed(self, size: int, least: int, now: float) -> None:
+        """Note that `size` bytes left the queue. A client that opens its window byte by byte
+        makes no progress: progress is `least` bytes."""
+        self.moved += size
+        if self.moved >= least:
+            self.progress_at, self.moved = now, 0
+
+    def close(self) -> int:
+        """End the stream, whoever still has the object. Return how many bytes it held."""
+        self.closed = True
+        held, self.held = self.held, 0
+        return held
+
+    def end_remote(self) -> None:
+        """Note that the client has ended its side."""
+        self.remote_closed = True
 
 
 class OutgoingBytes:
@@ -74,12 +128,12 @@ class OutgoingBytes:
     the last of them has been sent or will never be.
     """
 
-    __slots__ = ("_marks", "_position", "answered", "parts", "pending", "released")
+    __slots__ = ("_answered", "_marks", "_position", "parts", "pending", "released")
 
     def __init__(self) -> None:
         self.parts: list[Buffer] = []
         self.pending = 0  # bytes in `parts`
-        self.answered = False  # HEADERS or DATA went out since this was cleared
+        self._answered = False  # HEADERS or DATA went out since `take_answered`
         self.released: list[object] = []
         self._position = 0  # bytes sent ever
         self._marks: deque[tuple[int, object]] = deque()
@@ -87,6 +141,26 @@ class OutgoingBytes:
     def add(self, part: Buffer) -> None:
         self.parts.append(part)
         self.pending += len(part)
+
+    def answer(self, parts: list[Buffer], nbytes: int, token: object) -> None:
+        """Add frames of a response. `token`: as `mark` takes it, or None."""
+        self.parts += parts
+        self.pending += nbytes
+        self._answered = True
+        if token is not None:
+            self.mark(token)
+
+    def take_answered(self) -> bool:
+        """Return True if a response's frame was added since the last time."""
+        answered, self._answered = self._answered, False
+        return answered
+
+    def take_released(self) -> list[object]:
+        """Return the tokens whose memory is not needed any more, each once."""
+        tokens = self.released
+        if tokens:
+            self.released = []
+        return tokens
 
     def mark(self, token: object) -> None:
         """`token` is free once all that has been added up to now is sent."""
@@ -143,20 +217,23 @@ class Http2Streams:
         send_window: bytes of DATA that the client takes on all streams together.
         initial_window: bytes of DATA that the client takes on a new stream.
         last_served: the last stream that is served, once the client has been told which.
+        updates: WINDOW_UPDATE frames that the client may owe us, see `ControlBudget`.
+        parked: numbers of the streams that wait for their own window alone.
         forgiven: for each stream that ended not long ago, the bytes of DATA that the client may
             send after the end: because it did not know, or because it does not mind.
     """
 
     __slots__ = (
         "_half", "_half_window", "_limits", "_output", "_returned", "blocked", "control",
-        "forgiven", "initial_window", "last_id", "last_served", "open", "ready", "resets",
-        "send_window", "sending", "window",
+        "forgiven", "initial_window", "last_id", "last_served", "open", "parked", "ready",
+        "resets", "send_window", "sending", "updates", "window",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, output: OutgoingBytes, now: float) -> None:
         self._limits = limits
         self._output = output
         self.control = ControlBudget(limits.control_burst, limits.control_per_s, now)
+        self.updates = 0
         self.resets = FloodBudget(limits.reset_burst, limits.reset_per_s, now)
         self.send_window = frames.DEFAULT_WINDOW
         self.window = limits.connection_window
@@ -174,6 +251,7 @@ class Http2Streams:
         self.sending: dict[int, Http2Stream] = {}
         self.ready: deque[Http2Stream] = deque()
         self.blocked: deque[Http2Stream] = deque()
+        self.parked: set[int] = set()
 
     def is_idle(self, stream_id: int) -> bool:
         """Neither open nor closed: it has never been."""
@@ -181,6 +259,7 @@ class Http2Streams:
 
     def begin(self, stream_id: int, head: RequestFields, ends: bool, now: float) -> None:
         """Open a stream for a request. `ends`: the request has no content."""
+        self.last_id = stream_id
         window = self._limits.stream_window
         self.open[stream_id] = Http2Stream(
             stream_id, self.initial_window, window, head.content_length, ends, now, head
@@ -194,8 +273,8 @@ class Http2Streams:
             ConnectionFailed: the connection is to end.
             StreamFailed: the stream is to be reset.
         """
-        if self.control.updates > 0:
-            self.control.updates -= 1
+        if self.updates > 0:
+            self.updates -= 1
         elif not self.control.spend(now):
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
         if not stream_id:
@@ -223,9 +302,14 @@ class Http2Streams:
         stream.send_window += increment
         if stream.send_window > frames.LARGEST_WINDOW:
             raise StreamFailed(ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
-        if stream.parked and stream.send_window > 0:
-            stream.parked = False
+        if stream.id in self.parked and stream.send_window > 0:
+            self.parked.remove(stream.id)
             self.ready.append(stream)
+
+    def framed(self, size: int) -> None:
+        """Charge `size` bytes of DATA that we sent to the client's window."""
+        self.send_window -= size
+        self.updates += ControlBudget.UPDATES_PER_DATA + (size >> 10)
 
     def change_initial_window(self, size: int) -> None:
         """Obey the client's SETTINGS_INITIAL_WINDOW_SIZE, for open streams, too.
@@ -302,7 +386,9 @@ class Http2Streams:
             if stream.content_left >= 0:
                 stream.content_left -= size
             if size:
-                self.control.updates += ControlBudget.UPDATES_PER_DATA
+                self.updates += ControlBudget.UPDATES_PER_DATA
+            if ends:  # no frame may follow, though this one's payload may still be on its way
+                stream.remote_closed = True
             return stream
         self.give_back(length)
         raise StreamFailed(code, reason)
@@ -317,6 +403,7 @@ class Http2Streams:
 
     def refuse(self, stream_id: int, code: int) -> None:
         """Send RST_STREAM for a request that opens no stream; its DATA is ignored."""
+        self.last_id = max(self.last_id, stream_id)
         self._end(stream_id, code, self._limits.stream_window)
 
     def _end(self, stream_id: int, code: int, window: int) -> None:
@@ -343,8 +430,11 @@ class Http2Streams:
             self._forgive(stream.id, stream.receive_window)
         self.forget(stream)
 
-    def complete(self, stream: Http2Stream) -> None:
-        """The response has been framed to its end."""
+    def complete(self, stream: Http2Stream, size: int = 0) -> None:
+        """The response has been framed to its end, `size` bytes of DATA among the last frames."""
+        if size:
+            self.send_window -= size
+            self.updates += ControlBudget.UPDATES_PER_DATA + (size >> 10)
         self.resets.left += 1
         if not stream.remote_closed:
             # Nobody reads the rest of the request
@@ -353,13 +443,12 @@ class Http2Streams:
 
     def forget(self, stream: Http2Stream) -> None:
         """The stream is over: windows and memory that it held are given back."""
-        stream.closed = True
         self.open.pop(stream.id, None)
-        if stream.held:
-            self.give_back(stream.held)
-            stream.held = 0
+        if held := stream.close():
+            self.give_back(held)
         if stream.queue:
             del self.sending[stream.id]
+            self.parked.discard(stream.id)
             for place in (self.ready, self.blocked):
                 if stream in place:
                     place.remove(stream)
@@ -367,6 +456,11 @@ class Http2Streams:
                 if outgoing.token is not None:
                     self._output.mark(outgoing.token)  # a part of it may be framed already
             stream.queue.clear()
+
+    def name_last(self) -> int:
+        """Serve no stream beyond those that have begun. Return the last of these."""
+        self.last_served = self.last_id
+        return self.last_id
 
     def forget_all(self) -> None:
         for stream in list(self.open.values()):

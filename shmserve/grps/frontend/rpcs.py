@@ -10,8 +10,8 @@ from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import DeadlineExceeded, InvalidArgument
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.error_statuses import trace_refused
-from shmserve.frontends.grpc.handlers import Unary
-from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMethod
+from shmserve.frontends.grpc.handlers import RpcMethod, Unary
+from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.grpc.services import Services, Work
 from shmserve.frontends.oip.restricted_apis import Category
 from shmserve.frontends.request_ids import traceparent

@@ -62,6 +62,8 @@ class IncomingRequest:
         size: bytes of the message.
         limits: bounds of a request.
         reserve: function that `placed` calls; subclasses override `placed`.
+        sparing: until `stop_sparing`, `feed` takes no bytes of a tensor that has or wants a place.
+        free_bytes: bytes outside places before `keep` is called.
 
     Attributes:
         wanted: bytes of a place that the receiver needs before going on; 0: no place is needed.
@@ -69,16 +71,22 @@ class IncomingRequest:
         raw: raw_input_contents received so far, each a place or bytes; later entries are in
             `rest`.
         copied: bytes of tensors that were copied into a place, not received there.
-        sparing: if True, `feed` takes no bytes of a tensor that has or wants a place.
+        gathered: bytes received so far outside places.
     """
 
     __slots__ = (
-        "_fields", "_filled", "_held_back", "_limits", "_partial", "_placed", "_reserve", "_rest",
-        "_scratch", "_spared", "_target", "_whole", "copied", "left", "raw", "sparing", "wanted",
+        "_fields", "_filled", "_free_bytes", "_held_back", "_limits", "_partial", "_placed",
+        "_reserve", "_rest", "_scratch", "_spared", "_sparing", "_target", "_whole", "copied",
+        "gathered", "left", "raw", "wanted",
     )  # fmt: skip
 
     def __init__(
-        self, size: int, limits: Settings, reserve: Callable[[int], Place | None] = _nowhere
+        self,
+        size: int,
+        limits: Settings,
+        reserve: Callable[[int], Place | None] = _nowhere,
+        sparing: bool = False,
+        free_bytes: int = 0,
     ) -> None:
         self._limits = limits
         self._reserve = reserve
@@ -95,8 +103,9 @@ class IncomingRequest:
         self.wanted = 0
         self.left = size
         self.raw: list[Place | memoryview] = []
-        self.copied = 0
-        self.sparing = False
+        self.copied = self.gathered = 0
+        self._free_bytes = free_bytes
+        self._sparing = sparing
         self._spared = 0
 
     def space(self) -> memoryview | None:
@@ -113,13 +122,17 @@ class IncomingRequest:
             self.feed(self._scratch[:count])
             return
         if not self._placed:
-            self.gathered(count)
+            self.gathered += count
+            if self.gathered > self._free_bytes:
+                self.keep(count)
         self.left -= count
         self._advance(count)
 
     def feed(self, data: memoryview) -> None:
         """Take bytes that were received elsewhere."""
-        self.gathered(len(data))
+        self.gathered += len(data)
+        if self.gathered > self._free_bytes:
+            self.keep(len(data))
         self.left -= len(data)
         self._take(data)
 
@@ -127,7 +140,7 @@ class IncomingRequest:
         """Return a place for `nbytes` bytes, or None if none is available now."""
         return self._reserve(nbytes)
 
-    def gathered(self, count: int) -> None:
+    def keep(self, count: int) -> None:
         """Account for `count` bytes outside places. Subclasses raise if memory is short."""
 
     def grant(self, place: Place | None) -> None:
@@ -140,7 +153,7 @@ class IncomingRequest:
     def stop_sparing(self) -> int:
         """End sparing. Return how many bytes at the end of the fed data must be fed again."""
         spared, self._spared = self._spared, 0
-        self.sparing = False
+        self._sparing = False
         self.left += spared
         return spared
 
@@ -154,7 +167,7 @@ class IncomingRequest:
     def _take(self, data: memoryview) -> None:
         position, end = 0, len(data)
         while position < end:
-            if self.sparing and (self.wanted or (self._placed and self._target is not None)):
+            if self._sparing and (self.wanted or (self._placed and self._target is not None)):
                 self._spared = end - position
                 return
             if self.wanted:
@@ -192,8 +205,7 @@ class IncomingRequest:
                 break
             tag, start, size = field
             self._fields += 1
-            # bytes of the message from the field's value on
-            remaining = self.left + end - start
+            remaining = self.left + end - start  # bytes of the message from the field's value on
             if tag == _RAW and self._allowed(size, remaining):
                 self._rest += data[:position]
                 self._want(size)
@@ -212,21 +224,17 @@ class IncomingRequest:
         limits = self._limits
         return size <= min(left, limits.max_tensor_bytes) and len(self.raw) < bounds.MAX_INPUTS
 
-    def expected(self, size: int) -> bool:
+    def expected(self, size: int, head: memoryview) -> bool:
         """Return True if the next entry of `raw`, of `size` bytes, may have a place.
 
-        Subclasses raise if the model cannot take the request. The fields before the entry are in
-        `head`.
+        Subclasses raise if the model cannot take the request. `head`: the fields before the first
+        tensor.
         """
         return True
 
-    @property
-    def head(self) -> memoryview:
-        """The fields before the first tensor, complete once the tensor begins."""
-        return memoryview(bytes(self._rest))
-
     def _want(self, size: int) -> None:
-        if size < LARGE_BYTES or not self.expected(size):
+        # A copy: a bytearray with views cannot grow.
+        if size < LARGE_BYTES or not self.expected(size, memoryview(bytes(self._rest))):
             self._begin(size, None)
             return
         place = self.placed(size)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from shmserve.coordinator.stats.admin_tables import OwnProcess
 from shmserve.coordinator.stats.counter_totals import CounterReading
-from shmserve.coordinator.stats.incident_detector import IncidentDetector
+from shmserve.coordinator.stats.introspection import Introspection
 from shmserve.coordinator.stats.monitoring import Monitoring
 from shmserve.coordinator.stats.process_usage import UsageSample
-from shmserve.core.control.records import ProcessRecord
+from shmserve.core.control.lifecycle import State
+from shmserve.core.control.records import InstanceRecord, ProcessRecord
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.executor_counters import ExecutorCounts
-from shmserve.core.stats.request_counters import RequestCounts
+from shmserve.core.stats.request_counters import Reason, RequestCounts
 from shmserve.protocol.control.history_messages import AskHistory
-from shmserve.protocol.control.stats_messages import PageOwner
+from shmserve.protocol.control.stats_messages import PageOwner, RequestFailed
 
 
 def test_processor_time_is_that_of_all_processes() -> None:
@@ -31,25 +33,48 @@ def test_processor_time_is_that_of_all_processes() -> None:
 
 
 def test_the_end_of_an_exporter_is_told_once() -> None:
-    detector = IncidentDetector({})
-
-    def look(now: float, *exporters: str) -> None:
-        records = [ProcessRecord(name, "exporter", 1, 0.0) for name in exporters]
-        reconciler: Any = SimpleNamespace(
-            processes={record.name: record for record in records},
-            instances={},
-            failures={},
-            models=SimpleNamespace(by_name={}),
-        )
-        book: Any = SimpleNamespace(regions={})
-        detector.look(now, reconciler, book, {})
-
-    look(1.0, "exporter-1-a")
-    assert detector.incidents.list() == ()
-    look(2.0, "exporter-2-b")
-    look(3.0, "exporter-2-b")
-    (entry,) = detector.incidents.list()
+    service = Service()
+    sources = service.monitoring._sources
+    sources.counters.gone = lambda process: None  # type: ignore[method-assign]
+    introspection = Introspection(
+        sources, service.monitoring, lambda *_: None, OwnProcess("c", 3, 0.0)
+    )
+    for name, role in (("exporter-1-a", "exporter"), ("exporter-2-b", "exporter"), ("x", "cli")):
+        sources.reconciler.processes[name] = ProcessRecord(name, role, 1, 0.0)
+    introspection.gone("exporter-1-a", 1.0)
+    introspection.gone("x", 1.0)
+    (entry,) = service.monitoring.incidents.list()
     assert (entry.what, entry.text, entry.count) == ("exporter", "process ended", 1)
+
+
+def test_failed_requests_and_ended_frontends_are_incidents() -> None:
+    service = Service()
+    service.monitoring.told(RequestFailed("m", "1", int(Reason.MODEL), "why"))
+    service.monitoring.told(RequestFailed("m", "1", len(Reason), "no reason of ours"))
+    failures = [0] * len(Reason)
+    failures[Reason.MODEL] = 3
+    service.counts({("m", "1"): RequestCounts(failures=failures)})
+    service.monitoring.ended(service.frontend)
+    service.monitoring.ended(service.executor)
+    assert [(e.what, e.count, e.said) for e in service.monitoring.incidents.list()] == [
+        ("m/1", 3, "why"),
+        ("HTTP worker", 1, ""),
+    ]
+
+
+def test_what_failed_before_a_restart_is_told_again() -> None:
+    service = Service()
+    reconciler = service.monitoring._sources.reconciler
+    reconciler.failures["broken"] = "no configuration"
+    for name, left in (("m/1/0", False), ("m/1/1", True)):
+        record = InstanceRecord(name, since=0.0, deadline=0.0)
+        record.state, record.reason, record.left = State.FAILED, "too large", left
+        reconciler.instances[name] = record
+    service.monitoring.take_over()
+    assert [(e.what, e.text) for e in service.monitoring.incidents.list()] == [
+        ("broken", "not served: no configuration"),
+        ("m/1/0", "too large"),
+    ]
 
 
 class Service:
@@ -82,7 +107,10 @@ class Service:
 
     def second(self, answered: int, depth: int) -> None:
         """So many requests have been answered so far, and so many are with the executor."""
-        rows = {("m", "1"): RequestCounts(succeeded=answered, in_flight=depth)}
+        self.counts({("m", "1"): RequestCounts(succeeded=answered, in_flight=depth)})
+
+    def counts(self, rows: dict[tuple[str, str], RequestCounts]) -> None:
+        """A second passes, at whose end the frontend has counted `rows`."""
         if self.frontend.rows != rows:
             self.frontend = CounterReading(self.frontend.owner, Gauges(), rows)
         self.now += 1.0

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shmserve import repository
-from shmserve.executor.__main__ import Executor
-from shmserve.executor.monitor import app_monitor
+from shmserve.executor.custom_metrics import registry
+from shmserve.executor.process.__main__ import Executor
 from tests.unit.rig import Rig
 
 MODEL = Path(__file__).resolve().parents[3] / "workers" / "identity"
@@ -17,7 +17,7 @@ MODEL = Path(__file__).resolve().parents[3] / "workers" / "identity"
 def test_the_coordinator_is_told_what_an_executor_begins_with_and_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app_monitor, "publish", lambda *_: None)  # its page ends with the test
+    monkeypatch.setattr(registry, "publish", lambda *_: None)  # its page ends with the test
     rig = Rig(tmp_path)
     (instance,) = repository.read_folder(str(MODEL)).instances()
     executor = Executor(instance, "executor-cafe0123", rig.settings)

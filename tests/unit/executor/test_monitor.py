@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shmserve.executor import monitor
-from shmserve.executor.monitor import Monitor
+from shmserve.executor import custom_metrics, reported_values
+from shmserve.executor.custom_metrics import CustomMetrics
+from shmserve.executor.monitor import app_monitor
+from shmserve.executor.reported_values import ReportedValues
 
 
 class Clock:
@@ -19,13 +21,13 @@ class Clock:
 
 def test_values_of_a_second_are_told_in_the_next() -> None:
     clock = Clock()
-    numbers = Monitor(clock)
+    numbers = ReportedValues(clock)
     for value in (3, 1, 2):
-        numbers.avg("avg", value)
-        numbers.max("max", value)
-        numbers.min("min", value)
-        numbers.inc("inc", value)
-        numbers.cdf("cdf", value)
+        numbers.add("avg", "avg", value)
+        numbers.add("max", "max", value)
+        numbers.add("min", "min", value)
+        numbers.add("inc", "inc", value)
+        numbers.add("cdf", "cdf", value)
     assert numbers.snapshot()["avg"] == {"kind": "avg", "value": 0.0, "total": 6.0}
     clock.now += 1
     seen = numbers.snapshot()
@@ -45,26 +47,51 @@ def test_values_of_a_second_are_told_in_the_next() -> None:
 
 def test_a_second_without_values_between_two_with_is_not_told_as_either() -> None:
     clock = Clock()
-    numbers = Monitor(clock)
-    numbers.inc("n", 5)
+    numbers = ReportedValues(clock)
+    numbers.add("inc", "n", 5)
     clock.now += 2
-    numbers.inc("n", 7)
+    numbers.add("inc", "n", 7)
     assert numbers.snapshot()["n"]["value"] == 0.0
     clock.now += 1
     assert numbers.snapshot()["n"]["value"] == 7.0
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(monitor, "MAX_NAMES", 2)
-    monkeypatch.setattr(monitor, "MAX_SAMPLES", 3)
+    monkeypatch.setattr(reported_values, "MAX_NAMES", 2)
+    monkeypatch.setattr(reported_values, "MAX_SAMPLES", 3)
     clock = Clock()
-    numbers = Monitor(clock)
+    numbers = ReportedValues(clock)
     for name in ("a", "b", "c", "d"):
-        numbers.inc(name, 1)
+        numbers.add("inc", name, 1)
     assert set(numbers.snapshot()) == {"a", "b"}
     assert caplog.text.count("others are dropped") == 1
-    other = Monitor(clock)
+    other = ReportedValues(clock)
     for value in range(10):
-        other.cdf("x", value)
+        other.add("cdf", "x", value)
     clock.now += 1
     assert other.snapshot()["x"]["value"]["99.99"] == 2.0
+
+
+def test_a_monitor_reports_to_the_registry_of_the_models_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(custom_metrics, "registry", CustomMetrics())
+    for value in (1, 2):
+        app_monitor.avg("avg", value)
+        app_monitor.inc("inc", value)
+    app_monitor.cdf("inc", 5)  # a name keeps its kind
+    seen = custom_metrics.registry.values.snapshot()
+    assert {name: (entry["kind"], entry["total"]) for name, entry in seen.items()} == {
+        "avg": ("avg", 3.0),
+        "inc": ("inc", 8.0),
+    }
+
+
+def test_a_forked_process_does_not_count_in_its_executors_words() -> None:
+    words = memoryview(bytearray(16)).cast("Q")
+    values = ReportedValues(Clock())
+    values.publish(words, 1)
+    values.add("inc", "n", 1)
+    values.forked()
+    values.add("inc", "n", 1)
+    assert list(words) == [0, 1]

@@ -13,7 +13,7 @@ import pytest
 from shmserve.core.stats.custom_metrics import Family
 from shmserve.errors import ArenaExhausted, Internal
 from shmserve.executor import custom_metrics
-from shmserve.executor.backends.triton import metrics, pb_utils
+from shmserve.executor.backends.triton import pb_utils
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.backends.triton.metrics import COUNTER, GAUGE, HISTOGRAM, MetricFamily
 from shmserve.executor.custom_metrics import CustomMetrics
@@ -42,7 +42,6 @@ class Published:
     def __init__(self) -> None:
         self.page = StatusPage("cafe0123")
         self.metrics = CustomMetrics(MetricsArea(self.page.segment.fd))
-        metrics.serve(self.metrics)
 
     def families(self) -> dict[str, Family]:
         return {family.name: family for family in read(self.page.segment.fd)}
@@ -58,8 +57,8 @@ def published(
     for name, limit in getattr(request, "param", {}).items():
         monkeypatch.setattr(custom_metrics, name, limit)
     made = Published()
+    monkeypatch.setattr(custom_metrics, "registry", made.metrics)
     yield made
-    metrics.serve(CustomMetrics())
     made.page.close()
 
 

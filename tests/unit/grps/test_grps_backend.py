@@ -17,8 +17,8 @@ import pytest
 
 from shmserve._generated import grps_pb2
 from shmserve.errors import ConfigError, ShmserveError
+from shmserve.executor import custom_metrics
 from shmserve.executor.backend import Response
-from shmserve.executor.monitor import app_monitor
 from shmserve.grps.executor import torch_inferer
 from shmserve.grps.protocol import custom_http
 from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
@@ -200,9 +200,9 @@ def test_errors_are_short_for_clients_and_whole_in_the_log(
 def test_nobody_is_asked_for_an_answer_that_nobody_wants(load: Load) -> None:
     stream = Stream({}, grps=b"")
     stream.request.cancelled = True
-    before = app_monitor.snapshot().get("echoed", {"total": 0})["total"]
+    before = custom_metrics.registry.values.snapshot().get("echoed", {"total": 0})["total"]
     assert load("echo").start(stream).all() == []
-    assert app_monitor.snapshot().get("echoed", {"total": 0})["total"] == before
+    assert custom_metrics.registry.values.snapshot().get("echoed", {"total": 0})["total"] == before
 
 
 def test_requests_run_side_by_side_and_in_batches(load: Load) -> None:
@@ -256,9 +256,9 @@ def test_custom_http_errors(load: Load) -> None:
 
 def test_values_of_the_models_own_are_kept(load: Load) -> None:
     project = load("echo")
-    before = app_monitor.snapshot().get("echoed", {"total": 0})["total"]
+    before = custom_metrics.registry.values.snapshot().get("echoed", {"total": 0})["total"]
     project.ask(grps_pb2.GrpsMessage(str_data="hi"))
-    assert app_monitor.snapshot()["echoed"]["total"] == before + 1
+    assert custom_metrics.registry.values.snapshot()["echoed"]["total"] == before + 1
 
 
 def test_what_server_yml_says_in_vain_is_logged(

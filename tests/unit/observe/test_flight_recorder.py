@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from shmserve.core.stats.event_ring import RecordedEvent
 from shmserve.errors import Unavailable
 from shmserve.frontends.heap_budget import HeapBudget
 from shmserve.observe import flight_recorder
@@ -39,6 +40,20 @@ def test_a_limit_that_is_reached_again_and_again_is_one_row(tmp_path, recorder):
     assert sum(row[3] for row in rows) == 50
     assert len(rows) < 5
     assert stat.S_IMODE((tmp_path / "events").stat().st_mode) == 0o700
+
+
+def test_a_follower_has_every_event_and_the_fields_of_its_log_line(tmp_path, recorder, monkeypatch):
+    taken: list[RecordedEvent] = []
+    monkeypatch.setattr(flight_recorder, "_follow", None)
+    flight_recorder.follow(taken.append)
+    for _ in range(2):
+        flight_recorder.record("warning", "coordinator", "stopping", {"instance": "m/1/0"})
+    assert [(e.text, e.count, e.fields) for e in taken] == [
+        ("stopping", 1, {"instance": "m/1/0"})
+    ] * 2
+    rows = flight_recorder.rows(str(tmp_path))
+    assert {row["text"] for row in rows} == {"stopping instance=m/1/0"}
+    assert sum(row["count"] for row in rows) == 2
 
 
 def test_where_nothing_can_be_written_nothing_fails(tmp_path, monkeypatch, caplog):

@@ -138,8 +138,8 @@ def test_limits_hold_before_a_place_is_asked_for(monkeypatch: pytest.MonkeyPatch
 def test_what_is_spared_comes_again(later: bool) -> None:
     data = message(b"small", LARGE)
     start = data.index(LARGE[:64])
-    incoming = IncomingRequest(len(data), LIMITS, (lambda _: None) if later else Memory)  # type: ignore[arg-type]
-    incoming.sparing = True
+    reserve = (lambda _: None) if later else Memory
+    incoming = IncomingRequest(len(data), LIMITS, reserve, sparing=True)  # type: ignore[arg-type]
     incoming.feed(memoryview(data)[: start + 100])
     assert incoming.stop_sparing() == 100
     assert incoming.left == len(data) - start

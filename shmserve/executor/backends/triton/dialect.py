@@ -17,7 +17,7 @@ from shmserve.executor.backends.config_merge import with_own_tensors
 from shmserve.executor.backends.event_loop import Tasks
 from shmserve.executor.backends.model_errors import from_exception, sanitised, without_frames
 from shmserve.executor.backends.reshape import model_side
-from shmserve.executor.backends.triton import metrics, other_models
+from shmserve.executor.backends.triton import other_models
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.executor.backends.triton.exceptions import TritonError, to_code
 from shmserve.executor.backends.triton.given_outputs import GivenOutputs
@@ -79,14 +79,12 @@ class TritonDialect:
             )
         self._spec = spec
         self._check = GivenOutputs(model_side(spec))
-        InferenceRequest.served = (spec.name, int(spec.version))
-        InferenceRequest.iterative = spec.config.is_iterative
+        InferenceRequest.serve(spec)
         sequences = spec.config.sequence_batching
         self._keeps_states = sequences is not UNSET and bool(sequences.state)
         self._writable = spec.parameters.get("writable_inputs") == "true"
         self._device_inputs = _has_device_inputs(spec)
         other_models.serve(context.models, self._writable)
-        metrics.serve(context.metrics)
         arguments = _arguments(context, spec)
         self._instance = arguments["model_instance_name"]
         model = self._kind()
@@ -161,7 +159,7 @@ class TritonDialect:
 
     def _single_sender(self, request: Request) -> InferenceResponseSender:
         sink = self._sinks[id(request)] = SingleSink()
-        return InferenceResponseSender.to(request, sink)
+        return InferenceResponseSender(request, sink)
 
     def _sent(self, request: Request) -> InferenceResponse | None:
         """What was sent to a request before `execute` failed; nothing is sent from now on."""
@@ -206,7 +204,7 @@ class TritonDialect:
 
         def open_sender(request: Request) -> InferenceResponseSender:
             sinks.append(StreamSink(request, self._response))
-            return InferenceResponseSender.to(request, sinks[-1])
+            return InferenceResponseSender(request, sinks[-1])
 
         def fail(error: ShmserveError) -> None:
             for sink in sinks:

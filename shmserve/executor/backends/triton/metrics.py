@@ -12,6 +12,7 @@ from typing import Any
 
 from shmserve.core.stats.custom_metrics import MetricKind
 from shmserve.errors import ShmserveError
+from shmserve.executor import custom_metrics
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.custom_metrics import CustomMetrics, MetricRow
 
@@ -33,36 +34,18 @@ _DELETED = (
 _DECREASED = "can only be incremented monotonically by non-negative values."
 
 
-class _ServedMetrics:
-    """Where metrics go; an executor runs one model."""
-
-    metrics = CustomMetrics()
-
-
-def serve(metrics: CustomMetrics) -> None:
-    """Told once when the model is loaded (for the server, not for models)."""
-    _ServedMetrics.metrics = metrics
-
-
 class Metric:
     """One counter, gauge or histogram. Models get these from families. Two of a family with the
     same labels are the same metric."""
 
     __slots__ = ("_metrics", "_row")
 
-    _metrics: CustomMetrics
-    _row: MetricRow | None
-
-    def __init__(self, *_arguments: object, **_options: object) -> None:
-        raise TypeError("Metric: No constructor defined!")
-
-    @classmethod
-    def of(cls, metrics: CustomMetrics, row: MetricRow) -> Metric:
-        """The metric of a row (for the server, not for models)."""
-        metric = cls.__new__(cls)
-        metric._metrics = metrics
-        metric._row = row
-        return metric
+    def __init__(self, *parts: Any, **_options: object) -> None:
+        """For the server, not for models: the metrics of the executor, and a row of these."""
+        if len(parts) != 2 or not isinstance(parts[0], CustomMetrics):
+            raise TypeError("Metric: No constructor defined!")
+        self._metrics: CustomMetrics = parts[0]
+        self._row: MetricRow | None = parts[1]
 
     def increment(self, value: float) -> None:
         """Add to a counter, or to a gauge, where it may be negative.
@@ -129,7 +112,7 @@ class MetricFamily:
         ):
             if not isinstance(value, wanted):
                 raise TypeError(f"MetricFamily: {what} cannot be {type(value).__name__}")
-        self._metrics = _ServedMetrics.metrics
+        self._metrics = custom_metrics.registry
         self._given: dict[MetricRow, Metric] = {}
         try:
             self._family = self._metrics.open(name, description, kind)
@@ -163,7 +146,7 @@ class MetricFamily:
             row = self._metrics.add(self._family, pairs, _bounds(buckets or ()), self._given)
         except ShmserveError as ex:
             raise TritonModelException(f"Error when creating Metric: {ex.message}") from None
-        return self._given.setdefault(row, Metric.of(self._metrics, row))
+        return self._given.setdefault(row, Metric(self._metrics, row))
 
     def __del__(self) -> None:
         if hasattr(self, "_family"):

@@ -22,14 +22,14 @@ from shmserve.core.memory.slots import Slot
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.tensor_message import TensorMessage
-from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage
+from shmserve.frontends.http2.grpc_framing import FramingFailed
 
 
 class TensorCalls(Protocol):
     """The calls whose messages these are."""
 
-    def message(self, call: Http2Call, message: GrpcMessage) -> None:
-        """One has come entirely."""
+    def go_on(self, call: Http2Call) -> None:
+        """Go on with a message that has its memory now."""
         ...
 
     def refuse(self, call: Http2Call, failed: FramingFailed) -> None:
@@ -47,6 +47,14 @@ class MessageDeadline(Struct, eq=False):
     left: int
     due: int
     until: float
+
+    def advance(self, left: int, now: float, timeout_s: float, per_s: float) -> None:
+        """Note that `left` bytes are still to come. What has come earns time for what follows."""
+        self.due -= self.left - left
+        self.left = left
+        if self.due <= 0:
+            self.due = min(left, AHEAD)
+            self.until = min(self.until, now + timeout_s) + self.due / per_s
 
 
 class MessageDeadlines:
@@ -67,11 +75,13 @@ class MessageDeadlines:
             until = now + self._timeout_s + due / self._per_s
             self.open[stream_id] = MessageDeadline(left, due, until)
             return
-        known.due -= known.left - left
-        known.left = left
-        if known.due <= 0:
-            known.due = min(left, AHEAD)
-            known.until = min(known.until, now + self._timeout_s) + known.due / self._per_s
+        known.advance(left, now, self._timeout_s, self._per_s)
+
+    def extend(self, stream_id: int, now: float) -> None:
+        """Begin the time of a stream's message anew: the client could not send."""
+        begun = self.open.pop(stream_id, None)
+        if begun is not None:
+            self.look(stream_id, begun.left, now)
 
     @property
     def next_due(self) -> float:
@@ -92,9 +102,7 @@ class BegunMessages:
         resume: has the connection receive again, after `waiting`.
 
     Attributes:
-        expected: the latest message was such a one, or there was none.
         waiting: so many parts of what comes next have no place yet: nothing is to be received.
-        receiving: streams whose message has not come entirely, and has tensors for slots.
         deadlines: of all messages that have begun.
     """
 
@@ -109,34 +117,13 @@ class BegunMessages:
         self._calls = calls
         self._resume = resume
         self.waiting = 0
-        self.receiving: set[int] = set()
         self.deadlines = MessageDeadlines(serving.settings)
-        self.expected = True
 
-    def look(self, call: Http2Call) -> None:
-        """See to memory and time for the rest, after something of a call's messages has come."""
-        message = call.reader.receiving if call.reader is not None else None
-        if message is None:
-            self.forget(call)
-            return
-        method = call.head.method
-        self.deadlines.look(call.stream_id, message.left, monotonic())
-        if not isinstance(message, TensorMessage):
-            self.receiving.discard(call.stream_id)
-        else:
-            self.receiving.add(call.stream_id)
-            if message.wanted and not message.asked:
-                message.asked = True
-                self.waiting += 1
-                until = monotonic() + _WAIT_S
-                self._growth.submit(self._grow, call, message, until)
-        if call.waits and method.tensors is not None:  # the client is not silent
-            method.pool.silent.wait(call, method.message_timeout_s)
-
-    def forget(self, call: Http2Call) -> None:
-        """Note that no message of the call has begun, or that the call has ended."""
-        self.receiving.discard(call.stream_id)
-        self.deadlines.open.pop(call.stream_id, None)
+    def grow(self, call: Http2Call, message: TensorMessage) -> None:
+        """Have a thread make the memory that a message wants."""
+        if message.ask():
+            self.waiting += 1
+            self._growth.submit(self._grow, call, message, monotonic() + _WAIT_S)
 
     def _grow(self, call: Http2Call, message: TensorMessage, until: float) -> None:
         slot = None
@@ -150,10 +137,7 @@ class BegunMessages:
         self.waiting -= 1
         try:
             message.grown(slot)
-            whole = call.reader.complete() if call.reader is not None else None
-            if whole is not None:
-                self._calls.message(call, whole)
-            self.look(call)
+            self._calls.go_on(call)
         except FramingFailed as failed:
             self._calls.refuse(call, failed)
         if not self.waiting:

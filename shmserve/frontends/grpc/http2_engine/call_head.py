@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from shmserve.errors import ShmserveError
 from shmserve.frontends.grpc.error_statuses import status_of
+from shmserve.frontends.grpc.handlers import RpcMethod
 from shmserve.frontends.grpc.http2_engine.message_compression import ACCEPTED
-from shmserve.frontends.grpc.rpc_methods import RpcMethod
 from shmserve.frontends.http2 import Fields, RequestFields, encode_fields
 from shmserve.frontends.http2.grpc_metadata import (
     decode_binary,
@@ -35,26 +35,35 @@ class CallHead(Struct, frozen=True, eq=False):
         method: what it calls.
         timeout_s: of `grpc-timeout`; infinite: it waits for ever.
         encoding: of its compressed messages.
-        accepted: encodings it takes.
+        answers: encoding of its answers' messages; empty: they are as they are.
+        response: the headers of its answer, encoded.
         metadata: its own; binary ones that are malformed are left out.
     """
 
     method: RpcMethod
     timeout_s: float
     encoding: str
-    accepted: frozenset[str]
+    answers: str
+    response: bytes
     metadata: Metadata
 
 
 def call_head(
-    request: RequestFields, methods: Methods, hosts: Origins | None = None
+    request: RequestFields, methods: Methods, compression: str, hosts: Origins | None = None
 ) -> CallHead | bytes:
-    """A call, or the block that refuses it. `hosts`: what it may be for; None: any."""
+    """Return a call, or the block that refuses it.
+
+    Args:
+        compression: the setting `grpc_compression`.
+        hosts: the hosts that a call may be for; None: any.
+    """
     if request.method != "POST":
         return encode_fields(((":status", "405"), ("allow", "POST")))
     kind = request.value("content-type") or ""
     if not kind.startswith(_TYPE) or kind[len(_TYPE) :][:1] not in ("", "+", ";"):
         return encode_fields(((":status", "415"),))
+    if request.excess:
+        return refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, request.excess)
     if hosts is not None:
         try:
             hosts.check_host(request.authority, ":authority")
@@ -74,7 +83,9 @@ def call_head(
     except ValueError:
         return refusal(grpc.StatusCode.INTERNAL, "grpc-timeout is malformed")
     accepted = (request.value("grpc-accept-encoding") or "").replace(" ", "").split(",")
-    return CallHead(method, timeout_s, encoding, frozenset(accepted), _metadata(request))
+    answers = compression if compression in accepted and compression != "none" else ""
+    response = encode_fields((*_HEAD, ("grpc-encoding", answers)) if answers else _HEAD)
+    return CallHead(method, timeout_s, encoding, answers, response, _metadata(request))
 
 
 def _metadata(request: RequestFields) -> Metadata:
@@ -92,12 +103,6 @@ def _metadata(request: RequestFields) -> Metadata:
     return tuple(found)
 
 
-def response_head(encoding: str) -> bytes:
-    """The headers of an answer whose messages may be compressed so."""
-    fields = _HEAD if encoding == "identity" else (*_HEAD, ("grpc-encoding", encoding))
-    return encode_fields(fields)
-
-
 def status_fields(code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> Fields:
     """Trailers."""
     fields = [("grpc-status", str(code.value[0]))]
@@ -108,9 +113,9 @@ def status_fields(code: grpc.StatusCode, details: str, metadata: Metadata = ()) 
     return tuple(fields)
 
 
-def refusal(code: grpc.StatusCode, details: str) -> bytes:
+def refusal(code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> bytes:
     """An answer of trailers alone."""
-    return trailers_only(status_fields(code, details))
+    return trailers_only(status_fields(code, details, metadata))
 
 
 def trailers_only(fields: Fields) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
@@ -14,33 +14,29 @@ from shmserve.errors import QueueFull, ResourceExhausted
 from shmserve.frontends.grpc.call_pools import CallPool
 from shmserve.frontends.grpc.http2_engine.begun_messages import BegunMessages
 from shmserve.frontends.grpc.http2_engine.call_head import (
-    OK,
     CallHead,
+    Metadata,
     call_head,
     refusal,
     status_fields,
-    trailers_only,
 )
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
-from shmserve.frontends.grpc.http2_engine.http2_call import AHEAD, Http2Call
+from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.serving import Serving
-from shmserve.frontends.grpc.rpc_methods import HeldAnswer
+from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.http2 import (
-    Buffer,
     Connection,
     DataReceived,
     ErrorCode,
-    Fields,
     RequestFields,
     RequestReceived,
-    encode_fields,
 )
-from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage
+from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage, MessageReceiver
+from shmserve.frontends.request_ids import KEY, of_metadata
 
 _log = logging.getLogger("shmserve.grpc")
 
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
-_OK_TRAILERS = encode_fields(OK)
 
 
 class ConnectionCalls:
@@ -54,9 +50,13 @@ class ConnectionCalls:
         resume: has it receive again, once nothing of `tensors` is waited for.
 
     Attributes:
-        client: as above.
+        client, core, settle: as above.
         by_stream: open calls.
-        begun: messages that have not come entirely.
+        opened: unary calls that were opened in this turn, and wait for their message.
+        incoming: calls whose message goes on to come, since `expect_messages`.
+        receiving: streams whose message has not come entirely, and has tensors for slots.
+        begun: memory and deadlines of messages that have not come entirely.
+        expects_tensors: the latest message had tensors for slots, or there was none.
         entered: a call was run since this was last False; others wait for the turn's end.
         heard: a message has come since this was last False.
     """
@@ -69,16 +69,21 @@ class ConnectionCalls:
         settle: Callable[[], None],
         resume: Callable[[], None],
     ) -> None:
-        self._core = core
+        self.core = core
         self._serving = serving
         self._loop = serving.loop
         self.client = client
-        self._settle = settle
+        self.settle = settle
         self.by_stream: dict[int, Http2Call] = {}
         self._last_head: tuple[RequestFields, CallHead | bytes] | None = None
         self.begun = BegunMessages(serving, self, resume)
+        self.opened: dict[int, Http2Call] = {}
+        self.incoming: dict[int, Http2Call] = {}
+        self.receiving: set[int] = set()
+        self._turns: dict[int, CallTurn] = {}  # of open calls whose rpc waits, runs or has run
+        self.expects_tensors = True
         self.entered = self.heard = False
-        self._heard = 0  # open calls of which a message has come
+        self._heard: set[int] = set()  # streams of open calls of which a message has come
 
     @property
     def in_use(self) -> bool:
@@ -91,62 +96,74 @@ class ConnectionCalls:
 
     # --- what comes in
 
-    def open(self, event: RequestReceived) -> Http2Call | None:
-        """A stream begins; its call, unless it is refused."""
+    def open(self, event: RequestReceived) -> None:
+        """Begin the call of a new stream, or refuse it."""
         if self._last_head is None or self._last_head[0] is not event.head:
             hosts = None if self.client.unix else self._serving.hosts
-            self._last_head = (event.head, call_head(event.head, self._serving.methods, hosts))
+            compression = self._serving.settings.grpc_compression
+            found = call_head(event.head, self._serving.methods, compression, hosts)
+            self._last_head = (event.head, found)
         head, stream_id, now = self._last_head[1], event.stream_id, monotonic()
         if isinstance(head, bytes):
-            self._core.send(stream_id, now, trailers=head)
-            return None
+            self.core.send(stream_id, now, trailers=head)
+            return
         try:
             place = head.method.pool.place(self.client.number)
         except ResourceExhausted as ex:
-            block = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, ex.message)
-            self._core.send(stream_id, now, trailers=block)
-            return None
-        call = Http2Call(self, stream_id, head, now, self._serving.settings)
-        call.place = place
+            request = ((KEY, of_metadata(head.metadata)),)
+            block = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, ex.message, request)
+            self.core.send(stream_id, now, trailers=block)
+            return
+        call = Http2Call(self, stream_id, head, place, now, self._serving.settings)
         self.by_stream[stream_id] = call
         if head.timeout_s != float("inf"):
             self._loop.deadline(now + head.timeout_s, call)
         if head.method.streams:
             self._run(call, b"", partial(self._serving.runs.stream, call))
+        else:
+            self.opened[stream_id] = call
         if event.end_stream:
             self.ended(stream_id)
-        return call
 
-    def expect(self, call: Http2Call) -> None:
-        """The client has so long to send the call's message."""
-        if call.waits:
+    def expect_messages(self) -> None:
+        """Have the clients of the calls in `opened` and `incoming` send in time. Comes after what
+        a turn receives: most messages come entirely in one."""
+        for call in self.opened.values():
             call.head.method.pool.silent.wait(call, call.head.method.message_timeout_s)
+        self.opened.clear()
+        now = monotonic()
+        for stream_id, call in self.incoming.items():
+            method, reader = call.head.method, call.reader
+            if reader is not None and reader.receiving is not None:
+                self.begun.deadlines.look(stream_id, reader.receiving.left, now)
+                if call.waits and method.tensors is not None:  # the client is not silent
+                    method.pool.silent.wait(call, method.message_timeout_s)
+        self.incoming.clear()
 
     def data(self, event: DataReceived, sparing: bool = False) -> int:
         """Payload. How many bytes at its end were not taken: those of a tensor that begins with
         it, if `sparing`, else none."""
         call, size = self.by_stream.get(event.stream_id), len(event.data)
         if call is None or call.reader is None:
-            self._core.consumed(event.stream_id, size)
+            if size:
+                self.core.consumed(event.stream_id, size)
             return 0
-        call.sparing = sparing
+        spared = 0
         try:
-            for message in call.reader.feed(event.data):
-                self.message(call, message)
+            for whole in call.reader.feed(event.data, sparing):
+                self.message(call, whole)
             if call.reader is not None:
+                message = call.reader.receiving
+                if sparing and message is not None:
+                    spared = message.stop_sparing()
                 if event.end_stream:
                     call.reader.finish()
-                if call.reader.receiving is not None or self.begun.deadlines.open:
-                    self.begun.look(call)
-            elif self.begun.deadlines.open:
-                self.begun.forget(call)
+                if message is not None:
+                    self._note_incoming(call, message)
         except FramingFailed as failed:
             self.refuse(call, failed)
-        spared = call.spared() if sparing else 0
-        if call.head.method.streams:
-            self._consumed(call, size - spared)
-        else:
-            self._core.consumed(event.stream_id, size - spared)
+        if not call.head.method.streams or not call.withholds(size - spared):
+            self.core.consumed(event.stream_id, size - spared)
         if event.end_stream and (call.waits or call.head.method.streams):
             self.ended(event.stream_id)
         return spared
@@ -158,43 +175,62 @@ class ConnectionCalls:
             message = call.reader.filled(count)
             if message is not None:
                 self.message(call, message)
-            if call.reader is None:
-                self.begun.forget(call)
-            else:
-                self.begun.look(call)
+            elif call.reader.receiving is not None:
+                self._note_incoming(call, call.reader.receiving)
         except FramingFailed as failed:
             self.refuse(call, failed)
-        if call.head.method.streams:
-            self._consumed(call, count)
-        else:
-            self._core.consumed(call.stream_id, count)
+        if not call.head.method.streams or not call.withholds(count):
+            self.core.consumed(call.stream_id, count)
+
+    def _note_incoming(self, call: Http2Call, message: MessageReceiver) -> None:
+        """Note that the rest of a message is to come, and see to its memory."""
+        self.incoming[call.stream_id] = call
+        if isinstance(message, TensorMessage):
+            self.receiving.add(call.stream_id)
+            if message.wanted:
+                self.begun.grow(call, message)
+
+    def go_on(self, call: Http2Call) -> None:
+        reader = call.reader
+        message = reader.complete() if reader is not None else None
+        if message is not None:
+            self.message(call, message)
+        elif reader is not None and reader.receiving is not None:
+            self._note_incoming(call, reader.receiving)
+        self.expect_messages()
 
     def end_overdue(self, now: float) -> None:
         """Give up clients whose message has begun and does not come."""
         for stream_id in self.begun.deadlines.overdue(now):
             call = self.by_stream.get(stream_id)
-            if call is not None:
+            if call is not None and call.withheld:
+                self.begun.deadlines.extend(stream_id, now)  # the client may not send
+            elif call is not None:
                 _log.info("cancelled a call: its message came too slowly from %s", call.peer())
                 self.cancel(call)
 
     def message(self, call: Http2Call, message: GrpcMessage) -> None:
         """One has come entirely."""
-        self.begun.expected = message.parts is not None
+        if self.incoming or self.begun.deadlines.open:
+            self._forget_message(call.stream_id)
+        self.expects_tensors = message.parts is not None
         self.heard = True
-        if not call.heard:
-            call.heard = True
-            self._heard += 1
+        if call.active:
+            self._heard.add(call.stream_id)
         if call.head.method.streams:
             call.put(message)
         elif call.waits:
             self._begin(call, message)
 
+    def _forget_message(self, stream_id: int) -> None:
+        self.incoming.pop(stream_id, None)
+        self.receiving.discard(stream_id)
+        self.begun.deadlines.open.pop(stream_id, None)
+
     def _begin(self, call: Http2Call, message: GrpcMessage | None) -> None:
-        call.waits = False
-        call.stop_reading()  # what comes after the one message does not matter
-        if message is not None:
-            call.tensors = message.parts
-        call.head.method.pool.silent.heard(call)
+        call.begin(message)
+        if self.opened.pop(call.stream_id, None) is None:  # else nothing was expected yet
+            call.head.method.pool.silent.heard(call)
         subjects = call.head.method.subjects
         subject = b""
         if subjects is not None and message is not None and not message.compressed:
@@ -204,18 +240,18 @@ class ConnectionCalls:
     def _run(self, call: Http2Call, subject: bytes, run: Callable[[], object]) -> None:
         """Run the call's rpc in its turn, as a greenlet. If there are too many calls of its
         subject, the call fails."""
-        assert call.place is not None, "it has been given one"
         pool = call.head.method.pool
-        call.turn = turn = CallTurn((self, subject), call.place, run, subject)
+        turn = CallTurn((self, subject), call.place, run, subject)
+        self._turns[call.stream_id] = turn
         try:
             if not pool.admission.begin(turn):
                 return
         except QueueFull as ex:
-            call.turn = None
             call.drop_message()
             if call.head.method.subjects is not None:
                 call.head.method.subjects.refused(subject, ex)
-            self._fail(call, grpc.StatusCode.UNAVAILABLE, ex.message)
+            request = ((KEY, of_metadata(call.head.metadata)),)
+            self._fail(call, grpc.StatusCode.UNAVAILABLE, ex.message, request)
             return
         if self.entered:
             self._loop.at_turns_end(partial(self._loop.enter, self._take_turn, pool, turn))
@@ -243,54 +279,17 @@ class ConnectionCalls:
         elif call.waits:
             self._begin(call, None)
 
-    def _consumed(self, call: Http2Call, count: int) -> None:
-        """The client may send as much again, unless its stream has enough in wait."""
-        if call.queued < AHEAD:
-            self._core.consumed(call.stream_id, count)
-            return
-        call.withheld += count
-
-    def give_credit(self, call: Http2Call) -> None:
-        count, call.withheld = call.withheld, 0
-        if count and call.is_active():
-            self._core.consumed(call.stream_id, count)
-            self._settle()
+    def give_credit(self, call: Http2Call, count: int) -> None:
+        if call.active:
+            self.begun.deadlines.extend(call.stream_id, monotonic())
+            self.core.consumed(call.stream_id, count)
+            self.settle()
 
     # --- what goes out
 
-    def send(
-        self,
-        call: Http2Call,
-        data: Sequence[Buffer],
-        trailers: Fields | None,
-        held: HeldAnswer | None = None,
-    ) -> None:
-        if self.by_stream.get(call.stream_id) is not call or call.ended_by_us:
-            if held is not None:
-                held.close()
-            return
-        call.held = held
-        head = block = None
-        if not call.head_sent and (data or trailers is None):
-            runs = self._serving.runs
-            head = runs.plain if runs.compression == "none" else runs.head(call)
-        if trailers is not None:
-            call.ended_by_us = True
-            if call.reader is not None:
-                call.stop_reading()
-            if head is None and not call.head_sent:
-                block = trailers_only(trailers)
-            else:
-                block = _OK_TRAILERS if trailers is OK else encode_fields(trailers)
-        call.head_sent = True
-        self._core.send(
-            call.stream_id, monotonic(), head=head, data=data, trailers=block, token=call
-        )
-        self._settle()
-
     def release(self) -> None:
         """See to calls whose answers are with the client's system, or never will be."""
-        for call in self._core.released():
+        for call in self.core.released():
             assert isinstance(call, Http2Call)
             if call.held is not None:
                 call.let_go()
@@ -305,8 +304,10 @@ class ConnectionCalls:
         """What it sends is not taken."""
         self._fail(call, _STATUSES[failed.status], failed.reason)
 
-    def _fail(self, call: Http2Call, code: grpc.StatusCode, details: str) -> None:
-        self.send(call, (), status_fields(code, details))
+    def _fail(
+        self, call: Http2Call, code: grpc.StatusCode, details: str, metadata: Metadata = ()
+    ) -> None:
+        call.answer((), status_fields(code, details, metadata))
         self._over(call)
 
     def expired(self, call: Http2Call) -> None:
@@ -318,9 +319,9 @@ class ConnectionCalls:
 
     def cancel(self, call: Http2Call) -> None:
         if self.by_stream.get(call.stream_id) is call:
-            self._core.reset(call.stream_id, ErrorCode.CANCEL)
+            self.core.reset(call.stream_id, ErrorCode.CANCEL)
             self._over(call)
-            self._settle()
+            self.settle()
 
     def reset(self, stream_id: int) -> None:
         """Its stream is gone."""
@@ -335,17 +336,14 @@ class ConnectionCalls:
     def _over(self, call: Http2Call) -> None:
         if self.by_stream.pop(call.stream_id, None) is None:
             return
-        self._heard -= call.heard
-        if self.begun.deadlines.open:
-            self.begun.forget(call)
+        self._heard.discard(call.stream_id)
+        if self.incoming or self.begun.deadlines.open:
+            self._forget_message(call.stream_id)
         pool = call.head.method.pool
-        if call.waits:
-            call.waits = False
+        if call.waits and self.opened.pop(call.stream_id, None) is None:
             pool.silent.heard(call)
-        assert call.place is not None, "it has been given one"
-        if pool.admission.leave(call.place, call.turn):
+        if pool.admission.leave(call.place, self._turns.pop(call.stream_id, None)):
             call.drop_message()
-        call.turn = None  # which has the call among its arguments
         call.end()
         if call.head.timeout_s != float("inf"):
             self._loop.deadline_over()

@@ -13,6 +13,7 @@ from time import monotonic
 from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.frontends.grpc.callers import relayed
+from shmserve.frontends.grpc.handlers import RpcServices
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop, guarded
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
@@ -24,7 +25,7 @@ from shmserve.frontends.grpc.http2_engine.transports import (
     PlainTransport,
     TlsTransport,
 )
-from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcServices
+from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.observe import flight_recorder
 from shmserve.transport.listen_addresses import parse
 from shmserve.transport.trust.peer_credentials import REMOTE

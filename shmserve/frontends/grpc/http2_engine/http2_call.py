@@ -13,16 +13,17 @@ import numpy as np
 
 from shmserve import waiting
 from shmserve.config import Settings
-from shmserve.core.scheduling.admission import CallPlace, CallTurn
+from shmserve.core.scheduling.admission import CallPlace
+from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.errors import ShmserveError
 from shmserve.frontends.changes import Changes
-from shmserve.frontends.grpc.http2_engine.call_head import CallHead, Metadata
+from shmserve.frontends.grpc.http2_engine.call_head import OK, CallHead, Metadata, trailers_only
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
 from shmserve.frontends.grpc.http2_engine.message_compression import inflate
 from shmserve.frontends.grpc.message_heap import CountedMessage, MessageHeap, failed
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcMessage
 from shmserve.frontends.grpc.tensor_message import TensorMessage
-from shmserve.frontends.http2 import Buffer, Fields
+from shmserve.frontends.http2 import Buffer, Connection, Fields, encode_fields
 from shmserve.frontends.http2.grpc_framing import (
     GrpcMessage,
     MessageReader,
@@ -35,6 +36,7 @@ _log = logging.getLogger("shmserve.grpc")
 
 AHEAD = 4  # messages of a stream that wait for its rpc; beyond, its client's window stays shut
 _FOREVER_S = float(1 << 31)  # for calls without a deadline
+_OK_TRAILERS = encode_fields(OK)
 
 
 class Aborted(Exception):
@@ -50,20 +52,13 @@ class CallOwner(Protocol):
 
     Attributes:
         client: address and credentials of the connected client.
+        core: the connection's protocol.
+        settle: has the connection send what there is, at this turn's end.
     """
 
     client: ConnectedClient
-
-    def send(
-        self,
-        call: Http2Call,
-        data: Sequence[Buffer],
-        trailers: Fields | None,
-        held: HeldAnswer | None = None,
-    ) -> None:
-        """Send a message, prefix included, or none; trailers end the call. `held`: the answer that
-        `data` is of, closed once nothing of it will be sent any more."""
-        ...
+    core: Connection
+    settle: Callable[[], None]
 
     def cancel(self, call: Http2Call) -> None:
         """Reset its stream."""
@@ -77,8 +72,8 @@ class CallOwner(Protocol):
         """Its deadline has passed; in the loop."""
         ...
 
-    def give_credit(self, call: Http2Call) -> None:
-        """Its client may send again."""
+    def give_credit(self, call: Http2Call, count: int) -> None:
+        """Let the call's client send `count` bytes again."""
         ...
 
 
@@ -89,74 +84,72 @@ class Http2Call:
         active: the call has not ended.
         reader: of the loop's turn; None once no message is wanted any more.
         place: place in the pool of its method.
-        turn: turn of its rpc; None before and after.
         withheld: bytes that the client has sent and may not send again yet.
         waits: its one message has not come entirely.
-        heard: a message of it has come.
-        sparing: tensors that begin are not to be taken from what is fed, see `IncomingRequest`.
-        head_sent: as it says.
         ended_by_us: its trailers are on their way.
-        tensors: of its message, in slots.
         admitted: its caller was found to be one who may make it.
         caller_number: whose it is, where callers take turns.
         held: the answer that is being sent.
     """
 
     __slots__ = (
-        "_callbacks", "_changes", "_copied", "_deadline", "_max_bytes", "_messages", "_sent_all",
-        "_settings", "_untaken", "active", "admitted", "caller_number", "ended_by_us", "head",
-        "head_sent", "heard", "held", "owner", "place", "reader", "sparing", "status", "stream_id",
-        "tensors", "trailing", "turn", "waits", "withheld",
+        "_callbacks", "_changes", "_copied", "_deadline", "_head_sent", "_inferences", "_messages",
+        "_sent_all", "_settings", "_tensors", "_untaken", "active", "admitted", "caller_number",
+        "ended_by_us", "head", "held", "owner", "place", "reader", "status", "stream_id",
+        "trailing", "waits", "withheld",
     )  # fmt: skip
 
     def __init__(
-        self, owner: CallOwner, stream_id: int, head: CallHead, now: float, settings: Settings
+        self,
+        owner: CallOwner,
+        stream_id: int,
+        head: CallHead,
+        place: CallPlace,
+        now: float,
+        settings: Settings,
     ) -> None:
         self.owner = owner
         self.stream_id = stream_id
         self.head = head
-        self._max_bytes = head.method.max_bytes
         self._copied: MessageHeap | None = None
         self._settings = settings
-        self.reader: MessageReader | None = MessageReader(self._max_bytes, self._receiver)
-        self.tensors: TensorMessage | None = None
+        self.reader: MessageReader | None = MessageReader(
+            head.method.max_bytes, self._receiver, head.encoding != "identity"
+        )
+        self._tensors: TensorMessage | None = None
         self.held: HeldAnswer | None = None
-        self.place: CallPlace | None = None
-        self.turn: CallTurn | None = None
+        self.place = place
         self.withheld = 0
         self.waits = not head.method.streams
-        self.heard = False
-        self.sparing = False
         self.admitted = False
         self.caller_number = owner.client.number
-        self.head_sent = False
+        self._head_sent = False
         self.ended_by_us = False
         self.trailing: Metadata = ()
         self.status: tuple[grpc.StatusCode, str] | None = None
         self._deadline = now + head.timeout_s
         self.active = True
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
+        self._inferences: set[InferenceCall] = set()
         self._messages: deque[GrpcMessage] = deque()  # of a stream, not yet taken by its rpc
         self._sent_all = False  # by the client
         self._untaken = 0  # answers of a stream that are not with the client's system yet
         self._changes = Changes() if head.method.streams else None  # of the three, or the end
 
-    def _receiver(self, size: int, compressed: bool) -> MessageReceiver:
+    def _receiver(self, size: int, compressed: bool, sparing: bool) -> MessageReceiver:
         if size < LARGE_BYTES:
             return WholeMessage(size)
-        admit = self.head.method.admit
-        if admit is not None:
+        method = self.head.method
+        if not method.streams:
             try:
-                admit(self)
+                method.rules.admit(method, self)
             except ShmserveError as ex:
                 raise failed(ex) from None
             self.admitted = True
-        intake = self.head.method.tensors
+        intake = method.tensors
         if intake is None or compressed:
             return CountedMessage(size, self._settings.max_heap_bytes)
-        message = TensorMessage(size, self._settings, intake, self)
-        message.sparing = self.sparing
-        return message
+        return TensorMessage(size, self._settings, intake, self, sparing)
 
     # --- for the rpc
 
@@ -176,10 +169,18 @@ class Http2Call:
     def is_active(self) -> bool:
         return self.active
 
-    def add_callback(self, callback: Callable[[], None], /) -> bool:
+    def add_callback(self, callback: Callable[[], object], /) -> bool:
         # In this order: of a thread beside the loop `end` may miss the callback, but not both
         self._callbacks.append(callback)
         return self.active
+
+    def attach(self, call: InferenceCall) -> None:
+        self._inferences.add(call)  # in this order, as above
+        if not self.active:
+            call.cancel()
+
+    def detach(self, call: InferenceCall) -> None:
+        self._inferences.discard(call)
 
     def set_trailing_metadata(self, trailing_metadata: Metadata, /) -> None:
         self.trailing = trailing_metadata
@@ -194,17 +195,16 @@ class Http2Call:
     # --- for the rpc's greenlet
 
     def read(self, message: GrpcMessage) -> RpcMessage:
-        """What an rpc is given of a message.
+        """Return what an rpc is given of a message without `parts`.
 
         Raises:
             ShmserveError: it cannot be decompressed, or there is no memory for it.
         """
-        if message.parts is not None:
-            tensors: TensorMessage = message.parts
-            return tensors
         data, most = message.data, self._settings.max_heap_bytes
         if message.compressed:
-            data = waiting.beside(inflate, data, self.head.encoding, self._max_bytes, most)
+            data = waiting.beside(
+                inflate, data, self.head.encoding, self.head.method.max_bytes, most
+            )
         if len(data) < LARGE_BYTES:  # a view of what was received would hold all of that
             return bytes(data)
         if not self.head.method.views:
@@ -223,7 +223,7 @@ class Http2Call:
         """Its rpc has run, or never will: give back what that has not taken. Idempotent."""
         if self._copied is not None:
             self._copied.close()
-        tensors, self.tensors = self.tensors, None
+        tensors, self._tensors = self._tensors, None
         if tensors is not None:
             tensors.close()
 
@@ -241,16 +241,48 @@ class Http2Call:
                 return
             message = self._messages.popleft()
             if self.withheld and len(self._messages) < AHEAD:
-                self.owner.give_credit(self)
+                count, self.withheld = self.withheld, 0
+                self.owner.give_credit(self, count)
             yield self.read(message)
 
     def send(self, answer: Sequence[Buffer]) -> bool:
         """Send an answer of a stream, and wait until it is with the client's system. Return False
         if the call has ended."""
         self._untaken += 1
-        self.owner.send(self, answer, None)
+        self.answer(answer, None)
         self._await(lambda: not self._untaken)
         return self.active
+
+    def answer(
+        self,
+        data: Sequence[Buffer],
+        trailers: Fields | None,
+        held: HeldAnswer | None = None,
+    ) -> None:
+        """Send a message, prefix included, or none; trailers end the call. `held`: the answer that
+        `data` is of, closed once nothing of it will be sent any more."""
+        if not self.active or self.ended_by_us:
+            if held is not None:
+                held.close()
+            return
+        self.held = held
+        head = block = None
+        if not self._head_sent and (data or trailers is None):
+            head = self.head.response
+        if trailers is not None:
+            self.ended_by_us = True
+            if self.reader is not None:
+                self.stop_reading()
+            if head is None and not self._head_sent:
+                block = trailers_only(trailers)
+            else:
+                block = _OK_TRAILERS if trailers is OK else encode_fields(trailers)
+        self._head_sent = True
+        owner = self.owner
+        owner.core.send(
+            self.stream_id, monotonic(), head=head, data=data, trailers=block, token=self
+        )
+        owner.settle()
 
     def _await(self, ready: Callable[[], bool]) -> None:
         """Wait until this is so, or the call has ended."""
@@ -280,16 +312,22 @@ class Http2Call:
         self._sent_all = True
         self._wake()
 
-    @property
-    def queued(self) -> int:
-        """Messages of a stream that its rpc has not taken yet."""
-        return len(self._messages)
+    def begin(self, message: GrpcMessage | None) -> None:
+        """Take the one message of a unary call, or note that there is none. What the client sends
+        after it does not matter."""
+        self.waits = False
+        if self.reader is not None and self.reader.receiving is not None:
+            self.reader.close()
+        self.reader = None
+        if message is not None:
+            self._tensors = message.parts
 
-    def spared(self) -> int:
-        """How many bytes at the end of what was fed last were not taken, since it was `sparing`."""
-        message = self.reader.receiving if self.reader is not None else None
-        self.sparing = False
-        return message.stop_sparing() if isinstance(message, TensorMessage) else 0
+    def withholds(self, count: int) -> bool:
+        """Return True if enough messages wait: the client may not send `count` bytes again yet."""
+        if len(self._messages) < AHEAD:
+            return False
+        self.withheld += count
+        return True
 
     def stop_reading(self) -> None:
         """No message is wanted any more."""
@@ -314,12 +352,14 @@ class Http2Call:
 
     def end(self) -> None:
         """End the call, for whatever reason. Idempotent."""
-        self.active = False
+        self.active = self.waits = False
         if self.reader is not None:
             self.stop_reading()
         self._messages.clear()  # its deadline may keep the call itself for long
         if self._changes is not None:
             self._changes.tell()
+        for inference in self._inferences.copy():
+            inference.cancel()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             try:

@@ -19,12 +19,12 @@ def inflate(data: memoryview | bytes, encoding: str, most: int, heap_bytes: int)
 
     Args:
         data: as it came.
-        encoding: how it is compressed.
+        encoding: how it is compressed, gzip or deflate.
         most: bytes of the message.
         heap_bytes: the setting `max_heap_bytes`.
 
     Raises:
-        InvalidArgument: it is not what its encoding says, or has none.
+        InvalidArgument: it is not what its encoding says.
         ResourceExhausted: it is larger than `most` bytes.
         Unavailable: there is no memory for it.
     """
@@ -42,10 +42,7 @@ def inflate(data: memoryview | bytes, encoding: str, most: int, heap_bytes: int)
 
 
 def _parts(data: memoryview | bytes, encoding: str, most: int, heap: MessageHeap) -> list[bytes]:
-    window = _WINDOWS.get(encoding)
-    if window is None:
-        raise InvalidArgument("a message is compressed, and 'grpc-encoding' does not say how")
-    reader = zlib.decompressobj(window)
+    reader = zlib.decompressobj(_WINDOWS[encoding])
     parts: list[bytes] = []
     rest: memoryview | bytes = data
     size = 0

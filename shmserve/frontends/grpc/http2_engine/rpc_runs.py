@@ -1,108 +1,114 @@
-"""Rpcs of HTTP/2 calls, each a greenlet of the loop."""
+"""Rpcs of HTTP/2 calls, each a greenlet of the loop: bytes in, bytes out, errors as statuses."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Generator, Sequence
+from time import monotonic
 
 import grpc
 from greenlet import GreenletExit
 
 from shmserve.config import Settings
-from shmserve.errors import ShmserveError
+from shmserve.errors import InvalidArgument, ResourceExhausted
+from shmserve.frontends.grpc.call_pools import AwaitedRequests
 from shmserve.frontends.grpc.error_statuses import details_of, status_of
-from shmserve.frontends.grpc.handlers import MAX_MESSAGE_BYTES
-from shmserve.frontends.grpc.http2_engine.call_head import OK, response_head, status_fields
+from shmserve.frontends.grpc.handlers import MAX_MESSAGE_BYTES, NO_MESSAGE
+from shmserve.frontends.grpc.http2_engine.call_head import OK, status_fields
 from shmserve.frontends.grpc.http2_engine.http2_call import Aborted, Http2Call
 from shmserve.frontends.grpc.http2_engine.message_compression import deflate
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer
 from shmserve.frontends.http2 import Buffer, Fields
 from shmserve.frontends.http2.grpc_framing import GrpcMessage, prefix
+from shmserve.observe.logs import ACCESS_GRPC
 from shmserve.waiting import beside_if_large
 
 _log = logging.getLogger("shmserve.grpc")
+_access = logging.getLogger(ACCESS_GRPC)
 
 _JOINED_BYTES = 32 << 10  # up to here a copy costs less than another buffer
-_UNKNOWN = (grpc.StatusCode.UNKNOWN, "internal server error")
-
-
-class AnswerTooLarge(Exception):
-    """An answer that may not be sent."""
 
 
 class RpcRuns:
-    """Runs rpcs and encodes their answers.
-
-    Attributes:
-        compression: the setting `grpc_compression`.
-        plain: the headers of an answer that is not compressed.
-    """
+    """Runs rpcs and encodes their answers."""
 
     def __init__(self, settings: Settings) -> None:
-        self._most = MAX_MESSAGE_BYTES
-        self.compression = settings.grpc_compression
-        self.plain = response_head("identity")
-        self._compressed = response_head(settings.grpc_compression)
-
-    def head(self, call: Http2Call) -> bytes:
-        """The headers of a call's answer."""
-        return self._compressed if self._compresses(call) else self.plain
+        self._access_log = settings.access_log
+        self._send_timeout_s = settings.send_timeout_s
+        self._min_bytes_per_s = settings.min_bytes_per_s
 
     def unary(self, call: Http2Call, message: GrpcMessage | None) -> None:
         """Run an rpc of one message and one answer. `message`: None if there is none."""
+        if not call.active:
+            call.drop_message()
+            return
+        method, began, outcome = call.head.method, monotonic(), "failed"
         try:
-            if not call.active:
-                return
-            read = _nothing if message is None else partial(call.read, message)
-            answer: bytes | HeldAnswer = call.head.method.behave(read, call)
-            if isinstance(answer, HeldAnswer):
-                data, held = self._encode_held(answer), answer
-            else:
-                data, held = self._encode(call, answer), None
+            if not call.admitted:
+                method.rules.admit(method, call)
+            if message is None:
+                raise InvalidArgument(NO_MESSAGE)
+            answer = method.run(message.parts or call.read(message), call)
+            held = answer if isinstance(answer, HeldAnswer) else None
+            size = len(answer) if held is None else held.nbytes
+            if method.large:
+                limit_s = self._send_timeout_s + size / self._min_bytes_per_s
+                method.rules.overdue.expect_taken(call, limit_s)
+            # Whoever holds an answer has looked at its size
+            data = self._encode(call, answer) if held is None else (prefix(size), *held.parts)
             trailers = _succeeded(call) if call.trailing else OK
+            outcome = f"OK {size}"
         except BaseException as ex:
-            call.owner.send(call, (), _failed(call, ex))
+            call.answer((), _failed(call, ex))
         else:
-            call.owner.send(call, data, trailers, held)
+            call.answer(data, trailers, held)
         finally:
             call.drop_message()
+            if self._access_log:
+                _log_call(call, outcome, began)
 
     def stream(self, call: Http2Call) -> None:
         """Run an rpc of any number of messages and answers."""
         if not call.active:
             return
-        answers = call.head.method.behave(call.requests(), call)
+        began, outcome, nbytes, count = monotonic(), "failed", 0, 0
+        answers = self._answers(call)
         try:
             for answer in answers:
+                nbytes, count = nbytes + len(answer), count + 1
                 if not call.send(self._encode(call, answer)):
                     return
+            outcome = "OK"
         except BaseException as ex:
-            call.owner.send(call, (), _failed(call, ex))
+            call.answer((), _failed(call, ex))
         else:
-            call.owner.send(call, (), _succeeded(call) if call.trailing else OK)
+            call.answer((), _succeeded(call) if call.trailing else OK)
         finally:
             answers.close()
             call.drop_message()
+            if self._access_log:
+                _log_call(call, f"{outcome} {nbytes} in {count}", began)
 
-    def _compresses(self, call: Http2Call) -> bool:
-        return self.compression != "none" and self.compression in call.head.accepted
-
-    def _encode_held(self, answer: HeldAnswer) -> Sequence[Buffer]:
-        if answer.nbytes > self._most:
-            answer.close()
-            raise self._too_large(answer.nbytes)
-        return (prefix(answer.nbytes), *answer.parts)
-
-    def _too_large(self, size: int) -> AnswerTooLarge:
-        return AnswerTooLarge(f"an answer of {size} bytes is larger than {self._most} bytes")
+    def _answers(self, call: Http2Call) -> Generator[bytes]:
+        """Yield a stream's answers. Each is given up if its client does not take it in time."""
+        method, overdue = call.head.method, call.head.method.rules.overdue
+        method.rules.admit(method, call)
+        requests = AwaitedRequests(call.requests(), call, method.pool.silent, method.idle_s)
+        for answer in method.run(requests, call):
+            overdue.expect(call, self._send_timeout_s + len(answer) / self._min_bytes_per_s)
+            try:
+                yield answer
+            finally:
+                overdue.met(call)
 
     def _encode(self, call: Http2Call, answer: bytes) -> Sequence[Buffer]:
         size = len(answer)
-        if size > self._most:
-            raise self._too_large(size)
-        if self.compression != "none" and self._compresses(call):
-            made = beside_if_large(size, deflate, answer, self.compression)
+        if size > MAX_MESSAGE_BYTES:
+            raise ResourceExhausted(
+                f"an answer of {size} bytes is larger than {MAX_MESSAGE_BYTES} bytes"
+            )
+        if call.head.answers:
+            made = beside_if_large(size, deflate, answer, call.head.answers)
             if made is not answer:
                 return (prefix(len(made), compressed=True), made)
         if size <= _JOINED_BYTES:
@@ -110,8 +116,9 @@ class RpcRuns:
         return (prefix(size), answer)
 
 
-def _nothing() -> None:
-    """Read the message of a call that has none."""
+def _log_call(call: Http2Call, outcome: str, began: float) -> None:
+    took_ms = (monotonic() - began) * 1e3
+    _access.info('%s "%s" %s %.0fms', call.peer(), call.head.method.name, outcome, took_ms)
 
 
 def _succeeded(call: Http2Call) -> Fields:
@@ -121,13 +128,13 @@ def _succeeded(call: Http2Call) -> Fields:
 def _failed(call: Http2Call, ex: BaseException) -> Fields:
     if isinstance(ex, Aborted) and call.status is not None:
         status = call.status
-    elif isinstance(ex, AnswerTooLarge):
-        status = (grpc.StatusCode.RESOURCE_EXHAUSTED, str(ex))
     elif isinstance(ex, grpc.RpcError | GreenletExit):  # the client has gone; the loop ends
         status = (grpc.StatusCode.CANCELLED, "the call has ended")
-    elif isinstance(ex, ShmserveError):
-        status = (status_of(ex), details_of(ex))
+    elif isinstance(ex, Exception):
+        method = call.head.method
+        error = method.rules.failed(method, call, ex)
+        status = (status_of(error), details_of(error))
     else:
         _log.error("unexpected error in a call", exc_info=ex)
-        status = _UNKNOWN
+        status = (grpc.StatusCode.UNKNOWN, "internal server error")
     return status_fields(*status, call.trailing)

@@ -87,6 +87,8 @@ class ServerConnection:
         except Exception:
             _log.exception("unexpected error with a connection")
             self.lose()
+        if self._calls.opened or self._calls.incoming:
+            self._calls.expect_messages()
         # Most often there is nothing to say until a call has its answer
         if self._core.has_news or self._events != READABLE or self._calls.begun.waiting:
             self._settle_later()
@@ -116,13 +118,14 @@ class ServerConnection:
         due = core.payload_due if core.reader.left else None
         if due is not None:
             call = self._calls.by_stream.get(due[0])
-            place = call.reader.space() if call is not None and call.reader is not None else None
+            reader = call.reader if call is not None else None
+            message = reader.receiving if reader is not None else None
+            place = message.space() if message is not None else None
             if call is not None and place:
                 return self._receive_payload(call, place, due[1], now)
-        begun = self._calls.begun
-        if begun.receiving:  # nothing that would have to be copied
+        if self._calls.receiving:  # nothing that would have to be copied
             most = min(core.missing if due is None else due[1], _RECEIVE_BYTES)
-        elif begun.expected and (head := self._transport.peek()) is not None:
+        elif self._calls.expects_tensors and (head := self._transport.peek()) is not None:
             return self._receive_head(head, now)
         else:
             most = _RECEIVE_BYTES
@@ -180,14 +183,11 @@ class ServerConnection:
 
     def _handle(self, events: list[Event]) -> None:
         calls = self._calls
-        opened: list[Http2Call] | None = None
         for event in events:
             if type(event) is DataReceived:
                 calls.data(event)
             elif type(event) is RequestReceived:
-                call = calls.open(event)
-                if call is not None and call.waits:
-                    opened = [*opened, call] if opened else [call]
+                calls.open(event)
             elif type(event) is TrailersReceived:
                 calls.ended(event.stream_id)
             elif type(event) is StreamReset:
@@ -196,8 +196,6 @@ class ServerConnection:
                 _log.info("connection of %s ended: %s", calls.client.address, event.reason)
                 self._ends_at = monotonic() + _LAST_WORDS_S
                 calls.all_over()
-        for call in opened or ():
-            calls.expect(call)
 
     # --- what goes out
 

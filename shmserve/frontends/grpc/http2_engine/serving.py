@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec import Struct
 
 from shmserve.config import Settings
+from shmserve.frontends.grpc.handlers import RpcServices
 from shmserve.frontends.grpc.http2_engine.call_head import Methods
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
 from shmserve.frontends.grpc.http2_engine.open_connections import OpenConnections
 from shmserve.frontends.grpc.http2_engine.rpc_runs import RpcRuns
-from shmserve.frontends.grpc.rpc_methods import RpcServices
 from shmserve.frontends.http2 import Limits
 from shmserve.frontends.oip.origins import Origins
 

@@ -8,6 +8,7 @@ A remembered head holds for as long as the signature of the model version is the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -57,10 +58,15 @@ class RecalledMessage(Struct, frozen=True, eq=False):
 
 
 class KnownMessages:
-    """Of one process; for any thread."""
+    """The known messages of one process, for any thread.
+
+    Attributes:
+        announced: gives what is known of a message that begins so, before its tensor; or None.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Key, KnownMessage] = {}
+        self.announced: Callable[[bytes], KnownMessage | None] = self._known.get
 
     def find(self, data: bytes | memoryview | TensorMessage) -> RecalledMessage | None:
         """What is known of a message."""
@@ -73,7 +79,7 @@ class KnownMessages:
         else:
             if not isinstance(data, TensorMessage) or len(data.raw) != 1:
                 return None
-            known, place = self._known.get(bytes(data.rest())), data.raw[0]
+            known, place = self._known.get(bytes(data.fields)), data.raw[0]
             if known is None or not isinstance(place, PlacedTensor):
                 return None
             if known.inputs[0].nbytes != len(place.view):
@@ -82,10 +88,6 @@ class KnownMessages:
         (old,) = known.wire.inputs
         new = WireInput(old.name, old.datatype, old.shape, old.parameters, None, raw, place)
         return RecalledMessage(known, (new,))
-
-    def announced(self, head: bytes) -> KnownMessage | None:
-        """What is known of a message that begins so, before its tensor."""
-        return self._known.get(head)
 
     def keep(
         self,
@@ -120,7 +122,7 @@ class KnownMessages:
         )
         version = checked_version(wire.model_version) if wire.model_version else ""
         if len(self._known) >= _MOST_KNOWN:
-            self._known = {}
+            self._known.clear()
         self._known[key] = KnownMessage(
             before, wire, version, signature, request, empty_final, inputs, wanted, names
         )
@@ -135,7 +137,7 @@ def _only_place(data: object) -> PlacedTensor | None:
 
 
 def _head(data: object) -> bytes:
-    return bytes(data.rest()) if isinstance(data, TensorMessage) else b""
+    return bytes(data.fields) if isinstance(data, TensorMessage) else b""
 
 
 def _before_tensor(data: bytes) -> bytes:

@@ -8,12 +8,13 @@ from time import monotonic_ns
 import msgspec
 
 from shmserve.config import Settings
+from shmserve.core.caller import Caller
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.caller_shares import CallerShare
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
+from shmserve.errors import DeadlineExceeded
 from shmserve.frontends.dispatch_api import DispatchApi
-from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.error_statuses import trace_refused
 from shmserve.frontends.grpc.inference.forwarded_metadata import ForwardedMetadata
@@ -30,6 +31,7 @@ from shmserve.frontends.inference import Inference
 from shmserve.frontends.oip.classification import classify
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.frontends.request_ids import brought, traceparent
+from shmserve.protocol.control.data_messages import OutputPlace, Parameter
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.validation import (
     check_inputs,
@@ -68,33 +70,23 @@ class InferMessage:
     """
 
     __slots__ = (
-        "_inputs",
-        "_one_answer",
-        "_origin",
-        "_serving",
-        "_signature",
-        "_tensors",
-        "asker",
-        "empty_final",
-        "nbytes",
-        "share",
-        "started_ns",
-        "wanted",
-        "wire",
-    )
+        "_caller", "_inputs", "_one_answer", "_origin", "_serving", "_signature", "_tensors",
+        "context", "empty_final", "nbytes", "share", "started_ns", "wanted", "wire",
+    )  # fmt: skip
 
     def __init__(
         self,
         serving: Inferences,
         wire: WireInferRequest,
-        asker: CallContext,
+        context: RpcContext,
         started_ns: int,
         one_answer: bool,
         origin: RecalledMessage | RpcMessage | None = None,
     ) -> None:
         self.wire = wire
         self._origin = origin
-        self.asker = asker
+        self.context = context
+        self._caller: Caller | None = None
         self.started_ns = started_ns
         self.nbytes = 0
         self.share: CallerShare | None = None
@@ -102,7 +94,13 @@ class InferMessage:
         self._one_answer = one_answer
 
     def traceparent(self) -> str:
-        return traceparent(self.asker.context.invocation_metadata())
+        return traceparent(self.context.invocation_metadata())
+
+    def _ask_caller(self) -> Caller:
+        """Return who the caller is, looked up when first asked."""
+        if self._caller is None:
+            self._caller = self._serving.callers.of(self.context)
+        return self._caller
 
     def check(self, signature: ModelSignature) -> RunOptions:
         if self._one_answer and signature.spec.decoupled:
@@ -113,16 +111,10 @@ class InferMessage:
             self.empty_final, self._inputs = known.empty_final, known.inputs
             self.nbytes = known.inputs[0].nbytes
             self.wanted, self._signature = known.wanted, signature
-            parameters, timeout_s = known.request.parameters, self.asker.timeout()
-            if self._serving.forward is not None:
-                parameters = self._serving.forward.onto(parameters, self.asker.context)
-            number = self.asker.context.caller_number
-            return RunOptions(
-                "", known.names, parameters, timeout_s=timeout_s, caller_number=number
-            )
+            return self._options("", known.names, known.request.parameters)
         settings, self._tensors = self._serving.settings, self.wire.inputs
         request, self.empty_final = to_request(self.wire, settings)
-        find = partial(self._serving.regions.find, self.asker.caller)
+        find = partial(self._serving.regions.find, self._ask_caller)
         self._inputs = check_inputs(signature, request, settings, find)
         self.nbytes = slot_bytes(self._inputs)
         self.wanted, places = check_outputs(signature, request, find)
@@ -133,16 +125,28 @@ class InferMessage:
                 *(self.empty_final, self._inputs, self.wanted),
             )
         names = tuple([output.name for output in request.outputs])
-        parameters = request.parameters
-        if self._serving.forward is not None:
-            parameters = self._serving.forward.onto(parameters, self.asker.context)
+        return self._options(request.id, names, request.parameters, places)
+
+    def _options(
+        self,
+        request_id: str,
+        names: tuple[str, ...],
+        parameters: dict[str, Parameter],
+        places: tuple[OutputPlace, ...] = (),
+    ) -> RunOptions:
+        context, serving = self.context, self._serving
+        timeout_s = min(context.time_remaining(), serving.settings.request_timeout_s)
+        if timeout_s <= 0:
+            raise DeadlineExceeded("the call's deadline has passed")
+        if serving.forward is not None:
+            parameters = serving.forward.onto(parameters, context)
         return RunOptions(
-            request.id,
+            request_id,
             names,
             parameters,
             places,
-            timeout_s=self.asker.timeout(),
-            caller_number=self.asker.context.caller_number,
+            timeout_s=timeout_s,
+            caller_number=context.caller_number,
         )
 
     def fill(self, call: InferenceCall) -> None:
@@ -187,13 +191,12 @@ class Inferences:
         forward = ForwardedMetadata(settings, access)
         self.forward = forward if forward else None
         self._dispatcher = dispatcher
-        self._callers = access.callers
+        self.callers = access.callers
 
     def infer(self, data: RpcMessage, context: RpcContext) -> bytes | HeldAnswer:
         """ModelInfer: a ModelInferRequest to a ModelInferResponse."""
         started = monotonic_ns()
-        asker = CallContext(context, self._callers, self.settings.request_timeout_s)
-        inference = self._open_one(data, asker, started)
+        inference = self._open_one(data, context, started)
         wire = inference.source.wire
         if isinstance(data, TensorMessage) and data.announced is not None:
             source, announced = inference.source, data.announced
@@ -218,7 +221,7 @@ class Inferences:
             if isinstance(data, TensorMessage):
                 inference.receipt.copied_in += data.copied
             inference.account.answered(copied, monotonic_ns() - answered)
-            if asker.wants(RECEIPT, "1"):
+            if (RECEIPT, "1") in context.invocation_metadata():
                 costs = _encode_receipt(inference.receipt.as_dict())
                 own = (RECEIPT, costs.decode())
                 context.set_trailing_metadata((*brought(context.invocation_metadata()), own))
@@ -231,7 +234,7 @@ class Inferences:
         return answer
 
     def _open_one(
-        self, data: RpcMessage, asker: CallContext, started_ns: int
+        self, data: RpcMessage, context: RpcContext, started_ns: int
     ) -> Inference[InferMessage]:
         """As `open`, of a message whose like may be known."""
         found = self.known.find(data)
@@ -239,19 +242,15 @@ class Inferences:
             wire = found.known.wire
             entry = self._dispatcher.ready_model(wire.model_name, found.known.version)
             if found.known.signature.spec is entry.spec:
-                message = InferMessage(self, wire, asker, started_ns, True, found)
-                return Inference(self._dispatcher, entry, message, asker)
+                message = InferMessage(self, wire, context, started_ns, True, found)
+                return Inference(self._dispatcher, entry, message, context)
         wire = self.parse(data)
-        message = InferMessage(self, wire, asker, started_ns, True, data)
-        return Inference(self._dispatcher, self.entry_of(wire), message, asker)
+        message = InferMessage(self, wire, context, started_ns, True, data)
+        return Inference(self._dispatcher, self.entry_of(wire), message, context)
 
     def trace_refused(self, context: RpcContext, name: str, ex: Exception) -> None:
         """A request of an rpc of this name has failed, and the rpc goes on."""
         trace_refused(self._dispatcher, context.invocation_metadata(), name, ex)
-
-    def asker(self, context: RpcContext) -> CallContext:
-        """The client of a call."""
-        return CallContext(context, self._callers, self.settings.request_timeout_s)
 
     def parse(self, data: RpcMessage) -> WireInferRequest:
         """A ModelInferRequest.
@@ -259,7 +258,7 @@ class Inferences:
         Raises:
             InvalidArgument: it is none, or larger than the settings allow.
         """
-        rest, raw = (data.rest(), data.raw) if isinstance(data, TensorMessage) else (data, ())
+        rest, raw = (data.fields, data.raw) if isinstance(data, TensorMessage) else (data, ())
         if quick_to_read(rest):
             return parse_request(rest, raw)
         return beside(parse_request, rest, raw)
@@ -293,7 +292,7 @@ class Inferences:
         self,
         wire: WireInferRequest,
         entry: ModelEntry,
-        asker: CallContext,
+        context: RpcContext,
         started_ns: int,
     ) -> Inference[InferMessage]:
         """Check a request; nothing is reserved yet.
@@ -301,8 +300,8 @@ class Inferences:
         Raises:
             ShmserveError: what does not fit.
         """
-        message = InferMessage(self, wire, asker, started_ns, one_answer=False)
-        return Inference(self._dispatcher, entry, message, asker)
+        message = InferMessage(self, wire, context, started_ns, one_answer=False)
+        return Inference(self._dispatcher, entry, message, context)
 
 
 def _copy(place: memoryview, data: Part) -> None:

@@ -24,7 +24,6 @@ from shmserve import waiting
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import STOPPING, Cancelled, ShmserveError, Unavailable
 from shmserve.frontends.changes import Changes
-from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.call_pools import AwaitedRequests
 from shmserve.frontends.grpc.error_statuses import as_error
 from shmserve.frontends.grpc.inference.model_infer import Inferences, InferMessage
@@ -61,18 +60,17 @@ class Streams:
         Raises:
             ShmserveError: the first failure, if the client asked for the stream to end with it.
         """
-        asker = self.inferences.asker(context)
-        strict = asker.wants(*_ERRORS_END_IT)
+        strict = _ERRORS_END_IT in context.invocation_metadata()
         for data in requests:
             with self.working():
-                item = self.begin(data, asker, strict)
+                item = self.begin(data, context, strict)
                 if not _is_decoupled(item):
                     yield self.answer(item, strict)
                     continue
-            yield from Session(self, asker, requests, strict).run(item)
+            yield from Session(self, context, requests, strict).run(item)
             return
 
-    def begin(self, data: RpcMessage, asker: CallContext, strict: bool) -> Running | bytes:
+    def begin(self, data: RpcMessage, context: RpcContext, strict: bool) -> Running | bytes:
         """A request that can run, or the message that says why it cannot."""
         started = monotonic_ns()
         wire: WireInferRequest | None = None
@@ -82,9 +80,9 @@ class Streams:
                 raise Unavailable(STOPPING)
             wire = self.inferences.parse(data)
             entry = self.inferences.entry_of(wire)
-            return self.inferences.open(wire, entry, asker, started)
+            return self.inferences.open(wire, entry, context, started)
         except Exception as ex:
-            return self.failure(wire, entry, ex, asker, strict)
+            return self.failure(wire, entry, ex, context, strict)
 
     def answer(self, item: Running | bytes, strict: bool) -> bytes:
         """The one message that an ordinary model's request gets."""
@@ -93,14 +91,14 @@ class Streams:
         try:
             return only_answer(item)
         except Exception as ex:
-            return self.failure(item.source.wire, item.entry, ex, item.source.asker, strict)
+            return self.failure(item.source.wire, item.entry, ex, item.source.context, strict)
 
     def failure(
         self,
         wire: WireInferRequest | None,
         entry: ModelEntry | None,
         ex: Exception,
-        asker: CallContext,
+        context: RpcContext,
         strict: bool,
     ) -> bytes:
         """A failure as a message of the stream.
@@ -110,7 +108,7 @@ class Streams:
         """
         if strict:
             raise ex
-        self.inferences.trace_refused(asker.context, METHOD, ex)
+        self.inferences.trace_refused(context, METHOD, ex)
         request = wire.id if wire is not None else ""
         error = as_error(ex, METHOD, request_id(request) if request else "-")
         return encode_error(wire, error, entry, final=True)
@@ -136,16 +134,16 @@ class Session:
     """A stream whose requests run at the same time, each in a greenlet that ends with the call.
 
     Args:
-        asker: the call's client.
+        context: the call.
         requests: the messages that follow.
         strict: the first failure ends the stream.
     """
 
     def __init__(
-        self, streams: Streams, asker: CallContext, requests: AwaitedRequests, strict: bool
+        self, streams: Streams, context: RpcContext, requests: AwaitedRequests, strict: bool
     ) -> None:
         self._streams = streams
-        self._asker = asker
+        self._context = context
         self._following = requests
         self._strict = strict
         self._ready: deque[bytes | ShmserveError] = deque()  # answers to be sent
@@ -156,7 +154,7 @@ class Session:
 
     def run(self, first: Running) -> Iterator[bytes]:
         """Return the answers to `first`, a decoupled model's request, and to all that follow."""
-        if not self._asker.context.add_callback(self._end):
+        if not self._context.add_callback(self._end):
             first.failed(Cancelled("the call has ended"))
             return
         try:
@@ -215,7 +213,7 @@ class Session:
         self._start(first)
         for data in self._following:
             with self._streams.working():
-                item = self._streams.begin(data, self._asker, self._strict)
+                item = self._streams.begin(data, self._context, self._strict)
                 if _is_decoupled(item):
                     self._start(item)
                 else:
@@ -242,7 +240,7 @@ class Session:
                         return
         except Exception as ex:
             wire, entry = item.source.wire, item.entry
-            self._put(self._streams.failure(wire, entry, ex, self._asker, self._strict))
+            self._put(self._streams.failure(wire, entry, ex, self._context, self._strict))
         finally:
             sent.set()
             self._requests -= 1

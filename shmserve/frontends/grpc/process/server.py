@@ -16,13 +16,13 @@ from shmserve.core.access import Access
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.call_pools import AwaitedRequests, CallPool, CallPools, ClientDeadlines
 from shmserve.frontends.grpc.callers import CallAccess, Callers
-from shmserve.frontends.grpc.handlers import Methods
+from shmserve.frontends.grpc.handlers import Methods, RpcMethod
 from shmserve.frontends.grpc.http2_engine.engine import Http2Engine
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
 from shmserve.frontends.grpc.inference.model_infer import Inferences
 from shmserve.frontends.grpc.inference.model_stream import METHOD as STREAM
 from shmserve.frontends.grpc.inference.model_stream import Streams
-from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMethod
+from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.grpc.rpcs.control_rpcs import RepositoryResources, ServerResources
 from shmserve.frontends.grpc.rpcs.health import Health
 from shmserve.frontends.grpc.rpcs.metadata_rpcs import (
@@ -148,7 +148,9 @@ class GrpcServer:
 
         return {
             "Check": self._methods.unary("Check", "health", health.check, self._pools.health),
-            "Watch": self._methods.stream("Watch", "health", watch, self._pools.watchers),
+            "Watch": self._methods.stream(
+                "Watch", "health", watch, self._pools.watchers, large=False
+            ),
         }
 
     def _reflection_handlers(self, services: list[str]) -> tuple[str, dict[str, RpcMethod]]:
@@ -159,6 +161,6 @@ class GrpcServer:
 
         name = "ServerReflectionInfo"
         handler = self._methods.stream(
-            name, "metadata", answer, self._pools.reflections, self._idle_reflection_s
+            name, "metadata", answer, self._pools.reflections, self._idle_reflection_s, large=False
         )
         return REFLECTION.full_name, {name: handler}

@@ -34,6 +34,10 @@ def test_too_many_calls_are_refused_at_once_and_health_is_not() -> None:
         wait_until(lambda: rig.served.busy == 3, "two run and one waits")
         code, details = rig.client.error("ModelInfer", request())
         assert (code, "grpc_max_calls" in details) == ("RESOURCE_EXHAUSTED", True)
+        infer = rig.client.method("ModelInfer")
+        refused = infer.future(request(), metadata=(("x-request-id", "mine"),))
+        assert dict(refused.trailing_metadata())["x-request-id"] == "mine"
+        assert dict(infer.future(request()).trailing_metadata())["x-request-id"]
         assert rig.client.call("ServerReady").ready
         gate.set()
         assert all(call.result(WATCHDOG_S).outputs for call in running)
@@ -110,8 +114,19 @@ def test_messages_of_rpcs_without_tensors_are_small(monkeypatch: pytest.MonkeyPa
     with Rig() as rig:
         code, details = rig.client.error("ModelMetadata", bytes(101))
         assert (code, "101" in details) == ("RESOURCE_EXHAUSTED", True)
+        for name in ("LogSettings", "TraceSetting"):
+            assert rig.client.error(name, bytes(101))[0] == "RESOURCE_EXHAUSTED"
+        watch = rig.client.channel.unary_stream("/grpc.health.v1.Health/Watch")
+        assert watch(bytes(101)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert rig.client.call("ServerLive").live
         assert rig.client.infer(request(np.zeros(100, np.float32))).outputs
+
+
+def test_max_request_bytes_bounds_messages_of_all_rpcs() -> None:
+    with Rig(max_request_bytes=1000) as rig:
+        for name in ("ModelInfer", "ModelMetadata", "LogSettings", "TraceSetting"):
+            code, details = rig.client.error(name, bytes(1001))
+            assert (code, "1001 vs. 1000" in details) == ("RESOURCE_EXHAUSTED", True)
 
 
 def test_an_idle_stream_that_nobody_minds_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import os
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from shmserve.config import Settings
@@ -123,13 +125,58 @@ def test_compressed_messages_are_bounded(raw: RawClient, encoding: str) -> None:
     assert raw.fields()["grpc-status"] == "8"
 
 
+@pytest.mark.parametrize("changed", [{}, {"grpc_encoding": "identity"}])
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_a_compressed_flag_without_an_encoding_is_an_error_of_the_protocol(
+    raw: RawClient, changed: dict[str, Any], size: int
+) -> None:
+    raw.call(prefix(size, compressed=True) + b"x", **changed)
+    fields = raw.fields()
+    assert fields["grpc-status"] == "13"
+    assert fields["grpc-message"] == "compressed flag set with identity or empty encoding"
+
+
+def test_metadata_beyond_the_limit_are_refused_with_a_text(rig: Rig, raw: RawClient) -> None:
+    raw.call(b"", x_long="y" * (16 << 10))
+    fields = raw.fields()
+    assert (fields[":status"], fields["grpc-status"]) == ("200", "8")
+    assert "at most 16384 are taken" in fields["grpc-message"]
+    message = request().SerializeToString()
+    raw.call(prefix(len(message)) + message, 3, x_long="y" * (15 << 10))
+    assert raw.fields()[":status"] == "200"
+    assert raw.fields()["grpc-status"] == "0"
+    code, details = rig.client.error("ModelInfer", request(), metadata=(("x", "y" * (17 << 10)),))
+    assert (code, "at most 16384 are taken" in details) == ("RESOURCE_EXHAUSTED", True)
+
+
+def test_a_client_that_may_not_send_is_not_too_slow() -> None:
+    """The stream's rpc takes no message for longer than a message's bytes may take."""
+    gate = threading.Event()
+    with Rig(body_timeout_s=0.2, min_bytes_per_s=1 << 30) as rig:
+
+        def wait(given: object) -> object:
+            assert gate.wait(WATCHDOG_S)
+            return fake_models.identity(given)  # type: ignore[arg-type]
+
+        rig.dispatcher.functions["identity"] = wait  # type: ignore[assignment]
+        sender = Sender()
+        call = rig.client.stream(sender)
+        for _ in range(30):  # two windows of a stream
+            sender.send(request(np.zeros(1 << 18, np.float32)))
+        sender.close()
+        time.sleep(1.5)
+        gate.set()
+        assert sum(1 for _ in call) == 30
+        assert call.code() is grpc.StatusCode.OK
+
+
 def test_inflating() -> None:
     heap = 8 << 20
     assert inflate(deflate(bytes(1000), "gzip"), "gzip", 1000, heap) == bytes(1000)
     assert inflate(deflate(bytes(1000), "deflate"), "deflate", 1000, heap) == bytes(1000)
     with pytest.raises(ResourceExhausted, match="999 bytes"):
         inflate(deflate(bytes(1000), "gzip"), "gzip", 999, heap)
-    for bad, encoding in ((b"x", "gzip"), (b"", "deflate"), (b"x", "identity")):
+    for bad, encoding in ((b"x", "gzip"), (b"", "deflate")):
         with pytest.raises(InvalidArgument):
             inflate(bad, encoding, 1000, heap)
     assert deflate(b"x", "gzip") == b"x"  # would be larger

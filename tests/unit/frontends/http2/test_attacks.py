@@ -126,9 +126,23 @@ def test_a_header_block_without_end() -> None:
     assert peer.failure(f.frame(f.CONTINUATION, 0, 1, bytes(3000))) == CALM
 
 
-def test_a_list_larger_than_we_take_ends_its_stream_alone() -> None:
+def test_a_list_larger_than_we_take_is_told_and_the_next_request_is_read() -> None:
+    """Both enter the table: what follows is decoded with the right one."""
     peer = Peer(max_header_list_bytes=2000)
-    assert peer.ask(1, pairs=(*REQUEST, ("x", "y" * 2000))) == []
+    encoder = hpack.Encoder()
+    for stream_id, value in ((1, "y" * 2000), (3, "y" * 2000), (5, "z")):
+        block = encoder.encode((*REQUEST, ("x", value)))
+        (event,) = peer.give(f.frame(f.HEADERS, f.END_HEADERS | f.END_STREAM, stream_id, block))
+        assert isinstance(event, RequestReceived)
+        assert event.head.value("x") == value
+        assert ("at most 2000" in event.head.excess) == (stream_id < 5)
+    assert peer.resets() == {}
+
+
+def test_trailers_larger_than_we_take_end_their_stream_alone() -> None:
+    peer = Peer(max_header_list_bytes=2000)
+    peer.ask(1, end=False)
+    peer.give(headers(1, (("x", "y" * 2000),)))
     assert peer.resets() == {1: CALM}
     assert isinstance(peer.ask(3)[0], RequestReceived)
 

@@ -9,11 +9,10 @@ import msgspec
 from shmserve.errors import ConfigError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context
-from shmserve.executor.backends import ragged
 from shmserve.executor.calling import NO_MODELS, OtherModels
-from shmserve.executor.custom_metrics import CustomMetrics
 from shmserve.executor.devices import Devices
-from shmserve.executor.warmup import warm_up
+from shmserve.executor.process.warmup import warm_up
+from shmserve.executor.wrappers import ragged
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
 
@@ -21,10 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def load(
-    instance: Instance,
-    devices: Devices,
-    models: OtherModels = NO_MODELS,
-    metrics: CustomMetrics | None = None,
+    instance: Instance, devices: Devices, models: OtherModels = NO_MODELS
 ) -> tuple[Backend, ModelSpec]:
     """A loaded and warmed-up backend, and the completed spec.
 
@@ -33,8 +29,6 @@ def load(
     """
     backend = backends.create(instance.spec)
     context = _context(instance, devices, models, backend.chooses_device)
-    if metrics is not None:
-        context = msgspec.structs.replace(context, metrics=metrics)
     backend, spec = ragged.load(backend, context)
     try:
         if backend.device == CPU:  # if it was to be on a GPU, it cannot use that
