@@ -32,13 +32,15 @@ def fits(described: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 class EnsembleStep(Struct, frozen=True, omit_defaults=True):
     """A model of an ensemble. An empty version means the newest ready version.
 
+    `streams`, `behind` and `in_turn` are set once the model is known.
+
     Attributes:
         inputs: by name of the model's input, the ensemble's tensor.
         outputs: by name of the model's output, the ensemble's tensor.
-        streams: known once the model is known: the model may answer more than once.
-        behind: likewise: number of the streaming step for each of whose answers this step runs;
-            -1: this step runs once.
-        in_turn: likewise: runs follow each other in the order of those answers.
+        streams: the model may answer more than once.
+        behind: number of the streaming step that starts a run of this step with each answer; -1:
+            this step runs once.
+        in_turn: the runs follow each other in the order of these answers.
     """
 
     model: str
