@@ -30,6 +30,7 @@ OUTSIDE = {
 # Old page -> section -> new page, with "#section" where that has another name: readers of the old
 # address are sent on
 MOVED = {
+    "cli.md": {"who-is-who": "cli.md#process-names"},
     "client.md": {
         "lanes": "shared_memory.md",
         "the-client-sockets-protocol": "shared_memory.md",
