@@ -59,7 +59,7 @@ MOVED = {
         "restricted-apis-and-forwarded-headers": "http_api.md",
         "sequences": "model_config.md",
         "shared-memory-regions": "shared_memory.md",
-        "statistics-metrics-traces-logs": "http_api.md",
+        "statistics-metrics-traces-logs": "http_api.md#what-is-there",
         "torchscript-models": "model_config.md",
         "what-is-there": "http_api.md",
         "where-grpss-servers-differ-or-we-differ-from-them": "grps.md",
