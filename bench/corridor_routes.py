@@ -23,7 +23,7 @@ from gunicorn.glogging import Logger
 from shmserve import repository
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
-from shmserve.executor.__main__ import Executor
+from shmserve.executor.process.__main__ import Executor
 from shmserve.frontends.grpc.http2_engine.engine import SocketCallers
 from shmserve.frontends.grpc.process.server import INFER, SERVICE, GrpcServer
 from shmserve.frontends.http.routes.application import create_app

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from shmserve.observe.log_writer import Dropped, LogWriter
+from shmserve.observe.log_writer import Dropped, LogWriter, lines_of
 
 _LONGEST = 65536  # bytes of a message: a descriptor's number, then text
 _END_S = 1.0  # for the master's last lines to go out
@@ -44,9 +44,9 @@ class LogRelay:
         try:
             self._sending.send(bytes((fd,)) + data, socket.MSG_DONTWAIT)
         except OSError:
-            self._dropped.add(text)
+            self._dropped.add(lines_of(text))
         else:
-            self._dropped.count = 0
+            self._dropped.take()
 
     def flush(self) -> None:
         """Write what nobody has received. For the master's end: it forks no more, and it ends."""

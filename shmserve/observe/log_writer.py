@@ -32,23 +32,28 @@ class Dropped:
     """Count of lines that could not go out. `line` makes a line of the log of a text."""
 
     def __init__(self, line: Callable[[str], str]) -> None:
-        self.count = 0
+        self._count = 0
         self._line = line
 
     def before(self, text: str, limit: int | None = None) -> bytes:
         """Return `text`, behind a line that tells the count, if any. `limit`: most bytes of both,
         to which the text is cut at its beginning: the end of a traceback says what it was."""
         told = b""
-        if self.count:
-            told = self._line(f"({self.count} lines of the log were dropped)").encode() + b"\n"
+        if self._count:
+            told = self._line(f"({self._count} lines of the log were dropped)").encode() + b"\n"
         data = text.encode(errors="replace")
         if limit is not None:
             data = data[max(0, len(told) + len(data) - limit) :]
         return told + data
 
-    def add(self, text: str) -> None:
-        """Count the lines of a text that was dropped."""
-        self.count += lines_of(text)
+    def add(self, lines: int) -> None:
+        """Count lines that were dropped."""
+        self._count += lines
+
+    def take(self) -> int:
+        """Forget the count, which goes out. Return it."""
+        count, self._count = self._count, 0
+        return count
 
 
 class LogWriter:
@@ -70,10 +75,9 @@ class LogWriter:
         with self._lock:
             data = self._dropped.before(text)
             if self._queued and self._queued + len(data) > _QUEUE_BYTES:
-                self._dropped.add(text)
+                self._dropped.add(lines_of(text))
                 return
-            lines = self._dropped.count + lines_of(text)  # lost if the write fails
-            self._dropped.count = 0
+            lines = self._dropped.take() + lines_of(text)  # lost if the write fails
             self._queued += len(data)
             self._queue.put((data, lines))
             if self._thread is None:
@@ -129,7 +133,7 @@ class LogWriter:
             with self._lock:
                 self._queued -= size
                 if not written:
-                    self._dropped.count += lines
+                    self._dropped.add(lines)
 
     def _write_all(self, data: bytes) -> bool:
         """Return whether the descriptor has taken it, however long that took."""

@@ -37,9 +37,13 @@ class Retired(NamedTuple):
 
     def advice(self, name: str) -> str:
         """Return why the setting is gone, and what to do."""
-        shown = kinds.shown(name, self.value)
+        shown = self.shown(name)
         fixed = f"it is always {shown}, as no service needed another value; delete the setting"
         return self.reason or fixed
+
+    def shown(self, name: str) -> str:
+        """Return the value that holds now, with its unit if the value is a size or a time."""
+        return kinds.shown(name, self.value) + ("s" if kinds.is_time(name) else "")
 
     def explanation(self, name: str) -> str:
         """Return in a sentence since when the setting is gone, why, and what to do."""
@@ -96,8 +100,18 @@ RETIRED = {
     "max_trace_tensor_bytes": Retired(64 * KIB),
     "model_log_lines_per_s": Retired(1000),
     "otlp_delay_s": Retired(
-        5.0, "OTEL_BSP_SCHEDULE_DELAY (milliseconds) says so; set that, delete this"
+        5.0,
+        "the environment variable OTEL_BSP_SCHEDULE_DELAY says how many milliseconds spans wait for"
+        " a full batch, 5000 if unset; set the variable, delete the setting",
     ),
-    "otlp_max_batch": Retired(512, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE says so; set that, delete this"),
-    "otlp_max_queue": Retired(8192, "OTEL_BSP_MAX_QUEUE_SIZE says so; set that, delete this"),
+    "otlp_max_batch": Retired(
+        512,
+        "the environment variable OTEL_BSP_MAX_EXPORT_BATCH_SIZE says how many spans go out"
+        " together, 512 if unset; set the variable, delete the setting",
+    ),
+    "otlp_max_queue": Retired(
+        8192,
+        "the environment variable OTEL_BSP_MAX_QUEUE_SIZE says how many spans may wait, 8192 if"
+        " unset; set the variable, delete the setting",
+    ),
 }

@@ -153,10 +153,6 @@ class ArenaMemory:
         if self._mappings is not None:
             self._mappings.mapped(segment.address, size, writable=True)
 
-    def view(self, slot: Slot) -> memoryview:
-        """The writable bytes of a slot, exactly as many as were asked for."""
-        return slot.view
-
     def read(self, at: Descriptor) -> memoryview:
         """The bytes that a descriptor of this arena names; whoever asks holds a lease on them."""
         return self._segments[at.segment].view[at.offset : at.offset + at.nbytes].toreadonly()
@@ -178,10 +174,6 @@ class ArenaMemory:
             slot.offset + offset,
             slot.nbytes if nbytes < 0 else nbytes,
         )
-
-    def seal(self, slot: Slot) -> None:
-        """Writing is over (I2)."""
-        self._arena.seal(slot)
 
     def lease(self, slot: Slot) -> None:
         """One more reader has the right to the slot."""

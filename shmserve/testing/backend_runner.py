@@ -17,9 +17,9 @@ from shmserve.cuda import runtime
 from shmserve.errors import Internal, ProtocolViolation, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context, Output, Response, Responses
-from shmserve.executor.backends import ragged
 from shmserve.executor.calling import NO_MODELS, OtherModels
-from shmserve.executor.warmup import warm_up
+from shmserve.executor.process.warmup import warm_up
+from shmserve.executor.wrappers import ragged
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 from shmserve.tensor.spec import ModelSpec
@@ -36,7 +36,7 @@ class FakeInput:
         self.shape = tuple(array.shape)
         if datatype.itemsize:
             self.memory = array.copy()
-            self.memory.flags.writeable = False
+            self.memory.setflags(write=False)
             self.buffer = self.memory.reshape(-1).view(np.uint8).data
         else:
             self.memory = array
@@ -72,7 +72,7 @@ class FakeDeviceInput:
 
     def numpy(self) -> np.ndarray[Any, Any]:
         host: np.ndarray[Any, Any] = self.memory.get()
-        host.flags.writeable = False
+        host.setflags(write=False)
         return host
 
     def private(self) -> np.ndarray[Any, Any]:

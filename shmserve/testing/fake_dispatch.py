@@ -51,6 +51,9 @@ class FakeReservation(Slot):
         self.view = memoryview(bytearray(nbytes))
         self.sealed = False
 
+    def seal(self) -> None:
+        self.sealed = True
+
 
 class FakeMemory:
     """Slots that come before their call.
@@ -130,7 +133,7 @@ class FakeCall:
     ) -> None:
         assert not reservation.sealed, "a reservation is sealed once"
         assert not self.closed, "the call is closed"
-        reservation.sealed = True
+        reservation.seal()
         view = reservation.view.toreadonly()
         self._inputs[name] = OutputTensor(name, datatype, shape, view)
 

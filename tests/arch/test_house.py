@@ -87,20 +87,9 @@ def test_a_circle_is_found() -> None:
     assert circles(imports) == {("a", "b", "c"), ("d", "e")}
 
 
-EXECUTOR = "the executor's rooms are not sorted into floors yet"
 # Folders whose files import each other's, with the reason. A folder is a layer: what two folders
 # share belongs to a third one below both.
-PAIRS = {
-    (".", "cli"): "`python -m shmserve` is the command line, and settings and errors lie beside it",
-    ("executor", "executor/backends"): EXECUTOR,
-    ("executor", "executor/backends/native"): EXECUTOR,
-    ("executor", "executor/backends/triton"): EXECUTOR,
-    ("executor", "executor/loop"): EXECUTOR,
-    ("executor", "executor/tensors"): EXECUTOR,
-    ("executor/backends", "executor/backends/native"): EXECUTOR,
-    ("executor/backends", "executor/backends/triton"): EXECUTOR,
-    ("executor/backends", "executor/sequences"): EXECUTOR,
-}
+PAIRS = {}
 
 
 def test_no_folders_import_each_other() -> None:
@@ -197,11 +186,10 @@ BREACHES = {
     "C10": ("shmserve/grps/frontend", "cupy"),
     "C11": ("shmserve/grps/repository", "falcon"),
     "C12": ("shmserve/grps/frontend/http", "grpc"),
-    "C13": ("shmserve/executor/loop", "shmserve.executor.model_calls"),
+    "C13": ("shmserve/executor/loop", "shmserve.executor.process.model_calls"),
     "C14": ("shmserve/repository", "fsspec"),
     "C15": ("shmserve/cluster/policies", "socket"),
     "C16": ("shmserve/coordinator", "ray"),
-    "C17": ("shmserve/executor/peers", "shmserve.executor.loop"),
 }
 
 

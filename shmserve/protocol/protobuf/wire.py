@@ -93,12 +93,6 @@ class Walk:
         if groups:
             raise Malformed(f"group {groups[-1] >> 3} has no end")
 
-    def charge(self, fields: int) -> None:
-        """Count `fields` more, e.g. packed elements that are read one by one."""
-        self._left -= fields
-        if self._left < 0:
-            raise self._too_many()
-
     def text(self, start: int, stop: int, where: str) -> str:
         """A string; raises Malformed naming `where` if it is not UTF-8."""
         try:

@@ -8,7 +8,8 @@ config.pbtxt against the tables of `field_table`. What it says becomes a `Config
 (`tensor.config_document`), which travels in the spec. The executor loads the backend, which
 completes what the configuration leaves to the model (an ONNX graph, `auto_complete_config`) and
 returns the spec that is published. Where the configuration reshapes, the loaded backend is wrapped
-once (`executor.backends.reshape`). `executor.warmup` runs the samples, then the instance is READY.
+once (`executor.backends.reshape`). `executor.process.warmup` runs the samples, then the instance is
+READY.
 """
 
 from __future__ import annotations

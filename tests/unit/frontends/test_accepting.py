@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.executor.__main__ import Executor
+from shmserve.executor.process.__main__ import Executor
 from shmserve.frontends.grpc.http2_engine.engine import Http2Engine
 from shmserve.frontends.http.server import worker as http_worker
 from shmserve.frontends.http.server.http_connection import HttpConnection
