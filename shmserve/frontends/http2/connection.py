@@ -89,8 +89,8 @@ class Connection:
 
     @property
     def payload_due(self) -> tuple[int, int] | None:
-        """The stream that owns the next bytes, and their number; None if the next bytes are not
-        payload.
+        """Id of the stream whose payload comes next, and the number of bytes; None if other bytes
+        come next.
 
         The owner may receive all or some of these bytes straight into place and report with
         `payload_received`, or pass all bytes to `receive`.

@@ -42,8 +42,8 @@ class DashboardData:
 
         Args:
             level: second, minute, hour or day.
-            since: number of the first period to return: `until` of an earlier answer returns only
-                periods that had not ended by then.
+            since: number of the first period to return. Use `until` of an earlier answer to get
+                only periods that had not ended at the time of that answer.
             life: `life` of the same earlier answer.
             said: whether to add the error texts that clients of failed requests received.
 

@@ -300,7 +300,8 @@ class _CachedRequest(Struct):
     """A cached request.
 
     Attributes:
-        located: the request with its windows, after the `as_of` at which the windows were found.
+        located: a stamp (`as_of`), and the request with the windows found at the time of the
+            stamp; None before the first look-up.
     """
 
     request: CheckedRequest
