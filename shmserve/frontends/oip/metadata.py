@@ -35,7 +35,7 @@ class ServerMetadata(Struct, frozen=True):
 
 
 class TensorMetadata(Struct, frozen=True):
-    """One input or output; -1 in the shape is a variable dimension."""
+    """An input or output; -1 in the shape is a variable dimension."""
 
     name: str
     datatype: str

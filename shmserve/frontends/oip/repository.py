@@ -16,7 +16,7 @@ from shmserve.protocol.oip import load_request
 
 
 class IndexRow(Struct, frozen=True, omit_defaults=True):
-    """One version of a model; only the name for a model that was never loaded."""
+    """A version of a model; only the name for a model that was never loaded."""
 
     name: str
     version: str = ""

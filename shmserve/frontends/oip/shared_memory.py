@@ -36,7 +36,7 @@ OFF = (
 
 
 class RegionStatus(Struct, frozen=True):
-    """One system region in a status answer."""
+    """A system region in a status answer."""
 
     name: str
     key: str
@@ -45,7 +45,7 @@ class RegionStatus(Struct, frozen=True):
 
 
 class CudaStatus(Struct, frozen=True):
-    """One CUDA region in a status answer."""
+    """A CUDA region in a status answer."""
 
     name: str
     device_id: int

@@ -39,7 +39,7 @@ class Ready(Struct):
 
 
 class InputDocument(Struct):
-    """One input: elements in `data`, nested or flat, or the place of the bytes in `parameters`."""
+    """An input: elements in `data`, nested or flat, or the place of the bytes in `parameters`."""
 
     name: str
     shape: list[int]

@@ -46,7 +46,7 @@ _MAX_QUERY = 128
 
 
 class _File:
-    """One file of the page, as sent to browsers."""
+    """A file of the page, as sent to browsers."""
 
     def __init__(self, name: str, data: bytes) -> None:
         self._type = _TYPES[name.rpartition(".")[2]]

@@ -51,7 +51,7 @@ class ClientGone(Exception):
 
 
 class HttpConnection:
-    """One accepted socket and its requests.
+    """An accepted socket and its requests.
 
     Args:
         service: state shared by all connections of the worker.

@@ -136,7 +136,7 @@ def _date_line(now: int) -> bytes:
 
 
 class HttpResponse:
-    """One answer: takes status, header and body from the application, and sends all three.
+    """An answer: takes status, header and body from the application, and sends all three.
 
     Args:
         sink: the connection.
