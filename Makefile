@@ -130,7 +130,7 @@ interop: $(INTEROP_DEPS) $(NODE)/.grpc-js  ## gRPC clients of seven libraries, a
 test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU; PYTEST_GPU="--session-timeout=540"
 	@# Warnings and plugins of whatever versions the host has are not what is tested. A driver that
 	@# hangs lets no test time out: where it does is printed meanwhile.
-	$(GPU_PYTHON) -m shmserve.cli doctor || true
+	$(GPU_PYTHON) -m shmserve doctor || true
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(GPU_PYTHON) -u -m pytest -p pytest_timeout --real-cuda -v \
 		-W default -o faulthandler_timeout=120 --durations=10 -m 'gpu or not torch' \
 		$(PYTEST_GPU) $(GPU_TESTS)

@@ -2,7 +2,7 @@
 
 import sys
 
-from shmserve.cli import main
+from shmserve.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

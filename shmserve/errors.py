@@ -13,7 +13,7 @@ The server's own 503 means that nothing of the request has run; what had begun a
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class Code(StrEnum):
@@ -69,6 +69,11 @@ class ShmserveError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    def reword(self, message: str) -> Self:
+        """Say it with another message."""
+        self.message, self.args = message, (message,)
+        return self
 
     @property
     def http_status(self) -> int:

@@ -41,7 +41,7 @@ SETTINGS = "shmserve.settings"
 _READERS = "shmserve.repository.folder_reader"
 _OURS = {
     BACKENDS: {
-        "python": "shmserve.executor.backends.python:PythonBackend",
+        "python": "shmserve.executor.backends.python.python_backend:PythonBackend",
         "onnxruntime": "shmserve.executor.backends.onnx.backend:OnnxRuntimeBackend",
         "pytorch": "shmserve.executor.backends.torch.torchscript:PytorchBackend",
         "grps": "shmserve.grps.executor.project_backend:GrpsBackend",

@@ -25,6 +25,7 @@ class LogFields(TypedDict, total=False):
 
     address: str  # of a listener
     again: bool  # the coordinator was started before in this generation
+    delay_s: float  # before spans go out that are no full batch
     epoch: object
     error: object  # exception, or text
     exported: int  # spans, since the process started
@@ -33,6 +34,8 @@ class LogFields(TypedDict, total=False):
     instance: str
     limit_s: float
     lost: int  # spans, since the process started
+    max_batch: int  # spans
+    max_queue: int  # spans
     model: str
     models: str  # names, separated by commas
     name: str  # of a client's region

@@ -237,7 +237,7 @@ STEPS = (
     Step("devices", "devices, and trials of each", 60,
          lambda *_: ["-m", "shmserve.cuda.device_trials", "devices"], _read_devices, on=()),
     Step("doctor", "`shmserve doctor --gpu`", 60,
-         lambda *_: ["-m", "shmserve.cli", "doctor", "--gpu", "--json"],
+         lambda *_: ["-m", "shmserve", "doctor", "--gpu", "--json"],
          lambda evidence, folder: _json_line(evidence, folder, "doctor")),
     Step("bench", "copies, regions, overlap", 130,
          _bench("bench", "copies", "regions", "overlap"), _read_bench("bench")),

@@ -1,18 +1,18 @@
-"""``shmserve completion SHELL``: a script for the shell to source."""
+"""Command ``shmserve completion SHELL``: prints a script for the shell to source."""
 
 from __future__ import annotations
 
 import argparse
 
-from shmserve import cli
+from shmserve import command_line
 from shmserve.errors import ConfigError
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print it; returns the exit status. Raises ConfigError: the library is not there."""
+    """Print the script and return the exit status. Raise ConfigError if shtab is not installed."""
     try:
         import shtab
     except ImportError:
         raise ConfigError("completion needs shtab: pip install 'shmserve[cli]'") from None
-    print(shtab.complete(cli.parser(), arguments.shell))
+    print(shtab.complete(command_line.parser(), arguments.shell))
     return 0

@@ -1,14 +1,14 @@
-"""A client for programs on the server's own machine: arrays go through shared memory.
+"""Client for programs on the server's own machine: arrays go through shared memory.
 
     import shmserve.client
 
     with shmserve.client.connect("unix:/run/shmserve/http.sock") as client:
-        image = client.empty((8, 8), np.float32)  # optional: a place to produce in
+        image = client.empty((8, 8), np.float32)  # optional: an array in shared memory
         result = client.infer("digits", {"image": image})
         print(result["label"])
 
-Needs numpy and msgspec, nothing else of the server's; for arrays on a GPU also CuPy, which is
-imported when one is met. docs/client.md has the details.
+The package needs only numpy and msgspec of the server's dependencies. CuPy is needed for arrays on
+a GPU, and is imported at the first such array. See docs/client.md.
 """
 
 from shmserve.client.api import Client, connect

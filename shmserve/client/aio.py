@@ -1,14 +1,14 @@
-"""The client for programs that run on asyncio: the same calls, to be awaited.
+"""Asyncio client: the calls of `shmserve.client` as coroutines.
 
     from shmserve.client import aio
 
     async with aio.connect("unix:/run/shmserve/http.sock") as client:
         result = await client.infer("digits", {"image": image})
 
-Each call is one of `shmserve.client`, in a thread: what it does besides waiting, such as copying
-inputs and registering memory, would hold up the loop. There are as many threads as calls run at a
-time, a bounded number. A task that is cancelled, or whose deadline passes, is done at once; its
-call's connection or lane is shut down, which ends the request at the server and frees the thread.
+Each call runs the blocking call of `shmserve.client` in a thread, because copying inputs and
+registering memory would block the event loop. The number of threads, and so of concurrent calls,
+is limited. A cancelled task, or a task whose deadline passes, returns at once. The connection or
+lane of the call is then shut down, which ends the request at the server and frees the thread.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ async def connect(
     require_shared_memory: bool = False,
     concurrency: int = 16,
 ) -> AsyncIterator[AsyncClient]:
-    """Connect to a server, and close the client in the end.
+    """Connect to a server, and close the client at the end of the context.
 
     Args:
         url, control, max_bytes, max_device_bytes, lanes, require_shared_memory: as of
             `shmserve.client.connect`.
-        timeout: seconds until a call must have ended that says nothing else.
-        concurrency: calls that run at a time; further ones wait for one of these to end.
+        timeout: default seconds until a call must have ended.
+        concurrency: limit of concurrent calls; further calls wait for a free thread.
 
     Raises:
         InferenceError, ValueError: as `shmserve.client.connect`.
@@ -81,7 +81,7 @@ async def connect(
 
 
 class AsyncClient:
-    """A connection to one server, for any number of tasks. Not to be used across a fork."""
+    """Connection to one server, for any number of tasks. Must not be used across a fork."""
 
     def __init__(self, client: api.Client, calls: _Calls, timeout_s: float) -> None:
         self._client = client
@@ -90,16 +90,17 @@ class AsyncClient:
 
     @property
     def shared_memory(self) -> bool:
-        """Whether tensors go through shared memory; else they travel over HTTP."""
+        """Return True if tensors go through shared memory now, False if tensors travel over
+        HTTP."""
         return self._client.shared_memory
 
     @property
     def why_no_shared_memory(self) -> str:
-        """As `Client.why_no_shared_memory`."""
+        """Return the reason why tensors travel over HTTP, as `Client.why_no_shared_memory`."""
         return self._client.why_no_shared_memory
 
     async def device_memory(self, device: int = 0) -> bool:
-        """Whether arrays of a GPU stay there; raises as `Client.device_memory`."""
+        """Return True if arrays of a GPU stay there; raises as `Client.device_memory`."""
         return await self._calls.run(
             functools.partial(self._client.device_memory, device), self._timeout_s
         )
@@ -107,7 +108,8 @@ class AsyncClient:
     async def empty(
         self, shape: int | Sequence[int], dtype: Any = np.float32, *, device: int | None = None
     ) -> Any:
-        """An array to produce an input in; arguments and errors are those of `Client.empty`."""
+        """Return an uninitialised array in shared memory; arguments and errors are those of
+        `Client.empty`."""
         return await self._calls.run(
             functools.partial(self._client.empty, shape, dtype, device=device), self._timeout_s
         )
@@ -127,8 +129,7 @@ class AsyncClient:
     ) -> Result:
         """Run a model; arguments and errors are those of `Client.infer`.
 
-        The timeout is that of the whole call, with what it waited for others and whatever was
-        tried again.
+        The timeout covers the whole call, including the wait for a thread and any retries.
         """
         timeout_s = timeout or self._timeout_s
         until = time.monotonic() + timeout_s
@@ -158,10 +159,10 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Any,
     ) -> AsyncResultStream:
-        """Run a model that answers any number of times; arguments and errors are those of
-        `Client.stream`, whose errors all come from the stream.
+        """Run a model that answers any number of times. Arguments and errors are those of
+        `Client.stream`, but all errors come from the stream.
 
-        The timeout is that of the whole stream, from its first answer's being asked for.
+        The timeout covers the whole stream and starts when the first answer is awaited.
         """
         timeout_s = timeout or self._timeout_s
 
@@ -175,30 +176,30 @@ class AsyncClient:
     async def ready(
         self, model: str = "", version: str = "", *, timeout: float | None = None
     ) -> bool:
-        """As `Client.ready`."""
+        """Return True if the server or a model is ready, as `Client.ready`."""
         try:
             return await self._ask(self._client.ready, model, version, timeout=timeout)
-        except InferenceError:  # too late
+        except InferenceError:  # the deadline has passed
             return False
 
     async def metadata(
         self, model: str = "", version: str = "", *, timeout: float | None = None
     ) -> Any:
-        """As `Client.metadata`."""
+        """Return the description of the server or of a model, as `Client.metadata`."""
         return await self._ask(self._client.metadata, model, version, timeout=timeout)
 
     async def config(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:
-        """As `Client.config`."""
+        """Return a model's configuration, as `Client.config`."""
         return await self._ask(self._client.config, model, version, timeout=timeout)
 
     async def statistics(
         self, model: str = "", version: str = "", *, timeout: float | None = None
     ) -> Any:
-        """As `Client.statistics`."""
+        """Return counts and times of requests, as `Client.statistics`."""
         return await self._ask(self._client.statistics, model, version, timeout=timeout)
 
     async def models(self, *, timeout: float | None = None) -> Any:
-        """As `Client.models`."""
+        """Return the list of the model repository, as `Client.models`."""
         return await self._ask(self._client.models, timeout=timeout)
 
     async def load(
@@ -208,11 +209,11 @@ class AsyncClient:
         *,
         timeout: float | None = None,
     ) -> None:
-        """As `Client.load`."""
+        """Load a model and wait until it is ready, as `Client.load`."""
         await self._ask(self._client.load, model, config, timeout=timeout)
 
     async def unload(self, model: str, *, timeout: float | None = None) -> None:
-        """As `Client.unload`."""
+        """Unload a model, as `Client.unload`."""
         await self._ask(self._client.unload, model, timeout=timeout)
 
     async def _ask(self, call: Callable[..., T], *args: Any, timeout: float | None) -> T:
@@ -221,7 +222,8 @@ class AsyncClient:
         return await self._calls.run(ask, timeout_s)
 
     async def close(self) -> None:
-        """End all calls, unregister all memory and end the connections; results stay readable."""
+        """End all calls, unregister all memory and close the connections; results stay
+        readable."""
         try:
             await self._calls.close()
         finally:
@@ -229,9 +231,10 @@ class AsyncClient:
 
 
 class AsyncResultStream:
-    """An asynchronous iterator, and a context manager that closes it; else as `ResultStream`.
+    """Asynchronous iterator over results, and a context manager that closes the stream. Otherwise
+    as `ResultStream`.
 
-    For one task at a time. One that is cancelled while it waits for an answer ends the stream.
+    For one task at a time. A task that is cancelled while it waits for an answer ends the stream.
     """
 
     def __init__(
@@ -252,7 +255,7 @@ class AsyncResultStream:
         self._until = self._until or now + self._timeout_s
         try:
             result = await self._calls.run(self._next, max(self._until - now, _LEAST_S))
-        except asyncio.CancelledError:  # an answer may have been lost
+        except asyncio.CancelledError:  # the thread may have received an answer, which is lost
             self._over = True
             raise
         if result is None:
@@ -260,13 +263,13 @@ class AsyncResultStream:
         return result
 
     async def aclose(self) -> None:
-        """Cancel what is left of it. Idempotent."""
+        """Cancel the rest of the stream. Idempotent."""
         self._over = True
         if self._stream is not None:
             await asyncio.to_thread(self._stream.close)
 
     def _next(self) -> Result | None:
-        """In a thread of the client's."""
+        """Return the next result, None at the end. Runs in a thread of `_Calls`."""
         if self._stream is None and not self._over:
             self._stream = self._begin(max(self._until - time.monotonic(), _LEAST_S))
         return None if self._over or self._stream is None else next(self._stream, None)
@@ -279,7 +282,7 @@ class AsyncResultStream:
 
 
 class _Calls:
-    """Calls that block, in threads: so many at a time."""
+    """Threads for blocking calls, at most `concurrency` at a time."""
 
     def __init__(self, concurrency: int) -> None:
         self._threads = ThreadPoolExecutor(concurrency, "shmserve-client")
@@ -287,10 +290,11 @@ class _Calls:
         self._closed = False
 
     async def run(self, call: Callable[[], T], timeout_s: float) -> T:
-        """What a call gives.
+        """Run a call in a thread and return its result.
 
         Raises:
-            InferenceError: it did not end in time, or was ended by `close`, or begun after it.
+            InferenceError: the call missed the deadline, `close` ended the call, or the client was
+                closed before.
         """
         if self._closed:
             raise InferenceError(0, CLOSED)
@@ -307,7 +311,8 @@ class _Calls:
             scope.cancel()
 
     async def close(self) -> None:
-        """Cancel all, also those that wait for a thread, and end the threads. Idempotent."""
+        """Cancel all calls, including calls that wait for a thread, and end the threads.
+        Idempotent."""
         self._closed = True
         for scope in self._scopes:
             scope.cancel()

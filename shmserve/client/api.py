@@ -1,4 +1,4 @@
-"""`connect` and `Client`."""
+"""The blocking client: `connect` and `Client`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from shmserve.client.wire.lanes import Lanes
 Array = np.ndarray[Any, Any]
 
 _LARGEST = 1 << 20
-_warned: set[str] = set()  # addresses: of each it is told once
+_warned: set[str] = set()  # URLs of servers that a warning was given for
 _LEAST_S = 0.001
-_PLAIN = frozenset({list, tuple, int, float, bool})  # what has no dtype of its own
+_PLAIN = frozenset({list, tuple, int, float, bool})  # types without a dtype
 
 
 def connect(
@@ -47,35 +47,36 @@ def connect(
 ) -> Client:
     """Connect to a server.
 
-    Without shared memory tensors travel over HTTP: of a server on this host a RuntimeWarning says
-    so, once, and why (not with `control=""`). Where it is missing because the server is just
-    starting, it is asked for again from time to time.
+    Without shared memory, tensors travel over HTTP. For a server on this host, a RuntimeWarning
+    gives the reason, once per URL (not with `control=""`). If the client found no shared memory,
+    for example because the server was still starting, the client looks again from time to time.
 
     Args:
-        url: ``unix:/PATH`` of its HTTP socket, or ``http://HOST:PORT``.
-        control: path of its client socket; "": do without shared memory. Default: the
-            environment's SHMSERVE_CLIENT_SOCKET, else beside the HTTP socket or, of a server on
-            this host, in the run directory that one started like this program has.
-        max_bytes: shared memory that this client may have at most.
-        max_device_bytes: the same of each GPU, for device arrays.
-        timeout: seconds to wait for an answer, where a call says nothing else.
-        lanes: talk to executors directly, where the server lets us; else all goes over HTTP.
-        require_shared_memory: refuse to do without, now and in every call.
+        url: server address: ``unix:/PATH`` of the HTTP socket, or ``http://HOST:PORT``.
+        control: path of the server's client socket; "" turns shared memory off. Default: the
+            environment's SHMSERVE_CLIENT_SOCKET. Without the variable, the client looks beside the
+            HTTP socket or, for a TCP server on this host, in the run directory of a server started
+            with this program's user and environment.
+        max_bytes: limit of this client's shared host memory, in bytes.
+        max_device_bytes: limit of this client's shared memory on each GPU, in bytes.
+        timeout: default seconds to wait for an answer.
+        lanes: talk to executors directly if the server allows lanes; False: always use HTTP.
+        require_shared_memory: fail, now and in every call, rather than go without shared memory.
 
     Raises:
-        InferenceError: no server answers at `url`, or there is no shared memory with it and that is
-            required: it says why.
-        ValueError: `url` is neither.
+        InferenceError: no server answers at `url`, or shared memory is required and not available;
+            the message gives the reason.
+        ValueError: `url` has neither form.
     """
     transport = Transport(url, timeout)
     client = Client(transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory)
-    why = client.why_no_shared_memory
-    if why and require_shared_memory:
+    reason = client.why_no_shared_memory
+    if reason and require_shared_memory:
         client.close()
-        raise InferenceError(0, f"no shared memory with the server at {url}: {why}")
-    if why and control != "" and transport.is_local and url not in _warned:
+        raise InferenceError(0, f"no shared memory with the server at {url}: {reason}")
+    if reason and control != "" and transport.is_local and url not in _warned:
         _warned.add(url)
-        text = f"tensors travel over HTTP, and not through shared memory: {why}"
+        text = f"tensors travel over HTTP, and not through shared memory: {reason}"
         try:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         except RuntimeWarning:
@@ -85,7 +86,7 @@ def connect(
 
 
 class Client(ServiceCalls):
-    """A connection to one server. Thread-safe; not to be used across a fork."""
+    """Connection to one server. Thread-safe; must not be used across a fork."""
 
     def __init__(
         self,
@@ -107,20 +108,22 @@ class Client(ServiceCalls):
 
     @property
     def shared_memory(self) -> bool:
-        """Whether tensors go through shared memory now; else they travel over HTTP."""
+        """Return True if tensors go through shared memory now, False if tensors travel over
+        HTTP."""
         return self._pools.on(None) is not None
 
     @property
     def why_no_shared_memory(self) -> str:
-        """What keeps tensors from going through shared memory; "": nothing."""
+        """Return the reason why tensors travel over HTTP; "" if shared memory is in use."""
         return "" if self.shared_memory else self._pools.why_not
 
     def device_memory(self, device: int = 0) -> bool:
-        """Whether arrays of a GPU stay there; else they are copied to the host and back.
+        """Return True if arrays of a GPU stay there, False if arrays are copied to the host and
+        back.
 
         Raises:
             ImportError: CuPy is not installed.
-            ValueError: there is no such GPU.
+            ValueError: CUDA sees no such GPU.
         """
         self._check(device)
         return self._pools.on(device) is not None
@@ -134,19 +137,19 @@ class Client(ServiceCalls):
     def empty(
         self, shape: int | Sequence[int], dtype: Any = np.float32, *, device: int | None = None
     ) -> Any:
-        """An array to produce an input in; what lies in it is not copied by `infer`.
+        """Return an uninitialised array in shared memory; `infer` does not copy such an input.
 
-        Its memory is used again when neither it nor a view of it is referenced any more.
-        Without shared memory, or room in it, it is an ordinary array.
+        The memory is used again once neither the array nor a view is referenced. Without shared
+        memory, or without room there, the array is an ordinary one.
 
         Args:
             shape: dimensions.
-            dtype: of the elements.
-            device: a GPU's ordinal: the array is CuPy's, in the memory of that GPU.
+            dtype: element type.
+            device: ordinal of a GPU: return a CuPy array in the memory of this GPU.
 
         Raises:
-            ValueError: no such array can lie in shared memory, or there is no such GPU.
-            ImportError: `device` without CuPy.
+            ValueError: arrays of `dtype` cannot lie in shared memory, or CUDA sees no such GPU.
+            ImportError: `device` is given and CuPy is not installed.
         """
         self._check(device)
         dims = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -161,8 +164,8 @@ class Client(ServiceCalls):
                 return np.empty(dims, dtype)
             return device_arrays.empty(dims, dtype, device)
         array = pool.array(block, 0, nbytes)
-        pool.release(block)  # the array has a lease of its own
-        if device is not None:  # an earlier user's kernels may still be at work on it
+        pool.release(block)  # the array has its own lease
+        if device is not None:  # kernels of the block's previous user may still be running
             device_arrays.synchronize(device)
         return array.view(dtype).reshape(dims)
 
@@ -179,27 +182,28 @@ class Client(ServiceCalls):
         receipt: bool = False,
         device: int | None = None,
     ) -> Result:
-        """Run a model.
+        """Run a model and return the outputs.
 
         Args:
-            model: its name.
-            inputs: arrays by name, on the host or on GPUs (CuPy's, torch's, any with DLPack or
-                ``__cuda_array_interface__``), or lists and numbers, which get the datatype that the
-                model says; elements of BYTES tensors are bytes or strings. They must not change
-                until this returns.
-            outputs: names of those that are wanted; default: all.
-            parameters: of the request.
-            version: of the model; default: the newest.
-            request_id: is given back in the result.
+            model: model name.
+            inputs: arrays by name, on the host or on GPUs (CuPy, torch, or any array with DLPack
+                or ``__cuda_array_interface__``). Lists and numbers get the datatype of the model's
+                input. Elements of BYTES tensors are bytes or strings. Inputs must not change until
+                `infer` returns.
+            outputs: names of the requested outputs; default: all.
+            parameters: request parameters.
+            version: model version; default: the newest.
+            request_id: id that the result repeats.
             timeout: seconds to wait for the server.
-            receipt: have `Result.receipt` tell what was copied.
-            device: a GPU's ordinal: the results are CuPy arrays in its memory (BYTES: numpy's).
+            receipt: fill `Result.receipt`, which says how many bytes were copied.
+            device: ordinal of a GPU: return CuPy arrays in the memory of this GPU. BYTES outputs
+                remain numpy arrays.
 
         Raises:
-            InferenceError: the server refused or failed, or did not answer.
-            ValueError: an input is no tensor, a list's numbers do not fit the model's datatype, or
-                there is no such GPU.
-            ImportError: a GPU is meant, and CuPy is not installed.
+            InferenceError: the server refused, failed or did not answer.
+            ValueError: an input is no tensor, numbers of a list do not fit the model's datatype,
+                or CUDA sees no such GPU.
+            ImportError: an input is on a GPU or `device` is given, and CuPy is not installed.
         """
         call = self._call(
             *(model, inputs, outputs, parameters, version, request_id, timeout, receipt, device)
@@ -220,18 +224,19 @@ class Client(ServiceCalls):
         device: int | None = None,
         max_output_bytes: int = _LARGEST,
     ) -> ResultStream:
-        """Run a model that answers any number of times, such as a decoupled one; the answer of
-        another is a stream of one. Arguments are those of `infer`, but for these.
+        """Run a model that answers any number of times, such as a decoupled model; other models
+        give a stream of one answer. Arguments not listed here are those of `infer`.
 
         Args:
-            inputs: they must not change until the stream ends.
-            timeout: seconds until the stream must have ended, from its first `next` on.
-            receipt: as of `infer`, for each answer; over HTTP decoupled models give none.
-            max_output_bytes: of one output of one answer, where the model does not tell. Over a
-                lane a larger one is an InferenceError of that answer.
+            inputs: arrays as for `infer`; must not change until the stream ends.
+            timeout: seconds from the first `next` until the stream must have ended.
+            receipt: fill the receipt of each answer; decoupled models give no receipt over HTTP.
+            max_output_bytes: size, in bytes, of one output of one answer, for outputs whose shapes
+                leave the size open. A larger output over a lane is an InferenceError for this
+                answer.
 
         Raises:
-            ValueError, ImportError: as `infer`; its InferenceErrors come from the stream.
+            ValueError, ImportError: as `infer`. InferenceErrors are raised by the stream.
         """
         call = self._call(
             *(model, inputs, outputs, parameters, version, request_id, timeout, receipt, device)
@@ -243,8 +248,9 @@ class Client(ServiceCalls):
         return stream
 
     def close(self) -> None:
-        """End streams, unregister all memory and end the connections; results stay readable."""
-        ours = os.getpid() == self._pid  # a forked child must not undo its parent's doing
+        """End streams, unregister all memory and close the connections; results stay readable."""
+        # a forked child must leave its parent's requests and regions alone
+        ours = os.getpid() == self._pid
         with self._streams_lock:
             streams = list(self._streams) if ours else []
         for stream in streams:
@@ -276,20 +282,21 @@ class Client(ServiceCalls):
         receipt: bool,
         device: int | None,
     ) -> ClientCall:
-        """What `infer` and `stream` were asked; raises what is wrong with it by itself."""
+        """Return the call that `infer` or `stream` describes. Raise ValueError or ImportError for
+        arguments that are wrong on their own."""
         self._check(device)
         timeout_s = timeout or self._transport.timeout_s
-        until = time.monotonic() + timeout_s
-        tensors = self._tensors(model, version, inputs, until)
+        deadline = time.monotonic() + timeout_s
+        tensors = self._tensors(model, version, inputs, deadline)
         names = None if outputs is None else tuple(outputs)
-        timeout_s = max(until - time.monotonic(), _LEAST_S)
-        asked = (parameters, request_id, timeout_s, receipt, device)
-        return ClientCall(model, version, tensors, names, *asked)
+        timeout_s = max(deadline - time.monotonic(), _LEAST_S)
+        options = (parameters, request_id, timeout_s, receipt, device)
+        return ClientCall(model, version, tensors, names, *options)
 
     def _tensors(
         self, model: str, version: str, inputs: Mapping[str, Any], until: float
     ) -> list[ClientTensor]:
-        """What has no datatype of its own gets the one that the model says."""
+        """Convert inputs to tensors. Lists and numbers get the datatype of the model's input."""
         plain = {name for name, value in inputs.items() if type(value) in _PLAIN}
         if not plain:
             return [ClientTensor(name, value) for name, value in inputs.items()]
@@ -303,7 +310,8 @@ class Client(ServiceCalls):
             except ValueError:
                 if not again or not types:
                     raise
-                self._requester.forget(model, version)  # it may have been loaded anew
+                # the model may have been loaded anew with other datatypes
+                self._requester.forget(model, version)
         raise AssertionError("unreachable")
 
     def _check(self, device: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a client was asked for."""
+"""Call of a client: the arguments of `infer` or `stream`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shmserve.client.tensors import ClientTensor
 
 
 class ClientCall(Struct, frozen=True):
-    """A request, before it is known which way it takes.
+    """Request before a lane or HTTP is chosen.
 
     Attributes:
-        outputs: names of those that are wanted; None: all.
-        timeout_s: until its answer, or the last one of a stream.
+        outputs: names of the requested outputs; None: all.
+        timeout_s: seconds until the answer, or the last answer of a stream, is due.
     """
 
     model: str

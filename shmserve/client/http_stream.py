@@ -1,6 +1,6 @@
-"""A stream over HTTP, which has generate_stream for it: flat JSON objects, one each way and one
-for every answer. What has no place there is refused before anything is sent, if that can be known.
-"""
+"""Stream over HTTP: the generate_stream route, one flat JSON object for the request and one for
+each answer. Requests or answers that have no such form are refused before anything is sent, if
+this can be known."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from shmserve.client.wire.http_transport import EventStream
 from shmserve.client.wire.inference_error import InferenceError
 
 _OURS = ("model_name", "model_version", "id")
-_IN_MIDST = 500  # an event tells no status
+_IN_MIDST = 500  # events carry no status
 _ELSE = "over HTTP a decoupled model's tensors are JSON (generate_stream); a lane carries them"
 
 
 def generate_request(call: ClientCall, model: DescribedModel) -> bytes:
-    """The body.
+    """Return the request body.
 
     Raises:
-        InferenceError: there is none for this request, or would be none for its answers.
+        InferenceError: a tensor of the request or of the model's answers has no JSON form, or an
+            input hides the request's id or parameters.
     """
     names = {tensor.name for tensor in call.inputs}
     datatypes = [(f"input '{tensor.name}'", tensor.datatype) for tensor in call.inputs]
@@ -59,7 +60,7 @@ def _json(tensor: ClientTensor) -> Any:
 
 
 class HttpAnswers:
-    """The answers in a stream of events."""
+    """Answers of a stream of server-sent events; implements `result_stream.AnswerSource`."""
 
     def __init__(self, events: EventStream, call: ClientCall, model: DescribedModel) -> None:
         self._events: EventStream | None = events
@@ -67,7 +68,7 @@ class HttpAnswers:
         self._model = model
 
     def next(self) -> Result | InferenceError | None:
-        """As `streams.AnswerSource.next`."""
+        """Return the next answer, as `result_stream.AnswerSource.next`."""
         event = self._events.next() if self._events is not None else None
         if event is None:
             self._events = None
@@ -78,7 +79,7 @@ class HttpAnswers:
             raise InferenceError(0, f"the server's response is malformed: {ex}") from ex
 
     def close(self) -> None:
-        """Nobody wants further answers. Idempotent."""
+        """End the request. Idempotent."""
         events, self._events = self._events, None
         if events is not None:
             events.close()
@@ -87,9 +88,9 @@ class HttpAnswers:
         if "model_name" not in document:
             return InferenceError(_IN_MIDST, str(document["error"]))
         call, described = self._call, self._model.outputs
-        wanted = described if call.outputs is None else call.outputs
+        requested_outputs = described if call.outputs is None else call.outputs
         arrays: dict[str, Any] = {}
-        for name in wanted:
+        for name in requested_outputs:
             if name in document:
                 array = _array(document[name], name, *described[name])
                 if isinstance(array, InferenceError):
@@ -103,16 +104,17 @@ class HttpAnswers:
 
 
 def _array(value: Any, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-    """A value, which is flat, as the output it is; an error where its shape cannot be known."""
+    """Return flat JSON elements as an array in the output's shape. Return an InferenceError if
+    several open dimensions leave the shape unknown."""
     flat = value if isinstance(value, list) else [value]
-    known = math.prod(size for size in shape if size >= 0)
+    fixed_elements = math.prod(size for size in shape if size >= 0)
     if shape.count(-1) > 1:
         if len(flat) != 1:
             text = f"output '{name}' has {len(flat)} elements in an unknown shape: {_ELSE}"
             return InferenceError(_IN_MIDST, text)
         shape = (1,) * len(shape)
     elif -1 in shape:
-        open_size = len(flat) // known if known else 0
+        open_size = len(flat) // fixed_elements if fixed_elements else 0
         shape = tuple(open_size if size < 0 else size for size in shape)
     if datatype != tensors.BYTES:
         return np.array(flat, tensors.dtype_of(datatype)).reshape(shape)

@@ -1,4 +1,4 @@
-"""A stream over a lane: its answers, and the credit that it is given for those taken."""
+"""Stream over a lane: receives answers and sends credit for the answers taken."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from shmserve.protocol.control import lane_messages as wire
 
 
 class LaneAnswers:
-    """Answers to one request. Its lane and its memory are back with the last one; `close` before
-    that ends the lane, and with it the request, and gives up memory that it might still use.
+    """Answers to one request over a lane.
+
+    The final answer returns the lane and the memory. An earlier `close` ends the lane and so the
+    request, and gives up memory that the executor may still write to.
 
     Args:
-        begun: the first answer, and the lane it came on; that is ours unless it is the final one.
-        attempt: ours from now on.
-        until: when the stream must have ended, as `time.monotonic`.
+        begun: first answer and its lane; this object owns the lane unless the first answer is
+            final.
+        attempt: places of the tensors; owned by this object.
+        until: deadline of the stream (`time.monotonic`).
     """
 
     def __init__(
@@ -44,16 +47,16 @@ class LaneAnswers:
         self._reader = ResultReader(attempt.windows, call.device, again=True)
         self._first: wire.LaneAnswer | None = first
         self._until = until
-        self._owed = 0  # answers that were taken, and of which the executor has not been told
+        self._owed = 0  # answers taken for which no credit was sent yet
         self._open = True
         self._lane_open = not first.final
 
     def next(self) -> Result | InferenceError | None:
-        """As `streams.AnswerSource.next`."""
+        """Return the next answer, as `result_stream.AnswerSource.next`."""
         if not self._open:
             return None
         answer, self._first = self._first or self._receive(), None
-        taken = self._taken(answer)
+        result = self._taken(answer)
         self._owed += 1
         if answer.final:
             self._open = False
@@ -61,10 +64,10 @@ class LaneAnswers:
                 self._lane_open = False
                 self._lanes.give(self._key, self._lane)
             self._attempt.close()
-        return taken
+        return result
 
     def close(self) -> None:
-        """Nobody wants further answers. Idempotent."""
+        """End the request. Idempotent."""
         if self._lane_open:
             self._lane_open = False
             self._lane.channel.close()
@@ -83,16 +86,19 @@ class LaneAnswers:
         )
 
     def _receive(self) -> wire.LaneAnswer:
-        """The next answer, and room for those after it.
+        """Send credit for the answers taken, and return the next answer.
 
         Raises:
-            InferenceError: none comes, or none in time, or nobody wants it any more.
+            InferenceError: the executor died, the deadline passed, or the request was cancelled.
         """
         lane, request = self._lane, self._request
         left_s = self._until - time.monotonic()
-        if self._owed:  # at once: who reads slowly must not look as who does not
+        # Send credit now, so that the executor can tell a slow reader from a reader that has
+        # stopped.
+        if self._owed:
             owed, self._owed = self._owed, 0
-            with contextlib.suppress(PeerDied):  # its last words may be here
+            # answers sent before the executor died can still be received
+            with contextlib.suppress(PeerDied):
                 lane.channel.send(wire.encode(wire.LaneCredit(request.number, owed)))
         answer = None
         try:

@@ -1,4 +1,4 @@
-"""How large a model's outputs will be, as far as one can know before asking for them."""
+"""Expected sizes of a model's outputs, as far as a client can know before the answer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shmserve.client import tensors
 from shmserve.protocol.control.lane_messages import INLINE_TOTAL
 
 _MANY = 1024
-_SMALL = 4096  # below this a response body, or a lane's answer, carries it as fast
+_SMALL = 4096  # bytes; a smaller output travels as fast in a response body or a lane's answer
 _UNKNOWN: tuple[str, tuple[int, ...]] = (tensors.BYTES, ())
 
 
 class DescribedModel(Struct, frozen=True):
-    """A model by its metadata: its outputs' datatypes and shapes, its inputs' datatypes."""
+    """Model as its metadata describes it: datatypes and shapes of outputs, datatypes of inputs."""
 
     outputs: dict[str, tuple[str, tuple[int, ...]]]
     inputs: dict[str, str] = {}
@@ -33,28 +33,32 @@ class DescribedModel(Struct, frozen=True):
 def stream_windows(
     model: DescribedModel, names: Iterable[str], largest: int
 ) -> dict[str, int | None]:
-    """Bytes of the windows that a stream's outputs need; None: messages carry it.
+    """Return the window size in bytes of each output of a stream; None: the lane's messages carry
+    the output.
 
     Args:
-        largest: bytes of an output whose size the model does not tell.
+        largest: size in bytes of an output whose size the metadata leaves open.
     """
     sizes: dict[str, int | None] = {}
     for name in names:
         size = tensors.nbytes_of(*model.outputs.get(name, _UNKNOWN))
         sizes[name] = largest if size is None else size
     inline = sum(size for size in sizes.values() if size is not None and size < _SMALL)
-    least = 1 if inline > INLINE_TOTAL else _SMALL
-    return {name: None if size is None or size < least else size for name, size in sizes.items()}
+    smallest_window = 1 if inline > INLINE_TOTAL else _SMALL
+    return {
+        name: None if size is None or size < smallest_window else size
+        for name, size in sizes.items()
+    }
 
 
 class ExpectedOutputs(Struct, frozen=True):
-    """What is known of the outputs of requests that are alike.
+    """Expected outputs of requests for the same outputs with inputs of the same shapes.
 
     Attributes:
-        sizes: bytes by output; None: unknown, or not worth shared memory.
-        known: the bytes of each are known, be they few or many.
-        names: of the outputs.
-        model: as it was described.
+        sizes: bytes by output; None: unknown, or too small to benefit from shared memory.
+        known: True if the size of every output is known, also of small outputs.
+        names: names of the outputs.
+        model: model description that the sizes are based on.
     """
 
     sizes: dict[str, int | None]
@@ -64,22 +68,29 @@ class ExpectedOutputs(Struct, frozen=True):
 
 
 class OutputSizes:
-    """Static shapes tell; else the sizes of an earlier answer to inputs of the same shapes.
-    Outputs that turned out larger once are not guessed again. Thread-safe."""
+    """Table of output sizes. A size comes from a static shape, or else from an earlier answer to
+    inputs of the same shapes. An output that once was larger than expected is never predicted
+    again. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[Hashable, dict[str, int]] = {}
         self._unsure: set[tuple[Hashable, str]] = set()
-        self._expected: dict[Hashable, ExpectedOutputs] = {}  # follows from the others
+        # cache, derived from the other tables
+        self._expected: dict[Hashable, ExpectedOutputs] = {}
 
     def expected(
         self, key: Hashable, shapes: Hashable, model: DescribedModel, names: tuple[str, ...]
     ) -> ExpectedOutputs:
-        """`shapes`: of the inputs; `names`: of the outputs."""
-        found = self._expected.get((key, shapes))
-        if found is not None and found.model is model and found.names == names:
-            return found
+        """Return the expected outputs of a request.
+
+        Args:
+            shapes: hashable description of the inputs' shapes.
+            names: names of the requested outputs.
+        """
+        expected = self._expected.get((key, shapes))
+        if expected is not None and expected.model is model and expected.names == names:
+            return expected
         with self._lock:
             seen, known = self._seen.get((key, shapes), {}), True
             sizes: dict[str, int | None] = {}
@@ -92,9 +103,9 @@ class OutputSizes:
                 sizes[name] = None if size is None or size < _SMALL else size
             if len(self._expected) >= _MANY:
                 self._expected.clear()
-            found = ExpectedOutputs(sizes, known, names, model)
-            self._expected[key, shapes] = found
-            return found
+            expected = ExpectedOutputs(sizes, known, names, model)
+            self._expected[key, shapes] = expected
+            return expected
 
     def learn(self, key: Hashable, shapes: Hashable, arrays: Mapping[str, Any]) -> None:
         sizes = {name: a.nbytes for name, a in arrays.items() if a.dtype.kind != "O"}
@@ -107,7 +118,7 @@ class OutputSizes:
             self._expected.pop((key, shapes), None)
 
     def mistaken(self, key: Hashable, names: Iterable[str]) -> None:
-        """An answer did not fit."""
+        """Stop predicting these outputs: one was larger than expected."""
         with self._lock:
             if len(self._unsure) < _MANY:
                 self._unsure.update((key, name) for name in names)

@@ -1,4 +1,4 @@
-"""One attempt at a request: where its tensors lie, its document, its result."""
+"""Attempt at a request: the places of its tensors, and its encoding for HTTP or a lane."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from shmserve.protocol.control.lane_messages import (
 )
 
 PoolOf = Callable[[int | None], BlockPool | None]
-Copy = tuple[ClientTensor, Any]  # and the window that it goes to
-_ALIGNMENT = 256  # what GPUs and vector instructions like best
-_numbers = itertools.count(1)  # of requests over lanes, whichever these take
+Copy = tuple[ClientTensor, Any]  # a tensor, and the window that receives its bytes
+_ALIGNMENT = 256  # bytes; suits GPUs and vector instructions
+_numbers = itertools.count(1)  # numbers of lane requests, unique in this process
 
 
 class RequestAttempt:
-    """Holds leases on the blocks of a request until `close`.
+    """Attempt that holds leases on the blocks of a request until `close`.
 
     Attributes:
-        windows: of outputs, with their bytes.
-        shared: the server is told of any of our memory.
-        on_gpu: of a GPU's.
+        windows: place and size in bytes of each output that has a window.
+        shared: True if the request names any of the client's memory.
+        on_gpu: True if the request names memory of a GPU.
     """
 
     def __init__(
@@ -44,20 +44,21 @@ class RequestAttempt:
         device: int | None,
         inline: bool = False,
     ) -> None:
-        """Everything that goes into memory is there when this returns.
+        """Reserve blocks and copy inputs there; the copies are complete on return.
 
         Args:
-            pool_of: the memory of a GPU or, None, of the host; None: it is not to be used.
-            outputs: names, with the bytes that fit into memory; None: over HTTP.
-            device: the GPU whose memory results shall be in; None: the host's.
-            inline: small inputs go along with the request, unless they are in memory already.
+            pool_of: function that returns the pool of a GPU or, for None, of the host. A pool of
+                None must not be used.
+            outputs: window size in bytes by output name; None: the output comes in the response.
+            device: ordinal of the GPU whose memory receives results; None: the host.
+            inline: send small inputs inside the request, unless already in shared memory.
         """
         self._inline = INLINE_BYTES if inline else 0
         self._pool_of = pool_of
         self._device = device
         self._held: list[tuple[BlockPool, Block]] = []
         self._places: dict[str, TensorPlace] = {}  # of inputs
-        self.windows: dict[str, tuple[TensorPlace, int]] = {}  # of outputs, with their bytes
+        self.windows: dict[str, tuple[TensorPlace, int]] = {}  # of outputs, with sizes in bytes
         self._inputs = inputs
         self._outputs = outputs
         self._gpus = {tensor.device for tensor in inputs if tensor.device is not None}
@@ -73,8 +74,9 @@ class RequestAttempt:
         self.shared = bool(self._places or self.windows)
 
     def _place_inputs(self) -> list[Copy]:
-        """Those in memory that the server knows stay where they are; for the others there is
-        one block each on the host and on each GPU. Which are to be copied, and where to."""
+        """Find or reserve a place for each input, and return the copies to make. Inputs already in
+        shared memory stay in place. All other inputs of a device share one new block. Inputs of
+        a GPU without room go to the host's block."""
         elsewhere: dict[int | None, list[ClientTensor]] = {}
         for tensor in self._inputs:
             pool = self._pool_of(tensor.device) if tensor.payload is None else None
@@ -95,7 +97,8 @@ class RequestAttempt:
         return copies + self._reserve(None, on_host)
 
     def _reserve(self, device: int | None, tensors: list[ClientTensor]) -> list[Copy]:
-        """Windows for all of these in one block; none at all if there is no room."""
+        """Reserve windows for all tensors in one block. Return an empty list if there is no
+        room."""
         pool = self._pool_of(device) if tensors else None
         block = pool.acquire(sum(map(_aligned, tensors))) if pool is not None else None
         if pool is None or block is None:
@@ -110,7 +113,8 @@ class RequestAttempt:
         return windows
 
     def _place_outputs(self) -> None:
-        """A block each: one that the caller keeps must not keep the others."""
+        """Reserve one block for each output, so that a kept output does not hold the blocks of the
+        others."""
         devices = (None,) if self._device is None else (self._device, None)
         for name, nbytes in self._outputs.items():
             for device in devices if nbytes else ():
@@ -126,8 +130,8 @@ class RequestAttempt:
                 break
 
     def _fill(self, copies: list[Copy]) -> None:
-        """Copy. What was begun on a GPU ends first: the arrays may only be about to be made,
-        and an earlier user's kernels may still be at work on our blocks."""
+        """Copy inputs to their windows. Earlier work on the GPUs ends first: kernels may still be
+        producing the inputs, or using the blocks for a previous request."""
         self._await_gpus()
         for tensor, window in copies:
             tensor.write(window)
@@ -139,7 +143,8 @@ class RequestAttempt:
             device_arrays.synchronize(device)
 
     def outside(self) -> str | None:
-        """The first input that would be worth it and is in no memory of ours."""
+        """Return the name of the first input of at least `INLINE_BYTES` without a place in shared
+        memory, or None."""
         for tensor in self._inputs:
             if tensor.name not in self._places and tensor.nbytes >= INLINE_BYTES:
                 return tensor.name
@@ -167,12 +172,12 @@ class RequestAttempt:
                     "parameters": where,
                 }
             )
-        wanted = [
+        outputs = [
             {"name": name, "parameters": place.window(nbytes) if place else {"binary_data": True}}
             for name in self._outputs
             for place, nbytes in [self.windows.get(name, (None, 0))]
         ]
-        document: dict[str, Any] = {"inputs": described, "outputs": wanted}
+        document: dict[str, Any] = {"inputs": described, "outputs": outputs}
         if request_id:
             document["id"] = request_id
         if parameters:
@@ -186,9 +191,12 @@ class RequestAttempt:
         request_id: str,
         stream: bool = False,
     ) -> LaneRequest | None:
-        """The same for a lane; None: a tensor is too large for one, and in none of our memory.
-        A `stream` has as much credit as answers fit into the lane's socket: it is nobody's fault
-        if they wait there for long."""
+        """Return the request for a lane. Return None if a tensor is too large for the lane's
+        messages and has no place in shared memory.
+
+        A `stream` gets credit for as many answers as fit into the lane's socket, so a slow reader
+        does not block the executor.
+        """
         inputs = []
         for tensor in self._inputs:
             place = self._places.get(tensor.name)
@@ -217,20 +225,20 @@ class RequestAttempt:
     # ---------------------------------------------------------------------- life
 
     def is_blamed(self, reason: str) -> bool:
-        """Whether a request was refused for the memory we named in it."""
+        """Return True if `reason` says that the server refused memory named in the request."""
         return (self.shared and "shared memory" in reason) or (self.on_gpu and "CUDA" in reason)
 
     def taint(self) -> None:
-        """Nobody knows whether the server is done with these blocks."""
+        """Mark all blocks of the request as perhaps still in use by the server."""
         for pool, block in self._held:
             pool.taint([block])
         for place in self._places.values():
             place.pool.taint([place.block])
 
     def close(self) -> None:
-        """End the leases of the request; results have their own."""
-        held, self._held = self._held, []
-        for pool, block in held:
+        """End the request's leases; arrays of results have leases of their own."""
+        leases, self._held = self._held, []
+        for pool, block in leases:
             pool.release(block)
 
 

@@ -1,5 +1,5 @@
-"""Which way a request takes: over a lane or HTTP, with which tensors in shared memory; and when it
-is tried again without what was the reason of a refusal."""
+"""Choice of a request's path: a lane or HTTP, and which tensors go through shared memory. A
+refusal that is caused by shared memory is retried without that memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from shmserve.protocol.control.lane_messages import INLINE_BYTES, LaneAnswer
 from shmserve.protocol.decoding import json_decoder
 
 _REPEATS = 4
-# With these the request has ended or never begun; after others it may still be running.
+# After these statuses the request has ended or never started. After other errors the server may
+# still be running the request.
 _ENDED = frozenset({500, 501, 502, 503})
 _REFUSED = frozenset({400, 403, 404, 501})
-# What is said of an output that is larger than expected, and of one that is over a lane
+# Parts of the server's messages for an output larger than expected: with a window, and in a lane's
+# message
 _TOO_LARGE = ("should be at least", "no window of shared memory")
 _HOST, _GPU = "host", "gpu"  # kinds of memory
 _NOTHING: Set[str] = frozenset()
@@ -37,11 +39,12 @@ _decode = json_decoder()
 
 
 class Requester:
-    """The ways of one client. Thread-safe.
+    """Sender of a client's requests. Thread-safe.
 
     Args:
-        lanes: None: there are none.
-        shared: inputs that are worth it go through shared memory, or the call is an error.
+        lanes: the client's lanes; None: HTTP only.
+        shared: raise InferenceError for inputs of `INLINE_BYTES` or more without a place in shared
+            memory.
     """
 
     def __init__(
@@ -61,11 +64,12 @@ class Requester:
         self._sizes = OutputSizes()
 
     def run(self, call: ClientCall) -> Result:
-        """Try, and try again where the reason of a refusal was our memory."""
+        """Send a request and return the result. Retry a refusal that is caused by shared
+        memory."""
         return self.run_until(call, time.monotonic() + call.timeout_s)
 
     def run_until(self, call: ClientCall, until: float) -> Result:
-        """As `run`, whatever its timeout is."""
+        """Do as `run`, with a deadline (`time.monotonic`) instead of the call's timeout."""
         described = self._model((call.model, call.version), until)
         names = tuple(described.outputs) if call.outputs is None else call.outputs
         key = (call.model, call.version)
@@ -73,15 +77,15 @@ class Requester:
         barred = self._barred.get(call.model, _NOTHING)
         for repeat in range(_REPEATS + 1):
             expected = self._sizes.expected(key, shapes, described, names)
-            known = self._lanes is not None and expected.known
+            use_lane = self._lanes is not None and expected.known
             attempt = RequestAttempt(
-                self._pool_of(barred), call.inputs, expected.sizes, call.device, inline=known
+                self._pool_of(barred), call.inputs, expected.sizes, call.device, inline=use_lane
             )
             reply: Reply | LaneAnswer
             try:
                 if self._shared:
                     self._check_shared(attempt)
-                answer, result = self._over_lane(attempt, call, until, known)
+                answer, result = self._over_lane(attempt, call, until, use_lane)
                 if answer is None:
                     reply = self._send(attempt, call, until)
                     if reply.status == 200:
@@ -104,26 +108,26 @@ class Requester:
         raise self._refused(call, reply)
 
     def input_types(self, model: str, version: str, until: float) -> Mapping[str, str]:
-        """The datatypes that a model says of its inputs; none, if it cannot be asked: the request
-        will tell why."""
+        """Return the datatypes of a model's inputs by name. Return an empty mapping if the server
+        does not describe the model: the request itself will report the error."""
         try:
             return self._model((model, version), until).inputs
         except InferenceError:
             return {}
 
     def forget(self, model: str, version: str) -> None:
-        """What is remembered of a model may be of before it was loaded anew."""
+        """Forget what is cached of a model, which may have been loaded anew since."""
         self._models.pop((model, version), None)
         self._decoupled.pop((model, version), None)
 
     def begin(self, call: ClientCall, largest: int) -> AnswerSource:
-        """Have a model answer any number of times.
+        """Start a request with any number of answers.
 
         Args:
-            largest: bytes of an output of unknown size, where outputs lie in our memory.
+            largest: window size in bytes of an output whose size the metadata leaves open.
 
         Raises:
-            InferenceError: it does not, as `run`.
+            InferenceError: the request could not be started, as `run`.
         """
         until = time.monotonic() + call.timeout_s
         if not self._is_decoupled(call, until):
@@ -145,7 +149,8 @@ class Requester:
     def _begin_on_lane(
         self, call: ClientCall, described: DescribedModel, largest: int, until: float
     ) -> AnswerSource | None:
-        """A stream whose first answer is there. None: there is no lane that takes it."""
+        """Start a stream over a lane and wait for the first answer. Return None if no lane takes
+        the request."""
         key = (call.model, call.version)
         names = tuple(described.outputs) if call.outputs is None else call.outputs
         sizes = stream_windows(described, names, largest)
@@ -161,15 +166,15 @@ class Requester:
                 request = attempt.lane_request(call.parameters, call.request_id, True)
                 if request is None:
                     return None
-                found = converse(self._lanes, key, request, attempt.shared, until)
-                if found is None:
+                begun = converse(self._lanes, key, request, attempt.shared, until)
+                if begun is None:
                     return None
-                first, _ = found
+                first, _ = begun
                 refused = first.final and _is_ours(attempt, first) and not _is_too_large(first)
                 if not refused or repeat == _REPEATS:
                     if first.final:
                         self._forget(call, first.status)
-                    answers = LaneAnswers(self._lanes, found, attempt, request, call, until)
+                    answers = LaneAnswers(self._lanes, begun, attempt, request, call, until)
                     return answers
             except BaseException:
                 attempt.taint()
@@ -202,14 +207,16 @@ class Requester:
         repeat: int,
         barred: Set[str],
     ) -> Set[str]:
-        """Which memory to try without next, after a refusal that is ours. A server that was
-        started anew knows none, until it is told once more."""
+        """Return the kinds of memory to avoid in the next attempt. After a 404 on the first
+        attempt, register all memory again and avoid no further kind: the server may have been
+        restarted and have lost the regions."""
         if not repeat and reply.status == 404 and self._pools.register_again():
             return barred
         return barred | self._bar(model, attempt, reply.error)
 
     def _bar(self, model: str, attempt: RequestAttempt, reason: str) -> set[str]:
-        """What a model itself does not take is remembered."""
+        """Return the kinds of memory that a refusal rules out. Remember the kinds that the model
+        itself never takes."""
         if attempt.on_gpu and "CUDA" in reason:
             self._barred.setdefault(model, set()).add(_GPU)
             return {_GPU}
@@ -218,24 +225,24 @@ class Requester:
         return {_HOST, _GPU}
 
     def _over_lane(
-        self, attempt: RequestAttempt, call: ClientCall, until: float, known: bool
+        self, attempt: RequestAttempt, call: ClientCall, until: float, use_lane: bool
     ) -> tuple[LaneAnswer | None, Result | None]:
-        """The answer of a lane, and what it means if that is a result. None: it is not the way,
-        or there is none."""
+        """Return a lane's answer, and the result if the answer is a success. Return no answer if
+        no lane takes the request."""
         request = None
-        if self._lanes is not None and known:
+        if self._lanes is not None and use_lane:
             request = attempt.lane_request(call.parameters, call.request_id)
         if self._lanes is None or request is None:
             return None, None
         key = (call.model, call.version)
         try:
-            found = converse(self._lanes, key, request, attempt.shared, until)
+            begun = converse(self._lanes, key, request, attempt.shared, until)
         except BaseException:
             attempt.taint()
             raise
-        if found is None:
+        if begun is None:
             return None, None
-        answer, lane = found
+        answer, lane = begun
         if answer.status != 200:
             return answer, None
         reader = ResultReader(attempt.windows, call.device)
@@ -262,7 +269,7 @@ class Requester:
         return InferenceError(reply.status, reply.error)
 
     def _forget(self, call: ClientCall, status: int) -> None:
-        """A request was refused, perhaps for what we remember of its model."""
+        """Forget the cached model if a refusal may come from outdated metadata."""
         if 400 <= status < 500 or status == 501:
             self.forget(call.model, call.version)
 
@@ -290,22 +297,22 @@ class Requester:
 
 
 class OneAnswer:
-    """The stream of a model that answers once; implements `streams.AnswerSource`."""
+    """Stream of a model that answers once; implements `result_stream.AnswerSource`."""
 
     def __init__(self, run: Callable[[], Result]) -> None:
         self._run: Callable[[], Result] | None = run
 
     def next(self) -> Result | None:
-        """As `streams.AnswerSource.next`."""
+        """Return the answer, then None."""
         run, self._run = self._run, None
         return run() if run is not None else None
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: the answer holds no resources of the stream."""
 
 
 def _is_ours(attempt: RequestAttempt, reply: Reply | LaneAnswer) -> bool:
-    """Whether it is our memory that the server refuses."""
+    """Return True if the server refused the client's memory, False for any other refusal."""
     return reply.status in _REFUSED and attempt.is_blamed(reply.error)
 
 

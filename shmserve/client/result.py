@@ -1,4 +1,4 @@
-"""What an inference gives."""
+"""Result of an inference."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 
 class Result(Mapping[str, Any]):
-    """Output arrays by name, numpy's or, where a GPU was asked for, CuPy's. They may be written
-    to, and stay valid while referenced.
+    """Output arrays by name: numpy arrays, or CuPy arrays if a GPU was requested. Arrays are
+    writable and stay valid while referenced.
 
     Attributes:
-        model: the model's name.
-        version: the version that answered.
-        id: the request's id.
-        parameters: the response's.
-        receipt: what was copied and how long it took, if it was asked for.
-        transport: the way it came, "lane" or "http".
+        model: model name.
+        version: model version that answered.
+        id: request id.
+        parameters: response parameters.
+        receipt: copied bytes and times, if a receipt was requested.
+        transport: "lane" or "http".
     """
 
     def __init__(

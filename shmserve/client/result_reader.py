@@ -1,4 +1,5 @@
-"""What the server says, as results: each array where it lies."""
+"""Conversion of server answers to results: arrays in shared memory are used in place, not
+copied."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ _decode = json_decoder()
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor lies: from `offset` of a block of a pool."""
+    """Place of a tensor: from `offset` in a block of a pool."""
 
     pool: BlockPool
     block: Block
     offset: int
 
     def window(self, nbytes: int) -> dict[str, Any]:
-        """The parameters that name it to the server."""
+        """Return the tensor parameters that name this place in an HTTP request."""
         return {
             "shared_memory_region": self.block.name,
             "shared_memory_offset": self.offset,
@@ -40,17 +41,17 @@ class TensorPlace(NamedTuple):
         }
 
     def on_lane(self, nbytes: int) -> LaneWindow:
-        """The same on a lane."""
+        """Return the field that names this place in a lane request."""
         return LaneWindow(self.block.name, self.offset, nbytes)
 
 
 class ResultReader:
-    """Reads the answers to one request.
+    """Reader of the answers to one request.
 
     Args:
-        windows: of outputs, with their bytes.
-        device: the GPU that results shall be on; None: the host.
-        again: windows are written to again: results have copies of what lies there.
+        windows: place and size in bytes of each output that has a window.
+        device: ordinal of the GPU for results; None: the host.
+        again: later answers overwrite the windows, so results get copies.
     """
 
     def __init__(
@@ -66,10 +67,10 @@ class ResultReader:
     def of_lane(
         self, answer: LaneAnswer, model: str, request_id: str, opened: LaneOpened, receipt: bool
     ) -> Result:
-        """The arrays of a lane's answer; with what it took, if a receipt is wanted.
+        """Return the result of a lane's answer, with its receipt if `receipt` is set.
 
         Raises:
-            InferenceError: it makes no sense.
+            InferenceError: the answer is malformed.
         """
         arrays = {}
         try:
@@ -85,14 +86,14 @@ class ResultReader:
             raise InferenceError(0, f"the server's answer is malformed: {ex}") from ex
         document: dict[str, Any] = {"model_name": model, "model_version": opened.version}
         document |= {"id": request_id, "parameters": answer.parameters}
-        told = _receipt(answer.receipt, opened.instance) if receipt else None
-        return Result(arrays, document, told, "lane")
+        receipt_document = _receipt(answer.receipt, opened.instance) if receipt else None
+        return Result(arrays, document, receipt_document, "lane")
 
     def of_http(self, reply: Reply, model: str) -> Result:
-        """The arrays of a response.
+        """Return the result of an HTTP response.
 
         Raises:
-            InferenceError: the response makes no sense.
+            InferenceError: the response is malformed.
         """
         try:
             return self._result(reply, model)
@@ -122,7 +123,7 @@ class ResultReader:
         return Result(arrays, document, _decode(receipt.encode()) if receipt else None)
 
     def _arrived(self, array: Any) -> Any:
-        """On the device that was asked for; numpy's arrays aligned."""
+        """Return an array on the requested device; numpy arrays are aligned."""
         if not isinstance(array, np.ndarray):
             return array
         array = array if array.flags.aligned else array.copy()
@@ -131,7 +132,8 @@ class ResultReader:
         return device_arrays.to_device(array, self._device)
 
     def _elsewhere(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        """The bytes of an output that is not in the body: in its window, or there are none."""
+        """Return the bytes of an output that is not in the message: the output's window, or no
+        bytes."""
         place, size = self._windows.get(name, (None, 0))
         if place is None:
             return np.empty(0, np.uint8)
@@ -154,7 +156,8 @@ def _extent(data: Any, count: int) -> int:
 
 
 def _receipt(receipt: LaneReceipt, instance: str) -> dict[str, Any]:
-    """In the form of HTTP's, with what came in messages."""
+    """Return a lane's receipt in the form of an HTTP receipt, plus the bytes carried in
+    messages."""
     return {
         "copied_bytes": {
             "in": receipt.copied_in,

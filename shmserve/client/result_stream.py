@@ -1,4 +1,4 @@
-"""`ResultStream`: the answers to one request, each when it is there."""
+"""Result stream: the answers to one request, each as soon as it arrives."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from shmserve.client.wire.inference_error import InferenceError
 
 
 class AnswerSource(Protocol):
-    """The answers to a request that has been sent."""
+    """Answers to a request that has been sent."""
 
     def next(self) -> Result | InferenceError | None:
-        """The next one, or what it failed for, alone; None: there is none any more.
+        """Return the next result, or the InferenceError of a single answer; None: the stream has
+        ended.
 
         Raises:
-            InferenceError: no further one comes.
+            InferenceError: the stream failed; no further answer comes.
         """
 
     def close(self) -> None:
-        """Nobody wants further answers: the request ends, what it holds is given back.
-        Idempotent."""
+        """End the request and release its resources. Idempotent."""
 
 
 class ResultStream:
-    """An iterator, and a context manager that closes it.
+    """Iterator over results, and a context manager that closes the stream.
 
-    The request is sent when the first result is asked for; its deadline begins then. An
-    InferenceError of one answer does not end the stream: `next` gives what comes behind it. A
-    stream that is closed, or not referenced any more, before its end is cancelled.
+    The first `next` sends the request and starts the deadline. After an InferenceError of a single
+    answer, `next` continues with the following answer. Closing the stream early, or dropping the
+    last reference, cancels the request.
     """
 
     def __init__(self, begin: Callable[[], AnswerSource], owner: object = None) -> None:
-        """`owner`: lives as long as the stream."""
+        """Make a stream; `owner` is kept referenced as long as the stream lives."""
         self._owner = owner
         self._begin: Callable[[], AnswerSource] | None = begin
         self._answers: AnswerSource | None = None
         self._scope = CancelScope()
-        self._lock = threading.Lock()  # of who waits for an answer, or ends it
+        # held while waiting for an answer, and while ending the stream
+        self._lock = threading.Lock()
         self._pid = os.getpid()
 
     def __iter__(self) -> ResultStream:
@@ -51,19 +52,20 @@ class ResultStream:
     def __next__(self) -> Result:
         with self._lock:
             try:
-                told = self._scope.run(self._next) if self._begin or self._answers else None
+                result = self._scope.run(self._next) if self._begin or self._answers else None
             except BaseException:
                 self._end()
                 raise
-            if told is None:
+            if result is None:
                 self._end()
                 raise StopIteration
-        if isinstance(told, InferenceError):
-            raise told
-        return told
+        if isinstance(result, InferenceError):
+            raise result
+        return result
 
     def close(self) -> None:
-        """Cancel what is left of it. Any thread: one that waits for an answer gets an error."""
+        """Cancel the rest of the stream. Callable from any thread; a thread that waits for an
+        answer gets an InferenceError."""
         self._scope.cancel()
         with self._lock:
             self._end()
@@ -87,6 +89,6 @@ class ResultStream:
         self.close()
 
     def __del__(self) -> None:
-        if os.getpid() == self._pid:  # a forked child must not undo its parent's doing
+        if os.getpid() == self._pid:  # a forked child must not cancel its parent's request
             with contextlib.suppress(Exception):
                 self.close()

@@ -1,4 +1,4 @@
-"""What a client asks of a server besides inference: health, descriptions, the model repository."""
+"""Calls besides inference: health, descriptions, statistics, the model repository."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ _decode = json_decoder()
 
 
 class ServiceCalls:
-    """Each takes a `timeout` in seconds, the client's own unless said otherwise, and raises
-    InferenceError where the server refuses or does not answer. Documents are the protocol's
-    (docs/http_api.md)."""
+    """Calls that return documents of the protocol (docs/http_api.md).
+
+    Every call takes a `timeout` in seconds; the default is the client's own. Except for `ready`,
+    every call raises InferenceError if the server refuses or does not answer.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._pid = os.getpid()
 
     def ready(self, model: str = "", version: str = "", *, timeout: float | None = None) -> bool:
-        """Whether the server, with all that it requires, or a model takes requests now; False as
-        well where no server answers."""
+        """Return True if a model, or the server with all required models, takes requests now.
+        Return False if not, and if no server answers."""
         self._check_process()
         path = f"{model_path(model, version)}/ready" if model else "/v2/health/ready"
         try:
@@ -37,22 +39,23 @@ class ServiceCalls:
         return reply.status == 200
 
     def metadata(self, model: str = "", version: str = "", *, timeout: float | None = None) -> Any:
-        """The server's or a model's description: its inputs and outputs, versions, platform."""
+        """Return the description of the server, or of a model: inputs, outputs, versions,
+        platform."""
         return self._get(model_path(model, version) if model else "/v2", timeout)
 
     def config(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:
-        """A model's configuration as it is in effect."""
+        """Return a model's configuration in effect."""
         return self._get(f"{model_path(model, version)}/config", timeout)
 
     def statistics(
         self, model: str = "", version: str = "", *, timeout: float | None = None
     ) -> Any:
-        """Counts and times of requests, of one model or of all."""
+        """Return counts and times of requests, of one model or of all."""
         path = model_path(model, version) if model else "/v2/models"
         return self._get(f"{path}/stats", timeout)
 
     def models(self, *, timeout: float | None = None) -> Any:
-        """The model repository: a list of names, versions, states and reasons."""
+        """Return the model repository: a list of names, versions, states and reasons."""
         return self._post("index", {}, timeout)
 
     def load(
@@ -62,17 +65,17 @@ class ServiceCalls:
         *,
         timeout: float | None = None,
     ) -> None:
-        """Load a model, or load it anew; returns when it is ready. A server must allow it
-        (`model_control = "explicit"`).
+        """Load a model, or load it anew, and return when it is ready. The server must allow
+        explicit loading (`model_control = "explicit"`).
 
         Args:
-            config: its configuration, in place of the repository's.
+            config: model configuration that replaces the repository's.
         """
         text = {"config": msgspec.json.encode(config).decode()} if config is not None else {}
         self._post(f"models/{_quoted(model)}/load", {"parameters": text} if text else {}, timeout)
 
     def unload(self, model: str, *, timeout: float | None = None) -> None:
-        """Unload a model; what it has begun ends first."""
+        """Unload a model; running requests end first."""
         self._post(f"models/{_quoted(model)}/unload", {}, timeout)
 
     def _check_process(self) -> None:
@@ -94,7 +97,7 @@ class ServiceCalls:
 
 
 def model_path(model: str, version: str) -> str:
-    """Of a model, or one version of it, in the protocol's HTTP."""
+    """Return the HTTP path of a model or of one version."""
     path = f"/v2/models/{_quoted(model)}"
     return f"{path}/versions/{_quoted(version)}" if version else path
 

@@ -1,7 +1,6 @@
-"""Arrays to tensors of the protocol and back.
+"""Conversion between arrays and tensors of the protocol.
 
-Types that numpy lacks, such as BF16, are those of the package ml_dtypes, which a client has if it
-needs them.
+Types that numpy lacks, such as BF16, come from the optional package ml_dtypes.
 """
 
 from __future__ import annotations
@@ -25,17 +24,21 @@ NO_JSON = frozenset(row.name for row in ROWS if not row.json_ok)
 
 
 class ClientTensor:
-    """An array on its way: `payload` has the bytes of BYTES elements, else `array` has, which
-    is numpy's, or CuPy's on the GPU `device`."""
+    """Input tensor. `payload` has the encoded bytes of BYTES elements. For other datatypes `array`
+    has the elements: a numpy array, or a CuPy array on the GPU `device`."""
 
     __slots__ = ("array", "datatype", "device", "name", "nbytes", "payload", "shape")
 
     def __init__(self, name: str, value: Any, datatype: str | None = None) -> None:
-        """`datatype`: of what has none of its own, such as a list; None: as numpy has it.
+        """Make a tensor of an array, a list or a number.
+
+        Args:
+            datatype: datatype for values without a dtype, such as lists; None: the datatype of
+                numpy's array.
 
         Raises:
-            ValueError: it is no tensor, or of numbers that the datatype cannot hold.
-            ImportError: it is on a GPU, and CuPy is not installed.
+            ValueError: `value` is no tensor, or has numbers that `datatype` cannot hold.
+            ImportError: `value` is on a GPU and CuPy is not installed.
         """
         array, device = (value, None) if type(value) is np.ndarray else _array(name, value)
         if datatype is not None and not hasattr(value, "dtype"):
@@ -55,8 +58,9 @@ class ClientTensor:
         return self.name, self.datatype, self.shape
 
     def write(self, target: Any) -> None:
-        """Copy the bytes to memory of exactly their size, of the host or, if they lie there
-        (then `device_arrays.synchronize` tells when it is done), of their GPU."""
+        """Copy the bytes to `target`, memory of exactly `nbytes` bytes on the host or, for a GPU
+        array, on the same GPU. A copy within a GPU is complete after
+        `device_arrays.synchronize`."""
         if self.payload is not None:
             target[:] = np.frombuffer(self.payload, np.uint8)
         elif self.device is None:
@@ -67,7 +71,7 @@ class ClientTensor:
             device_arrays.copy(self.array, target)
 
     def data(self) -> memoryview:
-        """The bytes, for a body."""
+        """Return the bytes for a request body."""
         if self.payload is not None:
             return memoryview(self.payload)
         array = self.array if self.device is None else device_arrays.to_host(self.array)
@@ -75,11 +79,11 @@ class ClientTensor:
 
 
 def _array(name: str, value: Any) -> tuple[Any, int | None]:
-    """As an array, and the GPU it is on."""
+    """Return a value as an array, and the ordinal of its GPU (None: host)."""
     if not device_arrays.is_on_gpu(value):
         try:
             return np.asarray(value), None
-        except ValueError as ex:  # rows of several lengths
+        except ValueError as ex:  # rows of different lengths
             raise ValueError(f"input '{name}': {ex}") from None
     try:
         array = device_arrays.as_cupy(value)
@@ -89,7 +93,8 @@ def _array(name: str, value: Any) -> tuple[Any, int | None]:
 
 
 def _as(datatype: str, array: Array, value: Any, name: str) -> Array:
-    """Numbers of a list in the model's datatype; what is of another kind is left to the server."""
+    """Convert numbers of a list to the model's datatype. Other elements stay as given: the server
+    judges them."""
     if array.dtype.kind not in "iuf" or datatype not in _ROWS:
         return array
     dtype = dtype_of(datatype)
@@ -109,7 +114,8 @@ def _as(datatype: str, array: Array, value: Any, name: str) -> Array:
 
 
 def _integers(datatype: str, dtype: np.dtype[Any], value: Any, name: str) -> Array:
-    exact: Any = np.asarray(value, np.object_)  # beyond 2**63 numpy would make floats of them
+    # object elements, because numpy makes floats of integers beyond 2**63
+    exact: Any = np.asarray(value, np.object_)
     if any(isinstance(number, float) for number in exact.flat):
         raise ValueError(f"input '{name}': fractions are no {datatype}, which the model wants")
     limits = np.iinfo(dtype)
@@ -120,10 +126,10 @@ def _integers(datatype: str, dtype: np.dtype[Any], value: Any, name: str) -> Arr
 
 
 def datatype_of(dtype: np.dtype[Any], name: str) -> str:
-    """The protocol's name of a dtype.
+    """Return the protocol's name of a dtype.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the protocol has no such datatype.
     """
     datatype = _BY_DTYPE.get(dtype.name)
     if datatype is not None and dtype.isnative:
@@ -134,7 +140,8 @@ def datatype_of(dtype: np.dtype[Any], name: str) -> str:
 
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
-    """Return the dtype of fixed-size elements. Without ml_dtypes, BF16 is its bits as uint16."""
+    """Return the dtype of fixed-size elements. Without ml_dtypes, BF16 elements are returned as
+    uint16 bits."""
     row = _ROWS[datatype]
     if not row.extension:
         return np.dtype(row.numpy_name)
@@ -147,17 +154,19 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
 
 
 def nbytes_of(datatype: str, shape: tuple[int, ...]) -> int | None:
-    """Bytes of a tensor; None where they depend on its elements or an open dimension."""
+    """Return the bytes of a tensor; None if the size depends on the elements or on an open
+    dimension."""
     if datatype not in _ROWS or (shape and min(shape) < 0):
         return None
     return math.prod(shape) * _ROWS[datatype].itemsize
 
 
 def from_bytes(data: Any, datatype: str, shape: tuple[int, ...], name: str, model: str) -> Any:
-    """The array, of either kind, that bytes hold: a view of them, except for BYTES elements.
+    """Return an array of bytes on the host or a GPU: a view of `data`, except for BYTES elements,
+    which are decoded.
 
     Raises:
-        ValueError: they do not fit the shape.
+        ValueError: the bytes do not fit the shape.
     """
     if datatype != BYTES:
         return data.view(dtype_of(datatype)).reshape(shape)

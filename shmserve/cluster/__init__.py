@@ -1,4 +1,3 @@
-"""Many hosts of one service: what is served where, decided here, done through Ray and HAProxy.
-
-Requests and tensors never come this way. Without the extra `ray` nothing of it is imported.
-"""
+"""Cluster: decides which of many hosts serves which models, and acts through Ray and HAProxy.
+Requests and tensors never pass through this package. Only the module `ray_nodes` needs the
+extra `ray`."""

@@ -1,7 +1,7 @@
-"""cluster.toml: what is served on the nodes of a Ray cluster, and which balancers are told.
+"""cluster.toml: the models served on the nodes of a Ray cluster, and the balancers.
 
-Tables are prefixes of names, as in the server's own file: ``[models.digits] memory_bytes`` is
-``models_digits_memory_bytes`` in an error. Sizes and times may have units.
+Table names are prefixes of setting names, as in the server's settings file: errors call
+``[models.digits] memory_bytes`` ``models_digits_memory_bytes``. Sizes and times may have units.
 """
 
 from __future__ import annotations
@@ -27,43 +27,45 @@ ModelName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
 class ClusterSettings(Struct, frozen=True):
-    """What stands in the file beside its models. Sizes are bytes, times are seconds."""
+    """Settings of the file except for models. Sizes are bytes, times are seconds."""
 
-    name: ModelName = "shmserve"  # of the cluster: one Ray may have several, on different nodes
+    # of the cluster; a Ray may have several clusters, on different nodes
+    name: ModelName = "shmserve"
     ray_address: str = "auto"
-    interval_s: Seconds = 1.0  # between two looks at all nodes
-    node_timeout_s: Seconds = 10.0  # a node that has not been heard for so long is gone
-    drain_s: Seconds = 2.0  # between a replica's last request and its unloading
-    start_timeout_s: Seconds = 300.0  # `up` waits for one replica of each model for so long
-    # The service of each node
+    interval_s: Seconds = 1.0  # between two rounds of the controller
+    node_timeout_s: Seconds = 10.0  # silence after which a node counts as gone
+    drain_s: Seconds = 2.0  # from a replica's last routed request to its unloading
+    start_timeout_s: Seconds = 300.0  # limit for `up` to get a replica of each model
+    # Service of each node
     service_model_repository: tuple[str, ...] = ()
-    service_config: str = ""  # a settings file on each node
-    service_run_dir: str = ""  # below it each service has its run directory
-    service_http_port: Port = 8000  # 0: any that is free
+    service_config: str = ""  # path of a settings file on each node
+    service_run_dir: str = ""  # parent folder of the services' run directories
+    service_http_port: Port = 8000  # 0: any free port
     service_grpc_port: Port = 8001
     service_http_workers: Positive = 2
-    service_load_timeout_s: Seconds = 300.0  # of one model
-    service_stop_timeout_s: Seconds = 60.0  # then it is killed
-    # The nodes that have one
-    nodes_resource: str = ""  # only those with this Ray resource
-    nodes_room_bytes: Annotated[int, Meta(ge=0)] = 0  # for models; 0: what the node says
-    # The balancers
+    service_load_timeout_s: Seconds = 300.0  # to load a model
+    service_stop_timeout_s: Seconds = 60.0  # after which the service is killed
+    # Nodes that run a service
+    nodes_resource: str = ""  # only nodes with this Ray resource
+    nodes_room_bytes: Annotated[int, Meta(ge=0)] = 0  # memory for models; 0: as the node reports
+    # Balancers
     haproxy_sockets: tuple[Place, ...] = ()  # paths, or HOST:PORT
     haproxy_http_bind: Bind = ":8080"
     haproxy_grpc_bind: Bind = ":8081"
-    haproxy_slots: Annotated[int, Meta(ge=1, le=4096)] = 32  # servers of one model at most
-    haproxy_check_s: Seconds = 1.0  # between two checks of one server
+    haproxy_slots: Annotated[int, Meta(ge=1, le=4096)] = 32  # limit of servers for a model
+    haproxy_check_s: Seconds = 1.0  # between two health checks of a server
 
 
 class ModelTable(Struct, frozen=True):
-    """What stands in the table of one model."""
+    """Settings of a model."""
 
-    memory_bytes: Positive  # of each GPU of a node, or of a node without any, that it takes
-    replicas: Positive = 1  # at least
+    # memory of a replica on each GPU of a node, or in the host memory of a node without GPUs
+    memory_bytes: Positive
+    replicas: Positive = 1  # minimum
     max_replicas: Positive = 1
-    queue_s: Seconds = 0.05  # requests should not wait longer for an executor, on average
-    up_s: Seconds = 3.0  # more replicas after they have for so long
-    down_s: Seconds = 60.0  # fewer after they have hardly waited for so long
+    queue_s: Seconds = 0.05  # longest mean wait of requests for an executor
+    up_s: Seconds = 3.0  # time of longer waits before replicas are added
+    down_s: Seconds = 60.0  # time of hardly any waits before replicas are removed
 
     def rule(self) -> ModelRule:
         scaling = ScalingRule(
@@ -77,7 +79,7 @@ class ModelTable(Struct, frozen=True):
 
 
 class ClusterFile(Struct, frozen=True):
-    """All of it; `models` by name."""
+    """Contents of a cluster file; models by name."""
 
     settings: ClusterSettings
     models: dict[str, ModelTable]
@@ -87,39 +89,40 @@ class ClusterFile(Struct, frozen=True):
 
 
 def read(path: str) -> ClusterFile:
-    """Read the file.
+    """Read a cluster file.
 
     Raises:
-        ConfigError: it cannot be read or is wrong: all that is wrong, one to a line.
+        ConfigError: the file cannot be read or has errors; the message has a line for each error.
     """
     names = _model_names(path)
-    known = _declared("", ClusterSettings)
+    declared = _declared("", ClusterSettings)
     for name in names:
-        own = _declared(f"models_{name}_", ModelTable)
-        if both := known.keys() & own.keys():
+        of_model = _declared(f"models_{name}_", ModelTable)
+        if both := declared.keys() & of_model.keys():
             raise ConfigError(f"models: {min(both)} in {path} would be of {name} and of another")
-        known |= own
-    source = Sources(known, {}, {})
+        declared |= of_model
+    source = Sources(declared, {}, {})
     source.take_file(path, "the command")
     values = source.converted()
     problems = source.problems + _wrong_names(names)
     for name in names:
         if f"models_{name}_memory_bytes" not in source.given:
-            wants = known[f"models_{name}_memory_bytes"].wants
+            wants = declared[f"models_{name}_memory_bytes"].wants
             problems.append(f"models_{name}_memory_bytes is missing in {path}: wants {wants}")
     if not problems:
-        made = ClusterFile(
+        file = ClusterFile(
             ClusterSettings(**_under("", ClusterSettings, values)),
             {name: ModelTable(**_under(f"models_{name}_", ModelTable, values)) for name in names},
         )
-        problems = _contradictions(made, path)
+        problems = _contradictions(file, path)
     if problems:
         raise ConfigError("\n".join(problems))
-    return made
+    return file
 
 
 def _model_names(path: str) -> list[str]:
-    """Names of the tables below `models`; none, where the file cannot be read: told elsewhere."""
+    """Return the names of the tables below `models`. Return an empty list if the file cannot be
+    read, which `read` reports."""
     try:
         models = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("models")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
@@ -130,11 +133,11 @@ def _model_names(path: str) -> list[str]:
 
 
 def _declared(prefix: str, kind: type[Struct]) -> dict[str, Declared]:
-    found = {}
+    declared = {}
     for field in msgspec.structs.fields(kind):
         default = "" if field.default is msgspec.NODEFAULT else field.default
-        found[prefix + field.name] = Declared(prefix + field.name, field.type, default)
-    return found
+        declared[prefix + field.name] = Declared(prefix + field.name, field.type, default)
+    return declared
 
 
 def _under(prefix: str, kind: type[Struct], values: dict[str, Any]) -> dict[str, Any]:
@@ -159,15 +162,15 @@ def _contradictions(file: ClusterFile, path: str) -> list[str]:
     if not file.settings.service_model_repository:
         wrong.append(f"service_model_repository is missing in {path}: wants a list of one or more")
     for name, table in file.models.items():
-        most = table.rule().scaling.most
+        max_replicas = table.rule().scaling.most
         if 1 < table.max_replicas < table.replicas:
             wrong.append(
                 f"models_{name}_max_replicas = {table.max_replicas}: "
                 f"is less than models_{name}_replicas, {table.replicas}"
             )
-        if file.settings.haproxy_sockets and most > file.settings.haproxy_slots:
+        if file.settings.haproxy_sockets and max_replicas > file.settings.haproxy_slots:
             wrong.append(
                 f"haproxy_slots = {file.settings.haproxy_slots}: "
-                f"is less than the {most} replicas that {name} may have"
+                f"is less than the {max_replicas} replicas that {name} may have"
             )
     return wrong

@@ -1,4 +1,4 @@
-"""What `shmserve cluster` does, from outside of the actors: up, status, down."""
+"""Commands of `shmserve cluster`: up, status, down. They run outside of the actors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _POLL_S = 0.2
 
 @contextlib.contextmanager
 def _connected(settings: ClusterSettings) -> Iterator[Any]:
-    """The module `ray_nodes`, while this process is a client of the cluster's Ray.
+    """Yield the module `ray_nodes` while this process is a client of the cluster's Ray.
 
     Raises:
-        ConfigError: the extra is missing.
-        Unavailable: there is no Ray at that address.
+        ConfigError: the extra `ray` is not installed.
+        Unavailable: no Ray answers at the address.
     """
     try:
         import ray
@@ -31,7 +31,7 @@ def _connected(settings: ClusterSettings) -> Iterator[Any]:
         from shmserve.cluster import ray_nodes
     except ImportError as ex:
         raise ConfigError("Ray is missing here: pip install 'shmserve[ray]'") from ex
-    if ray.is_initialized():  # by the program that calls this
+    if ray.is_initialized():  # by the calling program
         yield ray_nodes
         return
     try:
@@ -45,14 +45,15 @@ def _connected(settings: ClusterSettings) -> Iterator[Any]:
         reason = str(ex).splitlines()[0]
         raise Unavailable(f"no Ray at ray_address = {settings.ray_address}: {reason}") from ex
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # Ray tells of dead nodes where we print
+        # Ray prints messages about dead nodes to stdout
+        with contextlib.redirect_stdout(sys.stderr):
             yield ray_nodes
     finally:
         ray.shutdown()
 
 
 def _controller(ray_nodes: Any, name: str) -> Any:
-    """Its handle. Raises Unavailable: none runs."""
+    """Return the handle of the running controller. Raise Unavailable if none runs."""
     try:
         return ray_nodes.ray.get_actor(ray_nodes.CONTROLLER, name)
     except ValueError as ex:
@@ -60,7 +61,8 @@ def _controller(ray_nodes: Any, name: str) -> Any:
 
 
 def _answer(ray_nodes: Any, ref: Any, timeout_s: float = _ANSWER_S) -> Any:
-    """What the controller answers. Raises Unavailable: nothing, in this time."""
+    """Return the controller's answer. Raise Unavailable if none comes in time, or the controller
+    failed."""
     errors = ray_nodes.ray.exceptions
     try:
         return ray_nodes.ray.get(ref, timeout=timeout_s)
@@ -73,12 +75,12 @@ def _answer(ray_nodes: Any, ref: Any, timeout_s: float = _ANSWER_S) -> Any:
 
 
 def up(file: ClusterFile) -> Status:
-    """Start the cluster, or have the one that runs serve other models by other rules: a controller
-    that knows them takes the place of the one before, and finds nodes and services as they are.
+    """Start the cluster, or change the models and rules of a running cluster. A new controller
+    then replaces the old one, and finds nodes and services as they are.
 
     Raises:
-        ConfigError: what it says of nodes and their services differs from what runs.
-        Unavailable: no Ray, or not every model had a replica in time.
+        ConfigError: the settings of nodes or services differ from the running cluster's.
+        Unavailable: there is no Ray, or some model had no replica in time.
     """
     with _connected(file.settings) as ray_nodes:
         with contextlib.suppress(Unavailable):
@@ -96,7 +98,8 @@ def up(file: ClusterFile) -> Status:
 
 
 def _end_other(ray_nodes: Any, file: ClusterFile) -> None:
-    """Raises Unavailable: there is none that could be asked."""
+    """Kill the running controller. Raise Unavailable if none runs or none answers, ConfigError if
+    its settings of nodes or services differ."""
     actor = _controller(ray_nodes, file.settings.name)
     if not _answer(ray_nodes, actor.has_nodes_of.remote(file.settings)):
         raise ConfigError(
@@ -106,7 +109,8 @@ def _end_other(ray_nodes: Any, file: ClusterFile) -> None:
 
 
 def _begin(ray_nodes: Any, file: ClusterFile, deadline: float) -> Any:
-    """A controller's handle. Raises Unavailable: the one before does not go, or Ray has no head."""
+    """Start a controller and return its handle. Raise Unavailable if the previous controller does
+    not end, or Ray has no head node."""
     head = ray_nodes.at_the_head()
     while True:
         try:
@@ -116,19 +120,19 @@ def _begin(ray_nodes: Any, file: ClusterFile, deadline: float) -> Any:
                 lifetime="detached",
                 scheduling_strategy=head,
             ).remote(file)
-        except ValueError as ex:  # its name is taken
+        except ValueError as ex:  # the name is taken
             if time.monotonic() > deadline:
                 raise Unavailable("another controller of this cluster does not end") from ex
             time.sleep(_POLL_S)
 
 
 def ready(status: Status) -> dict[str, int]:
-    """How many nodes have each model ready."""
-    found: dict[str, int] = {}
+    """Return the number of nodes on which each model is ready."""
+    counts: dict[str, int] = {}
     for report in status.nodes.values():
         for name in report.look.ready:
-            found[name] = found.get(name, 0) + 1
-    return found
+            counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def _why(status: Status, lacking: list[str]) -> str:
@@ -142,20 +146,21 @@ def _why(status: Status, lacking: list[str]) -> str:
 
 
 def status(file: ClusterFile) -> Status:
-    """How things are. Raises Unavailable: no Ray, or nothing is up."""
+    """Return the status of the cluster. Raise Unavailable if there is no Ray, or no cluster is
+    up."""
     with _connected(file.settings) as ray_nodes:
-        found: Status = _answer(
+        answer: Status = _answer(
             ray_nodes, _controller(ray_nodes, file.settings.name).status.remote()
         )
-        return found
+        return answer
 
 
 def down(file: ClusterFile) -> None:
-    """End all services, their requests first.
+    """End all services after their running requests.
 
     Raises:
-        Unavailable: no Ray, nothing is up, or not all has ended: the controller is still there, so
-            that this can be tried again.
+        Unavailable: there is no Ray, no cluster is up, or some services have not ended. The
+            controller then still runs, so `down` can be repeated.
     """
     with _connected(file.settings) as ray_nodes:
         actor = _controller(ray_nodes, file.settings.name)

@@ -1,7 +1,7 @@
-"""The loop of a cluster: look at all nodes, decide, tell nodes and balancers.
+"""Control loop of a cluster: ask all nodes, decide, tell nodes and balancers.
 
-It keeps nothing that it could not find out again: what nodes hold, they say. What carries its words
-to the nodes is an argument.
+The controller keeps no state that cannot be found out again: nodes report the models they hold.
+The transport to the nodes is an argument (`Nodes`).
 """
 
 from __future__ import annotations
@@ -22,22 +22,27 @@ from shmserve.cluster.policies.traffic_weights import UNKNOWN
 from shmserve.errors import Unavailable
 
 _EMPTY = Decision({}, {}, {}, {})
-_END_S = 20.0  # for the round that is under way
+_END_S = 20.0  # seconds for the current round to end
 
 _log = logging.getLogger(__name__)
 
 
 class Nodes(Protocol):
-    """The nodes there are, by name, and the way to them."""
+    """Nodes of the cluster, by name, and the transport to the nodes."""
 
     def update(
         self, orders: Mapping[str, frozenset[str]], timeout_s: float
     ) -> dict[str, NodeReport | None]:
-        """Order what nodes should hold, those without orders nothing new; what they reported. None:
-        a node that has not answered. Those that are not there any more are not in it."""
+        """Order the models that nodes should hold, and return the reports. A node without an order
+        keeps its last one.
+
+        Returns:
+            Report of each node; None: the node has not answered. Nodes that have gone are absent.
+        """
 
     def stop(self) -> None:
-        """End all services, their requests first. Raises Unavailable: not all have ended."""
+        """End all services after their running requests. Raise Unavailable if some have not
+        ended."""
 
 
 @dataclass
@@ -48,7 +53,7 @@ class _Heard:
 
 @dataclass(frozen=True)
 class Status:
-    """For people: all nodes' reports, the last decision, what is wrong with balancers."""
+    """Overview for people: reports of all nodes, the last decision, problems of balancers."""
 
     nodes: dict[str, NodeReport] = field(default_factory=dict)
     decision: Decision = _EMPTY
@@ -56,7 +61,7 @@ class Status:
 
 
 class Controller:
-    """Its owner calls `start` and `stop`."""
+    """Thread that runs the control loop between `start` and `stop`."""
 
     def __init__(self, file: ClusterFile, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -77,10 +82,10 @@ class Controller:
         self._thread.start()
 
     def stop(self) -> None:
-        """No more requests to any node, then the end of their services.
+        """Route no more requests to any node, then end the services.
 
         Raises:
-            Unavailable: the last round does not end, or not all services have; to be called again.
+            Unavailable: the last round or some services have not ended; call again.
         """
         self._end.set()
         self._thread.join(_END_S)
@@ -104,12 +109,13 @@ class Controller:
             begun = time.monotonic()
             try:
                 self.tick()
-            except Exception:  # the next look may fare better, and nobody else would look
+            # keep looping: the next round may succeed, and no other thread runs rounds
+            except Exception:
                 _log.exception("the cluster could not be looked after")
             self._end.wait(max(0.0, begun + self._settings.interval_s - time.monotonic()))
 
     def tick(self) -> None:
-        """One round."""
+        """Run a round: exchange orders and reports, decide, tell the balancers."""
         reports = self._nodes.update(self._decision.orders, self._settings.interval_s)
         now = time.monotonic()
         with self._lock:
@@ -126,36 +132,37 @@ class Controller:
         for name, report in reports.items():
             if report is not None:
                 self._heard[name] = _Heard(report, now)
-        gone = [
+        lost_nodes = [
             name
             for name, heard in self._heard.items()
             if name not in reports or now - heard.at > self._settings.node_timeout_s
         ]
-        for name in gone:
+        for name in lost_nodes:
             _log.warning("node %s is gone", name[:12])
             del self._heard[name]
 
     def _beginning(self, now: float, reports: Mapping[str, NodeReport | None]) -> bool:
-        """Whether nodes are still expected to say for the first time what they hold: who decided
-        without them would move what is there."""
+        """Return True while nodes have yet to report for the first time. A decision without these
+        reports would move models that are already in place."""
         early = not self._decision.orders and now - self._begun < self._settings.node_timeout_s
         return early and (not reports or None in reports.values())
 
     def _backends(self, decision: Decision) -> dict[str, dict[Address, int]]:
-        """Weights of addresses, by backend."""
+        """Return the weights of addresses, by backend."""
         up = {name: heard.report for name, heard in self._heard.items() if heard.report.http}
-        some = sorted(up)[: self._settings.haproxy_slots]  # of all, who asks for no model needs few
-        routes = {**decision.routes, NODES: dict.fromkeys(some, UNKNOWN)}
-        found: dict[str, dict[Address, int]] = {}
+        # a few nodes suffice for requests that name no model
+        front_nodes = sorted(up)[: self._settings.haproxy_slots]
+        routes = {**decision.routes, NODES: dict.fromkeys(front_nodes, UNKNOWN)}
+        weights_by_backend: dict[str, dict[Address, int]] = {}
         for model, weights in routes.items():
             for door in ("http", "grpc"):
-                addresses = found.setdefault(backend(door, model), {})
+                addresses = weights_by_backend.setdefault(backend(door, model), {})
                 for node, weight in weights.items():
                     report = up.get(node)
                     address = getattr(report, door) if report is not None else None
                     if address is not None:
                         addresses[address] = weight
-        return found
+        return weights_by_backend
 
     @staticmethod
     def _log(before: Decision, after: Decision) -> None:

@@ -1,7 +1,7 @@
-"""The configuration of a HAProxy before a cluster: a backend for each model, with empty slots.
+"""HAProxy configuration for a cluster: a backend for each model, with empty slots.
 
-Requests over HTTP name their model in the path; over gRPC clients name it in the metadatum
-`x-model` as well, as the message itself is nothing that a balancer reads.
+HTTP requests name the model in the path. gRPC clients also name the model in the metadatum
+`x-model`, because a balancer cannot read gRPC messages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ defaults
     balance leastconn
 """
 
-# Twice through HAProxy, as in deploy/haproxy: a host that breaks off is told with 502
+# Requests pass HAProxy twice, as in deploy/haproxy: if a host breaks off, clients get 502
 _DOOR = """
 frontend {door}
     bind {bind}{proto}
@@ -63,7 +63,7 @@ backend {name}
     server-template s 1-{slots} 127.0.0.1:1 check{check} inter {ms}ms fall 2 rise 1{proto} {down}
 """
 
-# 503 of a service: nothing of the request has run. Without any answer, something may have
+# After a 503 of a service, no part of the request has run. Without an answer, some part may have
 _HTTP = {
     "door": "http",
     "proto": "",
@@ -75,7 +75,7 @@ _HTTP = {
     "named": "path_beg /v2/models/",
     "retry": "option http-buffer-request\n    retry-on conn-failure 503",
 }
-# gRPC's statuses come in trailers; its streams may be silent for long
+# gRPC statuses come in trailers, and streams may be silent for long
 _GRPC = {
     "door": "grpc",
     "proto": " proto h2",
@@ -90,7 +90,7 @@ _GRPC = {
 
 
 def text(file: ClusterFile) -> str:
-    """For the first of its `haproxy_sockets`."""
+    """Return the configuration of the HAProxy at the first of `haproxy_sockets`."""
     settings = file.settings
     place = (settings.haproxy_sockets or ("/run/haproxy/admin.sock",))[0]
     parts = [_HEAD.format(socket=f"{place} group haproxy mode 660" if "/" in place else place)]

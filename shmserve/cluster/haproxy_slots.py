@@ -1,7 +1,7 @@
-"""HAProxy's servers as slots that addresses are put into: what to say on its stats socket.
+"""HAProxy servers as slots for addresses: the commands for HAProxy's stats socket.
 
-Each model has a backend of its own, made by `haproxy_config`, whose servers are a template: they
-are there from the start, in maintenance.
+Each model has a backend, made by `haproxy_config`. The servers of a backend come from a template
+and all exist from the start, in maintenance.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 from shmserve.errors import Unavailable
 
-NODES = ""  # for a model's name: the backend of what asks for none
-_MAINTENANCE = 0x01 | 0x20  # forced, and after it: admin states of `show servers state`
-_DRAINS = 0x08  # forced
+NODES = ""  # in place of a model name: the backend for requests that name no model
+# admin states of `show servers state`: forced maintenance, inherited maintenance
+_MAINTENANCE = 0x01 | 0x20
+_DRAINS = 0x08  # admin state: forced drain
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a service listens, and its port of HTTP, where its health is asked."""
+    """Host and port where a service listens, and the HTTP port for health checks."""
 
     host: str
     port: int
@@ -27,8 +28,12 @@ class Address:
 
 @dataclass(frozen=True)
 class ServerSlot:
-    """One server of a backend. `taken`: it gets requests, if it is healthy; `drains`: it only ends
-    those that it has. Neither: it is in maintenance."""
+    """Server of a HAProxy backend.
+
+    Attributes:
+        taken: the server gets requests while healthy.
+        drains: the server only ends its running requests. Neither flag: maintenance.
+    """
 
     backend: str
     server: str
@@ -40,15 +45,20 @@ class ServerSlot:
 
 
 def backend(door: str, model: str) -> str:
-    """The name of a backend. `door`: http or grpc; `model`: or NODES, for all nodes."""
+    """Return the name of a backend.
+
+    Args:
+        door: "http" or "grpc".
+        model: model name, or NODES for the backend of all nodes.
+    """
     return f"{door}_model_{model}" if model else f"{door}_nodes"
 
 
 def slots(text: str) -> list[ServerSlot]:
-    """Read the answer to ``show servers state``.
+    """Parse the answer to ``show servers state``.
 
     Raises:
-        Unavailable: it is none.
+        Unavailable: the text is not such an answer.
     """
     lines = text.strip().splitlines()
     if len(lines) < 2 or lines[0].strip() != "1" or not lines[1].startswith("# "):
@@ -76,23 +86,25 @@ def _slot(row: Mapping[str, str]) -> ServerSlot:
 def changes(
     found: list[ServerSlot], wanted: Mapping[str, Mapping[Address, int]]
 ) -> tuple[list[str], list[str]]:
-    """Commands that make the slots what is wanted: weights of addresses, by backend. And what
-    cannot be: problems in words. Backends that are not in `wanted` are left alone."""
+    """Return the commands that turn the slots found into the wanted weights of addresses, by
+    backend. Also return problems as text, such as a backend with too few slots. Backends not in
+    `wanted` are left alone."""
     commands: list[str] = []
     problems: list[str] = []
     for name, addresses in sorted(wanted.items()):
-        own = [slot for slot in found if slot.backend == name]
-        commands += _of_backend(own, dict(addresses), problems, name)
+        backend_slots = [slot for slot in found if slot.backend == name]
+        commands += _of_backend(backend_slots, dict(addresses), problems, name)
     return commands, problems
 
 
 def _of_backend(
-    own: list[ServerSlot], wanted: dict[Address, int], problems: list[str], name: str
+    backend_slots: list[ServerSlot], wanted: dict[Address, int], problems: list[str], name: str
 ) -> Iterator[str]:
-    """Who goes drains: maintenance would end the requests it still has."""
+    """Yield the commands for a backend. An address that leaves is drained, because maintenance
+    would end its running requests."""
     by_place = {(address.host, address.port): address for address in wanted}
     free = []
-    for slot in sorted(own, key=lambda slot: not slot.taken):
+    for slot in sorted(backend_slots, key=lambda slot: not slot.taken):
         address = by_place.pop((slot.host, slot.port), None) if _known(slot) else None
         if address is None:
             free.append(slot)
@@ -102,7 +114,8 @@ def _of_backend(
             yield from _fill(f"{name}/{slot.server}", address, wanted[address])
         elif slot.weight != wanted[address]:
             yield f"set server {name}/{slot.server} weight {wanted[address]}"
-    free.sort(key=lambda slot: (slot.taken, slot.drains))  # who may have requests comes last
+    # slots that may have running requests are reused last
+    free.sort(key=lambda slot: (slot.taken, slot.drains))
     for address, slot in zip(by_place.values(), free, strict=False):
         yield from _fill(f"{name}/{slot.server}", address, wanted[address])
     if len(by_place) > len(free):
@@ -110,7 +123,8 @@ def _of_backend(
 
 
 def _known(slot: ServerSlot) -> bool:
-    """Whether its address is one that was put there."""
+    """Return True if the slot's address was set by a controller, False if it comes from the
+    template."""
     return slot.taken or slot.drains
 
 

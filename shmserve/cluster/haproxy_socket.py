@@ -1,4 +1,5 @@
-"""HAProxy's runtime API: commands on its stats socket."""
+"""HAProxy's runtime API: commands on the stats socket, and a thread that keeps a HAProxy up to
+date."""
 
 from __future__ import annotations
 
@@ -12,41 +13,46 @@ from shmserve.cluster import haproxy_slots
 from shmserve.cluster.haproxy_slots import Address
 from shmserve.errors import Unavailable
 
-_TIMEOUT_S = 5.0  # of all that is asked and said at once
-_AT_ONCE = 100  # commands: a line has to fit HAProxy's buffer, of 16 KiB
-_LONGEST = 64 << 20  # bytes of an answer
-_SHOWN = 20  # problems
-_SEVERITIES = "set severity-output number"  # before each answer then stands "[N]: "
+_TIMEOUT_S = 5.0  # seconds for all questions of a round
+_AT_ONCE = 100  # commands per line, which must fit HAProxy's buffer of 16 KiB
+_LONGEST = 64 << 20  # largest answer in bytes
+_SHOWN = 20  # reported problems at most
+_SEVERITIES = "set severity-output number"  # puts "[N]: " before each answer
 _WRONG = ("[0]: ", "[1]: ", "[2]: ", "[3]: ", "[4]: Invalid")
 
 _log = logging.getLogger(__name__)
 
 
 class Balancer:
-    """One HAProxy. `address`: the path of its socket, or HOST:PORT."""
+    """Client of a HAProxy's stats socket.
+
+    Args:
+        address: path of the socket, or HOST:PORT.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     def route(self, wanted: Mapping[str, Mapping[Address, int]]) -> tuple[int, list[str]]:
-        """Make its servers what is wanted; how many commands that took, and what it could not do,
-        in words.
+        """Set the servers to the wanted weights of addresses, by backend. Return the number of
+        commands, and problems as text.
 
         Raises:
-            Unavailable: it cannot be reached, or does not answer as it should.
+            Unavailable: HAProxy cannot be reached, or its answer cannot be read.
         """
         deadline = time.monotonic() + _TIMEOUT_S
-        found = haproxy_slots.slots(self.ask(["show servers state"], deadline))
-        commands, problems = haproxy_slots.changes(found, wanted)
-        known = {slot.backend for slot in found}
-        problems += [f"it has no backend {name}" for name in wanted if name not in known]
+        current_slots = haproxy_slots.slots(self.ask(["show servers state"], deadline))
+        commands, problems = haproxy_slots.changes(current_slots, wanted)
+        backends = {slot.backend for slot in current_slots}
+        problems += [f"it has no backend {name}" for name in wanted if name not in backends]
         for start in range(0, len(commands), _AT_ONCE):
-            said = self.ask([_SEVERITIES, *commands[start : start + _AT_ONCE]], deadline)
-            problems += [line[5:] for line in said.splitlines() if line.startswith(_WRONG)]
+            answer = self.ask([_SEVERITIES, *commands[start : start + _AT_ONCE]], deadline)
+            problems += [line[5:] for line in answer.splitlines() if line.startswith(_WRONG)]
         return len(commands), problems[:_SHOWN]
 
     def ask(self, commands: Iterable[str], deadline: float | None = None) -> str:
-        """The answers to some commands, one after the other. Raises Unavailable."""
+        """Run commands and return the answers, in order. Raise Unavailable if HAProxy does not
+        answer."""
         deadline = time.monotonic() + _TIMEOUT_S if deadline is None else deadline
         try:
             with self._connected(_left_s(deadline)) as sock:
@@ -78,22 +84,27 @@ class Balancer:
 
 
 def _left_s(deadline: float) -> float:
-    """Seconds until then. Raises TimeoutError: none."""
-    left = deadline - time.monotonic()
-    if left <= 0:
+    """Return the seconds until a deadline. Raise TimeoutError if the deadline has passed."""
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         raise TimeoutError("timed out")
-    return left
+    return remaining_s
 
 
 class ToldBalancer:
-    """A balancer and the thread that tells it: one that does not answer holds up nobody else.
-    Its owner calls `start` and `stop`. `problems`: what was wrong last, in words."""
+    """Balancer with its own thread, so that a HAProxy that does not answer delays no other. Runs
+    between `start` and `stop`.
+
+    Attributes:
+        problems: problems of the last round, as text.
+    """
 
     def __init__(self, address: str) -> None:
         self.problems: tuple[str, ...] = ()
         self._balancer = Balancer(address)
         self._changed = threading.Condition()
-        self._wanted: Mapping[str, Mapping[Address, int]] | None = None  # None: it has been told
+        # weights not yet sent; None: HAProxy is up to date
+        self._wanted: Mapping[str, Mapping[Address, int]] | None = None
         self._end = False
         self._thread = threading.Thread(target=self._run, name=f"balancer {address}", daemon=True)
 
@@ -101,13 +112,14 @@ class ToldBalancer:
         self._thread.start()
 
     def tell(self, wanted: Mapping[str, Mapping[Address, int]]) -> None:
-        """Have its servers be what is wanted. Returns at once; only the last one counts."""
+        """Have the thread set the wanted weights. Returns at once; newer weights replace older
+        ones."""
         with self._changed:
             self._wanted = wanted
             self._changed.notify()
 
     def stop(self) -> None:
-        """Returns when it has been told what it should be last, or could not be."""
+        """End the thread after it has sent the last weights, or failed to."""
         with self._changed:
             self._end = True
             self._changed.notify()
@@ -122,11 +134,11 @@ class ToldBalancer:
             if wanted is None:
                 return
             try:
-                found = tuple(self._balancer.route(wanted)[1])
-                problems = tuple(f"balancer {self._balancer.address}: {what}" for what in found)
+                texts = tuple(self._balancer.route(wanted)[1])
+                problems = tuple(f"balancer {self._balancer.address}: {what}" for what in texts)
             except Unavailable as ex:
                 problems = (ex.message,)
-            except Exception as ex:  # nobody else would tell it
+            except Exception as ex:  # keep the thread, the only one for this balancer
                 _log.exception("balancer %s could not be told", self._balancer.address)
                 problems = (f"balancer {self._balancer.address}: {type(ex).__name__}",)
             for problem in problems:

@@ -1,7 +1,6 @@
-"""The service of one node: started, watched, started again; models loaded and unloaded as ordered.
-
-It is asked on its Unix socket, like by any local client. Nothing here knows who gives the orders.
-"""
+"""Service of a node: starts, watches and restarts the server, and loads and unloads models as
+ordered. The server is asked through its Unix socket, like by any local client. This module does
+not depend on who gives the orders."""
 
 from __future__ import annotations
 
@@ -31,12 +30,13 @@ from shmserve.errors import UnreadableMessage
 from shmserve.protocol.decoding import json_decoder
 
 _LOOK_S = 0.25
-_ABSENT_S = 30.0  # without a service for so long, a node has room for nothing
+_ABSENT_S = 30.0  # seconds without a service until a node reports no room for models
 _ASK_S = 5.0
-_LAUNCH_AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # after the first end of the service, the second, …
-_LIVED_S = 60.0  # after which an end is a first one again
-_NOT_NOW = (0, 503)  # statuses that say nothing of the model: no answer, or a service that ends
-_GONE_S = 10.0  # for what is left of a killed service
+# pauses in seconds after the first end of the service, the second, …
+_LAUNCH_AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+_LIVED_S = 60.0  # lifetime in seconds after which an end counts as the first again
+_NOT_NOW = (0, 503)  # statuses that do not blame the model: no answer, or a service that is ending
+_GONE_S = 10.0  # seconds for a killed service to end
 
 _decode = json_decoder()
 _log = logging.getLogger(__name__)
@@ -44,8 +44,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeReport:
-    """`look`: for the plan. `http`, `grpc`: where it listens (None: not there); `launches`: how
-    often the service was started; `problem`: what was wrong last, in words."""
+    """Report of a node to the controller.
+
+    Attributes:
+        look: state of the models, for the plan.
+        http, grpc: addresses of the service; None: not listening.
+        launches: number of starts of the service.
+        problem: last problem, as text.
+    """
 
     look: NodeLook
     http: Address | None = None
@@ -57,7 +63,7 @@ class NodeReport:
 
 @dataclass
 class _State:
-    """What the threads share, under one lock."""
+    """State shared by the threads, under one lock."""
 
     orders: frozenset[str] | None = None
     ready: frozenset[str] = frozenset()
@@ -66,32 +72,51 @@ class _State:
     failed: dict[str, tuple[str, float]] = field(default_factory=dict)
     counts: dict[str, ReplicaCounts] = field(default_factory=dict)
     up: bool = False
-    up_at: float = field(default_factory=time.monotonic)  # for the last time, or its beginning
-    unseen: str = ""  # why the last look failed
-    grpc_up: bool = False  # its process listens later than those of HTTP
+    # time of the last successful look, at first the time of creation
+    up_at: float = field(default_factory=time.monotonic)
+    unseen: str = ""  # reason why the last look failed
+    grpc_up: bool = False  # the gRPC process listens later than the HTTP workers
     launches: int = 0
     problem: str = ""
 
     def launched(self) -> None:
-        """A process of the service starts."""
+        """Record that a process of the service starts."""
         self.launches += 1
         self.grpc_up = False
 
+    def ended(self) -> None:
+        """The process of the service has ended."""
+        self.up, self.ready, self.counts = False, frozenset(), {}
+
+    def order(self, orders: frozenset[str]) -> None:
+        """These models are to be loaded, and no others."""
+        self.orders = orders
+
+    def note(self, problem: str) -> None:
+        """Something is wrong with the service."""
+        self.problem = problem
+
+    def looked_at_grpc(self, accepts: bool) -> None:
+        """The port of gRPC was tried."""
+        self.grpc_up = accepts
+
     def missed(self, error: Exception) -> None:
-        """A look at the service has failed."""
+        """Record that the service could not be asked."""
         self.up, self.ready = False, frozenset()
         self.unseen = f"the service does not answer as it should: {error}"
 
     def looked(self, ready: frozenset[str], counts: dict[str, ReplicaCounts], changes: int) -> None:
-        """The service has answered a look that began after so many `changes`."""
+        """Record the service's answers. `changes` is the number of changes when the service was
+        asked."""
         self.up_at = time.monotonic()
         if not self.up and not self.failed:
             self.problem = ""
-        if changes == self.changes:  # else it may be older than the last change
+        if changes == self.changes:  # otherwise the answers may be older than the last change
             self.up, self.ready, self.counts = True, ready, counts
 
     def next_change(self) -> tuple[str, str] | None:
-        """Begin the next change, unloading first; None: all is as ordered."""
+        """Return the next model to unload or load, unloading first. Return None if all models are
+        as ordered."""
         now = time.monotonic()
         self.failed = {
             name: (why, at) for name, (why, at) in self.failed.items() if now - at < AGAIN_S
@@ -106,7 +131,8 @@ class _State:
         return None
 
     def changed(self, what: str, name: str, problem: str, may_retry: bool) -> None:
-        """A change is over, well if there is no problem. `may_retry`: at once, if it failed."""
+        """Record the end of a change; an empty `problem` means success. `may_retry`: a failed
+        change may be tried again at once."""
         self.changing = ""
         self.changes += 1
         if problem:
@@ -120,7 +146,12 @@ class _State:
 
 
 class NodeService:
-    """Its owner calls `stop`. `host`: the node's address; `room`: bytes for models on it."""
+    """Service process of a node, and the threads that keep it running until `stop`.
+
+    Args:
+        host: address of the node.
+        room: memory for models, in bytes.
+    """
 
     def __init__(self, settings: ClusterSettings, host: str, room: int, run_dir: str) -> None:
         os.makedirs(run_dir, 0o700, exist_ok=True)
@@ -142,15 +173,16 @@ class NodeService:
             thread.start()
 
     def update(self, orders: frozenset[str] | None) -> NodeReport:
-        """Take what should be loaded from now on (None: what was ordered before), and tell how
-        things are. Returns at once."""
+        """Take the set of models to load from now on (None: keep the last order), and return a
+        report. Does not block."""
         with self._lock:
             if orders is not None:
-                self._state.orders = orders
+                self._state.order(orders)
             return self._report()
 
     def stop(self) -> None:
-        """End the service, its requests first; returns when it is gone, and its run directory."""
+        """End the service after its running requests, wait for its end, and delete the run
+        directory."""
         self._end.set()
         for thread in self._threads:
             thread.join(self._settings.service_stop_timeout_s + _GONE_S)
@@ -162,20 +194,22 @@ class NodeService:
         changing = {state.changing} if state.changing else set()
         failed = {name: why for name, (why, _) in state.failed.items()}
         absent = not state.up and time.monotonic() - state.up_at > _ABSENT_S
-        room = 0 if absent else self._room  # so that its models are placed on others
+        # no room, so that the node's models are placed elsewhere
+        room = 0 if absent else self._room
         look = NodeLook(room, state.ready | changing, state.ready, failed, dict(state.counts))
         if not state.up:
             problem = state.problem or state.unseen
             return NodeReport(look, launches=state.launches, problem=problem)
         http, grpc = (Address(self._host, port, self._ports[0]) for port in self._ports)
         pid = process.pid if process is not None else 0
-        there = grpc if state.grpc_up else None
-        return NodeReport(look, http, there, pid, state.launches, state.problem)
+        grpc_address = grpc if state.grpc_up else None
+        return NodeReport(look, http, grpc_address, pid, state.launches, state.problem)
 
     # ------------------------------------------------------------- the process
 
     def _keep_alive(self) -> None:
-        """Its own thread, as the service ends with the thread that has started it."""
+        """Start the service again and again. Needs its own thread: the service ends with the
+        thread that started it."""
         ends = 0
         while not self._end.is_set():
             begun = time.monotonic()
@@ -188,8 +222,8 @@ class NodeService:
             self._end.wait(_LAUNCH_AGAIN_S[min(ends, len(_LAUNCH_AGAIN_S) - 1)])
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        wanted = (self._settings.service_http_port, self._settings.service_grpc_port)
-        self._ports = tuple(port or _free_port(self._host) for port in wanted)  # type: ignore[assignment]
+        ports = (self._settings.service_http_port, self._settings.service_grpc_port)
+        self._ports = tuple(port or _free_port(self._host) for port in ports)  # type: ignore[assignment]
         with self._lock:
             self._state.launched()
         return subprocess.Popen(
@@ -199,20 +233,20 @@ class NodeService:
         )
 
     def _environment(self) -> dict[str, str]:
-        own = self._settings
+        settings = self._settings
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
-        if own.service_config:
-            environ["SHMSERVE_CONFIG"] = own.service_config
+        if settings.service_config:
+            environ["SHMSERVE_CONFIG"] = settings.service_config
         values: Mapping[str, object] = {
             "run_dir": self._run_dir,
-            "model_repository": ",".join(own.service_model_repository),
+            "model_repository": ",".join(settings.service_model_repository),
             "model_control": "explicit",
             "ready_requires": "any",
             "http_bind": f"{self._host}:{self._ports[0]},unix:{self._socket}",
             "grpc_bind": f"{self._host}:{self._ports[1]}",
-            "http_workers": own.service_http_workers,
-            "load_timeout_s": own.service_load_timeout_s,
-            "max_caller_share": 1,  # the balancer is one caller that stands for all
+            "http_workers": settings.service_http_workers,
+            "load_timeout_s": settings.service_load_timeout_s,
+            "max_caller_share": 1,  # all requests come from a single caller, the balancer
         }
         environ.update({f"SHMSERVE_{name.upper()}": str(value) for name, value in values.items()})
         return environ
@@ -229,7 +263,7 @@ class NodeService:
         else:
             self._note(f"the service ended with status {process.returncode}")
         with self._lock:
-            self._state.up, self._state.ready, self._state.counts = False, frozenset(), {}
+            self._state.ended()
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
@@ -241,7 +275,7 @@ class NodeService:
     def _note(self, problem: str) -> None:
         _log.warning("%s", problem)
         with self._lock:
-            self._state.problem = problem
+            self._state.note(problem)
 
     # -------------------------------------------------------------- the models
 
@@ -250,7 +284,7 @@ class NodeService:
         while not self._end.wait(_LOOK_S):
             changes = self._state.changes
             if self._state.up and not self._state.grpc_up:
-                self._state.grpc_up = _accepts(self._host, self._ports[1])
+                self._state.looked_at_grpc(_accepts(self._host, self._ports[1]))
             try:
                 ready = _ready(_ask(transport, "POST", "/v2/repository/index", {"ready": True}))
                 counts = _counts(_ask(transport, "GET", "/v2/models/stats")) if ready else {}
@@ -272,11 +306,11 @@ class NodeService:
                 if change is None:
                     break
                 if not self._change(transport, *change):
-                    break  # not again at once
+                    break  # pause before the next attempt
         transport.close()
 
     def _change(self, transport: Transport, what: str, name: str) -> bool:
-        """Load or unload a model; whether that went well."""
+        """Load or unload a model. Return True on success."""
         path = f"/v2/repository/models/{urllib.parse.quote(name, safe='')}/{what}"
         problem, status = "", 0
         try:
@@ -290,7 +324,8 @@ class NodeService:
 
 
 def _ask(transport: Transport, method: str, path: str, body: object = None) -> Any:
-    """The document that a service answers with. Raises InferenceError, UnreadableMessage."""
+    """Return the document in the service's response. Raise InferenceError or UnreadableMessage on
+    failure."""
     pieces = [msgspec.json.encode(body)] if body is not None else ()
     reply = transport.request(method, path, {"Content-Type": "application/json"}, pieces)
     if reply.status != 200:
@@ -303,17 +338,17 @@ def _ready(index: Any) -> frozenset[str]:
 
 
 def _counts(document: Any) -> dict[str, ReplicaCounts]:
-    """Sums over the versions of each model."""
-    found: dict[str, ReplicaCounts] = {}
+    """Return the counts of each model, summed over versions."""
+    counts: dict[str, ReplicaCounts] = {}
     for row in document["model_stats"]:
-        stats, before = row["inference_stats"], found.get(row["name"], ReplicaCounts())
+        stats, before = row["inference_stats"], counts.get(row["name"], ReplicaCounts())
         busy = sum(stats[s]["ns"] for s in ("compute_input", "compute_infer", "compute_output"))
-        found[row["name"]] = ReplicaCounts(
+        counts[row["name"]] = ReplicaCounts(
             before.requests + stats["queue"]["count"],
             before.waited_s + stats["queue"]["ns"] / 1e9,
             before.busy_s + busy / 1e9,
         )
-    return found
+    return counts
 
 
 def _accepts(host: str, port: int) -> bool:

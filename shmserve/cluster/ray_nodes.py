@@ -1,7 +1,5 @@
-"""Ray's part: an actor on each node that keeps its service, and one that runs the controller.
-
-What goes through Ray are orders and reports, some hundred bytes a node and look.
-"""
+"""Ray actors: on each node an actor for the node's service, on the head node the controller's
+actor. Ray carries orders and reports, some hundred bytes per node and round."""
 
 from __future__ import annotations
 
@@ -23,9 +21,9 @@ from shmserve.errors import Unavailable
 from shmserve.observe import gpu_use
 
 CONTROLLER = "controller"
-_NODE_NAME = "node-"  # and the node's: the name of its actor
-ROOM_RESOURCE = "model_memory_mib"  # of `ray start --resources`: what models may take of a node
-_HEAD = "node:__internal_head__"  # the resource that Ray gives it
+_NODE_NAME = "node-"  # prefix of an actor's name, before the node's id
+ROOM_RESOURCE = "model_memory_mib"  # key in `ray start --resources`: memory of the node for models
+_HEAD = "node:__internal_head__"  # resource that Ray gives the head node
 _MIB = 1 << 20
 _STOP_MORE_S = 20.0
 _AGAIN_S = 10.0
@@ -34,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class NodeActor:
-    """The service of the node it is on. Ray starts it again if its process dies."""
+    """Actor that runs the service of a node. Ray restarts the actor if the process dies."""
 
     def __init__(self, settings: ClusterSettings, room: int) -> None:
         logging.basicConfig(level=logging.INFO)
@@ -58,18 +56,19 @@ _NODE: Any = ray.remote(num_cpus=0, max_restarts=-1)(NodeActor)
 
 
 class RayNodes:
-    """An actor on each node that Ray knows, as the controller's nodes."""
+    """Nodes known to Ray, with an actor on each; implements `controller.Nodes`."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
         self._actors: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}  # one question at a time for each node
-        self._again_at: dict[str, float] = {}  # until then no other actor for one that has died
+        self._asked: dict[str, Any] = {}  # unanswered `update` calls, at most one per node
+        # time before which a dead actor is not replaced, by node
+        self._again_at: dict[str, float] = {}
 
     def update(
         self, orders: Mapping[str, frozenset[str]], timeout_s: float
     ) -> dict[str, NodeReport | None]:
-        """See `controller.Nodes`."""
+        """Send orders and collect reports, as `controller.Nodes.update`."""
         self._follow_ray()
         for node, actor in self._actors.items():
             if node not in self._asked:
@@ -86,17 +85,19 @@ class RayNodes:
                     _log.warning("node %s: its actor cannot run: %s", node[:12], ex)
                     self._again_at[node] = time.monotonic() + _AGAIN_S
                     del self._actors[node]
-                except ray.exceptions.RayError as ex:  # it is being started again
+                except ray.exceptions.RayError as ex:  # Ray is restarting the actor
                     _log.debug("node %s: %s", node[:12], ex)
         return reports
 
     def stop(self) -> None:
-        """See `controller.Nodes`. Also of nodes that this process has never looked at."""
+        """End all services, as `controller.Nodes.stop`, also on nodes unknown to this process."""
         actors = self._named()
         ends = [actor.stop.remote() for actor in actors]
         timeout_s = self._settings.service_stop_timeout_s + _STOP_MORE_S
         late = ray.wait(ends, num_returns=len(ends), timeout=timeout_s)[1] if ends else []
-        for actor in actors:  # late ones as well: their services get SIGTERM, and some have none
+        # Kill late actors too: killing an actor sends SIGTERM to the service, if the actor runs
+        # one.
+        for actor in actors:
             ray.kill(actor)
         if late:
             raise Unavailable(
@@ -104,17 +105,18 @@ class RayNodes:
             )
 
     def _named(self) -> list[Any]:
-        """The actors of this cluster's nodes that live, whoever has started them."""
+        """Return the live actors of this cluster's nodes, also actors started by other
+        processes."""
         names = {_NODE_NAME + row["NodeID"] for row in ray.nodes() if row["Alive"]}
         actors = []
         for row in ray.util.list_named_actors(all_namespaces=True):
             if row["namespace"] == self._settings.name and row["name"] in names:
-                with contextlib.suppress(ValueError):  # it has just ended
+                with contextlib.suppress(ValueError):  # the actor has just ended
                     actors.append(ray.get_actor(row["name"], row["namespace"]))
         return actors
 
     def _follow_ray(self) -> None:
-        """Actors for nodes that have come, none any more for those that went."""
+        """Start actors on new nodes, and kill the actors of nodes that have gone."""
         alive = {
             row["NodeID"]: row["Resources"]
             for row in ray.nodes()
@@ -133,7 +135,8 @@ class RayNodes:
         return not self._settings.nodes_resource or self._settings.nodes_resource in resources
 
     def _actor(self, node: str, resources: Mapping[str, float]) -> Any:
-        """The one that is there, or a new one. All GPUs of the node are its own."""
+        """Return the node's actor, and start the actor if needed. The actor reserves all GPUs of
+        the node."""
         room = self._settings.nodes_room_bytes or int(resources.get(ROOM_RESOURCE, 0)) * _MIB
         if not room and not resources.get("GPU"):
             room = int(resources.get("memory", 0))
@@ -148,8 +151,8 @@ class RayNodes:
 
 
 def at_the_head() -> NodeAffinitySchedulingStrategy:
-    """Where the controller runs: without the head's node there is no Ray at all. Raises
-    Unavailable: there is none."""
+    """Return the scheduling strategy for the controller: the head node, because Ray cannot run
+    without a head node. Raise Unavailable if no head node is alive."""
     heads = [n["NodeID"] for n in ray.nodes() if n["Alive"] and _HEAD in n["Resources"]]
     if not heads:
         raise Unavailable("this Ray has no head's node that lives")
@@ -157,7 +160,8 @@ def at_the_head() -> NodeAffinitySchedulingStrategy:
 
 
 class ControllerActor:
-    """The controller. Where its process dies, Ray starts another, which finds the nodes' actors."""
+    """Actor that runs the controller. If the process dies, Ray starts another, which finds the
+    actors of the nodes."""
 
     def __init__(self, file: ClusterFile) -> None:
         logging.basicConfig(level=logging.INFO)
@@ -166,7 +170,8 @@ class ControllerActor:
         self._controller.start()
 
     def has_nodes_of(self, settings: ClusterSettings) -> bool:
-        """Whether nodes and their services are as these settings have them."""
+        """Return True if `settings` ask for the running nodes and services, False if any setting
+        of nodes or services differs."""
         return _of_nodes(settings) == _of_nodes(self._settings)
 
     def status(self) -> Status:

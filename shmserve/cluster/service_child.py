@@ -1,7 +1,8 @@
-"""``python -m shmserve.cluster.service_child PARENT``: the server, which ends with who started it.
+"""Service process: ``python -m shmserve.cluster.service_child PARENT`` runs the server until the
+starting thread ends.
 
-It becomes ``shmserve serve`` in this process; the kernel sends that SIGTERM when the thread
-that started it is gone, however it went.
+The process becomes ``shmserve serve``. The kernel sends SIGTERM when the starting thread ends, for
+any reason.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from shmserve.transport.processes import end_with_parent
 
 
 def main() -> None:
-    """Never returns."""
+    """Start the server in place of this process. Never returns."""
     end_with_parent(signal.SIGTERM)
-    if os.getppid() != int(sys.argv[1]):  # it went before it could be watched
+    if os.getppid() != int(sys.argv[1]):  # the parent ended before the kernel began to watch
         sys.exit(1)
     os.execv(sys.executable, [sys.executable, "-m", "shmserve", "serve"])
 

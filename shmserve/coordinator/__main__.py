@@ -8,7 +8,7 @@ import sys
 from setproctitle import setproctitle
 
 from shmserve import config, repository
-from shmserve.coordinator import service
+from shmserve.coordinator import coordinator_loop
 from shmserve.coordinator.assembly import Launch
 from shmserve.observe import logs
 
@@ -26,7 +26,7 @@ def main() -> int:
     run_dir = config.run_dir(settings)
     started = (arguments.process_id, arguments.epoch, arguments.master_fd, arguments.grpc_unserved)
     launch = Launch(settings, run_dir, *started)
-    return service.run(launch, repository)
+    return coordinator_loop.run(launch, repository)
 
 
 if __name__ == "__main__":

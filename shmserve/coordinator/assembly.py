@@ -88,12 +88,15 @@ class Parts(Struct, frozen=True):
     turns: ResourceTurns
 
 
-def assemble(launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int) -> Parts:
+def assemble(
+    launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int, shortage: str
+) -> Parts:
     """The parts; `arena_bytes`: of each process that has an arena."""
     settings, send, now = launch.settings, outside.send, time.monotonic()
     again = outside.writer.previous is not None
     ledger = Ledger(pool_bytes, arena_bytes, now + _LEDGER_SETTLE_S if again else 0.0)
-    reconciler = Reconciler(ledger, settings.execute_timeout_s, settings.load_timeout_s)
+    limits_s = settings.execute_timeout_s, settings.load_timeout_s
+    reconciler = Reconciler(ledger, *limits_s, shortage=shortage)
     limiter = RateLimiter(amounts(settings.rate_limit_resources), is_open=not again)
     regions = RegionRegistrations(
         *(settings, launch.run_dir, reconciler, send, outside.owners),
@@ -154,8 +157,9 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
             version: why for model, slash, version, why in failures if slash and model == name
         }
         revision = Revision(1, versions, failed, fingerprints.get(name, ""))
-        effects += parts.reconciler.models.load(name, revision, now, required=True)
-        parts.reconciler.models.by_name[name].implied = name in desired.implied
+        implied = name in desired.implied
+        load = parts.reconciler.models.load
+        effects += load(name, revision, now, required=True, implied=implied)
     for name, reason in desired.failures.items():
         _log.error("model cannot be served", extra=log_fields(model=name, reason=reason))
     parts.effects.perform([*effects, *parts.reconciler.scanned(desired.failures)])

@@ -57,9 +57,7 @@ class RemoteStart:
         """A round is over."""
         unlisted = "; ".join(message.unlisted)
         notices = {**self._parts.control.remote.notices, **({"": unlisted} if unlisted else {})}
-        if self._parts.publication.notices != notices:
-            self._parts.publication.notices = notices
-            self._parts.publication.publish()
+        self._parts.publication.tell(notices)
         if not self._waiting:
             self._parts.control.renew()
         elif not self._library.pending(model_places.repository_paths(self._settings), ()):

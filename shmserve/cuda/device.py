@@ -1,8 +1,8 @@
-"""One CUDA device, as the one executor process that uses it sees it.
+"""CUDA device, as used by one executor process.
 
-Models compute on the device's default stream, where CuPy and torch work unless they are
-told otherwise; inputs are brought in on a stream of their own, so that those of the next
-request arrive while this one computes. Whoever lets an answer go synchronises first.
+Models compute on the device's default stream, which CuPy and torch use by default. Inputs are
+copied on a separate stream, so that inputs of the next request arrive during the computation. The
+device must be synchronised before an answer is sent.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ _DEFAULT_STREAM = 0
 
 
 class Device:
-    """A device in use: its streams, its memory, copies to and from it. Any thread.
+    """Device in use: streams, memory, copies to and from the device. Thread-safe.
 
-    Every method makes it the calling thread's device for its time only, and raises what CUDA
-    says as one of our errors.
+    Every method switches the calling thread to this device for the duration of the call, and
+    raises CUDA errors as ShmserveErrors.
 
     Attributes:
-        ordinal: among the devices this process sees.
-        name: of the product.
-        pins: the host memory it reaches by DMA.
-        lost: why the process can do nothing more on it; empty: it can.
+        ordinal: number among the devices that this process sees.
+        name: product name.
+        pins: host memory pinned for DMA.
+        lost: reason why the device is unusable in this process; "": usable.
     """
 
     def __init__(self, ordinal: int, mappings: MappingsApi) -> None:
-        """Choose the device for the calling thread, and begin to use it.
+        """Start to use a device and choose it for the calling thread.
 
-        `mappings`: the shared memory that it may be asked to copy from and to.
+        Args:
+            mappings: shared memory that tensors are copied from and to.
 
         Raises:
-            ConfigError: there is no such device, or no driver, or it cannot be used.
+            ConfigError: the device or the driver is missing or cannot be used.
         """
         self.cupy = runtime.cupy()
         self._runtime = self.cupy.cuda.runtime
@@ -63,20 +64,23 @@ class Device:
                 )
             )
         except self._runtime.CUDARuntimeError as ex:
-            why = runtime.text_of(ex)
-            raise ConfigError(f"CUDA device {ordinal} cannot be used: {why}") from None
+            reason = runtime.text_of(ex)
+            raise ConfigError(f"CUDA device {ordinal} cannot be used: {reason}") from None
         name = properties["name"]
         self.name: str = name.decode() if isinstance(name, bytes) else str(name)
         self.pins = Pins(self._runtime, self.here, mappings, read_only)
 
     def choose(self) -> None:
-        """Make it the calling thread's device until that chooses another."""
+        """Make the device current for the calling thread, until the thread chooses another."""
         self._runtime.setDevice(self.ordinal)
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """In here it is the calling thread's device. A thread that had none keeps it: going back
-        to the device that CUDA begins with would make a context there, of hundreds of MB."""
+        """Make the device current for the calling thread within the context.
+
+        A thread that had no device keeps this device afterwards. Switching back to CUDA's initial
+        device would create a context of hundreds of MB there.
+        """
         cuda = self.cupy.cuda
         if self.ordinal and not cuda.driver.ctxGetCurrent():
             self.choose()
@@ -84,17 +88,18 @@ class Device:
             yield
 
     def synchronize(self) -> None:
-        """Wait for everything that was begun on the device; raises what went wrong of it."""
+        """Wait for all work on the device, and raise its error, if any."""
         with self.working():
             self._runtime.deviceSynchronize()
 
     def check(self) -> None:
-        """Raises if the device is lost: then every call fails. Waits for nothing."""
+        """Raise if the device is lost: every CUDA call then fails. Does not wait for work on the
+        device."""
         with self.working():
             self._runtime.memGetInfo()
 
     def reaches(self, other: int) -> bool:
-        """Whether memory of another device can be copied to and from this one."""
+        """Return True if memory of another device can be copied to and from this device."""
         if other == self.ordinal:
             return True
         with self.working():
@@ -102,19 +107,20 @@ class Device:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """It is the calling thread's device in here, and what CuPy raises is told as our error."""
+        """Make the device current within the context, and raise exceptions of CuPy as
+        ShmserveErrors."""
         try:
-            with self.here():  # leaving it fails, too, if the device is lost
+            with self.here():  # leaving the context fails, too, if the device is lost
                 yield
         except ShmserveError:
             raise
-        except Exception as ex:  # also of a kernel's launch, or of making it
+        except Exception as ex:  # includes errors of compiling or launching a kernel
             raise self.failure(ex) from None
 
     @contextlib.contextmanager
     def _on(self, stream: Any) -> Iterator[None]:
-        """CuPy works on a stream in here. (Leaving `with stream:` it would forget which one a
-        model had chosen with `use`.)"""
+        """Make a stream CuPy's current stream within the context. `with stream:` would lose the
+        stream that a model has chosen with `use`."""
         before = self.cupy.cuda.get_current_stream()
         stream.use()
         try:
@@ -123,10 +129,11 @@ class Device:
             before.use()
 
     def failure(self, ex: Exception) -> ShmserveError:
-        """The error to raise for one of CuPy's; what it means for the device is noted."""
+        """Return the error to raise for an exception of CuPy. Record a lost device, and free
+        cached memory after running out of memory."""
         error = runtime.error_of(ex, self.ordinal)
-        known = runtime.is_cuda_error(ex) or runtime.is_out_of_memory(ex)
-        _log.error("%s", error.message, exc_info=None if known else ex)
+        is_expected = runtime.is_cuda_error(ex) or runtime.is_out_of_memory(ex)
+        _log.error("%s", error.message, exc_info=None if is_expected else ex)
         if runtime.is_lost(ex):
             self.lost = error.message
         elif runtime.is_out_of_memory(ex):
@@ -136,12 +143,13 @@ class Device:
     # ---------------------------------------------------------------- memory
 
     def free_unused(self) -> None:
-        """Give it back what CuPy and torch keep for later."""
-        with contextlib.suppress(Exception), self.here():  # the next call tells if it is lost
+        """Release the device memory that CuPy and torch keep cached."""
+        # the next call raises if the device is lost
+        with contextlib.suppress(Exception), self.here():
             runtime.free_unused()
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """A CuPy array with undefined content.
+        """Return an uninitialised CuPy array.
 
         Raises:
             ResourceExhausted: the device has no memory left.
@@ -152,7 +160,7 @@ class Device:
     def array_at(
         self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object, on: int
     ) -> Any:
-        """A CuPy array on memory of device `on` that `owner` keeps."""
+        """Return a CuPy array on memory of device `on` that `owner` keeps alive."""
         cuda = self.cupy.cuda
         nbytes = math.prod(shape) * dtype.itemsize
         if not nbytes:
@@ -161,9 +169,8 @@ class Device:
         return self.cupy.ndarray(tuple(shape), dtype, memptr=cuda.MemoryPointer(memory, 0))
 
     def bring(self, source: Array) -> tuple[Any, Any]:
-        """Start to copy a row-major host array to new device memory, on the stream that runs
-        ahead; the array, and the event to `await_copy` before it is used. The source must
-        stay until then.
+        """Start to copy a row-major host array to new device memory, on the copy stream. Return
+        the array, and the event for `await_copy`. The source must stay valid until then.
 
         Raises:
             ResourceExhausted: the device has no memory left.
@@ -173,39 +180,40 @@ class Device:
         return array, self.arrival()
 
     def room(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """Device memory for `bring_to`, with undefined content; raises as `bring`."""
+        """Return an uninitialised device array for `bring_to`; raises as `bring`."""
         with self.working(), self._on(self._ahead):
             return self.cupy.empty(tuple(shape), dtype)
 
     def bring_to(self, source: Array, target: Any) -> None:
-        """Start to copy a row-major host array to a row-major part of a `room`; in their order."""
+        """Start to copy a row-major host array to a row-major part of a `room`. Copies run in the
+        order of the calls."""
         with self.working():
             if source.nbytes:
                 self._from_host(source, target, self._ahead.ptr)
 
     def arrival(self) -> Any:
-        """The event to `await_copy` for everything that was begun to be brought."""
+        """Return an event for `await_copy` that covers all copies started on the copy stream."""
         with self.working():
             event = self.cupy.cuda.Event(disable_timing=True)
             event.record(self._ahead)
         return event
 
     def await_copy(self, event: Any) -> None:
-        """What is computed from now on sees the copy: on the default stream, and on the one that
-        CuPy uses in the calling thread."""
+        """Order all later computations after a copy: on the default stream, and on CuPy's current
+        stream of the calling thread."""
         with self.working():
             self.cupy.cuda.Stream.null.wait_event(event)
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """What was begun on the default stream is over for the calling thread's own as well."""
+        """Order the calling thread's current stream after the default stream's work so far."""
         cuda = self.cupy.cuda
         current = cuda.get_current_stream()
         if current != cuda.Stream.null:
             current.wait_event(cuda.Stream.null.record(cuda.Event(disable_timing=True)))
 
     def take_out(self, array: Any, target: Array) -> None:
-        """Start to copy a device array to row-major host memory of the same size."""
+        """Start to copy a device array to row-major host memory of equal size."""
         with self.working(), self._on(self.cupy.cuda.Stream.null):
             array = self.cupy.ascontiguousarray(array)
             if array.nbytes:
@@ -217,21 +225,21 @@ class Device:
                     )
 
     def to_host(self, array: Any) -> Array:
-        """A copy of a device array in memory of its own, once everything before is done."""
+        """Wait for all earlier work and return a copy of a device array in new host memory."""
         host = np.empty(array.shape, array.dtype)
         self.take_out(array, host)
         self.synchronize()
         return host
 
     def put_in(self, source: Array, target: Any) -> None:
-        """Start to copy a row-major host array to a device array of the same size."""
+        """Start to copy a row-major host array to a device array of equal size."""
         with self.working():
             if source.nbytes:
                 self._from_host(source, target, _DEFAULT_STREAM)
 
     def copied(self, source: Any) -> Any:
-        """A copy of a device array, complete for what is computed from now on (as
-        `await_copy`); the source as for `move`.
+        """Return a copy of a device array, complete for later computations (as after
+        `await_copy`). The source may be on another device, as for `move`.
 
         Raises:
             ResourceExhausted: the device has no memory left.
@@ -244,12 +252,13 @@ class Device:
         return copy
 
     def move(self, source: Any, target: Any) -> None:
-        """Start to copy a device array to a row-major one of the same size; either may be opened
-        memory of another device, which is reached from this one."""
+        """Start to copy a device array to a row-major device array of equal size. Either array may
+        be opened memory of another device, if this device reaches it."""
         with self.working(), self._on(self.cupy.cuda.Stream.null):
             source = self.cupy.ascontiguousarray(source)
             if abs(source.data.ptr - target.data.ptr) < source.nbytes:
-                source = source.copy()  # a model may give a part of an input of the same region
+                # overlap: the model may return a part of an input in the output's region
+                source = source.copy()
             if source.nbytes:
                 self._runtime.memcpyAsync(
                     target.data.ptr, source.data.ptr, source.nbytes,

@@ -1,7 +1,7 @@
-"""What CUDA can do on this host, tried out: ``python -m shmserve.cuda.device_trials PART``.
+"""Trials of CUDA on this host: ``python -m shmserve.cuda.device_trials PART``.
 
-`shmserve doctor` starts each part as a process of its own, with a deadline, because a driver can
-hang or take a process with it. A part prints one JSON value; nothing is imported before it runs.
+`shmserve doctor` runs each part in a separate process with a deadline, because a driver can hang
+or crash a process. A part prints one JSON value. Libraries are imported only when a part runs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 
 
 class DeviceFacts(Struct, frozen=True):
-    """One device, in the order this process sees them. Errors are empty where a trial went well.
+    """Results of the trials on one device. For each trial the error, empty after success.
 
-    `kernel`: a kernel was compiled and run; `matrices`: cuBLAS multiplied some; `pin_writable`,
-    `pin_foreign`: shared memory, of this process and of another, was registered and copied from;
-    `peers`: other devices whose memory it reaches.
+    Attributes:
+        kernel: compiling and running a kernel.
+        matrices: multiplying matrices with cuBLAS.
+        pin_writable: registering shared memory of this process and copying from it.
+        pin_foreign: registering shared memory of another process and copying from it.
+        peers: ordinals of other devices whose memory can be reached.
     """
 
     name: str
@@ -44,7 +47,8 @@ class DeviceFacts(Struct, frozen=True):
 
 
 class CudaFacts(Struct, frozen=True):
-    """CuPy and the driver. Versions as CUDA counts them, 12080 for 12.8; 0: no driver."""
+    """Versions of CuPy and the driver in CUDA's form (12080 is 12.8; 0: no driver), and all
+    devices in the order of this process."""
 
     cupy: str = ""
     runtime: int = 0
@@ -54,7 +58,12 @@ class CudaFacts(Struct, frozen=True):
 
 
 class LibraryFacts(Struct, frozen=True):
-    """torch or onnxruntime. `cuda`: what it says of CUDA; `usable`: it can compute on devices."""
+    """Facts about torch or onnxruntime.
+
+    Attributes:
+        cuda: the library's own description of CUDA support.
+        usable: True if the library can compute on devices.
+    """
 
     version: str
     cuda: str
@@ -62,7 +71,7 @@ class LibraryFacts(Struct, frozen=True):
 
 
 def devices() -> CudaFacts:
-    """Every device, tried out."""
+    """Run the trials on every device."""
     try:
         import cupy
     except Exception as ex:
@@ -107,7 +116,7 @@ def _matrices(cupy: Any) -> None:
 
 
 def _pinned(cuda: Any, flags: int, protection: int) -> None:
-    """Register a shared mapping as executors do, and copy from it."""
+    """Register a shared mapping, as executors do, and copy from it."""
     fd = os.memfd_create("shmserve-doctor", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(fd, 0, _BYTES)
@@ -124,7 +133,8 @@ def _pinned(cuda: Any, flags: int, protection: int) -> None:
 
 
 def export() -> None:
-    """Print handles of memory on every device, and keep it until the standard input ends."""
+    """Print IPC handles of memory on every device, and keep the memory until standard input
+    ends."""
     import cupy
 
     cuda = cupy.cuda.runtime
@@ -141,7 +151,8 @@ def export() -> None:
 
 
 def open_handles() -> list[str]:
-    """Open what another process has exported, told on the standard input; an error for each."""
+    """Open the IPC handles that standard input lists. Return an error for each, empty after
+    success."""
     import cupy
 
     cuda = cupy.cuda.runtime
@@ -168,7 +179,7 @@ def torch() -> LibraryFacts:
 
 
 def onnxruntime() -> LibraryFacts:
-    """What ONNX Runtime was built with."""
+    """Return the version and the execution providers of ONNX Runtime."""
     import onnxruntime
 
     providers = onnxruntime.get_available_providers()
@@ -210,8 +221,8 @@ def _tried(trial: Callable[[], None]) -> str:
 
 def _line(ex: Exception) -> str:
     text = " ".join(str(ex).split())[:300]
-    known = type(ex).__name__ in ("CUDARuntimeError", "ValueError")
-    return text if known else f"{type(ex).__name__}: {text}"
+    is_plain = type(ex).__name__ in ("CUDARuntimeError", "ValueError")
+    return text if is_plain else f"{type(ex).__name__}: {text}"
 
 
 def _print(value: Any) -> None:
@@ -223,4 +234,4 @@ if __name__ == "__main__":
     result = PARTS[sys.argv[1]]()
     if result is not None:
         _print(result)
-    os._exit(0)  # a driver's own threads and handlers must not keep it
+    os._exit(0)  # threads and exit handlers of a driver must not keep the process alive

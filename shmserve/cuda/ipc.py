@@ -1,9 +1,9 @@
-"""Device memory of other processes, opened through CUDA's IPC handles.
+"""Device memory of other processes, opened through CUDA IPC handles.
 
-A handle is opened once in a process, whoever asks, and closed when the last array on it is
-gone. While it is open its memory stays on the device even if the exporter has died, so
-nobody keeps one longer than its region lives (Triton's shared-memory extension; CUDA
-Runtime API, cudaIpcOpenMemHandle).
+A process opens a handle once for all users, and closes the handle with the last array. While a
+handle is open, the memory stays allocated even if the exporter has died. So a handle must not be
+kept longer than its region (Triton's shared-memory extension; CUDA Runtime API,
+cudaIpcOpenMemHandle).
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 
 
 class Imported(Struct, eq=False, weakref=True):
-    """Memory of another process: `nbytes` from `address`, on device `ordinal`.
-
-    Whatever is used of it keeps this object.
-    """
+    """Opened memory of another process: `nbytes` bytes from `address` on device `ordinal`. Every
+    array on the memory keeps this object alive."""
 
     address: int
     nbytes: int
@@ -36,7 +34,7 @@ class Imported(Struct, eq=False, weakref=True):
 
 
 class Handles:
-    """The handles that are open in this process. Any thread."""
+    """Open handles of this process. Thread-safe."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -44,10 +42,10 @@ class Handles:
         self._open: weakref.WeakValueDictionary[bytes, Imported] = weakref.WeakValueDictionary()
 
     def open(self, handle: bytes, name: str) -> Imported:
-        """The memory behind a handle; `name` is the region's, for the error.
+        """Return the memory of a handle. `name` is the region's name, for errors.
 
         Raises:
-            InvalidArgument: it cannot be opened here.
+            InvalidArgument: the handle cannot be opened here.
             ShmserveError: the device has failed, or has no memory left.
         """
         with self._lock:
@@ -68,7 +66,7 @@ class Handles:
         except cuda.CUDARuntimeError as ex:
             if runtime.is_out_of_memory(ex):
                 raise self._device.failure(ex) from None
-            self._device.check()  # a client's handle may have any error, a lost device, too
+            self._device.check()  # raise if the device is lost: a bad handle can cause any error
             _log.warning("a handle of region %r cannot be opened: %s", name, runtime.text_of(ex))
             raise InvalidArgument(
                 f"the memory of CUDA shared memory region '{name}' cannot be opened"
@@ -97,11 +95,11 @@ def _close(device: Device, address: int) -> None:
 
 
 def bytes_behind(address: int) -> int:
-    """How many bytes of its allocation lie from an address on (CUDA Driver API; the runtime
-    has no call for it, and CuPy does not offer the driver's).
+    """Return the number of bytes from an address to the end of its allocation (CUDA Driver API,
+    because neither the runtime nor CuPy offers the call).
 
     Raises:
-        Internal: the driver does not tell.
+        Internal: the driver returned an error.
     """
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     library = ctypes.CDLL("libcuda.so.1")

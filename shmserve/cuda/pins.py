@@ -1,8 +1,6 @@
-"""Host memory registered with the driver (cudaHostRegister), so that copies are one DMA.
-
-Copies of memory that is not registered work as well, through the driver's own buffers: that
-is what happens where registering is not permitted, and it is told once.
-"""
+"""Pinned host memory, registered with the driver (cudaHostRegister) so that a copy is one DMA.
+Where registering is not permitted, copies go through the driver's buffers, and a warning is
+logged once."""
 
 from __future__ import annotations
 
@@ -19,18 +17,18 @@ from shmserve.cuda.runtime import text_of
 
 _log = logging.getLogger(__name__)
 
-_WORTH_IT = 64 * 1024  # bytes; smaller copies the driver makes itself as quickly
+_WORTH_IT = 64 * 1024  # bytes; the driver's own copies are as fast for less
 _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable, cudaHostRegisterReadOnly
 
 
 class MappedAgain(Protocol):
-    """What this needs of `shm.segment.WritableMapping`."""
+    """Used part of `shm.segment.WritableMapping`."""
 
     address: int
 
 
 class PinnableMapping(Protocol):
-    """What this needs of `shm.mappings.Mapped`."""
+    """Used part of `shm.mappings.Mapped`."""
 
     @property
     def address(self) -> int: ...
@@ -43,7 +41,7 @@ class PinnableMapping(Protocol):
 
 
 class MappingsApi(Protocol):
-    """What this needs of `shm.mappings.Mappings`."""
+    """Used part of `shm.mappings.Mappings`."""
 
     def listen(self, listener: Callable[[Any], None], pins_writable_only: bool = False) -> None: ...
 
@@ -51,40 +49,56 @@ class MappingsApi(Protocol):
 
 
 class _Pin(Struct):
-    """A mapping that is registered: at `address`, which is its own or that of it mapped `again`.
-    `used`: when a copy was last begun."""
+    """Registered mapping.
+
+    Attributes:
+        address: registered address: of the mapping, or of its second mapping `again`.
+        again: second, writable mapping, or None.
+        used: start time of the last copy.
+    """
 
     address: int
     again: MappedAgain | None
     used: float = 0.0
 
+    def use(self) -> int:
+        """A copy begins. Return the address that is registered."""
+        self.used = time.monotonic()
+        return self.address
+
 
 class Pins:
-    """The mappings of this process, each registered as a whole when a copy first needs it.
+    """Registered mappings of this process; each is registered as a whole when a copy first needs
+    it. Thread-safe.
 
-    Any thread. `nbytes`: how much is registered.
+    Attributes:
+        nbytes: registered bytes.
     """
 
     def __init__(
         self, runtime: Any, current: Callable[[], Any], mappings: MappingsApi, read_only: bool
     ) -> None:
-        """`read_only`: the driver registers memory that this process may not write to. If it
-        does not, such memory is mapped once more for it, where that can be."""
+        """Set up; no mapping is registered yet.
+
+        Args:
+            read_only: True if the driver registers memory that this process must not write to.
+                Otherwise such memory is mapped a second time, writable where possible.
+        """
         self._runtime = runtime
         self._current = current
         self._mappings = mappings
         self._read_only = read_only
         self._lock = threading.Lock()
-        self._pinned: dict[int, _Pin] = {}  # by address
-        self._refused: set[int] = set()  # addresses of those that the driver does not take
-        self._warned: set[bool] = set()  # kinds (writable or not) of which one was refused
+        self._pinned: dict[int, _Pin] = {}  # by address of the mapping
+        self._refused: set[int] = set()  # addresses of mappings that the driver refused
+        self._warned: set[bool] = set()  # kinds (writable or not) with a logged refusal
         self.nbytes = 0
         mappings.listen(self._unpin, pins_writable_only=not read_only)
 
     @contextlib.contextmanager
     def pinned(self, address: int, nbytes: int) -> Iterator[int]:
-        """Begin a copy from or to these bytes in here: the mapping that they lie in stays
-        registered until the copy is over, if it can be. The address to copy from or to."""
+        """Yield the address for a copy of these bytes, which starts within the context. The
+        mapping is registered if possible, and stays registered until the copy ends."""
         with self._lock:
             registered = self._pin(address, nbytes)
             if registered:
@@ -93,9 +107,9 @@ class Pins:
         yield address
 
     def trim(self, idle_s: float) -> None:
-        """Let go of mappings of peers that were not copied from for so long. What a peer frees
-        is the system's again once nobody has it pinned, and that it was freed is told with the
-        next request only."""
+        """Unregister mappings of peers without a copy for `idle_s` seconds. Memory that a peer
+        frees returns to the system only after unpinning, and this process hears of the freeing
+        only with the next request."""
         before = time.monotonic() - idle_s
         with self._lock:
             pinned = list(self._pinned.items())
@@ -105,7 +119,8 @@ class Pins:
                 self._unpin(mapped)
 
     def _pin(self, address: int, nbytes: int) -> int:
-        """Where the bytes are registered; 0: they are not."""
+        """Register the mapping of the bytes if needed. Return the registered address of the bytes,
+        or 0."""
         if nbytes < _WORTH_IT:
             return 0
         mapping = self._mappings.find(address, nbytes)
@@ -118,8 +133,7 @@ class Pins:
                 return 0
             self._pinned[mapping.address] = pin
             self.nbytes += mapping.size
-        pin.used = time.monotonic()
-        return pin.address + address - mapping.address
+        return pin.use() + address - mapping.address
 
     def _unpin(self, mapped: PinnableMapping) -> None:
         with self._lock:
@@ -131,7 +145,7 @@ class Pins:
             try:
                 with self._current():
                     with contextlib.suppress(self._runtime.CUDARuntimeError):
-                        self._runtime.deviceSynchronize()  # copies may be under way
+                        self._runtime.deviceSynchronize()  # copies may be running
                     self._runtime.hostUnregister(pin.address)
             except self._runtime.CUDARuntimeError as ex:
                 _log.warning("shared memory was not unpinned: %s", text_of(ex))

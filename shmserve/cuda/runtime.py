@@ -1,4 +1,4 @@
-"""CuPy, imported when it is first asked for, and what CUDA's errors mean."""
+"""CuPy module, imported on first use, and the meaning of CUDA errors."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ EXTRA = (
     " 'shmserve-client[gpu]'"
 )
 
-# After these no call of the process succeeds any more (CUDA Runtime API, cudaError_t: "the
+# After these errors, every CUDA call of the process fails (CUDA Runtime API, cudaError_t: "the
 # context cannot be used", "leaves the process in an inconsistent state")
 _LOST = frozenset({46, 214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 999})
 _OUT_OF_MEMORY = 2
 
 
 def cupy() -> Any:
-    """The cupy module.
+    """Return the cupy module.
 
     Raises:
-        ConfigError: it is not installed, or its libraries cannot be loaded.
+        ConfigError: CuPy is not installed, or its libraries cannot be loaded.
     """
     try:
         import cupy as module
@@ -37,7 +37,7 @@ def cupy() -> Any:
 
 
 def is_cuda_error(ex: BaseException) -> bool:
-    """Whether CUDA's runtime or driver said so (CuPy's exceptions)."""
+    """Return True for CuPy's exceptions that report an error of CUDA's runtime or driver."""
     return type(ex).__name__ in ("CUDARuntimeError", "CUDADriverError")
 
 
@@ -48,25 +48,25 @@ def is_out_of_memory(ex: BaseException) -> bool:
 
 
 def is_lost(ex: BaseException) -> bool:
-    """Whether the process can do nothing more on its device."""
+    """Return True if the device is unusable in this process from now on."""
     return is_cuda_error(ex) and getattr(ex, "status", 0) in _LOST
 
 
 def text_of(ex: BaseException) -> str:
-    """CUDA's own name and words for an error; they hold no address and no path."""
+    """Return CUDA's name and text of an error, which contain no address and no path."""
     return str(ex) if is_cuda_error(ex) else type(ex).__name__
 
 
 def error_of(ex: BaseException, ordinal: int, purpose: str = "request") -> ShmserveError:
-    """What a client is told of an exception of CuPy's."""
+    """Return the error for the client for an exception of CuPy."""
     if is_out_of_memory(ex):
         return no_memory(ordinal, purpose)
     return Internal(f"CUDA device {ordinal} failed: {text_of(ex)}")
 
 
 def free_unused() -> None:
-    """Give the calling thread's device back what CuPy and torch keep for later: neither knows
-    of the other's."""
+    """Release the memory that CuPy and torch keep cached on the calling thread's device. Neither
+    library can release the other's memory."""
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     with contextlib.suppress(Exception):  # the next call tells if the device is lost
         if cupy is not None:

@@ -33,6 +33,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from shmserve.protocol.control.data_messages import Timing
+
+UNTIMED = Timing()
+_COUNTS = 8  # fields that are sums, the first ones
+
 
 class Receipt(Struct):
     """Counts of one request, in bytes and nanoseconds.
@@ -50,12 +55,25 @@ class Receipt(Struct):
     compute_ns: int = 0
     send_ns: int = 0
     executor: str = ""
+    timing: Timing = UNTIMED  # of the latest answer
+    complete: bool = False  # all of the answer is here
+
+    def copy_in(self, nbytes: int) -> None:
+        """Count bytes of the request that the frontend has copied into slots."""
+        self.copied_in += nbytes
+
+    def copy_out(self, nbytes: int) -> None:
+        """Count bytes of the answer that the frontend has copied."""
+        self.copied_out += nbytes
+
+    def finish(self) -> None:
+        """All of the answer is here, of whatever executors."""
+        self.complete = True
 
     def add(self, step: Receipt) -> None:
         """Count another one, too: that of a step of the same request."""
-        for field in self.__struct_fields__:
-            if field != "executor":
-                setattr(self, field, getattr(self, field) + getattr(step, field))
+        for field in self.__struct_fields__[:_COUNTS]:
+            setattr(self, field, getattr(self, field) + getattr(step, field))
         known = self.executor.split(", ")
         new = [name for name in step.executor.split(", ") if name not in known]
         self.executor = ", ".join(filter(None, (self.executor, *new)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -14,23 +13,11 @@ from shmserve.core.trace_context import TraceContext
 from shmserve.dispatch.receipt import Receipt
 from shmserve.protocol.control.data_messages import Descriptor, WireTensor
 from shmserve.protocol.control.span_messages import Attribute
+from shmserve.tensor.named_tensor import NamedTensor
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"  # activities
 _MOST_TENSORS, _MOST_STEPS = 256, 1024  # of one trace: streams may go on for ever
 Times = tuple[tuple[str, int], ...]  # stages and CLOCK_MONOTONIC nanoseconds
-
-
-class NamedTensor(Protocol):
-    """A tensor's bytes, and what it is."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def datatype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def view(self) -> memoryview: ...
 
 
 class SlotInput(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """Calls from one model to others, as a model's dialect sees them.
 
-What carries them is `shmserve.executor.model_calls`; a backend that is run without a server has
+`executor.process.model_calls` carries the calls. A backend that is run without a server has
 `NO_MODELS`.
 """
 

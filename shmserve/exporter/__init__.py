@@ -1,7 +1,7 @@
-"""The process that tells an OpenTelemetry collector of requests and numbers; there is at most one.
+"""Exporter process: sends spans and metrics to an OpenTelemetry collector. A service has at most
+one exporter.
 
-It alone imports OpenTelemetry's packages (the extra `otlp`). Nobody waits for it: it may be killed
-at any moment, and takes nothing with it but the spans that it had.
-
-OpenTelemetry's packages have threads, so this process is exec'ed and forks nothing.
+Only this process imports OpenTelemetry's packages (the extra `otlp`). No process waits for the
+exporter, and killing the exporter loses only unsent spans. OpenTelemetry's packages start threads,
+so this process is exec'ed and never forks.
 """

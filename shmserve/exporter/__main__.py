@@ -1,4 +1,5 @@
-"""``python -m shmserve.exporter``: started by the supervisor, never by hand."""
+"""Entry point of the exporter: ``python -m shmserve.exporter``, started by the supervisor, never
+by hand."""
 
 from __future__ import annotations
 
@@ -31,13 +32,15 @@ from shmserve.transport.processes import FileLock, follow
 
 _log = logging.getLogger(__name__)
 
-_LAST_S, _LAST_SPANS_S = 3.0, 2.0  # at the end, for what has not been exported; for spans of it
-_WITHOUT_MASTER_S = 4.0  # for others to finish, who may have spans, until they have us end
+# seconds to export the rest at the end, and the part of this time for spans
+_LAST_S, _LAST_SPANS_S = 3.0, 2.0
+# seconds after the master's end, in which other processes may send their last spans
+_WITHOUT_MASTER_S = 4.0
 _TURN_S = 1.0
 
 
 class Ending:
-    """That the process is to end. `fd`: is readable from then on."""
+    """Event that ends the process; from then on the eventfd `fd` is readable."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -48,12 +51,13 @@ class Ending:
         return self._begun.is_set()
 
     def set(self) -> None:
-        """Safe in a signal handler."""
+        """Set the event. Safe in a signal handler."""
         self._begun.set()
         os.eventfd_write(self.fd, 1)
 
     def soon(self) -> None:
-        """The master is gone: once the supervisor says so, or is gone as well."""
+        """Set the event after the master has ended: when the supervisor sends SIGTERM, or after
+        `_WITHOUT_MASTER_S` seconds."""
         self._begun.wait(_WITHOUT_MASTER_S)
         self.set()
 
@@ -102,7 +106,7 @@ def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
         _take(intake, spans, lock, stop, period_s(settings.watchdog_s))
         until = time.monotonic() + _LAST_S
         spans.close(_LAST_SPANS_S)
-        if numbers is not None:  # these tell what became of the spans
+        if numbers is not None:  # the last metrics include the final counts of spans
             numbers.close(until - time.monotonic())
     finally:
         intake.close()
@@ -110,7 +114,7 @@ def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
 
 
 def _take(intake: Intake, spans: SpanExport, lock: FileLock, stop: Ending, beat_s: float) -> None:
-    """Until it is to stop, and what has been sent by then is there."""
+    """Receive spans until `stop` is set and no sent span is left unread."""
     beat_at = 0.0
     while intake.turn(0.0 if stop.begun else min(_TURN_S, beat_s)) or not stop.begun:
         now = time.monotonic()
@@ -132,7 +136,8 @@ def _handlers() -> LinkHandlers:
 
 
 class Numbers:
-    """What a scrape of `/metrics` would give now, and what became of spans. Raises as that does."""
+    """Source of metrics: the families that a scrape of `/metrics` returns, and counts of exported
+    spans. Raises the same errors as a scrape."""
 
     def __init__(self, run_dir: str, coordinator: CoordinatorClient, spans: SpanExport) -> None:
         self._registry = RegistryReader(run_dir)
@@ -151,5 +156,5 @@ class Numbers:
 if __name__ == "__main__":
     status = main()
     log_output.end()
-    # An export that hangs must not keep a finished process from ending.
+    # A hanging export must not keep a finished process alive.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""One way to the collector: what became of an export, and the log's line when that changes."""
+"""Connection to the collector: outcome of exports, and a log line whenever the outcome changes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import requests
 
 _log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before the collector is tried again
-_LATER = {408, 429, 502, 503, 504}  # statuses that are not about what was sent: OTLP/HTTP has them
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # seconds before the next attempt
+_LATER = {408, 429, 502, 503, 504}  # statuses for which OTLP/HTTP asks to retry
 
 Payload = TypeVar("Payload", contravariant=True)
 
@@ -25,32 +25,38 @@ class Fate(enum.Enum):
 
 
 class SdkExporter(Protocol[Payload]):
-    """An exporter of the SDK. It tries again by itself within its timeout, tells no more than
-    whether it was well, and takes a redirection for that: so the session is asked."""
+    """Exporter of the OpenTelemetry SDK. The exporter retries within a timeout, returns only
+    success or failure, and takes a redirection for success. So `Collector` reads the status
+    from the session."""
 
     def export(self, payload: Payload, /) -> Any: ...
 
 
 class StatusSession(requests.Session):
-    """Remembers what the collector has said last; 0: nothing, None: it was not asked."""
+    """HTTP session that keeps the status of the last response; 0: no response, None: no
+    request."""
 
     status: int | None = None
 
+    def forget(self) -> None:
+        """Begin anew: the collector was not asked."""
+        self.status = None
+
     def request(self, *args: Any, **options: Any) -> requests.Response:
         self.status = 0
-        options["allow_redirects"] = False  # headers are for the one who was named
+        options["allow_redirects"] = False  # headers may hold secrets for the configured host
         response = super().request(*args, **options)
         self.status = response.status_code
         return response
 
 
 class Collector(Generic[Payload]):
-    """For one thread.
+    """Sender of spans or of metrics. For a single thread.
 
     Args:
-        what: is sent, for the log.
-        exporter: whose requests `session` makes.
-        stop: is set when there is no time for trying again.
+        what: kind of payload, for the log.
+        exporter: SDK exporter that sends through `session`.
+        stop: event that is set when no time is left for retries.
     """
 
     def __init__(
@@ -67,7 +73,8 @@ class Collector(Generic[Payload]):
         self._fate = Fate.TAKEN
 
     def send(self, payload: Payload) -> Fate:
-        """Try until it is taken, or refused, or there is no time any more."""
+        """Export a payload, and retry until the collector takes or refuses the payload, or `stop`
+        is set."""
         pause_s = _FIRST_PAUSE_S
         while (fate := self.try_once(payload)) is Fate.AWAY:
             if self._stop.wait(pause_s * random.uniform(0.8, 1.2)):
@@ -76,14 +83,15 @@ class Collector(Generic[Payload]):
         return fate
 
     def try_once(self, payload: Payload) -> Fate:
-        """For the exporter's timeout; of what is soon followed by something newer."""
-        self._session.status = None
+        """Export a payload without retries beyond the exporter's timeout. For payloads that are
+        soon replaced by newer values."""
+        self._session.forget()
         try:
             self._exporter.export(payload)
-        except Exception as ex:  # the SDK's or its library's: no reason to end
+        except Exception as ex:  # an exception of the SDK or its libraries must not end the thread
             _log.debug("export of %s failed: %s", self._what, type(ex).__name__)
         fate, status = Fate.AWAY, self._session.status
-        if status is None:  # the SDK sends nothing of this size, or form: not later either
+        if status is None:  # the SDK refuses the payload's size or form, now and later
             fate = Fate.REFUSED
         elif status and status not in _LATER:
             fate = Fate.TAKEN if 200 <= status < 300 else Fate.REFUSED
@@ -97,6 +105,6 @@ class Collector(Generic[Payload]):
         if fate is Fate.TAKEN:
             _log.info("the collector takes %s again", self._what)
         else:
-            said = "it was not asked" if status is None else f"status {status}"
-            said = said if status != 0 else "no answer"
-            _log.warning("the collector does not take %s: %s (otlp_endpoint)", self._what, said)
+            reason = "it was not asked" if status is None else f"status {status}"
+            reason = reason if status != 0 else "no answer"
+            _log.warning("the collector does not take %s: %s (otlp_endpoint)", self._what, reason)

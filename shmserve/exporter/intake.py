@@ -1,4 +1,4 @@
-"""Where the server's processes send spans: their channels, read as fast as they are written."""
+"""Intake of spans: reads the channels of the server's processes as soon as data arrives."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from shmserve.transport.channel import Channel, accept, close_all, listen
 
 _log = logging.getLogger(__name__)
 
-_MOST_IN_A_ROW = 64  # messages of one process, before others are looked at
+_MOST_IN_A_ROW = 64  # messages from one process before other processes are served
 
 
 class Intake:
-    """For one thread. `put` gets what comes; `wake_fd`, an eventfd, ends a `turn` that waits."""
+    """Listener and channels, for a single thread.
+
+    Args:
+        put: function that receives each message.
+        wake_fd: eventfd that ends a waiting `turn`.
+    """
 
     def __init__(self, run_dir: str, put: Callable[[Spans], None], wake_fd: int) -> None:
         self._put = put
@@ -30,7 +35,8 @@ class Intake:
         self._selector.register(wake_fd, selectors.EVENT_READ, None)
 
     def turn(self, limit_s: float) -> bool:
-        """Take what comes within the limit; whether anything did."""
+        """Handle events for one round, waiting up to `limit_s` seconds. Return True if any event
+        came, False otherwise."""
         ready = self._selector.select(limit_s)
         for key, _ in ready:
             if isinstance(key.data, Channel):

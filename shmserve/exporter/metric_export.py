@@ -1,4 +1,4 @@
-"""The numbers of `/metrics` to the collector: the same families, as the SDK has metrics."""
+"""Export of metrics: sends the families of `/metrics` to the collector."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _log = logging.getLogger(__name__)
 
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 _UNITS = {"seconds": "s", "bytes": "By", "celsius": "Cel", "watts": "W", "joules": "J"}
-# When counting began is not said: an exporter that was killed does not know, and what it said
-# instead would look as if all counters had begun again.
+# The start time of counters is left unset. A restarted exporter does not know the time, and any
+# other value would look like a reset of all counters.
 _UNKNOWN_START = 0
 
 Collect = Callable[[], Iterable[Family]]
 
 
 class MetricExport:
-    """The thread that exports what `collect` gives, every `otlp_metrics_interval_s`."""
+    """Thread that exports the families from `collect` every `otlp_metrics_interval_s`."""
 
     def __init__(self, settings: Settings, resource: Resource, collect: Collect) -> None:
         self._interval_s = settings.otlp_metrics_interval_s
@@ -64,7 +64,7 @@ class MetricExport:
         self._thread.start()
 
     def close(self, within_s: float) -> None:
-        """Export once more, as far as there is time."""
+        """Export once more if `within_s` seconds suffice, and end."""
         self._stop.set()
         self._thread.join(within_s)
 
@@ -74,7 +74,7 @@ class MetricExport:
             over = self._stop.wait(self._interval_s)
             try:
                 metrics = list(converted(self._collect(), time.time_ns()))
-            except ShmserveError as ex:  # no coordinator just now
+            except ShmserveError as ex:  # no coordinator is running now
                 _log.debug("no metrics: %s", ex)
                 continue
             scope = ScopeMetrics(SCOPE, metrics, "")
@@ -82,7 +82,8 @@ class MetricExport:
 
 
 def converted(families: Iterable[Family], now_ns: int) -> Iterator[Metric]:
-    """Metrics under the families' names, counters without `_total`."""
+    """Yield the families as OpenTelemetry metrics under the same names, counters without
+    `_total`."""
     for family in families:
         data: Sum | Gauge | Histogram
         if family.type == "histogram":
@@ -108,7 +109,8 @@ def _numbers(
 
 
 def _histograms(family: Family, now_ns: int) -> Iterator[HistogramDataPoint]:
-    """A point for each set of labels: the family has a row for each bucket, and cumulated."""
+    """Yield a data point for each set of labels. A family has cumulated counts, one sample per
+    bucket."""
     points: dict[tuple[tuple[str, str], ...], dict[float, float]] = {}
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in family.samples:

@@ -1,4 +1,4 @@
-"""The settings `otlp_…` as the SDK wants them."""
+"""OTLP settings (`otlp_…`) in the form of the SDK's arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shmserve.config import Settings
 
 
 def endpoint(settings: Settings, signal: str) -> str:
-    """Where `traces` or `metrics` go."""
+    """Return the URL for a signal, `traces` or `metrics`."""
     return f"{settings.otlp_endpoint.rstrip('/')}/v1/{signal}"
 
 
@@ -16,7 +16,8 @@ def headers(settings: Settings) -> dict[str, str]:
 
 
 def resource_attributes(settings: Settings, epoch: str) -> dict[str, str]:
-    """What all that is exported is from; `epoch`: of the service."""
+    """Return the attributes that describe this service in all exports; `epoch` is the service's
+    epoch."""
     return {
         "service.name": settings.otlp_service_name,
         "service.version": shmserve.__version__,

@@ -1,4 +1,4 @@
-"""Spans of the server's processes to the collector, as the SDK has spans."""
+"""Export of spans: sends the spans of the server's processes to the collector."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from shmserve.protocol.control.span_messages import Span, Spans
 
 _log = logging.getLogger(__name__)
 
-_MAX_NUMBER = 1_000_000  # spans, or milliseconds
-_TELL_S = 60.0  # losses are told so often
+_MAX_NUMBER = 1_000_000  # limit for both, spans and milliseconds
+_TELL_S = 60.0  # shortest time between two log lines about losses
 SCOPE = InstrumentationScope("shmserve", shmserve.__version__)
 
 
@@ -38,7 +38,13 @@ def queue_of_environment(environ: Mapping[str, str]) -> SpanQueue:
     limit = _number(environ, OTEL_BSP_MAX_QUEUE_SIZE, 8192)
     batch = _number(environ, OTEL_BSP_MAX_EXPORT_BATCH_SIZE, 512)
     delay_ms = _number(environ, OTEL_BSP_SCHEDULE_DELAY, 5000)
-    return SpanQueue(limit, min(batch, limit), delay_ms / 1000)
+    if batch > limit and environ.get(OTEL_BSP_MAX_EXPORT_BATCH_SIZE):
+        text = "%s is more than %s: batches have at most %d spans"
+        _log.warning(text, OTEL_BSP_MAX_EXPORT_BATCH_SIZE, OTEL_BSP_MAX_QUEUE_SIZE, limit)
+    batch, delay_s = min(batch, limit), delay_ms / 1000
+    about = log_fields(max_queue=limit, max_batch=batch, delay_s=delay_s)
+    _log.info("spans are exported in batches", extra=about)
+    return SpanQueue(limit, batch, delay_s)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -53,11 +59,13 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 class SpanExport:
-    """A queue, and the thread that empties it.
+    """Queue of spans, and the thread that exports them.
 
     Attributes:
-        exported, refused: how many spans the collector has taken, and how many it never will.
-        lost: how many came to us no more, found no room here, or were left at the end.
+        exported: number of spans that the collector has taken.
+        refused: number of spans that the collector has refused for good.
+        lost: number of spans dropped by the sending process, dropped by the full queue, or left at
+            the end.
     """
 
     def __init__(self, settings: Settings, resource: Resource) -> None:
@@ -79,20 +87,20 @@ class SpanExport:
 
     @property
     def lost(self) -> int:
-        left = self._came - self.exported - self.refused
-        return self._unsent + (left if self._over else self._queue.dropped)
+        unexported = self._came - self.exported - self.refused
+        return self._unsent + (unexported if self._over else self._queue.dropped)
 
     def start(self) -> None:
         self._thread.start()
 
     def put(self, message: Spans) -> None:
-        """What a process has sent."""
+        """Queue the spans of a process."""
         self._unsent += message.dropped
         self._came += len(message.spans)
         self._queue.put(message.spans)
 
     def close(self, within_s: float) -> None:
-        """Export what waits, as far as there is time. What is left then is lost."""
+        """Export the queued spans for up to `within_s` seconds, and count the rest as lost."""
         self._queue.close()
         self._thread.join(within_s)
         self._stop.set()
@@ -100,28 +108,28 @@ class SpanExport:
         self._tell()
 
     def turn(self, now: float) -> None:
-        """Say now and then what is lost."""
+        """Log new losses, at most every `_TELL_S` seconds."""
         if now >= self._tell_at:
             self._tell_at = now + _TELL_S
             self._tell()
 
     def _tell(self) -> None:
-        gone = self.lost + self.refused
-        if gone > self._told:
+        total_lost = self.lost + self.refused
+        if total_lost > self._told:
             so_far = log_fields(exported=self.exported, lost=self.lost, refused=self.refused)
-            _log.warning("%d spans more are lost; in all", gone - self._told, extra=so_far)
-            self._told = gone
+            _log.warning("%d spans more are lost; in all", total_lost - self._told, extra=so_far)
+            self._told = total_lost
 
     def _run(self) -> None:
         while (batch := self._queue.take()) and not self._stop.is_set():
             fate = self._collector.send([self.readable(span) for span in batch])
             if fate is Fate.TAKEN:
                 self.exported += len(batch)
-            elif fate is Fate.REFUSED:  # else there was no time any more
+            elif fate is Fate.REFUSED:  # otherwise no time is left
                 self.refused += len(batch)
 
     def readable(self, span: Span) -> ReadableSpan:
-        """A span as the SDK has it."""
+        """Return a span in the SDK's form."""
         parent = _context(span.trace_id, span.parent_id, span.server) if span.parent_id else None
         return ReadableSpan(
             span.name,
@@ -144,6 +152,6 @@ def _context(trace_id: str, span_id: str, is_remote: bool) -> SpanContext:
 
 
 def quiet() -> None:
-    """The SDK's own lines say less, more often: ours tell of changes."""
+    """Silence the SDK's log lines, which are frequent and less exact than the exporter's own."""
     for name in ("opentelemetry", "urllib3"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,4 +1,3 @@
-"""The process that fetches models of remote repositories into the cache, for the coordinator.
-
-It is the only one that imports fsspec, whose event loops are threads: nothing here forks.
-"""
+"""Fetcher process: fetches models of remote repositories into the cache, for the coordinator. Only
+this process imports fsspec. The process must not fork, because fsspec's event loops are
+threads."""

@@ -1,7 +1,8 @@
-"""``python -m shmserve.fetcher``: started by the supervisor, never by hand.
+"""Entry point of the fetcher: ``python -m shmserve.fetcher``, started by the supervisor, never by
+hand.
 
-The coordinator asks, this process fetches. Each question is answered by a thread of its own; the
-main thread only shows that the process lives.
+Each question of the coordinator is answered in a thread of a pool. The main thread only signals
+that the process is alive.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from shmserve.transport.processes import FileLock, follow
 
 _log = logging.getLogger(__name__)
 
-_SIDE_BY_SIDE = 4  # questions; others wait, and the coordinator sees to it that they are few
-_TOLD, _TEXT = 150, 400  # problems in one answer; characters of each
+_SIDE_BY_SIDE = 4  # concurrent questions; the coordinator keeps the queue short
+_TOLD, _TEXT = 150, 400  # limits of an answer: problems, and characters of each
 
 
 def main() -> int:
@@ -65,26 +66,31 @@ def _serve(settings: Settings, lock: FileLock, stop: threading.Event) -> None:
     process = ids.new_process_id("fetcher", os.getpid())
     flight_recorder.start(run_dir, process)
     folder = model_places.cache_dir(settings)
-    desk = _Desk(settings, Cache(folder, settings.repository_cache_bytes, process))
-    desk.link = Link(run_dir, "fetcher", process, _handlers(desk))
-    desk.link.start()
+    cache = Cache(folder, settings.repository_cache_bytes, process)
+    link = _Desk(settings, cache, run_dir, process).link
+    link.start()
     while not stop.wait(period_s(settings.watchdog_s)):
         if not lock.beat():
             _log.error("run_dir: files have been removed, ending for a successor")
             break
-    desk.link.close()
+    link.close()
 
 
 class _Desk:
-    """Takes the coordinator's questions, from the link's thread, and answers them."""
+    """Receiver of the coordinator's questions, called in the link's thread."""
 
-    link: Link
-
-    def __init__(self, settings: Settings, models: Cache) -> None:
+    def __init__(self, settings: Settings, models: Cache, run_dir: str, process: str) -> None:
         self._rounds = Rounds(settings, models, lambda url: stores.Store(url, settings))
         self._threads = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="round")
+        handlers = LinkHandlers(
+            on_trim=lambda nbytes: None,
+            on_stats=lambda what: {},
+            held_bytes=lambda: 0,
+            on_message=self._take,
+        )
+        self.link = Link(run_dir, "fetcher", process, handlers)
 
-    def take(self, message: FromCoordinator) -> None:
+    def _take(self, message: FromCoordinator) -> None:
         if isinstance(message, FetchModels):
             self._threads.submit(self._answer, message)
 
@@ -92,25 +98,16 @@ class _Desk:
         try:
             done = self._rounds.run(message.names, message.keep)
             problems, unlisted = done.problems, done.unlisted
-        except Exception as ex:  # whatever it was: who asked must not wait in vain
-            why = ex.message if isinstance(ex, ShmserveError) else type(ex).__name__
-            _log.error("models not fetched", extra=log_fields(reason=why))
-            problems, unlisted = {}, (f"model_repository: {why}",)
-        told = {name: why[:_TEXT] for name, why in list(problems.items())[:_TOLD]}
-        self.link.send(ModelsFetched(message.ticket, told, tuple(w[:_TEXT] for w in unlisted)))
-
-
-def _handlers(desk: _Desk) -> LinkHandlers:
-    return LinkHandlers(
-        on_trim=lambda nbytes: None,
-        on_stats=lambda what: {},
-        held_bytes=lambda: 0,
-        on_message=desk.take,
-    )
+        except Exception as ex:  # answer after any error: the coordinator waits
+            reason = ex.message if isinstance(ex, ShmserveError) else type(ex).__name__
+            _log.error("models not fetched", extra=log_fields(reason=reason))
+            problems, unlisted = {}, (f"model_repository: {reason}",)
+        reasons = {name: reason[:_TEXT] for name, reason in list(problems.items())[:_TOLD]}
+        self.link.send(ModelsFetched(message.ticket, reasons, tuple(w[:_TEXT] for w in unlisted)))
 
 
 if __name__ == "__main__":
     status = main()
     log_output.end()
-    # A transfer that goes on must not keep a finished process from ending; what came is kept.
+    # A running transfer must not keep a finished process alive. Complete files are kept.
     os._exit(status)

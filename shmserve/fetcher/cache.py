@@ -1,16 +1,17 @@
-"""The cache of fetched models: bounded, shared by services of one user, and never half written.
+"""Cache of fetched models: bounded, shared by the services of one user, without half-written
+models.
 
-    lock                      held for moments, while the folders below are looked at and changed
-    leases/<process>          a service's: the snapshots it uses, one a line; locked while its
-                              fetcher lives
-    repositories/<…>.catalog  what remote repositories have (`shmserve.repository.catalog`)
-    snapshots/<digest>/       a model that is complete: <model>/…, and `.files.json`, what it is of
-    incoming/<digest>/        one that is being fetched, with what has come
-    incoming/<digest>.lock    locked by who fetches it; in it the bytes it will have
-    doomed/                   what is being removed
+    lock                      held for moments, while the folders below are read and changed
+    leases/<process>          a service's lease: the snapshots in use, one a line; locked while
+                              the service's fetcher lives
+    repositories/<…>.catalog  models of a remote repository (`shmserve.repository.catalog`)
+    snapshots/<digest>/       a complete model: <model>/…, and `.files.json` with its origin
+    incoming/<digest>/        a model being fetched, with the files received so far
+    incoming/<digest>.lock    locked by the fetching process; holds the model's final size in bytes
+    doomed/                   folders being removed
 
-A snapshot appears with a rename, after everything in it has been written to the disk, and goes with
-another. Files that two snapshots have in common are one on the disk.
+A snapshot appears by a rename after all of its files have reached the disk, and disappears by a
+rename. Snapshots share equal files as hard links.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from shmserve.errors import DeadlineExceeded, ResourceExhausted
 from shmserve.repository.catalog import SNAPSHOTS
 
 INCOMING, LEASES, REPOSITORIES, DOOMED = "incoming", "leases", "repositories", "doomed"
-FILES, PARTS = ".files.json", ".parts"  # beside the model, whose name cannot begin so
+# beside the model's folder; model names cannot start with a dot
+FILES, PARTS = ".files.json", ".parts"
 _FOLDERS = (SNAPSHOTS, INCOMING, LEASES, REPOSITORIES, DOOMED)
-_LOCK_S = 30.0  # for the lock that is held for moments
+_LOCK_S = 30.0  # longest wait in seconds for the short-term lock
 _AGAIN_S = 0.05
-_STALE_S = 600.0  # without its fetcher a service's lease counts so long
+_STALE_S = 600.0  # seconds after the last `use` for which a lease counts without its fetcher
 
 
 class Cache:
-    """One process's view. For several threads.
+    """Access of one process to the cache. Thread-safe.
 
     Args:
-        path: the folder, which is this user's alone.
-        most: bytes it may hold.
-        owner: the process's id, under which its lease is.
+        path: folder of the cache, private to this user.
+        most: limit of the cache in bytes.
+        owner: id of this process, which names the lease.
     """
 
     def __init__(self, path: str, most: int, owner: str) -> None:
@@ -52,23 +54,24 @@ class Cache:
         fcntl.flock(self._lease, fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Let the fetcher's hold of the lease go; what is in it counts for a while yet."""
+        """Unlock the lease; its snapshots count as used until `_STALE_S` seconds after the last
+        `use`."""
         os.close(self._lease)
 
     def file(self, *names: str) -> str:
         return os.path.join(self.path, *names)
 
     def snapshot(self, digest: str) -> str:
-        """Where a complete snapshot is; "": there is none."""
+        """Return the folder of a complete snapshot, or ""."""
         path = self.file(SNAPSHOTS, digest)
         return path if digest and os.path.isdir(path) else ""
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else changes the cache meanwhile.
+        """Hold the lock that all changes of the cache need.
 
         Raises:
-            DeadlineExceeded: somebody holds it for long.
+            DeadlineExceeded: another process holds the lock for too long.
         """
         descriptor = _lock(self.file("lock"), time.monotonic() + _LOCK_S)
         try:
@@ -79,7 +82,7 @@ class Cache:
     # ----------------------------------------------------------------- leases
 
     def use(self, digests: set[str]) -> None:
-        """These snapshots are what this service uses, from now on. With the lock."""
+        """Replace the snapshots in this service's lease. The caller holds the lock."""
         data = "\n".join(sorted(digests)).encode()
         os.pwrite(self._lease, data, 0)
         os.ftruncate(self._lease, len(data))
@@ -88,7 +91,8 @@ class Cache:
             os.utime(self.file(SNAPSHOTS, digest, FILES))
 
     def leased(self) -> set[str]:
-        """Snapshots that any service uses. With the lock; forgets leases of services that ended."""
+        """Return the snapshots that any service uses, and delete leases of ended services. The
+        caller holds the lock."""
         used: set[str] = set()
         for name in os.listdir(self.file(LEASES)):
             path = self.file(LEASES, name)
@@ -104,11 +108,11 @@ class Cache:
 
     @contextmanager
     def incoming(self, digest: str, until: float) -> Iterator[str]:
-        """The folder of a snapshot that is being fetched, for its only fetcher; "": by now it is
-        complete.
+        """Lock a snapshot for fetching, and yield the folder to fill. Yield "" if the snapshot is
+        already complete.
 
         Raises:
-            DeadlineExceeded: another one has it all the time.
+            DeadlineExceeded: another process still holds the snapshot at `until`.
         """
         descriptor = _lock(self.file(INCOMING, f"{digest}.lock"), until)
         try:
@@ -122,13 +126,14 @@ class Cache:
             os.close(descriptor)
 
     def claim(self, digest: str, nbytes: int, kept: Collection[str] = ()) -> None:
-        """Have room for a snapshot of so many bytes, at the expense of what nobody uses.
+        """Make room for `nbytes` further bytes of a snapshot by removing unused snapshots.
 
         Args:
-            kept: its files that are there already: links to those of a snapshot that may go.
+            kept: files already in the snapshot: links to files of other snapshots, which may be
+                removed.
 
         Raises:
-            ResourceExhausted: there is not enough.
+            ResourceExhausted: there is not enough room.
         """
         with self.locked():
             self._make_room(nbytes, digest, kept)
@@ -137,7 +142,8 @@ class Cache:
                 file.write(b"%020d" % total)
 
     def publish(self, digest: str) -> None:
-        """What is incoming is complete, and on the disk. With `incoming`."""
+        """Turn an incoming snapshot, whose files are on the disk, into a complete one. The caller
+        holds `incoming`."""
         sync_folders(self.file(INCOMING, digest))
         with self.locked():
             os.rename(self.file(INCOMING, digest), self.file(SNAPSHOTS, digest))
@@ -145,8 +151,8 @@ class Cache:
         sync(self.file(SNAPSHOTS))
 
     def usage(self, but: str = "", kept: Collection[str] = ()) -> int:
-        """Bytes that are there, or will be; of what is incoming as `but`, the `kept` files alone.
-        With the lock."""
+        """Return the bytes in the cache, including bytes still to come. Of the incoming snapshot
+        `but`, only the `kept` files count. The caller holds the lock."""
         seen: dict[int, int] = {}
         claimed = 0
         for name in os.listdir(self.file(SNAPSHOTS)):
@@ -154,25 +160,26 @@ class Cache:
         for name in os.listdir(self.file(INCOMING)):
             digest = name.removesuffix(".lock")
             if digest != but and name.endswith(".lock"):
-                found: dict[int, int] = {}
-                _add_files(self.file(INCOMING, digest), found)
-                claimed += max(0, self._claimed(digest) - sum(found.values()))
-                seen |= found
+                incoming_sizes: dict[int, int] = {}
+                _add_files(self.file(INCOMING, digest), incoming_sizes)
+                claimed += max(0, self._claimed(digest) - sum(incoming_sizes.values()))
+                seen |= incoming_sizes
         for path in kept:
             info = os.lstat(path)
             seen[info.st_ino] = info.st_size
         return sum(seen.values()) + claimed
 
     def _claimed(self, digest: str) -> int:
-        """What an unfinished snapshot will take in the end; 0: nobody goes on with it."""
+        """Return the final size of an unfinished snapshot in bytes; 0 if no process is fetching
+        the snapshot."""
         try:
             with open(self.file(INCOMING, f"{digest}.lock"), "rb") as file:
                 return 0 if _try_lock(file.fileno()) else int(file.read() or b"0")
-        except FileNotFoundError:  # it was complete all the time
+        except FileNotFoundError:  # the snapshot was completed meanwhile
             return 0
 
     def _leftover(self, digest: str) -> bool:
-        """Whether nobody goes on with an unfinished snapshot."""
+        """Return True if no process is fetching an unfinished snapshot, False if a process is."""
         try:
             with open(self.file(INCOMING, f"{digest}.lock"), "rb") as file:
                 return _try_lock(file.fileno())
@@ -197,7 +204,8 @@ class Cache:
         return disk.f_bavail * disk.f_frsize < nbytes
 
     def _least_used(self, used: set[str], own: str) -> str:
-        """What may go first: leftovers, then the snapshot that was used longest ago; "": none."""
+        """Return what to remove next: a leftover, else the least recently used snapshot; "":
+        nothing is unused."""
         for name in os.listdir(self.file(INCOMING)):
             digest = name.removesuffix(".lock")
             if name.endswith(".lock") and digest != own and self._leftover(digest):
@@ -216,7 +224,7 @@ class Cache:
         else:
             with open(self.file(f"{name}.lock"), "rb") as file:
                 if not _try_lock(file.fileno()):
-                    return  # somebody goes on with it after all
+                    return  # a process has resumed fetching
                 if os.path.isdir(self.file(name)):
                     os.rename(self.file(name), self.file(DOOMED, os.path.basename(name)))
                 os.unlink(self.file(f"{name}.lock"))
@@ -228,7 +236,7 @@ class Cache:
 
 
 def write(path: str, data: bytes) -> None:
-    """Replace a file as a whole, on the disk as well."""
+    """Replace a file atomically, and flush file and folder to the disk."""
     with open(f"{path}.new", "wb") as file:
         file.write(data)
         file.flush()
@@ -238,7 +246,7 @@ def write(path: str, data: bytes) -> None:
 
 
 def sync(folder: str) -> None:
-    """Have a folder's entries on the disk."""
+    """Flush the entries of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -247,24 +255,24 @@ def sync(folder: str) -> None:
 
 
 def sync_file(path: str) -> None:
-    """Have a file's content on the disk."""
+    """Flush a file's content to the disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folders(root: str) -> None:
-    """The same of a folder and all below it."""
+    """Flush the entries of a folder and of all folders below to the disk."""
     for folder, _, _ in os.walk(root):
         sync(folder)
 
 
 def _add_files(root: str, seen: dict[int, int]) -> None:
-    """Sizes of the files below a folder, by inode: some have several names."""
+    """Add the sizes of the files below a folder, by inode, because snapshots share files."""
     for folder, _, names in os.walk(root):
         for name in names:
             try:
                 info = os.lstat(os.path.join(folder, name))
-            except FileNotFoundError:  # its fetcher has put it elsewhere
+            except FileNotFoundError:  # moved by the fetching process
                 continue
             seen[info.st_ino] = info.st_size
 
@@ -278,7 +286,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _lock(path: str, until: float) -> int:
-    """A descriptor of the file of this name, locked; raises DeadlineExceeded."""
+    """Return a descriptor of the locked file at `path`. Raise DeadlineExceeded at `until`."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if _try_lock(descriptor) and _is_named(descriptor, path):
@@ -290,7 +298,8 @@ def _lock(path: str, until: float) -> int:
 
 
 def _is_named(descriptor: int, path: str) -> bool:
-    """Whether what was locked is the file of that name still: it may have been removed."""
+    """Return True if the locked file is still at `path`, False if the file was removed before it
+    was locked."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

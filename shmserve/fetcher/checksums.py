@@ -1,7 +1,7 @@
-"""What a store says of a file's content, and whether what has come is that.
+"""Checksums: what a store says about a file's content, and the check of received files.
 
-A *mark* is ``<kind>:<value>``. Kinds: ``sha256``, ``md5``, ``git`` (SHA-1 of a Git blob), in
-hexadecimal digits, and ``etag``, which is any text that changes with the content.
+A *mark* is ``<kind>:<value>``. The kinds ``sha256``, ``md5`` and ``git`` (SHA-1 of a Git blob)
+have hexadecimal values. The kind ``etag`` has any text that changes with the content.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _SHA1 = re.compile(r"[0-9a-f]{40}")
 
 
 def mark_of(scheme: str, info: Mapping[str, Any]) -> str:
-    """The mark of a file, as fsspec's file system for `scheme` describes it; "": none is told."""
+    """Return the mark of a file from the description in fsspec's file system for `scheme`; "" if
+    the store gives none."""
     if scheme == "s3":
         return _etag(info.get("ETag"))
     if scheme == "gs":
@@ -41,12 +42,13 @@ def mark_of(scheme: str, info: Mapping[str, Any]) -> str:
 
 
 def proves(mark: str) -> bool:
-    """Whether the mark is made of the content alone, so that a file can be held against it."""
+    """Return True if the mark depends on the content alone, so that a file can be checked against
+    the mark."""
     return mark.partition(":")[0] in ("sha256", "md5", "git")
 
 
 def matches(mark: str, path: str) -> bool:
-    """Whether a file has the content that a mark which `proves` tells of."""
+    """Return True if a file's content has the mark, for marks that `proves` accepts."""
     kind, _, value = mark.partition(":")
     digest = {"sha256": hashlib.sha256, "md5": _md5, "git": hashlib.sha1}[kind]()
     if kind == "git":
@@ -62,8 +64,9 @@ def _md5() -> Any:
 
 
 def _etag(value: Any) -> str:
-    """S3's entity tag is the content's MD5, unless it was uploaded in parts (then it has a "-"), or
-    encrypted with a key of its own, which only the object's head tells."""
+    """Return the mark for S3's entity tag. The tag is the content's MD5, with two exceptions.
+    Objects uploaded in parts have a tag with a "-". Objects encrypted with a key of their own
+    have another tag, and only the object's head shows the encryption."""
     text = str(value or "").strip('"')
     if not text:
         return ""

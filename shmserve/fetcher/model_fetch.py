@@ -1,4 +1,4 @@
-"""One model of a remote repository into the cache: as it is now, whole, or not at all."""
+"""Fetch of one remote model into the cache: as listed now, complete, or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class FileSource(Protocol):
-    """Where files come from: a `stores.Store`."""
+    """Source of files: a `stores.Store`."""
 
     @property
     def url(self) -> str: ...
@@ -37,7 +37,11 @@ class FileSource(Protocol):
 
 
 class SnapshotFiles(Struct, frozen=True):
-    """The file `files.json` of a snapshot: what it is of. `steps`: models that it consists of."""
+    """Content of a snapshot's file `.files.json`: origin and files.
+
+    Attributes:
+        steps: for ensembles, the models of the steps.
+    """
 
     url: str
     model: str
@@ -46,7 +50,12 @@ class SnapshotFiles(Struct, frozen=True):
 
 
 class FetchLimits(Struct, frozen=True):
-    """`transfers`: files at a time; `seconds`: for one model."""
+    """Limits of a fetch.
+
+    Attributes:
+        transfers: concurrent transfers.
+        seconds: time for a model.
+    """
 
     transfers: int
     seconds: float
@@ -56,24 +65,27 @@ _decode = json_decoder(SnapshotFiles)
 
 
 def files_of(cache: Cache, digest: str) -> SnapshotFiles | None:
-    """What a snapshot is of; None: there is none."""
+    """Return the origin and files of a snapshot, or None if there is no such snapshot."""
     try:
         with open(os.path.join(cache.snapshot(digest) or os.devnull, FILES), "rb") as file:
-            found: SnapshotFiles = _decode(file.read())
+            content: SnapshotFiles = _decode(file.read())
     except (OSError, UnreadableMessage):
         return None
-    return found
+    return content
 
 
 def fetch(
     store: FileSource, cache: Cache, model: RemoteModel, earlier: str, limits: FetchLimits
 ) -> str:
-    """See that what `model` lists is in the cache; the snapshot's digest. `earlier`: one that may
-    have some of it.
+    """Fetch the files that `model` lists into the cache, unless already there, and return the
+    snapshot's digest.
+
+    Args:
+        earlier: digest of a snapshot that may have some of the files.
 
     Raises:
-        ShmserveError: it could not be fetched; says why. Nothing that was there is touched, and
-            files that have come are kept for the next time.
+        ShmserveError: the fetch failed; the message gives the reason. Earlier snapshots are
+            untouched, and received files are kept for the next attempt.
     """
     until = time.monotonic() + limits.seconds
     if model.problem:
@@ -87,7 +99,7 @@ def fetch(
 
 
 class _Filling(Struct, frozen=True):
-    """One snapshot while it is fetched into `folder`."""
+    """Fetch of a snapshot into `folder`."""
 
     store: FileSource
     cache: Cache
@@ -103,8 +115,10 @@ class _Filling(Struct, frozen=True):
 
 
 def _fill(filling: _Filling) -> None:
-    known = files_of(filling.cache, filling.earlier)
-    known_files = {file.path: file for file in known.files} if known is not None else {}
+    earlier_content = files_of(filling.cache, filling.earlier)
+    known_files = (
+        {file.path: file for file in earlier_content.files} if earlier_content is not None else {}
+    )
     by_path = {file.path: file for file in filling.model.files}
     config = by_path.get(CONFIG_FILE)
     policy = VersionPolicy()
@@ -118,8 +132,8 @@ def _fill(filling: _Filling) -> None:
         with open(filling.path(config), "rb") as file:
             policy, steps = _read_config(file.read())
     chosen = tuple(_of_versions(filling.model.files, policy))
-    made = SnapshotFiles(filling.store.url, filling.model.name, chosen, steps)
-    listed = msgspec.json.encode(made)
+    content = SnapshotFiles(filling.store.url, filling.model.name, chosen, steps)
+    listed = msgspec.json.encode(content)
     os.makedirs(os.path.join(filling.folder, filling.model.name), exist_ok=True)
     new = [file for file in chosen if not _has_earlier(filling, file, known_files)]
     kept = [filling.path(file) for file in chosen if file not in new and file.path[-1:] != "/"]
@@ -131,7 +145,8 @@ def _fill(filling: _Filling) -> None:
 
 
 def _has_earlier(filling: _Filling, file: RemoteFile, known: dict[str, RemoteFile]) -> bool:
-    """Whether a file is in the earlier snapshot as well, and is that one from here on."""
+    """Link a file from the earlier snapshot if it has the same size and mark there. Return True if
+    the file is now in the folder, False if it must be fetched."""
     same = known.get(file.path)
     if file.is_folder or not file.mark or same is None:
         return False
@@ -145,11 +160,11 @@ def _has_earlier(filling: _Filling, file: RemoteFile, known: dict[str, RemoteFil
             os.link(earlier, path)
         return os.path.samefile(earlier, path)
     except OSError:
-        return False  # gone by now, or it has too many names
+        return False  # the file was removed meanwhile, or has too many links
 
 
 def _get_all(filling: _Filling, files: Iterable[RemoteFile]) -> None:
-    """All of these; after the first that fails no further one is begun."""
+    """Fetch all files. After the first failure, start no further transfers."""
     pool = ThreadPoolExecutor(filling.limits.transfers, thread_name_prefix="transfer")
     try:
         running: list[Future[None]] = [pool.submit(_get, filling, file) for file in files]
@@ -160,8 +175,8 @@ def _get_all(filling: _Filling, files: Iterable[RemoteFile]) -> None:
 
 
 def _get(filling: _Filling, file: RemoteFile) -> None:
-    """One file to its place in the folder, unless it is there: fetched beside, looked at, and put
-    there."""
+    """Fetch a file into the folder unless already there. The file is received in a separate
+    folder, checked, and then renamed."""
     path = filling.path(file)
     if file.is_folder:
         os.makedirs(path, exist_ok=True)
@@ -174,7 +189,7 @@ def _get(filling: _Filling, file: RemoteFile) -> None:
     part = os.path.join(parts, hashlib.sha256(file.path.encode()).hexdigest())
     try:
         filling.store.fetch(file, part, filling.until)
-        os.chmod(part, 0o444)  # snapshots may have it in common
+        os.chmod(part, 0o444)  # read-only, because snapshots may share the file
         caches.sync_file(part)
         os.rename(part, path)
     except BaseException:
@@ -184,7 +199,7 @@ def _get(filling: _Filling, file: RemoteFile) -> None:
 
 
 def _of_versions(files: Iterable[RemoteFile], policy: VersionPolicy) -> Iterable[RemoteFile]:
-    """Files of versions that are served, and those beside the versions."""
+    """Return the files of served versions, and all files outside of version folders."""
     files = tuple(files)
     present = {int(v) for file in files if _VERSION.fullmatch(v := file.path.split("/")[0])}
     served = {str(version) for version in policy.select(present)}
@@ -195,8 +210,8 @@ def _of_versions(files: Iterable[RemoteFile], policy: VersionPolicy) -> Iterable
 
 
 def _read_config(data: bytes) -> tuple[VersionPolicy, tuple[str, ...]]:
-    """Which versions are served, and the models of an ensemble's steps. What is wrong with a
-    configuration is found by who loads the model."""
+    """Return the version policy, and the models of an ensemble's steps. Errors in a configuration
+    are reported when the model is loaded."""
     try:
         message = text_format.Parse(data, pb.ModelConfig())
     except (text_format.ParseError, ValueError):

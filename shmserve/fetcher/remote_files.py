@@ -1,7 +1,7 @@
-"""What a remote repository says it has: files with sizes and checksums, as models.
+"""Contents of a remote repository, as listed: files with sizes and checksums, grouped by model.
 
-What comes from there is a stranger's word. A name becomes a path on this host only after it has
-been checked here, and numbers have bounds.
+The listing is untrusted. This module checks a name before it becomes a path on this host, and
+limits all numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shmserve.repository import remote_index
 from shmserve.repository.text_files import IGNORED, printable
 
 MOST_MODELS = 1024
-MOST_FILES = 10_000  # of one model
+MOST_FILES = 10_000  # of a model
 MOST_LISTED = 200_000  # of a repository
 MOST_INDEX_BYTES = 64 << 20
 _DEPTH, _NAME_BYTES, _PATH_BYTES = 16, 255, 1024
@@ -25,9 +25,13 @@ _FORBIDDEN = {"", ".", ".."}
 
 
 class RemoteFile(Struct, frozen=True):
-    """A file of a model. `path`: below the model's folder, and checked; it ends with "/" if it is
-    an empty folder. `mark`: the store's word for its content, as `checksums` reads it; "": it says
-    nothing but the size. `key`: what the store calls it."""
+    """File of a remote model.
+
+    Attributes:
+        path: checked path below the model's folder; ends with "/" for an empty folder.
+        mark: the store's mark of the content (`checksums`); "": only the size is known.
+        key: name of the file in the store.
+    """
 
     path: str
     size: int
@@ -40,14 +44,14 @@ class RemoteFile(Struct, frozen=True):
 
 
 class RemoteModel(Struct, frozen=True):
-    """A model's files by path, or what is wrong with them."""
+    """Files of a model, or the problem with the files."""
 
     name: str
     files: tuple[RemoteFile, ...] = ()
     problem: str = ""
 
     def digest(self, url: str) -> str:
-        """What these very files of this model are called in the cache."""
+        """Return the name of a snapshot with exactly these files in the cache."""
         lines = "".join(
             f"{file.path}\0{file.size}\0{file.mark}\0"
             for file in sorted(self.files, key=lambda file: file.path)
@@ -60,10 +64,10 @@ class RemoteModel(Struct, frozen=True):
 
 
 def from_index(data: bytes) -> list[tuple[str, RemoteFile]]:
-    """Files as an index has them, each with its path below the repository.
+    """Return the files of an index, each with its path below the repository.
 
     Raises:
-        ConfigError: it is none, or of another version.
+        ConfigError: `data` is no index, or has another version.
     """
     return [
         (f"{name}/{path}", RemoteFile(path, file.size, f"sha256:{file.sha256}", f"{name}/{path}"))
@@ -73,24 +77,25 @@ def from_index(data: bytes) -> list[tuple[str, RemoteFile]]:
 
 
 def models(listed: Iterable[tuple[str, RemoteFile]]) -> dict[str, RemoteModel]:
-    """The models of a listing: what lies in folders that are not hidden, by the folder's name.
+    """Return the models of a listing by name. Each folder is a model, except for hidden and
+    ignored folders.
 
     Raises:
-        ConfigError: there are more than can be meant.
+        ConfigError: the listing exceeds the limits.
     """
-    found: dict[str, list[RemoteFile]] = {}
+    files_by_model: dict[str, list[RemoteFile]] = {}
     for number, (path, file) in enumerate(listed):
         if number >= MOST_LISTED:
             raise ConfigError(f"it has more than {MOST_LISTED} files")
         name, slash, rest = path.partition("/")
         if not slash or not name or name.startswith(".") or name in IGNORED:
             continue
-        of_model = found.setdefault(name, [])
+        of_model = files_by_model.setdefault(name, [])
         if rest and not _ignored(rest):
             of_model.append(RemoteFile(rest, file.size, file.mark, file.key))
-    if len(found) > MOST_MODELS:
+    if len(files_by_model) > MOST_MODELS:
         raise ConfigError(f"it has more than {MOST_MODELS} models")
-    return {printable(name): _checked(name, files) for name, files in found.items()}
+    return {printable(name): _checked(name, files) for name, files in files_by_model.items()}
 
 
 def _ignored(path: str) -> bool:
@@ -110,7 +115,8 @@ def _checked(name: str, files: list[RemoteFile]) -> RemoteModel:
 
 
 def _without_markers(files: list[RemoteFile]) -> list[RemoteFile]:
-    """Folders are made with what is in them, so only those without anything count."""
+    """Drop folders that contain files: folders are created with their files, so only empty folders
+    count."""
     parents: set[str] = set()
     for file in files:
         parts = file.path.rstrip("/").split("/")
@@ -120,7 +126,7 @@ def _without_markers(files: list[RemoteFile]) -> list[RemoteFile]:
 
 
 def files_fault(files: Iterable[RemoteFile]) -> str:
-    """Why these cannot be the files of one model; "": they can."""
+    """Return the reason why these files cannot form a model, or ""."""
     seen: set[str] = set()
     folders: set[str] = set()
     for count, file in enumerate(files, 1):
@@ -142,7 +148,7 @@ def files_fault(files: Iterable[RemoteFile]) -> str:
 
 
 def path_fault(path: str) -> str:
-    """Why a path may not be one below a model's folder; "": it may."""
+    """Return the reason why a path must not be used below a model's folder, or ""."""
     parts = path.split("/")
     if len(path.encode(errors="replace")) > _PATH_BYTES or len(parts) > _DEPTH:
         return "has too long a path"
@@ -156,6 +162,6 @@ def path_fault(path: str) -> str:
 
 
 def by_name(found: Mapping[str, RemoteModel], names: Iterable[str]) -> list[RemoteModel]:
-    """Those of these names that are there; "*" is all."""
-    wanted = set(names)
-    return [m for name, m in sorted(found.items()) if "*" in wanted or name in wanted]
+    """Return the models with these names, as far as found; the name "*" stands for all."""
+    requested = set(names)
+    return [m for name, m in sorted(found.items()) if "*" in requested or name in requested]

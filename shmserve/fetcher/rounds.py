@@ -1,4 +1,5 @@
-"""One round: see what the remote repositories have, fetch what is wanted, write the catalogs."""
+"""Round of the fetcher: list the remote repositories, fetch requested models, write the
+catalogs."""
 
 from __future__ import annotations
 
@@ -26,24 +27,28 @@ _log = logging.getLogger(__name__)
 
 
 class ListedSource(FileSource, Protocol):
-    """A store that can be listed, too: `models` raises ShmserveError if it cannot."""
+    """Store that can also be listed: `models` raises ShmserveError on failure."""
 
     def models(self) -> dict[str, RemoteModel]: ...
 
 
 class RoundOutcome(Struct, frozen=True):
-    """`problems`: model -> why the cache has not what its repository has now; `unlisted`: why
-    repositories could not be listed, each with its address."""
+    """Outcome of a round.
+
+    Attributes:
+        problems: for each model that is missing or outdated in the cache, the reason.
+        unlisted: reasons why repositories could not be listed, each with the address.
+    """
 
     problems: dict[str, str]
     unlisted: tuple[str, ...]
 
 
 class Rounds:
-    """For several threads: rounds may run side by side.
+    """Rounds over the remote repositories. Thread-safe: rounds may run concurrently.
 
     Args:
-        opened: makes the store of an address.
+        opened: function that returns the store of an address.
     """
 
     def __init__(
@@ -59,16 +64,17 @@ class Rounds:
         self._cache = cache
         self._opened = opened
         self._stores: dict[str, ListedSource] = {}
-        self._lock = threading.Lock()  # guards those below
-        self._used: set[str] = set()  # what was wanted, or in use, the round before
-        self._using: set[str] = set()  # and in this one
+        self._lock = threading.Lock()  # guards the fields below
+        self._used: set[str] = set()  # snapshots requested or in use in the previous round
+        self._using: set[str] = set()  # and in this round
         self._told: dict[str, dict[str, str]] = {}
 
     def run(self, names: Iterable[str], keep: Iterable[str]) -> RoundOutcome:
-        """List what there is, and fetch these models ("*": all) as they are now, with what they
-        consist of.
+        """List the repositories, and fetch the current files of the named models ("*": all) and of
+        the steps of ensembles.
 
-        `keep`: snapshots that the service's executors were started with.
+        Args:
+            keep: snapshots in use by the service's executors.
         """
         wanted = set(names)
         self._use(set(keep), wanted)
@@ -89,25 +95,26 @@ class Rounds:
     # ----------------------------------------------------------- one repository
 
     def _repository(self, url: str, path: str, wanted: set[str]) -> Catalog:
-        """The catalog as it is now. It is written after each model, for those who wait for one."""
+        """Update and return a repository's catalog. The catalog is written after each model,
+        because the coordinator may be waiting for just this model."""
         try:
-            found = self._store(url).models()
+            listed = self._store(url).models()
         except ShmserveError as ex:
             return self._write(path, Catalog(url), problem=ex.message)
         known = catalog.read(path) or Catalog(url)
-        entries = {name: known.models.get(name, CatalogEntry()) for name in found}
+        entries = {name: known.models.get(name, CatalogEntry()) for name in listed}
         current = self._write(path, Catalog(url, entries))
-        coming = {model.name: model for model in remote_files.by_name(found, wanted)}
+        coming = {model.name: model for model in remote_files.by_name(listed, wanted)}
         done: set[str] = set()
         while coming:
             name, model = coming.popitem()
             done.add(name)
             entry = self._model(url, model, entries[name])
             current = self._write(path, current, {name: entry})
-            made = model_fetch.files_of(self._cache, entry.snapshot)
-            steps = made.steps if made is not None else ()
+            content = model_fetch.files_of(self._cache, entry.snapshot)
+            steps = content.steps if content is not None else ()
             wanted |= set(steps)
-            coming.update({s: found[s] for s in steps if s in found and s not in done})
+            coming.update({s: listed[s] for s in steps if s in listed and s not in done})
         return current
 
     def _model(self, url: str, model: RemoteModel, entry: CatalogEntry) -> CatalogEntry:
@@ -116,9 +123,9 @@ class Rounds:
             self._use_also(digest)
             model_fetch.fetch(self._store(url), self._cache, model, entry.snapshot, self._limits)
         except (ShmserveError, OSError) as ex:
-            why = ex.message if isinstance(ex, ShmserveError) else _of_disk(ex)
-            there = self._cache.snapshot(entry.snapshot)
-            return CatalogEntry(entry.snapshot if there else "", why)
+            reason = ex.message if isinstance(ex, ShmserveError) else _of_disk(ex)
+            is_cached = self._cache.snapshot(entry.snapshot)
+            return CatalogEntry(entry.snapshot if is_cached else "", reason)
         if digest != entry.snapshot:
             about = log_fields(model=model.name, nbytes=model.nbytes, source=url)
             _log.info("fetched", extra=about)
@@ -128,15 +135,17 @@ class Rounds:
         self, path: str, made: Catalog, changed: dict[str, CatalogEntry] | None = None,
         problem: str = "",
     ) -> Catalog:  # fmt: skip
-        """Replace a catalog, and what it says of some models. What other services write meanwhile
-        stays, and what has left the cache is forgotten."""
+        """Write a catalog with the changed entries. Entries that other services have written are
+        kept, and snapshots no longer in the cache are dropped."""
         with self._cache.locked():
             known = catalog.read(path)
             if problem and known is None:
                 return Catalog(made.url, {}, problem)
-            there = known.models if known is not None else {}
-            names = there if problem else made.models
-            entries = {name: there.get(name, CatalogEntry()) for name in names} | (changed or {})
+            known_entries = known.models if known is not None else {}
+            names = known_entries if problem else made.models
+            entries = {name: known_entries.get(name, CatalogEntry()) for name in names} | (
+                changed or {}
+            )
             entries = {name: self._checked(entry) for name, entry in entries.items()}
             written = Catalog(made.url, entries, problem)
             if written != known:
@@ -144,8 +153,8 @@ class Rounds:
             return written
 
     def _checked(self, entry: CatalogEntry) -> CatalogEntry:
-        there = not entry.snapshot or self._cache.snapshot(entry.snapshot)
-        return entry if there else CatalogEntry("", entry.problem)
+        is_usable = not entry.snapshot or self._cache.snapshot(entry.snapshot)
+        return entry if is_usable else CatalogEntry("", entry.problem)
 
     def _store(self, url: str) -> ListedSource:
         with self._lock:
@@ -156,8 +165,8 @@ class Rounds:
     # ------------------------------------------------------------------- leases
 
     def _use(self, keep: set[str], wanted: set[str]) -> None:
-        """What is wanted, was so a moment ago, or runs is not to be evicted: somebody may have read
-        the catalog just now."""
+        """Lease the snapshots that are requested, running, or were so in the previous round. The
+        previous ones count because the coordinator may have just read the catalog."""
         with self._lock, self._cache.locked():
             self._used = self._using
             self._using = keep | {
@@ -176,7 +185,8 @@ class Rounds:
     # ---------------------------------------------------------------------- log
 
     def _tell(self, url: str, problems: dict[str, str]) -> None:
-        """Operators read what is wrong once, and when it is not any more; "": with all of it."""
+        """Log each problem once, and log when the last one is gone. The name "" stands for the
+        whole repository."""
         with self._lock:
             before = self._told.get(url, {})
             for name, why in problems.items():

@@ -1,7 +1,7 @@
-"""Remote repositories by their addresses: what they have, and one file of it, through fsspec.
+"""Remote repositories by address, through fsspec: listing, and transfer of a file.
 
-Errors are ours: what libraries say may hold signed addresses and keys, so of theirs only the kind
-is told.
+Errors are this module's own, with only the kind of the library's error: texts of libraries may
+contain signed addresses and keys.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _LIBRARIES = (
     *("fsspec", "s3fs", "gcsfs", "adlfs", "azure", "botocore", "aiobotocore", "aiohttp", "asyncio"),
     *("huggingface_hub", "httpx", "httpcore", "urllib3", "google"),
 )
-_LOOK_S = 0.2  # how often a transfer is looked at
+_LOOK_S = 0.2  # seconds between two checks of a transfer
 
 
 def quiet() -> None:
-    """Libraries log requests, which have keys in them: nothing of theirs is for our log."""
+    """Silence the loggers of libraries, because their messages contain requests with keys."""
     for name in _LIBRARIES:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [logging.NullHandler()], False
 
 
 def _bound_hub(silence_s: float) -> None:
-    """Have Hugging Face's library wait no longer than this: it lists without a deadline."""
-    # Read when the library is imported; whole seconds
+    """Limit the waits of Hugging Face's library, which lists without a deadline."""
+    # The library reads these at import, as whole seconds
     os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", str(max(1, round(silence_s))))
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(max(1, round(silence_s))))
     try:
         from huggingface_hub import set_client_factory
         from huggingface_hub.utils import _http
-    except ImportError:  # fsspec says what is missing
+    except ImportError:  # fsspec reports missing packages
         return
 
     def client() -> Any:
@@ -60,11 +60,11 @@ def _bound_hub(silence_s: float) -> None:
 
 
 class Store:
-    """One remote repository. Methods may be called by several threads at a time.
+    """Remote repository. Thread-safe.
 
     Args:
-        url: its address, without secrets; those are in the environment, as each store's own
-            tools read them.
+        url: address without secrets. Secrets are in environment variables, as for each store's own
+            tools.
     """
 
     def __init__(self, url: str, settings: Settings) -> None:
@@ -80,10 +80,10 @@ class Store:
         self._root = self._root.rstrip("/")
 
     def models(self) -> dict[str, RemoteModel]:
-        """What it has now, by name.
+        """List the repository and return its models by name.
 
         Raises:
-            ShmserveError: it cannot be listed; says which repository, and why.
+            ShmserveError: the listing failed; the message names the repository and the reason.
         """
         try:
             return remote_files.models(self._listed())
@@ -93,12 +93,11 @@ class Store:
             raise _told(ex, self.url) from None
 
     def fetch(self, file: RemoteFile, path: str, until: float) -> None:
-        """Write a file to `path`: all of it, as it was listed. `until`: a time of
-        `time.monotonic`.
+        """Write a file to `path`, exactly as listed. `until` is the deadline (`time.monotonic`).
 
         Raises:
-            ShmserveError: it did not come, or something else than was listed did; what there is
-                of it stays at `path`.
+            ShmserveError: the transfer failed, or the content differs from the listing. Received
+                data stays at `path`.
         """
         try:
             self._transfer(file.key, path, _Progress(file.size, until, self._silence_s))
@@ -124,12 +123,12 @@ class Store:
         found = self._call("_find", "find", self._root, withdirs=True, detail=True)
         if f"{self._root}/{INDEX}" in found:
             return self._indexed(str)
-        if not found:  # rather a wrong address than a repository from which everything has gone
+        if not found:  # more likely a wrong address than a repository that has become empty
             raise Unavailable("there is nothing")
         return self._files(found)
 
     def _indexed(self, escaped: Callable[[str], str]) -> Iterator[tuple[str, RemoteFile]]:
-        """What the file that lists the repository has."""
+        """Yield the files of the repository's index file."""
         limits = _Progress(MOST_INDEX_BYTES, time.monotonic() + self._silence_s, self._silence_s)
         with NamedTemporaryFile(prefix="shmserve-") as file:
             self._transfer(f"{self._root}/{INDEX}", file.name, limits)
@@ -154,11 +153,12 @@ class Store:
     def _transfer(self, key: str, path: str, progress: _Progress) -> None:
         if self._fs.async_impl:
             asyn.sync(self._fs.loop, _guarded, self._fs, key, path, progress)
-        else:  # hf, whose own silence is as long
+        else:  # hf is not asynchronous, and `_bound_hub` limits its waits
             self._fs.get_file(key, path, callback=progress)
 
     def _is_encrypted(self, file: RemoteFile) -> bool:
-        """Whether the entity tag is none of the content's, because of how S3 has encrypted it."""
+        """Return True if S3's encryption of the object explains an entity tag that is not the
+        content's MD5."""
         if self._scheme != "s3" or not file.mark.startswith("md5:"):
             return False
         bucket, key, _ = self._fs.split_path(file.key)
@@ -202,7 +202,7 @@ class Store:
 
 
 class _Progress(Callback):  # type: ignore[misc]  # fsspec has no types
-    """Ends a transfer of more bytes than there can be, or beyond its time."""
+    """Progress of a transfer, with limits of bytes, time and silence."""
 
     def __init__(self, size: int, until: float, silence_s: float) -> None:
         super().__init__(size=size)
@@ -215,7 +215,7 @@ class _Progress(Callback):  # type: ignore[misc]  # fsspec has no types
         self.check()
 
     def check(self) -> None:
-        """Raises ShmserveError: the transfer is to end."""
+        """Raise ShmserveError if the transfer exceeds a limit."""
         now = time.monotonic()
         if self.value > self._most:
             raise Unavailable(f"it is longer than the {self._most} bytes that were told")
@@ -226,7 +226,7 @@ class _Progress(Callback):  # type: ignore[misc]  # fsspec has no types
 
 
 async def _guarded(fs: Any, key: str, path: str, progress: _Progress) -> None:
-    """The transfer, and somebody who looks at it."""
+    """Run a transfer and check its limits until the end."""
     transfer = asyncio.ensure_future(fs._get_file(key, path, callback=progress))
     try:
         while not transfer.done():
@@ -241,7 +241,7 @@ async def _guarded(fs: Any, key: str, path: str, progress: _Progress) -> None:
 
 
 def _told(ex: Exception, what: str) -> ShmserveError:
-    """A library's error in words of ours."""
+    """Return the error to raise for an exception of a library."""
     if isinstance(ex, ShmserveError):
         return type(ex)(f"{what}: {ex.message}")
     return Unavailable(f"{what}: {_reason(ex)}")

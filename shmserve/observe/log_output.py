@@ -1,4 +1,4 @@
-"""Output of this process: threads write it, or, of a process that forks, the supervisor does."""
+"""Output of this process: written by threads, or by the supervisor for a process that forks."""
 
 from __future__ import annotations
 
@@ -16,78 +16,73 @@ from shmserve.observe.log_writer import LogWriter
 
 
 class _Output:
-    """State of one process, and of its forks until they begin anew.
+    """State of one process, inherited by forks until each fork calls `begin`.
 
     Attributes:
-        relay: socket of a process that forks. Its forks keep it for supervisors that they start.
-        relays: lines go to the relay. Else they go to the writers.
-        streams: what stands in place of `sys.stdout` and `sys.stderr`, by descriptor.
-        writers: what writes, by descriptor.
+        relay: socket of a process that forks. Forks keep the socket for supervisors started later.
+        writers: log writers, by descriptor.
     """
 
     def __init__(self) -> None:
         self.relay: LogRelay | None = None
-        self.relays = False
-        self.streams: dict[int, LogStream] = {}
         self.writers: dict[int, LogWriter] = {}
+        self._relays = False  # lines go to the relay, else to the writers
+        self._streams: dict[int, LogStream] = {}  # in place of stdout and stderr, by descriptor
+
+    def begin(self, line: Callable[[str], str], forks: bool) -> None:
+        """Take over `sys.stdout` and `sys.stderr`, or, in a fork of such a process, their lines.
+
+        Args:
+            line: makes a line of the log of a text.
+            forks: this process may have no thread.
+        """
+        if not self._streams:
+            sys.stdout, sys.stderr = self._stream(sys.stdout), self._stream(sys.stderr)
+            atexit.register(self.end)
+        self._relays = forks
+        if forks:
+            relay = self.relay = self.relay or LogRelay(line)
+            for fd, stream in self._streams.items():
+                stream.use(partial(relay.write, fd))
+            return
+        for fd, stream in self._streams.items():
+            self.writers[fd] = self._writer(fd, line)
+            stream.use(self.writers[fd].write)
+
+    def end(self) -> None:
+        """At this process's end: wait until its lines have gone out, for a second at most."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, LogStream):
+                stream.flush_begun()
+        if self._relays and self.relay is not None:
+            self.relay.flush()
+        for writer in self.writers.values():
+            writer.flush()
+
+    def _stream(self, below: TextIO) -> TextIO:
+        if below is None:  # the process was started without
+            return below
+        below.flush()
+        stream = self._streams[below.fileno()] = LogStream(below)
+        return stream  # type: ignore[return-value]  # it is a TextIO in all that counts
+
+    def _writer(self, fd: int, line: Callable[[str], str]) -> LogWriter:
+        """Make a writer, one for each file: lines of both streams to one file keep their order."""
+        for other, writer in self.writers.items():
+            if os.path.samestat(os.fstat(fd), os.fstat(other)):
+                return writer
+        return LogWriter(fd, line)
 
 
 _output = _Output()
-
-
-def begin(line: Callable[[str], str], forks: bool) -> None:
-    """Take over `sys.stdout` and `sys.stderr`, or, in a fork of such a process, their lines.
-
-    Args:
-        line: makes a line of the log of a text.
-        forks: this process may have no thread.
-    """
-    if not _output.streams:
-        sys.stdout, sys.stderr = _stream(sys.stdout), _stream(sys.stderr)
-        atexit.register(end)
-    _output.relays = forks
-    if forks:
-        relay = _output.relay = _output.relay or LogRelay(line)
-        for fd, stream in _output.streams.items():
-            stream.use(partial(relay.write, fd))
-        return
-    for fd, stream in _output.streams.items():
-        _output.writers[fd] = _writer(fd, line)
-        stream.use(_output.writers[fd].write)
+begin, end = _output.begin, _output.end
 
 
 def relayed_to() -> int:
-    """Return the descriptor that a supervisor is given for `receive`, or -1 without a relay."""
+    """Return the descriptor for the supervisor's `receive`, or -1 without a relay."""
     return _output.relay.receiving if _output.relay is not None else -1
 
 
 def receive(fd: int) -> None:
-    """In the supervisor: write the lines of the process that forks."""
+    """Write the lines of the forking process. Called in the supervisor."""
     log_relay.receive(fd, _output.writers)
-
-
-def end() -> None:
-    """At this process's end: wait until its lines have gone out, for a second at most."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, LogStream):
-            stream.flush_begun()
-    if _output.relays and _output.relay is not None:
-        _output.relay.flush()
-    for writer in _output.writers.values():
-        writer.flush()
-
-
-def _stream(below: TextIO) -> TextIO:
-    if below is None:  # the process was started without
-        return below
-    below.flush()
-    stream = _output.streams[below.fileno()] = LogStream(below)
-    return stream  # type: ignore[return-value]  # it is a TextIO in all that counts
-
-
-def _writer(fd: int, line: Callable[[str], str]) -> LogWriter:
-    """Make a writer, one for each file: lines of both streams to one file keep their order."""
-    for other, writer in _output.writers.items():
-        if os.path.samestat(os.fstat(fd), os.fstat(other)):
-            return writer
-    return LogWriter(fd, line)

@@ -54,14 +54,14 @@ def _run(arguments: argparse.Namespace) -> int:
     fetcher = [sys.executable, "-m", "shmserve.fetcher"]
     commands = Commands(
         coordinator=[sys.executable, "-m", "shmserve.coordinator"],
-        executor=[sys.executable, "-m", "shmserve.executor"],
+        executor=[sys.executable, "-m", "shmserve.executor.process"],
         grpc=[
             sys.executable,
             "-m",
             "shmserve.observe.last_words",
             "shmserve.frontends.grpc.process",
         ],
-        template=(sys.executable, "-m", "shmserve.executor.template"),
+        template=(sys.executable, "-m", "shmserve.executor.process.template"),
         exporter=[sys.executable, "-m", "shmserve.exporter"] if settings.exports else None,
         fetcher=fetcher if model_places.fetches(settings) else None,
     )

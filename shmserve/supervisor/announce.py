@@ -28,7 +28,6 @@ class Announcer:
     `main_pid`: the service's main process from then on; 0: the one that was started as that.
 
     Attributes:
-        healthy: there is a sign of life to give.
         notifier: to the service manager, for others of this process.
         speaks: as given.
     """
@@ -47,7 +46,7 @@ class Announcer:
         self._report = report
         self.speaks = speaks
         self._main_pid = main_pid
-        self.healthy = True
+        self._healthy = True
         self._watchdog_s = watchdog_s / 2  # twice as often as asked for
         self._generation = -1
         self._ready = False
@@ -61,18 +60,20 @@ class Announcer:
         if self._silent:
             return self._looked_at + _LOOK_S
         due = inf if self._ready else self._extended_at + _EXTEND_EVERY_S
-        if self.healthy and self._watchdog_s:
+        if self._healthy and self._watchdog_s:
             due = min(due, self._alive_at + self._watchdog_s)
         return due
 
-    def turn(self, now: float) -> None:
+    def turn(self, now: float, healthy: bool = True) -> None:
+        """Tell what is due. `healthy`: there is a sign of life to give."""
+        self._healthy = healthy
         self._silent, self._looked_at = not self.speaks(), now
         if self._silent:
             return
         if self._main_pid:  # the handover says it as well, if it lives until then
             self.notifier.send(f"MAINPID={self._main_pid}")
             self._main_pid = 0
-        if self.healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:
+        if healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:
             self._alive_at = now
             self.notifier.send("WATCHDOG=1")
         if not self._ready and now - self._extended_at >= _EXTEND_EVERY_S:

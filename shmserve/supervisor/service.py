@@ -24,9 +24,7 @@ from math import inf
 
 from msgspec import Struct
 
-from shmserve import ids
 from shmserve.config import Settings, base_dir
-from shmserve.core.control.lifecycle import Restarts
 from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder, last_words
 from shmserve.protocol.control.link_messages import (
@@ -45,6 +43,7 @@ from shmserve.supervisor.fd_store import FdStore
 from shmserve.supervisor.generations.lasting_regions import LastingRegions, restored
 from shmserve.supervisor.generations.takeover import LoadingWatch, TakeOver
 from shmserve.supervisor.processes.children import Child
+from shmserve.supervisor.processes.coordinator_process import CoordinatorProcess
 from shmserve.supervisor.processes.executor_template import ExecutorTemplate
 from shmserve.supervisor.processes.executors import Executors
 from shmserve.supervisor.processes.frontends import Frontends
@@ -55,12 +54,10 @@ from shmserve.transport.channel import close_all
 from shmserve.transport.link import Link, LinkHandlers
 from shmserve.transport.processes import (
     adopt_orphans,
-    describe_status,
     has_ended,
     raise_fd_limit,
     reap_orphans,
     send_signal,
-    spawn,
 )
 
 _log = logging.getLogger(__name__)
@@ -69,7 +66,6 @@ _BEYOND_S = 2.0  # after the longest request: until an executor that should have
 _TELL_S = 0.2  # between "draining" and SIGTERM
 _WITHOUT_MASTER_S = 3.0  # the drain's limit once the master is gone
 _HELPER_STOP_S = 3.5  # the exporter takes 3 itself, whatever the drain has taken
-_COORDINATOR_STOP_S = 2.0
 _TOUCH_S = 3600.0  # cleaners take what is some days old
 
 
@@ -117,12 +113,11 @@ class Supervisor:
         self._process = process
         self._master_fd = master_fd = inherited.master_fd
         self._lock = rundir.lock(run_dir, "supervisor", inherited.lock_fd)
-        self._command = commands.coordinator
-        self._epoch = rundir.read_epoch(run_dir)
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inbox: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
         self._announcer = announcer
+        self._healthy = True
         self._take_over = TakeOver(
             inherited.report_fd, LoadingWatch(run_dir, inherited.patient_until)
         )
@@ -166,9 +161,7 @@ class Supervisor:
             self._template,
             finish_s,
         )
-        self._coordinator: Child | None = None
-        self._coordinator_due = 0.0
-        self._coordinator_restarts = Restarts(base_s=0.2, cap_s=5.0)
+        self._coordinator = CoordinatorProcess(run_dir, commands.coordinator, master_fd)
         self._life = LifeWatch(
             run_dir,
             settings.watchdog_s,
@@ -245,13 +238,12 @@ class Supervisor:
 
     def _due(self) -> float:
         """When there is something to do although nothing comes."""
-        dues = [self._looked_at + self._life.look_s, self._announcer.due]
-        if self._coordinator is None and not self._drain_reason:
-            dues.append(self._coordinator_due)
-        dues += (self._executors.next_due(), self._frontends.next_due(), self._template.next_due())
+        dues = [group.next_due() for group in (self._frontends, *self._helpers)]
+        dues += (self._coordinator.next_due(), self._executors.next_due())
+        dues.append(self._template.next_due())
         if self._take_over.pending:
             dues.append(time.monotonic() + _TELL_S)
-        return min(*dues, *(helper.next_due() for helper in self._helpers))
+        return min(self._looked_at + self._life.look_s, self._announcer.due, *dues)
 
     def _turn(self, limit_s: float = inf) -> None:
         wait = max(0.0, min(limit_s, self._due() - time.monotonic()))
@@ -268,15 +260,14 @@ class Supervisor:
         while not self._inbox.empty():
             self._handle(self._inbox.get())
         now = time.monotonic()
-        template = self._template.start(now)
-        if template is not None:
-            self._watch(template)
+        coordinator = self._coordinator.turn(now, self._serving.reason)
+        for started in filter(None, (self._template.start(now), coordinator)):
+            self._watch(started)
         self._executors.turn(now)
         for group in (self._frontends, *self._helpers):
             for child in group.turn(now):
                 self._watch(child)
         reap_orphans({key.data.pid for key in self._selector.get_map().values() if key.data})
-        self._keep_coordinator(now)
         if now >= self._looked_at + self._life.look_s:
             self._looked_at = now
             self._look(now)
@@ -290,7 +281,7 @@ class Supervisor:
             _log.critical("the service ends: %s", broken)
             last_words.tell(broken)  # to the master, which ends with status 1
             send_signal(self._master_fd, signal.SIGTERM)
-        self._announcer.turn(now)
+        self._announcer.turn(now, self._healthy)
         # A supervisor that was started again knows no region before its coordinator tells it.
         known = self._link.connected and not self._drain_reason
         if known and self._announcer.speaks():
@@ -302,13 +293,13 @@ class Supervisor:
         if now - self._touched_at >= _TOUCH_S:
             self._touched_at = now
             rundir.touch(base_dir(self._settings))  # with all generations
-        if self._coordinator is not None:
-            self._life.look("coordinator", self._coordinator, now)
+        if self._coordinator.child is not None:
+            self._life.look("coordinator", self._coordinator.child, now)
         frontends = self._frontends.running() if self._take_over.may_listen else []
         helpers = (alive for helper in self._helpers for alive in helper.running())
         for role, child in (*frontends, *helpers):
             self._life.look(role, child, now)
-        self._announcer.healthy = self._life.healthy(now)
+        self._healthy = self._life.healthy(now)
 
     def _handle(self, message: FromCoordinator) -> None:
         now = time.monotonic()
@@ -339,46 +330,8 @@ class Supervisor:
             return
         if any(helper.ended(child, now) for helper in self._helpers):
             return
-        if child is not self._coordinator:
+        if not self._coordinator.ended(child, now):
             self._executors.ended(child, now)
-            return
-        self._coordinator = None
-        reason = describe_status(child.reap())
-        self._coordinator_due = self._coordinator_restarts.ended(now)
-        level = logging.INFO if self._drain_reason else logging.WARNING
-        _log.log(level, "coordinator ended", extra=log_fields(pid=child.pid, reason=reason))
-
-    # ------------------------------------------------------------ the coordinator
-
-    def _keep_coordinator(self, now: float) -> None:
-        """There is always one: ours, or one that an earlier supervisor started."""
-        if self._coordinator is not None or now < self._coordinator_due or self._drain_reason:
-            return
-        holder = rundir.lock(self._run_dir, "coordinator").holder_pidfd()
-        if holder is not None:
-            pid, pidfd = holder
-            self._coordinator = Child("coordinator", pid, pidfd, None, now)
-            _log.info("adopted the coordinator", extra=log_fields(pid=pid))
-        else:
-            self._coordinator = self._start_coordinator(now)
-        if self._coordinator is not None:
-            self._coordinator_restarts.started(now)
-            self._watch(self._coordinator)
-
-    def _start_coordinator(self, now: float) -> Child | None:
-        process = ids.new_process_id("coordinator", os.getpid())
-        arguments = ["--process-id", process, "--epoch", self._epoch]
-        arguments += ["--master-fd", str(self._master_fd)]
-        if self._serving.reason:
-            arguments += ["--grpc-unserved", self._serving.reason]
-        try:
-            popen = spawn([*self._command, *arguments], keep=(self._master_fd,))
-        except OSError as ex:
-            _log.error("coordinator not started", extra=log_fields(error=ex))
-            self._coordinator_due = self._coordinator_restarts.ended(now, at_once=False)
-            return None
-        _log.info("started coordinator", extra=log_fields(process=process, pid=popen.pid))
-        return Child.of("coordinator", popen, now)
 
     # ------------------------------------------------------------------ the drain
 
@@ -388,6 +341,7 @@ class Supervisor:
         flight_recorder.record("service draining", "supervisor", self._drain_reason)
         started = time.monotonic()
         self._announcer.stopping()
+        self._coordinator.halt()
         self._executors.halt()
         self._template.close()
         self._frontends.halt()
@@ -399,7 +353,8 @@ class Supervisor:
         self._link.send(Drain(self._drain_reason))
         self._end_all(lambda: list(self._executors.children.values()), started)
         self._end_helpers()  # after all who have something for the exporter
-        self._stop_coordinator()
+        if (coordinator := self._coordinator.stop()) is not None:
+            self._ended(coordinator)
         if not self._lock.intact():
             return  # what has these names now is another service's
         rundir.clean_sockets(self._run_dir)
@@ -432,13 +387,3 @@ class Supervisor:
             if time.monotonic() >= begun + 2 * _HELPER_STOP_S:
                 return
             self._turn(_TELL_S)  # kills it when its time is over
-
-    def _stop_coordinator(self) -> None:
-        child = self._coordinator
-        if child is None:
-            return
-        child.stop(time.monotonic(), _COORDINATOR_STOP_S)
-        if not has_ended(child.pidfd, _COORDINATOR_STOP_S):
-            child.kill()
-            has_ended(child.pidfd, _COORDINATOR_STOP_S)
-        self._ended(child)

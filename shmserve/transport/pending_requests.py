@@ -31,6 +31,10 @@ class PendingRequest(Struct, eq=False):
     fds: list[int] = []
     abandoned: bool = False
 
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more; when it comes, it is `late`."""
+        self.abandoned = True
+
 
 class PendingRequests:
     """The open requests of one process, by ticket."""
@@ -45,7 +49,7 @@ class PendingRequests:
 
     def close(self, request: PendingRequest, connected: bool) -> None:
         if request.late is not None and connected:
-            request.abandoned = True
+            request.abandon()
         else:
             self._open.pop(request.ticket, None)
 

@@ -10,7 +10,7 @@ HERE = "protocol/decoding.py"
 # What our own parent or child has written, or what a faster way of its own follows on.
 OTHERS = {
     *(
-        "executor/__main__.py",
+        "executor/process/__main__.py",
         "cli/inspecting/try_load.py",
         "cli/inspecting/trials.py",
         "cuda/device_trials.py",

@@ -33,7 +33,7 @@ def test_what_is_passed_on_is_followed() -> None:
         ("cupy.cuda.runtime.ipcOpenMemHandle", "cuda/ipc.py"),
         ("libcuda.cuMemGetAddressRange_v2", "cuda/ipc.py"),
         ("cupy.cuda.Device.use", "executor/backends/native/instance_device.py"),
-        ("cupy.empty", "executor/sequences/sequence_requests.py"),
+        ("cupy.empty", "executor/wrappers/sequence_requests.py"),
         ("cupy.ndarray.set", "client/memory/device_arrays.py"),
         ("cupy.cuda.runtime.free", "client/memory/device_blocks.py"),
         ("cupy.cuda.Stream.use", "cuda/device.py"),

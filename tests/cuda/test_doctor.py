@@ -19,7 +19,7 @@ from tests.cuda import fake, standin
 
 def ask(*arguments: str, **environment: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "shmserve.cli", "doctor", *arguments],
+        [sys.executable, "-m", "shmserve", "doctor", *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ import pytest
 
 from shmserve.errors import Code, Internal, ResourceExhausted, ShmserveError
 from shmserve.executor.backend import Context
-from shmserve.executor.call_tensors import CallInput
+from shmserve.executor.process.call_tensors import CallInput
 from shmserve.testing.backend_runner import (
     FakeBackendRequest,
     arrays,

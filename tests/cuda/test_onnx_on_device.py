@@ -14,11 +14,11 @@ from msgspec import structs
 
 from shmserve import repository
 from shmserve.errors import Code, ConfigError, ShmserveError
-from shmserve.executor import model_loading
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
 from shmserve.executor.backends.array_views import device_array_at
 from shmserve.executor.devices import Devices
+from shmserve.executor.process import model_loading
 from shmserve.shm.mappings import Mappings
 from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 

@@ -16,8 +16,8 @@ from msgspec import structs
 from shmserve import repository
 from shmserve.cli.inspecting import try_load
 from shmserve.errors import Internal
-from shmserve.executor import model_loading
 from shmserve.executor.devices import Devices
+from shmserve.executor.process import model_loading
 from shmserve.shm.mappings import Mappings
 from tests.cuda import fake
 
@@ -60,7 +60,7 @@ def check(folder: Path, groups: str, environment: dict[str, str]) -> list[str]:
     """The lines of `shmserve check --load`."""
     (folder / "config.pbtxt").write_text(CONFIG % groups)
     done = subprocess.run(
-        [sys.executable, "-m", "shmserve.cli", "check", "--load"],
+        [sys.executable, "-m", "shmserve", "check", "--load"],
         env=os.environ | environment | {"SHMSERVE_MODEL_REPOSITORY": str(folder.parent)},
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ import pytest
 from shmserve.client import Client
 from shmserve.cuda.device import Device
 from shmserve.cuda.ipc import Handles
-from shmserve.executor.sequences.sequence_requests import SequenceRequest
+from shmserve.executor.wrappers.sequence_requests import SequenceRequest
 from shmserve.observe import gpus
 from shmserve.shm.mappings import Mappings
 from shmserve.testing.backend_runner import FakeBackendRequest

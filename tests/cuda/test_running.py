@@ -23,9 +23,9 @@ from shmserve.executor.devices import Devices
 from shmserve.executor.loop.request_runner import RequestRunner
 from shmserve.executor.loop.run_statistics import RunStatistics
 from shmserve.executor.peers.frontend_connections import FrontendConnection, FrontendProcess
-from shmserve.executor.sequences.sequence_backend import _own
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
+from shmserve.executor.wrappers.sequence_backend import _own
 from shmserve.protocol.control.data_messages import (
     Answer,
     Execute,

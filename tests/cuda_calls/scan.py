@@ -64,10 +64,10 @@ WITH_DEVICE_ARRAYS = (
     "shmserve/executor/tensors/cuda_region.py",
     "shmserve/executor/backends/dlpack.py",
     "shmserve/executor/backends/onnx/tensor_places.py",
-    "shmserve/executor/sequences/sequence_backend.py",
+    "shmserve/executor/wrappers/sequence_backend.py",
 )
-OF_NUMPY = {("cupy.ndarray.copy", "shmserve/executor/sequences/sequence_backend.py")}
-OWN_ARRAYS = {("shmserve/executor/call_tensors.py", "_array")}  # attributes
+OF_NUMPY = {("cupy.ndarray.copy", "shmserve/executor/wrappers/sequence_backend.py")}
+OWN_ARRAYS = {("shmserve/executor/process/call_tensors.py", "_array")}  # attributes
 ARRAYS, EVENTS = {"array", "source", "target"}, {"event"}
 # What numpy's arrays have just so: nothing of CUDA happens
 OF_ANY_ARRAY = (

@@ -106,7 +106,7 @@ def test_show_tells_of_the_running_server(server: RunningServer) -> None:
 def test_check_finds_the_shipped_workers_in_order_and_a_bad_one_not(tmp_path: Path) -> None:
     def check(repository: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "shmserve.cli", "check"],
+            [sys.executable, "-m", "shmserve", "check"],
             capture_output=True,
             text=True,
             timeout=WATCHDOG_S,

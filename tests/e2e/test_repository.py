@@ -49,7 +49,7 @@ def test_it_runs_unchanged(triton_server: RunningServer, repository: Path) -> No
 
 def test_check_tells_of_hints_without_effect(repository: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "shmserve.cli", "check"],
+        [sys.executable, "-m", "shmserve", "check"],
         capture_output=True,
         text=True,
         timeout=WATCHDOG_S,

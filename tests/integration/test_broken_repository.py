@@ -184,7 +184,7 @@ def check(repository: Path, load: bool, **settings: Any) -> dict[str, str]:
     """What is told of each model; it must be that something is wrong."""
     server = RunningServer(repository, **settings)  # for its environment only
     done = subprocess.run(
-        [sys.executable, "-m", "shmserve.cli", "check", *(["--load"] if load else [])],
+        [sys.executable, "-m", "shmserve", "check", *(["--load"] if load else [])],
         capture_output=True,
         text=True,
         env=server.environ,

@@ -344,7 +344,7 @@ def test_a_setting_that_no_extension_has_is_unknown(site: Path) -> None:
 
 def check(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "shmserve.cli", "check"],
+        [sys.executable, "-m", "shmserve", "check"],
         env={"SHMSERVE_MODEL_REPOSITORY": str(EXAMPLE / "models"), "PATH": "/usr/bin", **environ},
         cwd=ROOT,
         capture_output=True,

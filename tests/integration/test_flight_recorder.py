@@ -23,7 +23,7 @@ REFUSED = "request failed identity/1 bad_request"
 
 def shown(server, *options):
     """`shmserve show events`, as a program of its own."""
-    command = [sys.executable, "-m", "shmserve.cli", "show", "events", "--json", *options]
+    command = [sys.executable, "-m", "shmserve", "show", "events", "--json", *options]
     done = subprocess.run(
         command, env=server.environ, stdout=subprocess.PIPE, timeout=120, check=True
     )

@@ -11,7 +11,7 @@ import pytest
 
 from shmserve import config
 from shmserve.errors import ConfigError
-from shmserve.executor.host_policy import HostPolicy, parse
+from shmserve.executor.process.host_policy import HostPolicy, parse
 from shmserve.testing.running_server import RunningServer, wait_until
 
 MODEL = """

@@ -51,7 +51,7 @@ def server(broken: Path) -> Iterator[RunningServer]:
 def doctor(server: RunningServer) -> tuple[int, str]:
     """The exit status and what is said of the service."""
     done = subprocess.run(
-        [sys.executable, "-m", "shmserve.cli", "doctor"],
+        [sys.executable, "-m", "shmserve", "doctor"],
         cwd=ROOT,
         env=server.environ,
         stdout=subprocess.PIPE,

@@ -26,9 +26,9 @@ from shmserve.executor.peers.channels import Channels
 from shmserve.executor.peers.lane_counting import LaneCounting
 from shmserve.executor.peers.lane_gate import LaneGate
 from shmserve.executor.peers.lane_peers import LanePeers
-from shmserve.executor.sequences.sequence_backend import SequenceBackend
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
+from shmserve.executor.wrappers.sequence_backend import SequenceBackend
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import ExecutorHello
 from shmserve.protocol.control.link_messages import GiveBack, Grant, Granted, Hello, Welcome

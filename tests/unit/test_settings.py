@@ -223,11 +223,9 @@ def test_values_of_retired_settings_are_compared_as_numbers(given: str, tmp_path
 
 def test_every_retired_setting_is_taken_with_what_holds_now() -> None:
     assert not RETIRED.keys() & config.declared().keys()
-    environ = {
-        f"SHMSERVE_{name.upper()}": kinds.shown(name, retired.value)
-        for name, retired in RETIRED.items()
-    }
+    environ = {f"SHMSERVE_{name.upper()}": retired.shown(name) for name, retired in RETIRED.items()}
     assert len(config.read(environ).warnings) == len(RETIRED)
+    assert environ["SHMSERVE_GRPC_SMALL_SILENCE_S"] == "0.25s", "a time has its unit"
 
 
 @pytest.mark.parametrize("given", ["65537", "much", "64s", "-1"])

@@ -1,1 +1,1 @@
-"""Commands that look before anything is served: the host, settings, model folders."""
+"""Commands for inspecting settings, models and the host."""

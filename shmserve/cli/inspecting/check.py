@@ -1,4 +1,5 @@
-"""``shmserve check``: would it serve? One line a finding, exit status 1 on a problem."""
+"""Command ``shmserve check``: tells whether a server would run. One line a finding, exit status 1
+on a problem."""
 
 from __future__ import annotations
 
@@ -31,10 +32,10 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def run(settings: Settings, load: bool = False) -> int:
-    """Check settings that were read already, memory limits and the model repository.
+    """Check settings that have been read, memory limits and the model repository.
 
-    Without `load` no model is run: what is wrong with a configuration or missing is found, and
-    code that is no Python; what only running it can tell is not.
+    Without `load`, no model runs. This finds errors in configurations, missing files and code that
+    is no Python, but no errors that only show when a model runs.
     """
     from shmserve.repository import scan
 
@@ -44,7 +45,7 @@ def run(settings: Settings, load: bool = False) -> int:
 
 
 def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) -> int:
-    """Print the findings; returns the exit status."""
+    """Print the findings and return the exit status."""
     problems = 0
     try:
         listen_addresses.check_http(settings)
@@ -74,7 +75,8 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
 
 
 def _models_would_do(settings: Settings, desired: desired_models.DesiredModels, load: bool) -> bool:
-    """Print what is found of the models; returns whether the service would be ready with them."""
+    """Print the findings on models. Return True if the service would be ready with these
+    models."""
     broken = {name.partition("/")[0] for name in desired.failures}
     fine: set[str] = set()
     names = {spec.name for spec, _ in desired.versions}
@@ -108,17 +110,18 @@ def _models_would_do(settings: Settings, desired: desired_models.DesiredModels, 
 
 
 def _is_required(settings: Settings, name: str) -> bool:
-    """Whether the service is not ready without this model."""
+    """Return True if the service is not ready without this model."""
     return settings.ready_requires == ALL or name in settings.ready_requires
 
 
 def _finding(settings: Settings, name: str) -> str:
-    """What is said of a broken model: others are served all the same."""
+    """Return the level of a broken model: only required models are failures, because the rest are
+    served anyway."""
     return "FAIL" if _is_required(settings, name) else "warn"
 
 
 def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) -> bool:
-    """Print what is found of the pool; returns whether the service would never be ready."""
+    """Print the finding on the memory pool. Return True if the service would never be ready."""
     pool, advice = pool_sizing.host_pool(settings.pool_bytes)
     instances = sum(len(instances) for _, instances in desired.versions)
     processes = settings.http_workers + settings.grpc_processes + instances
@@ -130,7 +133,8 @@ def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) 
 
 
 def _where(settings: Settings, name: str) -> str:
-    """The folder of a model, or of a version of it: for operators, clients never see it."""
+    """Return the folder of a model or of a version. Only for operators: clients must not see
+    paths."""
     for entry in settings.model_repository:
         single = model_places.single_of(entry)
         if single and name.split("/")[0] == single[0]:
@@ -143,6 +147,7 @@ def _where(settings: Settings, name: str) -> str:
 
 
 def _missing_steps(spec: ModelSpec, names: set[str]) -> str:
-    """Which models an ensemble lacks, in words; whether its tensors fit shows when it is loaded."""
+    """Return the models that an ensemble lacks, as text. Tensors of the steps are checked at
+    loading."""
     missing = sorted({step.model for step in spec.steps} - names)
     return f"steps are not served: {', '.join(missing)}" if missing else ""

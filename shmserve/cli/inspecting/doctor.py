@@ -1,7 +1,7 @@
-"""``shmserve doctor``: what this host has and lacks, and its service, one line a finding.
+"""Command ``shmserve doctor``: checks this host and its service. One line a finding.
 
-Missing parts of GPU support are notes on a host without devices, warnings on one with devices,
-and failures (exit status 1) where they are asked for.
+A missing part of GPU support is a note on a host without devices and a warning on a host with
+devices. With `--gpu`, a missing part is a failure (exit status 1).
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from shmserve.shm.registry_page import RegistryReader
 from shmserve.transport import rundir
 
 _PYTHON = (3, 11)
-_RUN_BYTES, _RUN_INODES = 1 << 20, 64  # free in the run directory's file system
-_KERNEL = (5, 14)  # populating and advising shared memory without touching it
+# needed free bytes and inodes in the run directory's file system
+_RUN_BYTES, _RUN_INODES = 1 << 20, 64
+# first version that can populate and advise shared memory without touching pages
+_KERNEL = (5, 14)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -36,7 +38,11 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def run(settings: Settings, gpu: bool, as_json: bool) -> int:
-    """Look, try and print; returns the exit status. `gpu`: this host must have working GPUs."""
+    """Check and print. Return the exit status.
+
+    Args:
+        gpu: fail unless this host has working GPUs.
+    """
     results = list(findings(settings, gpu))
     if as_json:
         print(msgspec.json.encode(results).decode())
@@ -46,7 +52,7 @@ def run(settings: Settings, gpu: bool, as_json: bool) -> int:
 
 
 def findings(settings: Settings, gpu: bool) -> Iterator[Finding]:
-    """All of them, the host's first."""
+    """Yield all findings, the host's first."""
     has_devices = bool(gpus.present())
     yield _version("Python", platform.python_version(), _PYTHON)
     yield _version("Linux", platform.release(), _KERNEL)
@@ -67,14 +73,14 @@ def _version(subject: str, text: str, needed: tuple[int, int]) -> Finding:
 
 
 def _memory(settings: Settings) -> Finding:
-    """The pool as `shmserve check` has it."""
+    """Return the finding on the pool, sized as by `shmserve check`."""
     pool, advice = pool_sizing.host_pool(settings.pool_bytes)
     text = f"{pool_sizing.shm_space()[0] >> 20} MiB, pool of {pool >> 20} MiB"
     return Finding("warn" if advice else "ok", pool_sizing.SHM, text, advice)
 
 
 def _run_directory(settings: Settings) -> Finding:
-    """Space and inodes of the file system that has the run directory, or will have it."""
+    """Return the finding on free space and inodes where the run directory is, or will be."""
     folder = config.run_dir(settings)
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
@@ -87,7 +93,8 @@ def _run_directory(settings: Settings) -> Finding:
 
 
 def _service(settings: Settings) -> Iterator[Finding]:
-    """Whether the service of these settings is ready, if one runs and this user may see it."""
+    """Yield whether the service of these settings is ready, if the service runs and is visible to
+    this user."""
     run_dir = rundir.serving(config.base_dir(settings))
     try:
         if rundir.lock(run_dir, "master").holder() is None:
@@ -105,7 +112,7 @@ def _service(settings: Settings) -> Iterator[Finding]:
 
 
 def _locked_memory(has_devices: bool) -> Finding:
-    """Memory is locked for a GPU's DMA only."""
+    """Return the finding on locked memory, which only DMA of GPUs needs."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return Finding("ok", "locked memory", "unlimited")

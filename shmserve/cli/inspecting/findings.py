@@ -1,4 +1,4 @@
-"""What `shmserve doctor` has found, one line each."""
+"""Findings of `shmserve doctor`, printed as a line each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ Level = Literal["ok", "note", "warn", "FAIL"]
 
 
 class Finding(Struct, frozen=True):
-    """`todo`: what to do about it; empty: nothing."""
+    """Finding about the host.
+
+    Attributes:
+        todo: advice for the operator; empty: none.
+    """
 
     level: Level
     subject: str
@@ -18,6 +22,6 @@ class Finding(Struct, frozen=True):
     todo: str = ""
 
     def line(self) -> str:
-        """As an operator reads it."""
+        """Return the printed line."""
         end = f"; {self.todo}" if self.todo else ""
         return f"{self.level:<5} {self.subject}: {self.text}{end}"

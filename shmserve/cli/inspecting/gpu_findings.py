@@ -1,4 +1,4 @@
-"""What `shmserve doctor` finds of GPUs: driver, packages, and trials of both."""
+"""Findings of `shmserve doctor` on GPUs: driver, packages, and trials of both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STAGED = "inputs that come over HTTP and gRPC are copied slower"
 
 
 def findings(lacking: Level) -> Iterator[Finding]:
-    """Every one; `lacking`: how bad it is that a part is missing or does not work."""
+    """Yield all findings. `lacking` is the level for a part that is missing or does not work."""
     present = gpus.present()
     yield _driver(lacking, present)
     if present:
@@ -54,8 +54,8 @@ def _driver(lacking: Level, present: Sequence[Gpu]) -> Finding:
 
 
 def _device_files(lacking: Level) -> Iterator[Finding]:
-    """What the driver must be reached by. CUDA makes missing ones with a set-uid program, which
-    services are not allowed to run."""
+    """Yield problems with the driver's device files. CUDA creates missing files with a set-uid
+    program, which services are not allowed to run."""
     for name in _FILES:
         path = os.path.join(gpus.DEV, name)
         if not os.path.exists(path):
@@ -81,7 +81,7 @@ def _description(library: Any, index: int) -> str:
 
 
 def _visible(lacking: Level, present: Sequence[Gpu]) -> Iterator[Finding]:
-    """How many of them a server that is started like this would use."""
+    """Yield the number of GPUs that a server started in this environment would use."""
     setting = os.environ.get(numbering.VARIABLE)
     tokens = gpus.visible_devices()
     parts = [part for gpu in present for part in gpu.parts]
@@ -125,7 +125,8 @@ def _cupy(lacking: Level, tokens: Sequence[str]) -> Iterator[Finding]:
 
 
 def _views(tokens: Sequence[str]) -> Iterator[tuple[Environ, int, int]]:
-    """Environments that show every device, with the first one's number and how many they show."""
+    """Yield environments that together show every device. Each comes with the number of the first
+    device and the number of devices."""
     if not tokens or not tokens[0].startswith("MIG-"):
         yield os.environ, 0, len(tokens)
         return
@@ -189,7 +190,7 @@ def _tried(level: Level, subject: str, action: str, error: str, todo: str) -> Fi
 
 
 def _shared(environ: Environ, count: int) -> list[str]:
-    """For each device why another process cannot use its memory; empty: it can."""
+    """Return for each device the reason why another process cannot use its memory, or ""."""
     try:
         with Trial("export", environ) as exporter:
             handles = msgspec.json.encode(exporter.result(list[str]))
@@ -203,7 +204,7 @@ def _shared(environ: Environ, count: int) -> list[str]:
 
 
 def _library(name: str, extra: str, better: str, has_devices: bool) -> Finding:
-    """One of which a build without CUDA does as well, on the CPU."""
+    """Return the finding on an optional library. A build without CUDA also works, on the CPU."""
     if util.find_spec(name) is None:
         return Finding("note", name, "not installed", f"pip install 'shmserve[{extra}]'")
     if not has_devices:

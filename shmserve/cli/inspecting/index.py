@@ -1,4 +1,4 @@
-"""``shmserve index FOLDER``: the list of a repository that a web server is to offer."""
+"""Command ``shmserve index FOLDER``: writes the index of a model repository for a web server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CHUNK = 1 << 20
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write `index.json` into the folder, in one piece, and say what is in it.
+    """Write `index.json` into the folder atomically, and print a summary.
 
     Raises:
-        ConfigError: a file that cannot be read or written.
+        ConfigError: a file cannot be read or written.
     """
     root = Path(arguments.folder)
     try:
@@ -40,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _files(model: Path) -> dict[str, IndexFile]:
-    found = {}
+    files = {}
     for folder, subfolders, names in os.walk(model):
         subfolders[:] = sorted(s for s in subfolders if s not in IGNORED)
         path = Path(folder)
@@ -50,10 +50,10 @@ def _files(model: Path) -> dict[str, IndexFile]:
                     f"{path / name}: a link to a folder; put the folder there instead"
                 )
         for name in sorted(names):
-            found[str((path / name).relative_to(model))] = _described(path / name)
+            files[str((path / name).relative_to(model))] = _described(path / name)
         if not names and not subfolders and path != model:
-            found[f"{path.relative_to(model)}/"] = IndexFile(0, "")
-    return found
+            files[f"{path.relative_to(model)}/"] = IndexFile(0, "")
+    return files
 
 
 def _described(path: Path) -> IndexFile:

@@ -1,4 +1,4 @@
-"""Where the code of a model is wrong, with paths: for operators. Clients are told none."""
+"""Errors in a model's code, with paths. Only for operators: clients must not see paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _MOST_FILES, _MOST_CAUSES = 100, 10
 
 
 def problem(folder: Path) -> str:
-    """What is no Python among the files of a version's folder; empty: nothing. None is run."""
+    """Return the first syntax error in the Python files of a version's folder, or "". Compiles the
+    files without running them."""
     for path in sorted(folder.glob("*.py"))[:_MOST_FILES]:
         try:
             with warnings.catch_warnings(action="ignore"):
@@ -23,9 +24,9 @@ def problem(folder: Path) -> str:
 
 
 def place(ex: BaseException | None, directory: str) -> str:
-    """The last line of the model's own code that an exception, or what has caused it, came
-    through, or where it is no Python; empty: none."""
-    found = ""
+    """Return the place of an exception or its causes in the model's code: the innermost line, or
+    the line of a syntax error. Return "" if no line of the model is involved."""
+    location = ""
     for _ in range(_MOST_CAUSES):
         if ex is None:
             break
@@ -33,6 +34,6 @@ def place(ex: BaseException | None, directory: str) -> str:
             return f"{ex.filename}, line {ex.lineno}: "
         for frame in traceback.extract_tb(ex.__traceback__):
             if frame.filename.startswith(f"{directory}/"):
-                found = f"{frame.filename}, line {frame.lineno}: "
+                location = f"{frame.filename}, line {frame.lineno}: "
         ex = ex.__cause__ or ex.__context__
-    return found
+    return location

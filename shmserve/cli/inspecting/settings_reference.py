@@ -1,4 +1,6 @@
-"""``shmserve settings``: what holds and where it is from; with --markdown, docs/settings.md."""
+"""Command ``shmserve settings``: prints settings in effect and where each is from; with
+--markdown, docs/settings.md.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,6 @@ from shmserve import config
 from shmserve.cli.operating.show import Row, table
 from shmserve.errors import ConfigError
 from shmserve.setting_sources import Declared
-from shmserve.settings import kinds
 from shmserve.settings.retired import RETIRED
 
 _HEAD = """# Settings
@@ -52,10 +53,10 @@ it; any other value is refused. `shmserve check` lists all of them at once.
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print; returns the exit status.
+    """Print, and return the exit status.
 
     Raises:
-        ConfigError: as `config.load`, or there is no setting of a name that was asked for.
+        ConfigError: as `config.load`, or a requested setting does not exist.
     """
     if arguments.names:
         print("\n\n".join(explained(name) for name in arguments.names))
@@ -68,9 +69,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def current() -> list[Row]:
-    """Each setting with its value here and where that is from."""
+    """Return each setting with the value in effect and where the value is from."""
     settings, origins, _ = config.read()
-    own = {
+    extension_values = {
         f"{name}_{field}": value
         for name, extension in settings.extensions.items()
         for field, value in msgspec.structs.asdict(extension).items()
@@ -78,7 +79,9 @@ def current() -> list[Row]:
     return [
         {
             "setting": name,
-            "value": declared.text(own[name] if name in own else getattr(settings, name)),
+            "value": declared.text(
+                extension_values[name] if name in extension_values else getattr(settings, name)
+            ),
             "from": origins.get(name, "default"),
         }
         for name, declared in config.declared().items()
@@ -86,10 +89,10 @@ def current() -> list[Row]:
 
 
 def explained(name: str) -> str:
-    """A setting, retired or not, in words.
+    """Return the explanation of a setting, current or retired.
 
     Raises:
-        ConfigError: there is no such setting.
+        ConfigError: the setting does not exist.
     """
     if name in RETIRED:
         return f"{name}\n  {RETIRED[name].explanation(name)}"
@@ -101,7 +104,7 @@ def explained(name: str) -> str:
 
 
 def markdown() -> str:
-    """The reference. Settings that are not ours, of installed extensions, are left out."""
+    """Return the reference of shmserve's settings, without settings of installed extensions."""
     return "\n".join([_HEAD, *_lines(config.declared()), *_gone()])
 
 
@@ -126,6 +129,5 @@ def _gone() -> Iterator[str]:
     yield "| since | setting | what holds now | why, and what to do |"
     yield "|---|---|---|---|"
     for name, retired in sorted(RETIRED.items()):
-        value = kinds.shown(name, retired.value)
-        yield f"| {retired.since} | `{name}` | `{value}` | {retired.advice(name)} |"
+        yield f"| {retired.since} | `{name}` | `{retired.shown(name)}` | {retired.advice(name)} |"
     yield ""

@@ -1,4 +1,4 @@
-"""Trials of `shmserve doctor`: parts of `cuda.device_trials` in processes with a deadline."""
+"""Trials of `shmserve doctor`: parts of `cuda.device_trials`, run in processes with a deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 
 from shmserve.transport.processes import describe_status
 
-DEADLINE_S = 60.0  # the first import of a large library from a cold disk
+DEADLINE_S = 60.0  # allows for the first import of a large library from a cold disk
 _END_S = 1.0
 _POLL_S = 0.02
 _MOST = 1 << 20
@@ -24,18 +24,23 @@ T = TypeVar("T")
 
 
 class TrialFailed(Exception):
-    """Its text is written for operators."""
+    """Failure of a trial, with a text for operators."""
 
 
 class Trial:
-    """One part, begun; a context manager that ends it.
+    """Running part of `cuda.device_trials`; a context manager that ends the process.
 
-    What it reads and prints is in files: a process that hangs in the driver cannot be killed,
-    and nobody must wait for it.
+    Input and output are files instead of pipes. A process that hangs in the driver cannot be
+    killed, so nothing may wait for its pipes.
     """
 
     def __init__(self, part: str, environ: Mapping[str, str], input_bytes: bytes = b"") -> None:
-        """`input_bytes`: what it reads; without it its standard input ends when it is to end."""
+        """Start the process.
+
+        Args:
+            input_bytes: content of standard input. If empty, standard input is a pipe that is
+                closed to end the process.
+        """
         self._files = contextlib.ExitStack()
         self._output, self._errors, source = (
             self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (closed with us)
@@ -52,10 +57,10 @@ class Trial:
         )
 
     def result(self, kind: type[T]) -> T:
-        """The value that it prints.
+        """Wait for the printed value and return it.
 
         Raises:
-            TrialFailed: it has died or does not answer.
+            TrialFailed: the process died, or printed nothing by the deadline.
         """
         deadline = time.monotonic() + DEADLINE_S
         while True:
@@ -87,5 +92,5 @@ class Trial:
 
 
 def _content(file: IO[bytes]) -> bytes:
-    """All that is there by now; who writes has a position of its own."""
+    """Return the content so far. `pread` leaves the file position alone."""
     return os.pread(file.fileno(), _MOST, 0)

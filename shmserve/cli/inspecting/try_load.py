@@ -1,7 +1,8 @@
-"""``shmserve check --load``: load each model once, in a process of its own, without serving it.
+"""Trial for ``shmserve check --load``: loads each model once in a separate process, without
+serving.
 
-Run as a program (``python -m shmserve.cli.inspecting.try_load``) it loads the instance that is
-given on its standard input and prints why that failed, if it did.
+Run as a program (``python -m shmserve.cli.inspecting.try_load``), the module loads the instance
+given on standard input. On failure, the program prints the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MARK = "not loaded: "
 
 
 def problem(instance: Instance, timeout_s: float) -> str:
-    """Why the model cannot be loaded; empty: it can."""
+    """Return the reason why a model cannot be loaded, or ""."""
     command = [sys.executable, "-m", "shmserve.cli.inspecting.try_load"]
     try:
         done = subprocess.run(
@@ -40,9 +41,9 @@ def problem(instance: Instance, timeout_s: float) -> str:
 
 
 def main() -> int:
-    from shmserve.executor import model_loading
     from shmserve.executor.backends.model_errors import from_load, sanitised
     from shmserve.executor.devices import Devices
+    from shmserve.executor.process import model_loading
     from shmserve.observe import log_output, logs
     from shmserve.shm.mappings import Mappings
 
@@ -58,7 +59,7 @@ def main() -> int:
             where = model_code.place(ex, instance.directory)
             raise from_load(ex, logging.getLogger(__name__), instance.name) from ex
     except ShmserveError as ex:
-        log_output.end()  # what the model has printed comes first
+        log_output.end()  # flushes the model's output first
         print(f"\n{_MARK}{where}{sanitised(ex.message)}", file=sys.__stdout__, flush=True)
         return 1
     return 0
@@ -66,4 +67,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     status = main()
-    os._exit(status)  # threads of a model's libraries must not keep it
+    os._exit(status)  # threads of a model's libraries must not keep the process alive

@@ -1,1 +1,1 @@
-"""``shmserve measure``: requests to one model over each way to it, timed."""
+"""Command ``shmserve measure``: sends requests to a model over each transport, and times them."""

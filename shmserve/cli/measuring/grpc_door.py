@@ -1,4 +1,5 @@
-"""gRPC for `shmserve measure`. The library is imported by nothing else of the command line."""
+"""Transport gRPC of `shmserve measure`. No other module of the command line imports the gRPC
+library."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ _RECEIPT = "shmserve-receipt"
 _decode = json_decoder(dict)
 _WAIT_S = 60.0
 _OPTIONS = (
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
+    ("grpc.use_local_subchannel_pool", 1),  # give each caller its own connection
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
 
 
 class GrpcDoor:
-    """One channel; the request is encoded once."""
+    """Caller over gRPC: a channel and a request that is encoded once."""
 
     def __init__(self, target: str, model: str, inputs: Mapping[str, Any]) -> None:
-        """Raises ConfigError: an array is no tensor."""
+        """Encode the request and open a channel. Raise ConfigError if an array is no tensor."""
         request = pb.ModelInferRequest(model_name=model)
         for name, array in inputs.items():
             datatype = dtypes.from_numpy(array.dtype)
@@ -47,8 +48,8 @@ class GrpcDoor:
         except grpc.RpcError as ex:
             raise Unavailable(f"{ex.code().name}: {ex.details()}") from None
         fields = [*call.initial_metadata(), *call.trailing_metadata()] if receipt else []
-        found = [value for name, value in fields if name == _RECEIPT]
-        return dict(_decode(found[0].encode())) if found else {}
+        receipts = [value for name, value in fields if name == _RECEIPT]
+        return dict(_decode(receipts[0].encode())) if receipts else {}
 
     def __enter__(self) -> Self:
         return self

@@ -1,18 +1,20 @@
-"""Lines over time as an SVG: a few panels, one below the other. Needs nothing."""
+"""Line charts over time as an SVG: panels, one below the other. Uses the standard library
+alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
-Series = Mapping[str, Sequence[tuple[float, float]]]  # name of a line -> (seconds, value)
+Series = Mapping[str, Sequence[tuple[float, float]]]  # line name -> (seconds, value)
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 720, 150, 70, 30, 45  # of a panel, in pixels
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#7f7f7f", "#e377c2")
 
 
 def svg(title: str, panels: Mapping[str, Series]) -> str:
-    """The document. Panels share the time axis; each has its own scale, from 0."""
+    """Return the SVG document. Panels share the time axis; each panel has a separate scale, from
+    0."""
     names = list(dict.fromkeys(name for series in panels.values() for name in series))
     colours = {name: _COLOURS[n % len(_COLOURS)] for n, name in enumerate(names)}
     end = max((t for s in panels.values() for line in s.values() for t, _ in line), default=1.0)
@@ -31,19 +33,19 @@ def svg(title: str, panels: Mapping[str, Series]) -> str:
 def _panel(
     label: str, series: Series, colours: Mapping[str, str], top: int, end: float
 ) -> list[str]:
-    most = max((v for line in series.values() for _, v in line), default=0.0) or 1.0
+    maximum = max((v for line in series.values() for _, v in line), default=0.0) or 1.0
     bottom = top + _HEIGHT
     parts = [
         f'<rect x="{_LEFT}" y="{top}" width="{_WIDTH}" height="{_HEIGHT}" fill="none"'
         ' stroke="#999"/>',
         _text(_LEFT, top - 5, label, 11),
-        _text(5, top + 10, f"{most:.4g}", 11),
+        _text(5, top + 10, f"{maximum:.4g}", 11),
         _text(5, bottom, "0", 11),
         _text(_LEFT + _WIDTH - 40, bottom + 15, f"{end:.0f} s", 11),
     ]
     for name, line in series.items():
         points = " ".join(
-            f"{_LEFT + _WIDTH * t / end:.1f},{bottom - _HEIGHT * v / most:.1f}" for t, v in line
+            f"{_LEFT + _WIDTH * t / end:.1f},{bottom - _HEIGHT * v / maximum:.1f}" for t, v in line
         )
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{colours[name]}" stroke-width="1.5"/>'

@@ -1,4 +1,4 @@
-"""Inputs for `shmserve measure`: from files, or made from what a model says of itself."""
+"""Inputs for `shmserve measure`: read from files, or generated from the model's metadata."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ _MOST_BYTES = 1 << 30
 def make(
     metadata: Sequence[Mapping[str, Any]], files: Sequence[str], batch: int | None, size: int
 ) -> dict[str, Array]:
-    """Arrays by name: numbers in [0, 1), whole ones 0 or 1, texts of 8 bytes; the same each time.
+    """Return input arrays by name. Generated floats are in [0, 1), integers 0 or 1, texts 8 bytes
+    long. Every run generates equal values.
 
     Args:
-        metadata: of the inputs: `name`, `datatype` and `shape`.
-        files: NAME=FILE.npy, for those that are not to be made.
-        batch: rows, of a model whose first dimension is the batch; None: of no such model.
-        size: of other variable dimensions.
+        metadata: inputs of the model, with `name`, `datatype` and `shape`.
+        files: NAME=FILE.npy for inputs to read from files.
+        batch: number of rows, if the model's first dimension is the batch; None: no batch
+            dimension.
+        size: size of other variable dimensions.
 
     Raises:
-        ConfigError: a file cannot be used, a name is no input's, or an input is too large.
+        ConfigError: a file cannot be used, the model has no such input, or an input is too large.
     """
     given = dict(_read(text) for text in files)
     names = [str(tensor["name"]) for tensor in metadata]

@@ -1,6 +1,8 @@
-"""``shmserve measure``: requests to one model over each way to it, in a closed loop, timed.
+"""Command ``shmserve measure``: sends requests to a model over each transport in a closed loop,
+and times them.
 
-The client is Python and runs beside the server: figures are for comparing, on one machine.
+The client is written in Python and shares the host with the server, so only compare figures of one
+machine.
 """
 
 from __future__ import annotations
@@ -29,15 +31,21 @@ from shmserve.protocol.decoding import json_decoder
 
 _decode = json_decoder(dict[str, Any])
 _ASK_S = 10.0
-_WARM_UP = 5  # requests: connections, memory that is mapped, sizes of outputs that are learned
-_MOST_FAILED = 20  # then a way is given up
-_POINTS = 60  # of a line of the drawing
+_WARM_UP = 5  # requests that open connections, map memory and learn output sizes
+_MOST_FAILED = 20  # failures after which a transport is given up
+_POINTS = 60  # of a line in the chart
 _MOST = {"seconds": 3600.0, "requests": 10_000_000, "concurrency": 256}
 
 
 class Measurement(Struct):
-    """Of one way. `ends`: of each request its end, in seconds from the start, and its ms;
-    `failures`: why others failed; `error`: why the way is none."""
+    """Measurement of a transport.
+
+    Attributes:
+        ends: for each successful request, the end in seconds from the start, and the latency in
+            ms.
+        failures: reasons of failed requests.
+        error: reason why the transport cannot be used.
+    """
 
     over: str
     elapsed_s: float = 0.0
@@ -46,8 +54,19 @@ class Measurement(Struct):
     receipt: Receipt = {}
     ends: list[tuple[float, float]] = []
 
+    def warm_up(self, receipt: Receipt) -> None:
+        """Take in the receipt of a request that is not measured."""
+        self.receipt = receipt
+
+    def finish(self, elapsed_s: float) -> None:
+        self.elapsed_s = elapsed_s
+        self.ends.sort()
+
+    def give_up(self, error: str) -> None:
+        self.error = error
+
     def row(self) -> Row:
-        """As it is shown. Percentiles are of what succeeded."""
+        """Return the row to print. Percentiles cover successful requests."""
         row: Row = {"over": self.over, "requests": len(self.ends), "failed": len(self.failures)}
         if self.ends:
             ms = np.array([latency for _, latency in self.ends])
@@ -64,10 +83,10 @@ class Measurement(Struct):
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Measure and print; exit status 1 if a way that was asked for did not work."""
-    for name, most in _MOST.items():
-        if not 0 < getattr(arguments, name) <= most:
-            raise ConfigError(f"--{name}: must be more than 0 and at most {most:g}")
+    """Measure and print. Return exit status 1 if any request or requested transport failed."""
+    for name, limit in _MOST.items():
+        if not 0 < getattr(arguments, name) <= limit:
+            raise ConfigError(f"--{name}: must be more than 0 and at most {limit:g}")
     settings = config.load()
     url = server_address.http(settings, arguments.url)
     inputs = _inputs(url, arguments)
@@ -78,7 +97,7 @@ def main(arguments: argparse.Namespace) -> int:
             make = measured_doors.maker(over, url, settings, arguments, inputs)
             run(result, make, arguments)
         except ShmserveError as ex:
-            result.error = ex.message
+            result.give_up(ex.message)
         results.append(result)
     rows = [result.row() for result in results]
     print(msgspec.json.encode(rows).decode() if arguments.json else table(rows))
@@ -102,16 +121,17 @@ def _inputs(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(result: Measurement, make: Callable[[], Door], limits: argparse.Namespace) -> None:
-    """As many callers as `limits.concurrency`, each with a door of its own, until the first limit.
+    """Run `limits.concurrency` concurrent callers, each with a separate door, until the first
+    limit is reached.
 
     Raises:
-        ShmserveError: a door does not open, or its first requests fail.
+        ShmserveError: a door cannot be opened, or its warm-up requests fail.
     """
     with ExitStack() as stack:
         doors = [stack.enter_context(make()) for _ in range(limits.concurrency)]
         for door in doors:
             for _ in range(_WARM_UP):
-                result.receipt = door.send(receipt=True)
+                result.warm_up(door.send(receipt=True))
         counts = _shares(limits.requests, len(doors))
         start = time.perf_counter()
         callers = [
@@ -123,8 +143,7 @@ def run(result: Measurement, make: Callable[[], Door], limits: argparse.Namespac
             caller.start()
         for caller in callers:
             caller.join()
-        result.elapsed_s = time.perf_counter() - start
-    result.ends.sort()
+        result.finish(time.perf_counter() - start)
 
 
 def _shares(total: int, parts: int) -> list[int]:
@@ -147,7 +166,8 @@ def _call(result: Measurement, door: Door, count: int, start: float, seconds: fl
 
 
 def draw(arguments: argparse.Namespace, results: Sequence[Measurement]) -> None:
-    """Medians and rates over time, into the file. Raises ConfigError: it cannot be written."""
+    """Draw medians and rates over time into the file. Raise ConfigError if the file cannot be
+    written."""
     median: dict[str, list[tuple[float, float]]] = {}
     rates: dict[str, list[tuple[float, float]]] = {}
     for result in results:

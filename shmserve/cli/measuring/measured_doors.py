@@ -1,4 +1,4 @@
-"""The ways to a model that `shmserve measure` takes: each sends one request again and again."""
+"""Doors of `shmserve measure`: callers over one transport, each repeating a single request."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _TRANSPORTS = {"http": "http", "region": "http", "lane": "lane"}
 
 
 class Door(Protocol):
-    """One caller's; a context manager."""
+    """Connection of a single caller; a context manager."""
 
     def send(self, receipt: bool = False) -> Receipt:
-        """One request and its answer. `receipt`: ask what it cost; else nothing is returned.
+        """Send the request and wait for the answer. Return the receipt if `receipt` is set, else
+        an empty mapping.
 
         Raises:
-            Unavailable: it failed; the message says why.
+            Unavailable: the request failed; the message gives the reason.
         """
         ...
 
@@ -37,7 +38,8 @@ class Door(Protocol):
 def maker(
     over: str, url: str, settings: Settings, arguments: argparse.Namespace, inputs: Any
 ) -> Callable[[], Door]:
-    """What opens a door of this kind. Raises ConfigError: there is none of that kind here."""
+    """Return a function that opens a door of this kind. Raise ConfigError if the server has no
+    such address."""
     if over != "grpc":
         control = "" if over == "http" else server_address.client_socket(settings, arguments.url)
         return functools.partial(ClientDoor, over, url, control, arguments.model, inputs)
@@ -48,15 +50,16 @@ def maker(
 
 
 class ClientDoor:
-    """`shmserve.client`, told which way to take."""
+    """Caller through `shmserve.client`, restricted to a transport."""
 
     def __init__(
         self, over: str, url: str, control: str | None, model: str, inputs: Mapping[str, Any]
     ) -> None:
-        """`control`: as `shmserve.client.connect` has it.
+        """Connect. `control` is the argument of `shmserve.client.connect`.
 
         Raises:
-            Unavailable: no server, or it gives no shared memory.
+            Unavailable: no server answers, or the server gives no shared memory.
+            ConfigError: `url` is malformed.
         """
         self._over, self._model, self._warm = over, model, 0
         try:
@@ -73,12 +76,12 @@ class ClientDoor:
         self._inputs = {name: self._placed(array) for name, array in inputs.items()}
 
     def _placed(self, array: Any) -> Any:
-        """Where the model will read it, if it can lie there."""
+        """Return an input in shared memory if the transport allows, else as given."""
         if self._over == "http" or array.dtype.hasobject:
             return array
-        there = self._client.empty(array.shape, array.dtype)
-        there[...] = array
-        return there
+        shared = self._client.empty(array.shape, array.dtype)
+        shared[...] = array
+        return shared
 
     def send(self, receipt: bool = False) -> Receipt:
         try:
@@ -86,7 +89,7 @@ class ClientDoor:
         except InferenceError as ex:
             raise Unavailable(str(ex)) from None
         self._warm += 1
-        # The first requests learn how large the outputs are, which a lane must know
+        # A lane needs the output sizes, which the client learns from the first requests
         if result.transport != _TRANSPORTS[self._over] and self._warm > 3:
             raise Unavailable(f"the request went over {result.transport} instead (docs/client.md)")
         return result.receipt or {}

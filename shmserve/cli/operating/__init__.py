@@ -1,1 +1,1 @@
-"""Commands that ask a running server: tables, models, measurements."""
+"""Commands for a running server: tables, a live view, loading of models."""

@@ -1,4 +1,4 @@
-"""``shmserve load | unload | ready``: asked over HTTP, as any client may."""
+"""Commands ``shmserve load | unload | ready``: HTTP requests that any client may send."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shmserve.cli.operating import server_address
 from shmserve.cli.operating.server_address import Asking
 from shmserve.errors import ConfigError, Unavailable
 
-_MORE_S = 10.0  # than a model may take to load
+_MORE_S = 10.0  # seconds in addition to the limit for loading a model
 _READY_S = 5.0
 _POLL_S = 0.2
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Do it and say so; returns the exit status."""
+    """Run the command, print the outcome, and return the exit status."""
     settings = config.load()
     url = server_address.http(settings, arguments.url)
     if arguments.command == "ready":
@@ -28,7 +28,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _change(server: Asking, what: str, model: str) -> int:
-    """Load or unload. Raises Unavailable: no server, or it refuses, with its reason."""
+    """Load or unload a model. Raise Unavailable if no server answers, or if the server refuses,
+    with the server's reason."""
     path = f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/{what}"
     status, error, _ = server.ask("POST", path, b"{}")
     if status != 200:
@@ -53,7 +54,7 @@ def _ready(server: Asking, model: str | None, wait_s: float) -> int:
         if status == 200:
             print(f"{what} is ready")
             return 0
-        refused = 400 <= status < 500 and status != 404  # which a model may be until it is loaded
+        refused = 400 <= status < 500 and status != 404  # 404: the model may not be loaded yet
         if time.monotonic() >= deadline or refused:
             reason = f": {error}" if error and status != 503 else ""
             print(f"{what} is not ready{reason}")

@@ -1,4 +1,4 @@
-"""Where a server of these settings is found from its own host."""
+"""Addresses of a server from its settings, for callers on the server's own host."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]"}
 
 
 def http(settings: Settings, url: str | None) -> str:
-    """The address of HTTP for `shmserve.client`: the one that is given, else of `http_bind` a
-    Unix socket, else the first.
+    """Return the HTTP address for `shmserve.client`: `url` if given, else a Unix socket of
+    `http_bind`, else the first address there.
 
     Raises:
-        ConfigError: none can be used from here.
+        ConfigError: no address can be used from this host.
     """
     if url:
         return url
-    found = _bound(settings.http_bind)
-    if found.startswith("unix:"):
-        return found
-    if not found or settings.http_tls_cert:
+    address = _bound(settings.http_bind)
+    if address.startswith("unix:"):
+        return address
+    if not address or settings.http_tls_cert:
         raise ConfigError("http_bind: none without TLS that can be used from here; give --url")
-    return f"http://{found}"
+    return f"http://{address}"
 
 
 def grpc(settings: Settings, address: str | None) -> str:
-    """The same of gRPC, as its library takes it."""
-    found = address or _bound(settings.grpc_bind)
-    if not found or not settings.grpc_processes:
+    """Return the gRPC address for the gRPC library: `address` if given, else from `grpc_bind`, as
+    `http`."""
+    target = address or _bound(settings.grpc_bind)
+    if not target or not settings.grpc_processes:
         raise ConfigError("grpc_bind: no gRPC is served here; give --grpc")
-    if not address and settings.grpc_tls_cert and not found.startswith("unix:"):
+    if not address and settings.grpc_tls_cert and not target.startswith("unix:"):
         raise ConfigError("grpc_bind: no address without TLS that can be used from here")
-    return found
+    return target
 
 
 def client_socket(settings: Settings, url: str | None) -> str | None:
-    """Where the server of these settings takes shared memory; None: `url` is another's, and its
-    client socket is looked for beside its HTTP socket."""
+    """Return the path of the client socket from the settings. Return None if `url` is given: the
+    settings may belong to another server, so the client looks beside the HTTP socket."""
     if url:
         return None
     return settings.client_socket or os.path.join(config.run_dir(settings), SOCKET_NAME)
@@ -61,10 +62,10 @@ def _bound(binds: Iterable[str]) -> str:
 
 
 class Asking:
-    """Requests to one server, with the key of a file; a context manager."""
+    """HTTP requests to a server, with a key from a file; a context manager."""
 
     def __init__(self, url: str, key_file: str | None, timeout_s: float) -> None:
-        """Raises ConfigError: the address or the file cannot be used."""
+        """Read the key. Raise ConfigError if the address or the file cannot be used."""
         self._headers: Mapping[str, str] = {}
         if key_file:
             try:
@@ -78,7 +79,8 @@ class Asking:
             raise ConfigError(f"--url: {ex}") from None
 
     def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, str, bytes]:
-        """The status, what an error says, and the body. Raises Unavailable: no answer came."""
+        """Send a request and return status, error message and body. Raise Unavailable if no answer
+        came."""
         try:
             reply = self._transport.request(method, path, self._headers, [body] if body else ())
         except InferenceError as ex:

@@ -1,4 +1,5 @@
-"""``shmserve show``: rows of a running server, or what it has left, as a table or as JSON."""
+"""Command ``shmserve show``: prints rows from a running server, or events from its files, as a
+table or as JSON."""
 
 from __future__ import annotations
 
@@ -38,9 +39,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def run(settings: Settings, name: str, *, as_json: bool, limit: int | None = None) -> int:
-    """Ask and print at most so many rows; returns the exit status."""
+    """Print at most `limit` rows of a table, and return the exit status."""
     run_dir = config.run_dir(settings)
-    # Events come from files, which are there also when no process is left to ask.
+    # Events come from files, which remain when the server has ended.
     from_files = name == "events"
     rows = flight_recorder.rows(run_dir, limit) if from_files else ask(run_dir, name)[:limit]
     if as_json:
@@ -51,10 +52,10 @@ def run(settings: Settings, name: str, *, as_json: bool, limit: int | None = Non
 
 
 def ask(run_dir: str, name: str) -> list[Row]:
-    """The rows of a table, from the coordinator.
+    """Return the rows of a table from the coordinator.
 
     Raises:
-        Unavailable: no server runs with this run directory, or it does not answer.
+        Unavailable: no server runs with this run directory, or the server does not answer.
     """
     try:
         place = os.path.join(rundir.serving(run_dir), rundir.COORDINATOR_SOCKET)
@@ -92,7 +93,8 @@ def _receive(channel: Channel) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Aligned columns: numbers to the right, in the order the keys first appear."""
+    """Return aligned columns in the order of first appearance, with numbers aligned to the
+    right."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [columns]
     lines += [[str(row.get(key, "")).replace("\n", " ") for key in columns] for row in rows]

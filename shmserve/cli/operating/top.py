@@ -1,4 +1,4 @@
-"""``shmserve show top``: a live view of a running server, drawn by rich."""
+"""Command ``shmserve show top``: a live view of a running server, drawn by rich."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Look(Struct, frozen=True):
-    """What was seen at one time: tables by name, and by pid CPU seconds and resident bytes."""
+    """Observation at one time.
+
+    Attributes:
+        time: time of the observation, in seconds (`time.monotonic`).
+        tables: rows by table name.
+        usage: CPU seconds and resident bytes by pid.
+    """
 
     time: float
     tables: dict[str, list[Row]]
@@ -37,11 +43,11 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def run(settings: Settings, interval_s: float) -> int:
-    """Draw until Ctrl-C, or once where the output is no terminal; returns the exit status.
+    """Draw until Ctrl-C, or once if the output is no terminal. Return the exit status.
 
     Raises:
-        ConfigError: rich is not there, or the interval is none.
-        Unavailable: no server answers when this begins.
+        ConfigError: rich is not installed, or the interval is out of range.
+        Unavailable: no server answers at the start.
     """
     if not 0.1 <= interval_s <= 3600:
         raise ConfigError("--interval: must be between 0.1 and 3600 seconds")
@@ -61,7 +67,7 @@ def run(settings: Settings, interval_s: float) -> int:
             time.sleep(interval_s)
             try:
                 now = look(run_dir)
-            except ShmserveError as ex:  # a coordinator that is being replaced
+            except ShmserveError as ex:  # e.g. while the coordinator is being replaced
                 live.update(f"{ex.message}; looking again", refresh=True)
                 continue
             live.update(frame(before, now), refresh=True)
@@ -69,7 +75,8 @@ def run(settings: Settings, interval_s: float) -> int:
 
 
 def look(run_dir: str) -> Look:
-    """Ask the server, and /proc about its processes. Raises as `show.ask`."""
+    """Read the server's tables, and the usage of its processes from /proc. Raises as
+    `show.ask`."""
     tables = {name: ask(run_dir, name) for name in _LOOKS}
     usage = {row["pid"]: used for row in tables["processes"] if (used := _usage(row["pid"]))}
     return Look(time.monotonic(), tables, usage)
@@ -80,12 +87,12 @@ def _usage(pid: int) -> tuple[float, int] | None:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
-        return None  # it has ended, or is out of our sight
+        return None  # the process has ended, or is not visible to this user
     return (int(fields[11]) + int(fields[12])) / _TICK_HZ, int(fields[21]) * _PAGE
 
 
 def frame(before: Look, now: Look) -> Group:
-    """The picture of what has happened between two looks."""
+    """Return the view of the time between two looks."""
     from rich.console import Group
 
     processes = _table("process", "role", "pid", "CPU %", "resident MiB", "shared MiB", "up s")
@@ -138,7 +145,7 @@ def _table(*columns: str) -> Table:
     table = Table(expand=True, box=None, header_style="bold")
     for number, column in enumerate(columns):
         justify: Any = "left" if number < 2 or column == "state" else "right"
-        # In a narrow terminal the first column gives way: the rest says as much, and is numbers.
+        # In a narrow terminal, shorten the first column rather than the numbers.
         table.add_column(column, justify=justify, no_wrap=number > 0, overflow="ellipsis")
     return table
 

@@ -1,1 +1,1 @@
-"""Commands that set up, start and replace a service."""
+"""Commands for setting up, starting and replacing a service."""

@@ -1,4 +1,5 @@
-"""``shmserve cluster up | status | down | haproxy``: many hosts, through Ray."""
+"""Command ``shmserve cluster up | status | down | haproxy``: a service on many hosts, through
+Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _UNIT = 1 << 20
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Do it and say so; returns the exit status."""
+    """Run the subcommand, print the outcome, and return the exit status."""
     file = cluster_file.read(arguments.file)
     if arguments.what == "haproxy":
         sys.stdout.write(haproxy_config.text(file))
@@ -32,7 +33,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def document(status: Status) -> dict[str, list[dict[str, object]]]:
-    """Rows of nodes and of models, as the tables have them."""
+    """Return the rows of nodes, models and problems, as the tables show them."""
     ready = commands.ready(status)
     decision = status.decision
     nodes: list[dict[str, object]] = [

@@ -1,4 +1,5 @@
-"""``shmserve init DIR``: a model repository with the example workers, and a settings file."""
+"""Command ``shmserve init DIR``: makes a model repository with the example workers, and a settings
+file."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 from shmserve.errors import ConfigError
 
 _EXAMPLES = ("add_sub", "digits", "identity", "identity_bytes", "noop", "repeat_int32")
-_NEEDS = {"digits": "onnxruntime"}  # what pip installs with shmserve[onnx]
+_NEEDS = {"digits": "onnxruntime"}  # packages installed by pip with shmserve[onnx]
 _FILE = "shmserve.toml"
 _SETTINGS = """\
 # Settings of shmserve. `shmserve settings` shows what holds, `shmserve check` what is wrong.
@@ -32,7 +33,7 @@ processes = 1
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Make them and say what comes next; returns the exit status.
+    """Make the repository and the file, print the next steps, and return the exit status.
 
     Raises:
         ConfigError: the folder is not empty, or cannot be made.
@@ -63,10 +64,11 @@ def _can_run(name: str) -> bool:
 
 
 def examples() -> Path:
-    """The folder of the shipped workers: in a wheel inside of the package, in a checkout beside it.
+    """Return the folder of the example workers: inside the package in a wheel, beside the package
+    in a checkout.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder is missing.
     """
     package = Path(__file__).absolute().parents[2]
     for folder in (package, package.parent):

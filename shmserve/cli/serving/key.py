@@ -1,4 +1,5 @@
-"""``shmserve key new``: a key for somebody who calls, printed once; the file has its hash."""
+"""Command ``shmserve key new``: makes a key for a caller and prints the key once. The file of keys
+stores only the hash."""
 
 from __future__ import annotations
 
@@ -24,17 +25,18 @@ def main(arguments: argparse.Namespace) -> int:
 def new(
     settings: Settings, path: str | None, name: str, scopes: Sequence[str], days: int | None
 ) -> int:
-    """Make a key and print it. Servers that read the file know it a second later at most.
+    """Make a key and print it. Servers that read the file accept the key within a second.
 
     Args:
-        settings: `keys_file`.
-        path: of the file; None: that of the setting. It is made if it is not there.
-        name: whose key it is.
-        scopes: what its holder may do.
-        days: until it expires; None: never.
+        settings: settings; `keys_file` is the default path.
+        path: path of the file of keys; None: `keys_file`. A missing file is made.
+        name: name of the key's holder.
+        scopes: scopes of the key.
+        days: days until expiry; None: never.
 
     Raises:
-        ConfigError: the file is not usable or has a key of this name, or there is no such scope.
+        ConfigError: the file is not usable or already has a key of this name, or a scope does not
+            exist.
     """
     path = path or settings.keys_file
     if not path:
@@ -57,11 +59,11 @@ def new(
 def _append(path: str, name: str, entry: str) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with open(descriptor, "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # two who add keys
-        there = file.read()
-        if name in {key.name for key in keys.parse(there).values()}:
+        fcntl.flock(file, fcntl.LOCK_EX)  # two commands may add keys at once
+        content = file.read()
+        if name in {key.name for key in keys.parse(content).values()}:
             raise ConfigError(f"keys_file: there is a key '{name}' already")
-        if there:
-            entry = f"\n{entry}" if there.endswith(b"\n") else f"\n\n{entry}"
-        keys.parse(there + entry.encode())
+        if content:
+            entry = f"\n{entry}" if content.endswith(b"\n") else f"\n\n{entry}"
+        keys.parse(content + entry.encode())
         file.write(entry.encode())

@@ -1,4 +1,4 @@
-"""``shmserve reload``: have a running service replace its processes (setting `reload`)."""
+"""Command ``shmserve reload``: has a running service replace its processes (setting `reload`)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from shmserve.transport import rundir
 from shmserve.transport.processes import has_ended, send_signal
 
 _LOOK_S = 0.05
-_BEGIN_S = 10.0  # until the master has forked
-_BEYOND_LOAD_S = 90.0  # more than the handover itself takes
+_BEGIN_S = 10.0  # seconds for the master to fork
+_BEYOND_LOAD_S = 90.0  # seconds of a handover beyond the loading of models
 
 
 def main(arguments: argparse.Namespace) -> int:
     settings = config.load()
     base = config.base_dir(settings)
     if settings.reload == "handover":
-        _await_earlier(settings, base)  # first: another master serves after it
+        # wait first: after a handover, another process is the master
+        _await_earlier(settings, base)
     holder = rundir.lock(rundir.serving(base), "master").holder_pidfd()
     if holder is None:
         raise Unavailable(
@@ -33,16 +34,16 @@ def main(arguments: argparse.Namespace) -> int:
         send_signal(master, signal.SIGHUP)
         print(f"the HTTP workers of pid {pid} are replaced (setting reload)")
         return 0
-    said = _hand_over(settings, base, master)
-    generation, _, what = said.partition(" ")
-    if what != rundir.SERVES:
-        raise Unavailable(f"the generation before serves on: {what.removeprefix('failed: ')}")
+    outcome = _hand_over(settings, base, master)
+    generation, _, state = outcome.partition(" ")
+    if state != rundir.SERVES:
+        raise Unavailable(f"the generation before serves on: {state.removeprefix('failed: ')}")
     print(f"generation {generation} serves, the one before ends")
     return 0
 
 
 def _hand_over(settings: Settings, base: str, master: int) -> str:
-    """Ask for it, and wait; what came of it."""
+    """Request a handover, wait for the end, and return the outcome."""
     lock = rundir.lock(base, "handover")
     before = rundir.handed_over(base)
     send_signal(master, signal.SIGUSR2)
@@ -50,9 +51,9 @@ def _hand_over(settings: Settings, base: str, master: int) -> str:
     seen = False
     while time.monotonic() < begun + settings.load_timeout_s + _BEYOND_LOAD_S:
         working = lock.holder() is not None
-        said = rundir.handed_over(base)
-        if said != before:
-            return said
+        outcome = rundir.handed_over(base)
+        if outcome != before:
+            return outcome
         seen = seen or working
         if (seen and not working) or (not seen and time.monotonic() > begun + _BEGIN_S):
             break
@@ -63,7 +64,8 @@ def _hand_over(settings: Settings, base: str, master: int) -> str:
 
 
 def _await_earlier(settings: Settings, base: str) -> None:
-    """An earlier handover lasts until one of its generations has ended."""
+    """Wait for the end of an earlier handover, which lasts until either of its generations has
+    ended."""
     limit_s = settings.load_timeout_s + _BEYOND_LOAD_S + 3 * settings.drain_timeout_s + _BEGIN_S
     deadline = time.monotonic() + limit_s
     while (pid := rundir.lock(base, "handover").holder()) is not None:

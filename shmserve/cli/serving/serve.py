@@ -1,4 +1,5 @@
-"""``shmserve serve``: become the keeper of gunicorn with our configuration file."""
+"""Command ``shmserve serve``: execs the keeper, which runs gunicorn with shmserve's configuration
+file."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _NAME = "gunicorn.conf.py"
 
 
 def conf_file() -> str:
-    """The configuration file: in a wheel inside of the package, in a checkout beside it."""
+    """Return the path of the configuration file: inside the package in a wheel, beside the package
+    in a checkout."""
     package = os.path.dirname(os.path.abspath(shmserve.__file__))
     for folder in (package, os.path.dirname(package)):
         path = os.path.join(folder, _NAME)
@@ -29,20 +31,21 @@ def conf_file() -> str:
 
 
 def command(extra: Sequence[str]) -> list[str]:
-    """What to exec; gunicorn's own options may follow."""
+    """Return the command to exec, with additional gunicorn options."""
     program = [sys.executable, "-m", "shmserve.supervisor.foreground"]
     return [*program, "-c", conf_file(), *extra, "shmserve.app"]
 
 
 def main(arguments: argparse.Namespace) -> NoReturn:
     try:
-        settings = config.load()  # what is wrong is told here, before gunicorn begins to speak
+        settings = config.load()  # report wrong settings here, before gunicorn's own output
     except ConfigError as ex:
         activation.tell(os.environ, ex.message)
         raise
     os.environ[config.COMMAND_VARIABLE] = shlex.join(_called())
     words = command(arguments.gunicorn)
-    if keeper.VARIABLE not in os.environ:  # else a handover within a keeper starts the next master
+    # otherwise a handover within a keeper starts the next master
+    if keeper.VARIABLE not in os.environ:
         adopt_orphans()  # lasts beyond the exec; the keeper itself imports no ctypes
         title = f"shmserve: keeper ({config.base_dir(settings)})"
         words = [sys.executable, "-m", "shmserve.supervisor.generations.keeper", title, *words]
@@ -50,7 +53,8 @@ def main(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _called() -> list[str]:
-    """This command, by the name that it was called with: a link may lead elsewhere by and by."""
+    """Return this command under the name used for the call, which may be a link with another
+    target later."""
     script, *words = sys.argv
     if os.path.basename(script) == "__main__.py":
         return [sys.executable, "-m", "shmserve", *words]

@@ -1,4 +1,4 @@
-"""``shmserve units ROOT``: systemd's units, for the environment that this program is of."""
+"""Command ``shmserve units ROOT``: writes systemd units for the environment of this program."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 
 from shmserve.errors import ConfigError
 
-_ENVIRONMENT = "/opt/shmserve"  # as the shipped files name it
+_ENVIRONMENT = "/opt/shmserve"  # path in the shipped files
 _UNITS = ("shmserve.service", "shmserve.socket", "shmserve-grpc.socket")
-_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # by ProtectHome and PrivateTmp
+# hidden by ProtectHome and PrivateTmp
+_HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write them, say where, and what comes next; returns the exit status.
+    """Write the units, print the paths and the next steps, and return the exit status.
 
     Raises:
         ConfigError: the environment has no program, or a file cannot be written.
@@ -35,8 +36,8 @@ def main(arguments: argparse.Namespace) -> int:
             print(f"{place} stays as it is")
             continue
         text = (templates() / name).read_text(encoding="utf-8")
-        found = re.compile(rf"{re.escape(_ENVIRONMENT)}(/bin)?\b")
-        _write(place, found.sub(lambda it: str(programs if it[1] else app), text))
+        pattern = re.compile(rf"{re.escape(_ENVIRONMENT)}(/bin)?\b")
+        _write(place, pattern.sub(lambda it: str(programs if it[1] else app), text))
         print(place)
     hidden = next((folder for folder in _HIDDEN if app.is_relative_to(folder)), "")
     if hidden:
@@ -60,10 +61,11 @@ def _write(place: Path, text: str) -> None:
 
 
 def templates() -> Path:
-    """The folder of the shipped files: in a wheel inside of the package, in a checkout beside it.
+    """Return the folder of the shipped files: inside the package in a wheel, beside the package in
+    a checkout.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder is missing.
     """
     package = Path(__file__).absolute().parents[2]
     for folder in (package / "systemd", package.parent / "deploy" / "systemd"):

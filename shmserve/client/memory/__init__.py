@@ -1,1 +1,1 @@
-"""Memory that a client shares with its server: blocks of the host's and of GPUs."""
+"""Memory shared by client and server: blocks on the host and on GPUs."""

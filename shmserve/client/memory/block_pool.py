@@ -1,10 +1,9 @@
-"""A client's memory that the server can open too: a pool of blocks, each one a region.
+"""Pool of blocks: client memory that the server can open, each block one region.
 
-What a block is, memory of the host or of a GPU, is its `BlockKind`'s business. A block is leased
-by the arrays that lie in it and by the request that uses it. It is used again only when
-nobody holds it any more, and never if the server may still write to it (`taint`: a request
-that nobody waited for to the end). Invariant (tests/property/test_client_memory.py): two
-live leases never share a block unasked.
+A `BlockKind` makes the blocks, of host memory or of a GPU's. The arrays in a block and the request
+that uses the block hold leases. A block is used again only after its last lease has ended, and
+never if the server may still write there (`taint`: the client gave up waiting for the request).
+Invariant (tests/property/test_client_memory.py): two live leases share a block only on purpose.
 """
 
 from __future__ import annotations
@@ -22,49 +21,49 @@ from typing import Any, Protocol
 from shmserve.errors import ResourceExhausted, ShmserveError
 
 _SMALLEST = 16 * 1024
-_MAX_BLOCKS = 256  # a server's default lets a user have 1024 regions
+_MAX_BLOCKS = 256  # a quarter of the server's default limit of regions per user
 
 
 class Block(Protocol):
-    """Memory of this process, from `address` on."""
+    """Memory of this process, starting at `address`."""
 
     name: str
     size: int
     address: int
 
     def register(self) -> None:
-        """Have the server know it as the region `name`; again is no error.
+        """Register the block at the server as region `name`. Registering again is no error.
 
         Raises:
-            ShmserveError: it was refused, or nobody is there.
+            ShmserveError: the server refused or does not answer.
         """
 
     def window(self, offset: int, nbytes: int) -> tuple[Any, object]:
-        """A part of it as an array of bytes, and what lives as long as that array or any
-        view of it. The memory lives as long, too."""
+        """Return a part of the block as an array of bytes, and an object that lives as long as the
+        array or any view. The memory stays valid for that time."""
 
     def close(self) -> None:
-        """Let go of it; the memory goes with the last array in it."""
+        """Give up the block; its memory is freed with the last array there."""
 
 
 class BlockKind(Protocol):
-    """What blocks of one pool have in common."""
+    """Kind of memory: makes and unregisters the blocks of one pool."""
 
     def size_of(self, nbytes: int) -> int:
-        """The size of block for so many bytes."""
+        """Return the size of a block for `nbytes` bytes."""
 
     def make(self, name: str, size: int) -> Block:
-        """A new one. Raises OSError where there is no such memory."""
+        """Return a new block. Raise OSError if no such memory is available."""
 
     def unregister(self, names: list[str]) -> None:
-        """Have the server forget regions; raises as `Block.register`."""
+        """Unregister regions at the server; raises as `Block.register`."""
 
     def address_of(self, array: Any) -> int:
-        """Where an array begins that is known to be of this kind of memory."""
+        """Return the start address of an array in this kind of memory."""
 
 
 class _ArrayLease(weakref.ref[Any]):
-    """An array's lease; `weakref.finalize` does more, and takes as long as the rest of a call."""
+    """Lease of an array. `weakref.finalize` would do, but takes as long as the rest of a call."""
 
     __slots__ = ("block",)
 
@@ -72,7 +71,7 @@ class _ArrayLease(weakref.ref[Any]):
 
 
 class BlockPool:
-    """All blocks of one client. Thread-safe."""
+    """All blocks of one kind of memory of a client. Thread-safe."""
 
     def __init__(self, kind: BlockKind, max_bytes: int) -> None:
         self._kind = kind
@@ -80,13 +79,14 @@ class BlockPool:
         self._prefix = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._lock = threading.Lock()
         self._blocks: dict[int, Block] = {}  # by address
-        self._addresses: list[int] = []  # the same, sorted
-        self._leases: dict[str, int] = {}  # by name
-        self._tainted: set[str] = set()  # names
-        self._spoilt: deque[Block] = deque()  # that are to be among them
-        self._free: dict[int, list[Block]] = {}  # by size
-        self._released: deque[Block] = deque()  # appended to by arrays' ends, at any moment
-        self._arrays: dict[int, _ArrayLease] = {}  # of arrays, by their ids: arrays have no hash
+        self._addresses: list[int] = []  # keys of `_blocks`, sorted
+        self._leases: dict[str, int] = {}  # number of leases, by block name
+        self._tainted: set[str] = set()  # block names
+        self._spoilt: deque[Block] = deque()  # blocks to add to `_tainted`
+        self._free: dict[int, list[Block]] = {}  # unused blocks, by size
+        # ended leases; weak reference callbacks append at any moment
+        self._released: deque[Block] = deque()
+        self._arrays: dict[int, _ArrayLease] = {}  # by lease id, because arrays are not hashable
         self._count = 0
         self._closed = False
         self.total_bytes = 0
@@ -94,7 +94,8 @@ class BlockPool:
     # -------------------------------------------------------------------- leases
 
     def acquire(self, nbytes: int) -> Block | None:
-        """A block of at least `nbytes`, leased once; None: there is no room, or no server."""
+        """Return a block of at least `nbytes` with one lease. Return None if there is no room, or
+        no server."""
         size = self._kind.size_of(nbytes)
         with self._lock:
             self._settle()
@@ -107,11 +108,12 @@ class BlockPool:
             return block
 
     def release(self, block: Block) -> None:
-        """End a lease. Any thread, any moment."""
+        """End a lease. Callable from any thread at any moment."""
         self._released.append(block)
 
     def array(self, block: Block, offset: int, nbytes: int) -> Any:
-        """Bytes that hold a lease of their own for as long as they, or views, are referenced."""
+        """Return bytes of a block as an array with its own lease, which ends with the last
+        reference to the array or a view."""
         array, alive = block.window(offset, nbytes)
         with self._lock:
             if block.name in self._leases:
@@ -122,17 +124,18 @@ class BlockPool:
         return array
 
     def _ended(self, lease: _ArrayLease) -> None:
-        """The array has gone. Any thread, any moment."""
+        """End the lease of an array that was freed. Runs in any thread at any moment."""
         self._released.append(lease.block)
         self._arrays.pop(id(lease), None)
 
     def taint(self, blocks: Iterable[Block]) -> None:
-        """The server may still use these: they are given up with their last lease. Any thread, any
-        moment, before that lease ends."""
+        """Mark blocks that the server may still use, to be given up with the last lease. Callable
+        from any thread at any moment before this lease ends."""
         self._spoilt.extend(blocks)
 
     def find(self, array: Any) -> tuple[Block, int] | None:
-        """The block that an array lies in as a whole, and where; None: elsewhere."""
+        """Return the block that contains an array, and the array's offset there. Return None if no
+        single block contains the whole array."""
         if not array.flags.c_contiguous or not array.nbytes:
             return None
         address = self._kind.address_of(array)
@@ -146,7 +149,8 @@ class BlockPool:
     # ---------------------------------------------------------------------- life
 
     def register_again(self) -> bool:
-        """A server that was started anew knows none of the regions; False: nor will it."""
+        """Register all blocks at a restarted server. Return False if the server refuses or does
+        not answer."""
         with self._lock:
             self._settle()
             try:
@@ -157,7 +161,7 @@ class BlockPool:
         return True
 
     def close(self, unregister: bool = True) -> None:
-        """Give everything up; arrays that are still referenced stay readable."""
+        """Give up all blocks; arrays that are still referenced stay readable."""
         with self._lock:
             if self._closed:
                 return
@@ -185,7 +189,8 @@ class BlockPool:
     def _register(self, block: Block) -> None:
         try:
             block.register()
-        except ResourceExhausted:  # of a quota that our own unused blocks may count towards
+        # this client's unused blocks may count towards the exceeded quota
+        except ResourceExhausted:
             if not self._evict(self.total_bytes):
                 raise
             block.register()
@@ -198,7 +203,8 @@ class BlockPool:
         return self.total_bytes + size <= self._max_bytes and len(self._blocks) < _MAX_BLOCKS
 
     def _evict(self, nbytes: int) -> int:
-        """Give up unused blocks, at least `nbytes` if there are so many."""
+        """Give up unused blocks of at least `nbytes` bytes, if there are enough. Return the bytes
+        freed."""
         unused: list[Block] = []
         freed = 0
         for free in self._free.values():
@@ -209,11 +215,11 @@ class BlockPool:
         return freed
 
     def _settle(self) -> None:
-        """End the leases that were released."""
+        """Process the ended leases."""
         spoilt = []
         while self._released:
             block = self._released.popleft()
-            while self._spoilt:  # what was tainted before this lease was ended, at the least
+            while self._spoilt:  # covers at least all taints from before this lease ended
                 name = self._spoilt.popleft().name
                 if name in self._leases:
                     self._tainted.add(name)
@@ -222,12 +228,12 @@ class BlockPool:
                 self._leases[block.name] = leases
             elif block.name in self._tainted:
                 spoilt.append(block)
-            elif leases == 0:  # less: it was given up meanwhile
+            elif leases == 0:  # negative: the block was given up meanwhile
                 self._free.setdefault(block.size, []).append(block)
         self._discard(spoilt)
 
     def _discard(self, blocks: list[Block], unregister: bool = True) -> None:
-        """Give these up. First of all at the server, which has them open."""
+        """Give up blocks, first at the server, which has the memory open."""
         for block in blocks:
             del self._blocks[block.address]
             self._addresses.remove(block.address)
@@ -235,14 +241,15 @@ class BlockPool:
             self._tainted.discard(block.name)
             self.total_bytes -= block.size
         if blocks and unregister:
-            with contextlib.suppress(ShmserveError):  # then it is gone, or this process soon is
+            # the server is gone, or its cleanup follows when this process ends
+            with contextlib.suppress(ShmserveError):
                 self._kind.unregister([block.name for block in blocks])
         for block in blocks:
             block.close()
 
 
 def size_class(nbytes: int) -> int:
-    """The size of block for so many bytes: quarter steps between powers of two."""
+    """Return the block size for `nbytes` bytes: quarter steps between powers of two."""
     if nbytes <= _SMALLEST:
         return _SMALLEST
     step = 1 << ((nbytes - 1).bit_length() - 3)

@@ -1,7 +1,8 @@
-"""Arrays in the memory of GPUs, through CuPy, which is imported when one is met or asked for.
+"""Arrays in GPU memory through CuPy, which is imported on first use.
 
-Other processes know nothing of this one's streams. So nothing is told to the server, or used
-again, before everything that was begun on the device has ended (`synchronize`).
+Other processes cannot see this process's CUDA streams. So the client waits for all work on a
+device (`synchronize`) before telling the server of device memory, and before using the memory
+again.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from shmserve.cuda import runtime
 from shmserve.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
-_ON_A_GPU = (2, 13)  # kDLCUDA and kDLCUDAManaged of DLPack
+_ON_A_GPU = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 
 
 def cupy() -> Any:
-    """The cupy module.
+    """Return the cupy module.
 
     Raises:
-        ImportError: it is not installed, or its libraries cannot be loaded.
+        ImportError: CuPy is not installed, or its libraries cannot be loaded.
     """
     try:
         return runtime.cupy()
@@ -31,7 +32,7 @@ def cupy() -> Any:
 
 
 def check(device: int) -> None:
-    """Raises ValueError if CUDA shows this process no such device; else as `cupy`."""
+    """Raise ValueError if CUDA shows this process no such device, ImportError as `cupy`."""
     cuda = cupy().cuda.runtime
     try:
         count = int(cuda.getDeviceCount())
@@ -42,7 +43,7 @@ def check(device: int) -> None:
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Whether an array, of whatever library, lies in a GPU's memory."""
+    """Return True if an array of any library lies in GPU memory, False otherwise."""
     if isinstance(value, np.ndarray):
         return False
     device = getattr(value, "__dlpack_device__", None)
@@ -52,11 +53,11 @@ def is_on_gpu(value: Any) -> bool:
 
 
 def as_cupy(value: Any) -> Any:
-    """A CuPy array of the very memory of another library's array.
+    """Return a CuPy array that shares the memory of another library's array.
 
     Raises:
         ImportError: as `cupy`.
-        ValueError: the array cannot be passed on, e.g. a torch tensor that requires a gradient.
+        ValueError: the array cannot be shared, e.g. a torch tensor that requires a gradient.
     """
     module = cupy()
     if isinstance(value, module.ndarray):
@@ -68,19 +69,19 @@ def as_cupy(value: Any) -> Any:
 
 
 def synchronize(device: int) -> None:
-    """Wait for everything that was begun on a device, by whatever library of this process."""
+    """Wait for all work on a device, started by any library of this process."""
     cupy().cuda.Device(device).synchronize()
 
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any], device: int) -> Any:
-    """A CuPy array in memory that only this process can use."""
+    """Return an uninitialised CuPy array in memory that the server cannot open."""
     module = cupy()
     with module.cuda.Device(device):
         return module.empty(tuple(shape), dtype)
 
 
 def copy(source: Any, target: Any) -> None:
-    """Start to copy a CuPy array to `target`, as many bytes of the same device."""
+    """Start to copy a CuPy array to `target`, memory of equal size on the same device."""
     module = cupy()
     with source.device:
         source = module.ascontiguousarray(source)
@@ -88,14 +89,14 @@ def copy(source: Any, target: Any) -> None:
 
 
 def to_host(array: Any, target: Array | None = None) -> Array:
-    """The elements in host memory, in `target` if there is one: as many bytes."""
+    """Copy an array to host memory and return the copy, in `target` (of equal size) if given."""
     out = None if target is None else target.view(array.dtype).reshape(array.shape)
     host: Array = array.get(out=out)
     return host
 
 
 def to_device(array: Array, device: int) -> Any:
-    """A copy of a row-major array on a device, complete for whatever stream uses it."""
+    """Copy a row-major array to a device; the copy is complete on return."""
     copied = empty(array.shape, array.dtype, device)
     if copied.nbytes:
         with copied.device:

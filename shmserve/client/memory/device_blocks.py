@@ -1,7 +1,7 @@
-"""Blocks of a GPU's memory, which the server opens through CUDA's IPC handles.
+"""Blocks of GPU memory, which the server opens through CUDA IPC handles.
 
-Each is an allocation of its own, not part of a pool of CuPy's or torch's: the server opens
-allocations as a whole, and only what nobody else's arrays lie in may be passed on.
+Each block is an allocation of its own, not part of a CuPy or torch memory pool. The server opens
+whole allocations, so an allocation must hold no arrays of other users.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from shmserve.client.wire.http_transport import Transport
 from shmserve.client.wire.inference_error import InferenceError
 from shmserve.errors import InvalidArgument, ResourceExhausted, ShmserveError, Unavailable
 
-# What CUDA allocates: smaller pieces share one, and are opened together (CUDA C++ Programming
-# Guide, Interprocess Communication)
+# CUDA's allocation unit in bytes. Smaller pieces share one unit and are opened together (CUDA C++
+# Programming Guide, Interprocess Communication).
 _UNIT = 2 << 20
-_ANSWER_S = 10.0  # a server that cannot tell says so after 5 s
+_ANSWER_S = 10.0  # seconds; the server reports a failure after 5 s
 _REGIONS = "/v2/cudasharedmemory/region"
 
 
 class DeviceBlocks:
-    """Blocks of one device; implements `block_pool.BlockKind`.
+    """Blocks of one GPU; implements `block_pool.BlockKind`.
 
     Attributes:
-        refused: the server has refused a block, or the driver cannot share any.
+        refused: True if the server refused a block, or the driver cannot share memory.
     """
 
     def __init__(self, transport: Transport, device: int) -> None:
-        """Raises ImportError without CuPy."""
+        """Import CuPy. Raise ImportError without CuPy."""
         self.refused = False
         self.device = device
         self.cupy = device_arrays.cupy()
@@ -51,7 +51,7 @@ class DeviceBlocks:
         except cuda.runtime.CUDARuntimeError as ex:
             raise OSError(str(ex)) from None
         try:
-            with cuda.Device(self.device):  # else CUDA begins to use another, too
+            with cuda.Device(self.device):  # otherwise CUDA would start to use another device, too
                 handle: bytes = cuda.runtime.ipcGetMemHandle(allocation.address)
         except cuda.runtime.CUDARuntimeError as ex:
             self.refused = True
@@ -66,11 +66,12 @@ class DeviceBlocks:
         }
         try:
             self._post(f"{name}/register", msgspec.json.encode(document))
-        except Unavailable:  # nobody knows whether it is there
+        except Unavailable:  # the server may have registered the block
             self.unregister([name])
             raise
         except InvalidArgument as ex:
-            if "already in manager" not in ex.message:  # names are ours alone: the same memory
+            # the name is unique to this block: already registered
+            if "already in manager" not in ex.message:
                 self.refused = True
                 raise
 
@@ -93,7 +94,7 @@ class DeviceBlocks:
 
 
 class DeviceBlock:
-    """One allocation; implements `block_pool.Block`. `handle`: CUDA's, for other processes."""
+    """GPU allocation with its CUDA IPC handle; implements `block_pool.Block`."""
 
     def __init__(self, kind: DeviceBlocks, name: str, memory: _Allocation, handle: bytes) -> None:
         self.name, self.size, self.address = name, memory.size, memory.address
@@ -117,10 +118,11 @@ class DeviceBlock:
 
 
 class _Allocation:
-    """Memory that is freed with this object."""
+    """GPU memory that is freed with this object."""
 
     def __init__(self, cupy: Any, device: int, size: int) -> None:
-        """Raises CuPy's CUDARuntimeError: there is none left."""
+        """Allocate `size` bytes. Raise CuPy's CUDARuntimeError if the device has no such
+        memory."""
         self.size = size
         with cupy.cuda.Device(device):
             self.address = int(cupy.cuda.runtime.malloc(size))
@@ -128,7 +130,8 @@ class _Allocation:
 
 
 class _Alive(Struct, eq=False, weakref=True):
-    """What CuPy, and whoever CuPy's arrays are passed on to, keeps as long as an array of it."""
+    """Owner of an array's memory. CuPy, and any library that takes over CuPy's array, keeps this
+    object as long as the array."""
 
     allocation: _Allocation | None
 
@@ -138,7 +141,7 @@ def _free(cupy: Any, device: int, address: int) -> None:
         with cupy.cuda.Device(device):
             cupy.cuda.runtime.free(address)
     except cupy.cuda.runtime.CUDARuntimeError:
-        return  # the device is lost, and its memory with it; or a forked child tries
+        return  # the device is lost with its memory, or this is a forked child
 
 
 def _error(status: int) -> type[ShmserveError]:

@@ -1,4 +1,4 @@
-"""All the memory that a client shares with its server: the host's, and that of GPUs."""
+"""Memory that a client shares with its server, on the host and on GPUs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from shmserve.client.wire.inference_error import InferenceError
 from shmserve.errors import ShmserveError
 from shmserve.protocol.control.client_messages import SOCKET_NAME
 
-CONTROL_VARIABLE = "SHMSERVE_CLIENT_SOCKET"  # the server's setting of the same meaning
-# The server may have been restarting: it is asked again, ever less often
+# equals the environment variable of the server's setting
+CONTROL_VARIABLE = "SHMSERVE_CLIENT_SOCKET"
+# Seconds between attempts, doubling: the server may have been restarting.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 _STATUS_S = 10.0
-_SERVICES = "/run/shmserve"  # systemd's, where others may reach it; only root makes it
+_SERVICES = "/run/shmserve"  # systemd's run directory, which root makes and other users can reach
 _NOWHERE = (
     "no client socket is known for this address: connect to the unix:/PATH of http_bind beside"
     f" which it is, or name it (control, or {CONTROL_VARIABLE})"
@@ -29,18 +30,23 @@ _NOWHERE = (
 
 
 class SharedMemoryPools:
-    """A pool for the host's memory, and one for each GPU that is asked for. Thread-safe.
+    """Pool of host memory, and a pool for each GPU in use. Thread-safe.
 
     Attributes:
-        control: the client socket; None: there is none now.
-        sought: there may be one later, at least.
-        why_not: what is wrong where the server takes no memory of the host's.
+        control: connection to the client socket; None: not connected now.
+        sought: True if shared memory is available or may become so, False if it never will.
+        why_not: reason why the server takes no host memory; "" if the server does.
     """
 
     def __init__(
         self, transport: Transport, control: str | None, max_bytes: int, max_device_bytes: int
     ) -> None:
-        """`control`: as `api.connect`; `max_device_bytes`: of each GPU."""
+        """Look for the server's client socket.
+
+        Args:
+            control: path of the client socket, as for `api.connect`.
+            max_device_bytes: limit for each GPU, in bytes.
+        """
         self._transport = transport
         self._max_bytes = max_bytes
         self._max_device_bytes = max_device_bytes
@@ -59,11 +65,13 @@ class SharedMemoryPools:
             self._look()
 
     def on(self, device: int | None) -> BlockPool | None:
-        """The memory of a GPU, None: of the host. None: the server takes none of it now."""
+        """Return the pool of a GPU or, for None, of the host. Return None if the server takes no
+        such memory now."""
         if device is None:
             if self._host is None and time.monotonic() >= self._again_at:
                 self._again_at = inf
-                threading.Thread(target=self._look, daemon=True).start()  # no request waits for it
+                # requests must not wait for this
+                threading.Thread(target=self._look, daemon=True).start()
             return self._host
         with self._lock:
             if self._off:
@@ -76,12 +84,13 @@ class SharedMemoryPools:
         with self._lock:
             for device, pool in list(self._gpu_pools.items()):
                 if pool is not None and not pool.register_again():
-                    pool.close()  # what lies in it is copied from now on
+                    pool.close()  # inputs in this memory will be copied from now on
                     del self._gpu_pools[device]
         return self._host is None or self._host.register_again()
 
     def close(self, unregister: bool = True) -> None:
-        """`unregister`: not in a fork, which has no other thread and undoes nothing."""
+        """Close all pools. `unregister` is False in a forked child, which must not take the lock
+        (only this thread exists) and must leave its parent's regions registered."""
         if unregister:
             with self._lock:
                 self._end()
@@ -101,31 +110,32 @@ class SharedMemoryPools:
         self._again_at = inf
 
     def _look(self) -> None:
-        """For the host's memory, and the server to take it."""
-        found = None
+        """Look for a client socket whose server takes host memory."""
+        opened = None
         for path in [self._named] if self._named else _control_paths(self._transport):
-            found = self._host_pool(path)
-            if found is not None:
+            opened = self._host_pool(path)
+            if opened is not None:
                 break
         with self._lock:
-            if found is not None and self._off:
-                pool, control = found
+            if opened is not None and self._off:
+                pool, control = opened
                 pool.close()
                 control.close()
-            elif found is not None:
-                self._host, self.control = found
+            elif opened is not None:
+                self._host, self.control = opened
             elif not self._off:
                 self._again_at = time.monotonic() + self._pause_s
                 self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
 
     def _host_pool(self, path: str) -> tuple[BlockPool, ControlConnection] | None:
-        """If the server we talk to over HTTP sees what we register at the socket."""
+        """Connect to a client socket. Return None unless the HTTP server sees memory registered
+        there."""
         try:
             control = ControlConnection(path)
         except ShmserveError as ex:
             self.why_not = f"no server at the client socket {path}: {ex.message}"
             return None
-        why_not = f"the server at the client socket {path} takes no memory"
+        reason = f"the server at the client socket {path} takes no memory"
         pool = BlockPool(HostBlocks(control), self._max_bytes)
         block = pool.acquire(1)
         if block is not None:
@@ -136,16 +146,17 @@ class SharedMemoryPools:
                 if reply.status == 200:
                     self.why_not = ""
                     return pool, control
-                why_not = f"the server at the client socket {path} is another"
+                reason = f"the server at the client socket {path} is another"
             except InferenceError as ex:
-                why_not = f"the server does not say whether it sees memory: {ex.message}"
-        self.why_not = why_not
+                reason = f"the server does not say whether it sees memory: {ex.message}"
+        self.why_not = reason
         pool.close()
         control.close()
         return None
 
     def _gpu_pool(self, device: int) -> BlockPool | None:
-        """If the server takes a first block. A refusal is for good; no answer is not."""
+        """Make a pool for a GPU if the server takes a first block. A refusal is final, a missing
+        answer is not."""
         blocks = DeviceBlocks(self._transport, device)
         pool = BlockPool(blocks, self._max_device_bytes)
         block = pool.acquire(1)
@@ -159,13 +170,15 @@ class SharedMemoryPools:
 
 
 def _control_paths(transport: Transport) -> Iterator[str]:
-    """Where the client socket may be: it is seen whose it is, before it is used for tensors."""
+    """Yield paths where the client socket may be. `_host_pool` checks the server behind a path
+    before tensors go there."""
     named = os.environ.get(CONTROL_VARIABLE, "")
     if named:
         yield named
     elif transport.unix_path:
         yield os.path.join(os.path.dirname(transport.unix_path), SOCKET_NAME)
-    elif transport.is_local:  # in the run directory of a server that was started like this program
+    # the run directory of a server started with this program's user and environment
+    elif transport.is_local:
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         folders = (
             os.environ.get("SHMSERVE_RUN_DIR", ""),
@@ -180,7 +193,8 @@ def _control_paths(transport: Transport) -> Iterator[str]:
 
 
 def _is_nobody_elses(folder: str) -> bool:
-    """Whether no other user can have put a socket there, to be given our tensors."""
+    """Return True if no other user can have put a socket into `folder` to receive this client's
+    tensors."""
     try:
         return folder == _SERVICES or os.lstat(folder).st_uid in (os.getuid(), 0)
     except OSError:

@@ -1,1 +1,1 @@
-"""The client's connections to a server: HTTP, the client socket, lanes."""
+"""Connections of a client to a server: HTTP, the client socket, lanes."""

@@ -1,9 +1,9 @@
-"""Ending a request from another thread than the one that waits for its answer.
+"""Cancellation of a request by another thread than the waiting one.
 
-A scope is in force in the thread that runs under it, so that what waits for the server need not
-be handed it; scopes may lie in each other, and any of them ends the wait. What waits says how its
-wait is interrupted, by shutting down its own end: to the server that is a client that has gone, and
-the request ends there as well.
+A scope applies to the thread that runs under it, so functions that wait for the server need no
+extra argument. Scopes nest, and any of them can end the wait. Each waiting function supplies an
+interrupt that shuts down the client's own end. The server then sees a disconnected client and ends
+the request too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class CancelScope:
-    """Of one call. Thread-safe."""
+    """Cancellation of one call. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,10 +28,10 @@ class CancelScope:
         self._cancelled = False
 
     def run(self, call: Callable[[], T]) -> T:
-        """What a call gives, if nobody cancels it.
+        """Run a call under this scope and return its result.
 
         Raises:
-            InferenceError: it was cancelled before its answer was there.
+            InferenceError: the scope was cancelled before the answer arrived.
         """
         self._check()
         token = _current.set((*_current.get(), self))
@@ -41,7 +41,8 @@ class CancelScope:
             _current.reset(token)
 
     def cancel(self) -> None:
-        """The call's wait ends, and no further one begins. Any thread, any number of times."""
+        """End the call's current wait and prevent further waits. Callable from any thread, any
+        number of times."""
         with self._lock:
             self._cancelled = True
             if self._interrupt is not None:
@@ -57,7 +58,7 @@ class CancelScope:
         finally:
             with self._lock:
                 self._interrupt = None
-                self._check()  # what was interrupted is of no more use, also if an answer came
+                self._check()  # an interrupted connection is unusable, even if an answer arrived
 
     def _check(self) -> None:
         if self._cancelled:
@@ -69,10 +70,11 @@ _NEVER = contextlib.nullcontext()
 
 
 def cancellable(interrupt: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-    """A wait that `interrupt` makes fail; it must do no more than that, and not raise.
+    """Return a context for a wait that `interrupt` makes fail. `interrupt` must do nothing else
+    and must not raise.
 
-    The context raises InferenceError if a scope of the thread is or was cancelled. What was waited
-    on must then not be used again.
+    The context raises InferenceError if a scope of the thread is or was cancelled. The connection
+    waited on must then not be used again.
     """
     scopes = _current.get()
     if not scopes:
@@ -90,8 +92,8 @@ def _waiting(scopes: tuple[CancelScope, ...], interrupt: Callable[[], None]) -> 
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """What is done for the client as a whole, such as giving memory back: no call's cancellation
-    interrupts it."""
+    """Protect work for the whole client, such as unregistering memory, from the cancellation of a
+    call."""
     token = _current.set(())
     try:
         yield

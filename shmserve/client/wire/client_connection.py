@@ -1,7 +1,7 @@
-"""The client socket as the client sees it: one connection, one question at a time.
+"""Client side of the client socket: one connection, one question at a time.
 
-A coordinator that is restarted drops the connection; it is made again and the question
-asked again, which is harmless: to register the same memory twice is no error.
+A restarted coordinator drops the connection. The client then connects and asks again, which is
+harmless: registering the same memory twice is no error.
 """
 
 from __future__ import annotations
@@ -25,46 +25,49 @@ from shmserve.protocol.control import client_messages as wire
 from shmserve.transport.channel import Channel, close_all
 
 _ANSWER_S = 5.0
-_RETRY_S = 3.0  # a restarted coordinator is back by then
+_RETRY_S = 3.0  # seconds that a coordinator's restart may take
 _PAUSE_S = 0.05
 
 
 class ControlConnection:
-    """The connection, and what is asked over it. Thread-safe.
+    """Connection to the client socket, and the questions asked there. Thread-safe.
 
     Attributes:
-        has_lanes: the server knows of lanes.
+        has_lanes: True if the server offers lanes.
     """
 
     def __init__(self, path: str) -> None:
         """Connect.
 
         Raises:
-            PeerDied: nobody listens there, or somebody of another version.
+            PeerDied: no server listens there, or its protocol version differs.
         """
         self._path = path
         self.has_lanes = False
         self._lock = threading.Lock()
-        self._patience_s = _RETRY_S  # none while nobody is there, so that nobody waits each time
+        # seconds to retry a question; 0 from a failed request for a lane until the server answers
+        # again, so that calls do not wait for an absent server
+        self._patience_s = _RETRY_S
         self._channel: Channel | None = self._connect(inf)
 
     def register(self, name: str, byte_size: int, fd: int) -> None:
-        """Register a sealed memfd from its start.
+        """Register a sealed memfd from offset 0.
 
         Raises:
-            ShmserveError: it was refused, or nobody is there.
+            ShmserveError: the server refused or does not answer.
         """
         self._ask(wire.RegisterMemfd(name, 0, byte_size), [fd])
 
     def unregister(self, names: Sequence[str]) -> None:
-        """Remove regions; raises as `register`."""
+        """Unregister regions; raises as `register`."""
         for start in range(0, len(names), 512):
             self._ask(wire.Unregister(tuple(names[start : start + 512])))
 
     def open_lane(
         self, model: str, version: str, within_s: float
     ) -> tuple[wire.LaneOpened, Channel]:
-        """A channel to an executor of a model; raises as `register`, but at once."""
+        """Return a new channel to an executor of a model. Raises as `register`, but without
+        retries."""
         if not self.has_lanes:
             raise Unimplemented("the server has no lanes")
         reply, fds = self._ask(wire.OpenLane(model, version), (), wire.LaneOpened, within_s)
@@ -74,7 +77,7 @@ class ControlConnection:
         return reply, Channel(socket.socket(fileno=fds[0]))
 
     def close(self) -> None:
-        """End the connection; what was registered stays until its process ends."""
+        """Close the connection; registered memory stays registered until this process ends."""
         with self._lock:
             if self._channel is not None:
                 self._channel.close()
@@ -87,7 +90,7 @@ class ControlConnection:
         expected: type[wire.FromServer] = wire.Ok,
         within_s: float = inf,
     ) -> tuple[wire.FromServer, list[int]]:
-        """The reply, and what rides along; raises as `register`."""
+        """Send a question and return the reply with its descriptors; raises as `register`."""
         end = time.monotonic() + within_s
         if not self._lock.acquire(timeout=min(within_s, threading.TIMEOUT_MAX)):
             raise DeadlineExceeded("others are still asking the server")
@@ -139,7 +142,7 @@ def _left_s(end: float) -> float:
 def _converse(
     channel: Channel, message: wire.ToServer, fds: Sequence[int], end: float
 ) -> tuple[wire.FromServer, list[int]]:
-    """Ask; the reply, and the descriptors of one that has any."""
+    """Send a question and return the reply. Only a LaneOpened reply keeps its descriptors."""
     channel.send(wire.encode(message), fds)
     data, received = channel.receive(_left_s(end))
     try:

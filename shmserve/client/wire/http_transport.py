@@ -1,4 +1,4 @@
-"""HTTP/1.1 over TCP or a Unix socket, with connections kept for the next request."""
+"""HTTP/1.1 over TCP or a Unix socket, with idle connections kept for later requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shmserve.protocol.decoding import json_decoder
 
 Array = np.ndarray[Any, Any]
 _MAX_IDLE = 16
-_PIECE = 1 << 16  # bytes of a stream that are read at a time
+_PIECE = 1 << 16  # largest read from a stream, in bytes
 _EVENTS = "text/event-stream"
 _EVENT_END = b"\n\n"
 _LOOPBACK = re.compile(r"127(\.[0-9]{1,3}){3}|::1").fullmatch
@@ -32,7 +32,7 @@ _decode = json_decoder()
 
 
 class Reply(Struct, frozen=True):
-    """A response; `headers` by lower-case name."""
+    """HTTP response; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -40,7 +40,7 @@ class Reply(Struct, frozen=True):
 
     @property
     def error(self) -> str:
-        """What an error response says."""
+        """Return the message of an error response."""
         try:
             return str(_decode(self.body.data)["error"])
         except (UnreadableMessage, KeyError, TypeError):
@@ -48,14 +48,14 @@ class Reply(Struct, frozen=True):
 
 
 class Transport:
-    """Requests to one server. Thread-safe: each request has a connection of its own.
+    """Requests to one server. Thread-safe: concurrent requests use separate connections.
 
     Attributes:
-        timeout_s: to wait for an answer, where a request says nothing else.
+        timeout_s: default seconds to wait for an answer.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        """Raises ValueError for an address of another kind."""
+        """Parse the address. Raise ValueError if `url` is neither http:// nor unix:."""
         self.timeout_s = timeout_s
         self.unix_path = ""
         self._host, self._port, self._prefix = "localhost", 80, ""
@@ -73,7 +73,7 @@ class Transport:
 
     @property
     def is_local(self) -> bool:
-        """Whether the server is certainly on this host."""
+        """Return True if the server is certainly on this host, False if it may be elsewhere."""
         return (
             bool(self.unix_path) or self._host == "localhost" or _LOOPBACK(self._host) is not None
         )
@@ -86,10 +86,10 @@ class Transport:
         body: Sequence[bytes | memoryview] = (),
         timeout_s: float = 0.0,
     ) -> Reply:
-        """One request and its response.
+        """Send a request and return the response.
 
         Raises:
-            InferenceError: with status 0: no response came, nobody wants it any more, or the
+            InferenceError: with status 0: no response came, the request was cancelled, or the
                 transport is closed.
         """
         connection = self._connection(timeout_s or self.timeout_s)
@@ -102,8 +102,8 @@ class Transport:
         return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, data)
 
     def events(self, path: str, body: bytes, until: float) -> EventStream:
-        """A POST that is answered by server-sent events, the last one at `until`
-        (`time.monotonic`).
+        """Send a POST and return the server-sent events of the response. `until` is the deadline
+        of the last event (`time.monotonic`).
 
         Raises:
             InferenceError: the server refused, or as `request`.
@@ -113,7 +113,8 @@ class Transport:
         with failures(connection), _interruptible(connection) as sock:
             self._send(connection, "POST", path, fields, [body])
             response = connection.getresponse()
-            if response.headers.get_content_type() == _EVENTS:  # whatever the first one's status
+            # also with an error status, which is that of the first event
+            if response.headers.get_content_type() == _EVENTS:
                 return EventStream(self, connection, sock, response, until)
             reply = Reply(response.status, {}, _read(response))
         connection.close()
@@ -127,8 +128,10 @@ class Transport:
         fields: Mapping[str, str],
         body: Sequence[bytes | memoryview],
     ) -> bool:
-        """Whether the connection broke: it may have been refused before all of it was sent."""
-        # A single piece rides with the head; pieces do not, but are not joined either.
+        """Send a request. Return True if the connection broke meanwhile: the server may have
+        answered with a refusal before reading the whole body."""
+        # http.client sends a single piece together with the head. Several pieces are sent one by
+        # one, which saves joining large arrays.
         content: Any = bytes(body[0]) if len(body) == 1 else iter(body)
         try:
             connection.request(method, self._prefix + path, content if body else None, fields)
@@ -159,7 +162,8 @@ class Transport:
             connection.close()
 
     def keep(self, connection: http.client.HTTPConnection, ends: bool) -> None:
-        """A response is over; the connection may be of use again, unless it `ends`."""
+        """Keep the connection for later requests, or close it if `ends` is set or enough are
+        idle."""
         with self._lock:
             if not (self._closed or ends or len(self._idle) >= _MAX_IDLE):
                 self._idle.append(connection)
@@ -168,7 +172,7 @@ class Transport:
 
 
 class EventStream:
-    """Server-sent events, as they come. One thread at a time."""
+    """Server-sent events as they arrive. For one thread at a time."""
 
     def __init__(
         self,
@@ -184,11 +188,12 @@ class EventStream:
         self._response = response
         self._until = until
         self._received = bytearray()
-        self._seen = 0  # of it: no event ends there
+        self._seen = 0  # leading bytes of `_received` in which no event ends
         self._over = False
 
     def next(self) -> bytes | None:
-        """What the next event tells; None: that was the last one, and nobody asks again.
+        """Return the data of the next event; None after the last event. Must not be called after
+        None.
 
         Raises:
             InferenceError: as `Transport.request`.
@@ -201,7 +206,7 @@ class EventStream:
                     piece = self._response.read1(_PIECE)
                 if not piece:
                     self._over = True
-                    self._response.read()  # which ends one that was empty
+                    self._response.read()  # marks a response with an empty body as ended
                     self._transport.keep(self._connection, self._response.will_close)
                     return None
                 self._received += piece
@@ -211,7 +216,8 @@ class EventStream:
         return event
 
     def close(self) -> None:
-        """Nobody wants more of it: the server sees its client go."""
+        """Stop reading. Unless the stream has ended, close the connection, which cancels the
+        request."""
         if not self._over:
             self._response.close()
             self._connection.close()
@@ -229,7 +235,8 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _usable(connection: http.client.HTTPConnection) -> bool:
-    """Whether an idle connection is still open: nothing is there to be read, not even EOF."""
+    """Return True if an idle connection is still open. Readable bytes or EOF make a connection
+    unusable."""
     if connection.sock is None:
         return False
     poll = select.poll()
@@ -238,20 +245,21 @@ def _usable(connection: http.client.HTTPConnection) -> bool:
 
 
 def left_s(until: float) -> float:
-    """Until then, in seconds.
+    """Return the seconds until a deadline (`time.monotonic`).
 
     Raises:
-        InferenceError: no time is left.
+        InferenceError: the deadline has passed.
     """
-    left = until - time.monotonic()
-    if left <= 0:
+    remaining_s = until - time.monotonic()
+    if remaining_s <= 0:
         raise InferenceError(0, LATE)
-    return left
+    return remaining_s
 
 
 @contextlib.contextmanager
 def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
-    """What fails closes the connection; if that is a wait, as an InferenceError."""
+    """Close the connection on any exception. Turn timeouts and lost connections into
+    InferenceError."""
     try:
         yield
     except TimeoutError as ex:
@@ -262,7 +270,7 @@ def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
         raise InferenceError(
             0, f"no answer from the server at {_place(connection)}: {_why(ex)}"
         ) from ex
-    except BaseException:  # e.g. KeyboardInterrupt: what is left of the response is useless
+    except BaseException:  # e.g. KeyboardInterrupt: the rest of the response is still unread
         connection.close()
         raise
 
@@ -281,7 +289,7 @@ def _place(connection: http.client.HTTPConnection) -> str:
 
 @contextlib.contextmanager
 def _interruptible(connection: http.client.HTTPConnection) -> Iterator[socket.socket]:
-    """An open connection, until somebody cancels what is waited for on it."""
+    """Open the connection if needed; a cancelled scope interrupts waits within the context."""
     if connection.sock is None:
         connection.connect()
     sock: socket.socket = connection.sock
@@ -290,12 +298,12 @@ def _interruptible(connection: http.client.HTTPConnection) -> Iterator[socket.so
 
 
 def _interrupt(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the server has ended it already
+    with contextlib.suppress(OSError):  # the server has closed the connection already
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def _read(response: http.client.HTTPResponse) -> Array:
-    """The body, in memory that is the caller's to write to."""
+    """Return the response body in writable memory."""
     if response.length is None:
         return np.frombuffer(bytearray(response.read()), np.uint8)
     data = np.empty(response.length, np.uint8)
@@ -305,5 +313,5 @@ def _read(response: http.client.HTTPResponse) -> Array:
         if not count:
             raise http.client.IncompleteRead(b"", len(data) - done)
         done += count
-    response.read()  # which ends the response
+    response.read()  # marks the response as ended
     return data

@@ -1,4 +1,4 @@
-"""The one error that callers of the client see."""
+"""InferenceError: the exception for all failures of a call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ CLOSED = "the client is closed"
 
 
 class InferenceError(Exception):
-    """A request that was not answered with a result.
+    """Request that ended without a result.
 
     Attributes:
-        status: the HTTP status; 0: no answer came (a deadline, a lost connection).
-        message: what the server says.
+        status: HTTP status; 0: no answer came (deadline, lost connection).
+        message: the server's error message, or the client's own.
     """
 
     def __init__(self, status: int, message: str) -> None:

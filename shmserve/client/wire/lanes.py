@@ -1,8 +1,9 @@
-"""A client's lanes: channels of its own to executors, which answer without HTTP between.
+"""Lanes of a client: direct channels to executors, without HTTP in between.
 
-One request at a time has a lane for itself, and there are as many as requests that ran at a time.
-A lane ends when its executor moves it elsewhere or dies; then another is asked for. Where there
-is none, HTTP is the way, and after a while a lane is asked for again.
+A lane serves one request at a time, so a client opens as many lanes as it has concurrent requests.
+A lane ends when its executor moves the lane elsewhere or dies; the client then opens another.
+While no lane is available, requests go over HTTP, and after a pause the client asks for a lane
+again.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.client_messages import LaneOpened
 from shmserve.transport.channel import MAX_MESSAGE, Channel
 
-Key = tuple[str, str]  # name and version as they were asked for
+Key = tuple[str, str]  # model name and version, as requested
 
 _MAX_IDLE = 16
-_AGAIN_S = 1.0  # until one is asked for again after a refusal
-# For the server's own word that its deadline has passed, which it looks at once a second
+_AGAIN_S = 1.0  # seconds without further attempts after a refused lane
+# Seconds to wait beyond the server's deadline, for the server's own deadline error: the server
+# checks deadlines once a second.
 _GRACE_S = 5.0
 DIED = "the executor died while it had the request"
 
 
 class ClientLane:
-    """One lane. Not for two threads at a time.
+    """Open lane, for one thread at a time.
 
     Attributes:
-        opened: what the server said of it.
-        limit_s: how long an answer takes at most; then the server's own word of that has come.
+        opened: the server's description of the lane.
+        limit_s: longest wait for an answer, in seconds: the server's own limit and a grace period.
     """
 
     def __init__(self, opened: LaneOpened, channel: Channel) -> None:
@@ -46,10 +48,10 @@ class ClientLane:
         self.limit_s = opened.timeout_ns / 1e9 + _GRACE_S
 
     def receive(self, timeout_s: float) -> wire.LaneAnswer | None:
-        """An answer that comes within the timeout.
+        """Return the next answer, or None after `timeout_s` seconds.
 
         Raises:
-            PeerDied, ProtocolViolation: none will.
+            PeerDied, ProtocolViolation: the lane has failed; no answer will come.
         """
         received = self.channel.receive_within(timeout_s, 0)
         if received is None:
@@ -62,19 +64,25 @@ class _Idle(Struct):
     lanes: list[ClientLane]
     refused_until: float = 0.0
 
+    def refuse(self, until: float) -> None:
+        """The server gives no lane now: ask again then."""
+        self.refused_until = until
+
 
 class Lanes:
-    """All lanes of one client. Thread-safe."""
+    """Idle lanes of one client. Thread-safe."""
 
     def __init__(self, control: Callable[[], ControlConnection | None]) -> None:
-        """`control`: gives the client socket, if there is one now."""
+        """Make an empty set of lanes. `control` returns the client socket's connection, or None if
+        there is none now."""
         self._control = control
         self._lock = threading.Lock()
         self._idle: dict[Key, _Idle] = {}
         self._closed = False
 
     def take(self, key: Key, until: float) -> ClientLane | None:
-        """A lane for one request, by its deadline; None: there is none now."""
+        """Return a lane for one request, at the latest at the deadline `until`. Return None if no
+        lane is available."""
         with self._lock:
             idle = self._idle.get(key)
             if idle is None:
@@ -89,14 +97,14 @@ class Lanes:
         try:
             opened, channel = control.open_lane(*key, left_s(until))
         except ShmserveError:
-            idle.refused_until = time.monotonic() + _AGAIN_S
+            idle.refuse(time.monotonic() + _AGAIN_S)
             return None
         return ClientLane(opened, channel)
 
     def give(self, key: Key, lane: ClientLane) -> None:
-        """Its request is over."""
+        """Take a lane back after its request."""
         with self._lock:
-            idle = self._idle.get(key)  # None: closed meanwhile
+            idle = self._idle.get(key)  # None: the client was closed meanwhile
             if idle is not None and not self._closed and len(idle.lanes) < _MAX_IDLE:
                 idle.lanes.append(lane)
                 return
@@ -114,17 +122,19 @@ class Lanes:
 def converse(
     lanes: Lanes, key: Key, request: wire.LaneRequest, once: bool, until: float
 ) -> tuple[wire.LaneAnswer, ClientLane] | None:
-    """Send a request, again if its lane has been moved or died, and wait for its first answer; with
-    the lane it came on, which is the caller's if that is not the final one. None: there is no lane
-    that takes it.
+    """Send a request over a lane and wait for the first answer. If the lane was moved or its
+    executor died, try another lane.
+
+    Return the answer and its lane, which belongs to the caller unless the answer is final. Return
+    None if no lane takes the request.
 
     Args:
-        once: it is not to be run again after an executor died of it, whatever the model says:
-            it names memory, which may be the reason.
-        until: its deadline (`time.monotonic`); each time the server is told what is left.
+        once: never repeat the request after an executor died with it, even if the model allows
+            repeats. The request names memory, which may be the cause.
+        until: deadline (`time.monotonic`); each attempt tells the server the remaining time.
 
     Raises:
-        InferenceError: no answer came, or none in time, or nobody wants it any more.
+        InferenceError: the executor died, the deadline passed, or the request was cancelled.
     """
     while True:
         lane = lanes.take(key, until)
@@ -145,10 +155,10 @@ def converse(
         except (PeerDied, ProtocolViolation):
             if sent and (once or not lane.opened.rerun):
                 raise InferenceError(502, DIED) from None
-            once = once or sent  # what could not be sent is at no executor's
+            once = once or sent  # a request that could not be sent has reached no executor
             continue
         finally:
-            if not ours:  # nobody waits any more: that ends the lane, and with it the request
+            if not ours:  # closing the lane ends the request
                 lane.channel.close()
             elif answer is not None and answer.final:
                 lanes.give(key, lane)

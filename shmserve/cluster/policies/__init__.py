@@ -1,1 +1,1 @@
-"""What a cluster decides, without Ray, sockets or a clock: time and reports are arguments."""
+"""Decisions of a cluster, without Ray, sockets or a clock: time and reports are arguments."""

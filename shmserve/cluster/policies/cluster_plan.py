@@ -1,4 +1,4 @@
-"""One look at all nodes in, what each of them and the balancer should do out."""
+"""Plan of a cluster: turns a look at all nodes into orders for nodes and routes for balancers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from shmserve.cluster.policies.model_placement import WantedModel, place
 from shmserve.cluster.policies.placement_steps import Held, Replica, next_steps
 from shmserve.cluster.policies.replica_scaling import ReplicaScaler, ScalingRule
 
-REST_S = 10.0  # after any move, until another one for balance alone
-AGAIN_S = 60.0  # until a model may come to a node again on which it could not be loaded
+REST_S = 10.0  # seconds after a move before the next move for balance alone
+AGAIN_S = 60.0  # seconds before a model may return to a node that failed to load it
 
 
 @dataclass(frozen=True)
 class ModelRule:
-    """`memory`: bytes of a node's that a replica takes; `scaling`: how many there are."""
+    """Rule for a model.
+
+    Attributes:
+        memory: memory of a replica, in bytes.
+        scaling: limits for the number of replicas.
+    """
 
     memory: int
     scaling: ScalingRule = field(default_factory=ScalingRule)
@@ -26,9 +31,15 @@ class ModelRule:
 
 @dataclass(frozen=True)
 class Decision:
-    """`orders`: models each node should hold now; `routes`: weight of each node that gets a model's
-    requests; `replicas`: how many each model should have; `missing`: how many have no place;
-    `moves`: replicas put elsewhere or anew by this decision."""
+    """Decision of a round.
+
+    Attributes:
+        orders: models that each node should hold now.
+        routes: by model, weights of the nodes that get requests.
+        replicas: wanted number of replicas, by model.
+        missing: number of replicas without a place, by model.
+        moves: number of replicas that this decision placed on another or an additional node.
+    """
 
     orders: dict[str, frozenset[str]]
     routes: dict[str, dict[str, int]]
@@ -38,8 +49,11 @@ class Decision:
 
 
 class ClusterPlan:
-    """What should be where, from look to look. `drain_s`: from the end of a replica's requests to
-    its unloading."""
+    """Placement and scaling of models from look to look.
+
+    Args:
+        drain_s: seconds from a replica's last routed request to its unloading.
+    """
 
     def __init__(self, rules: Mapping[str, ModelRule], drain_s: float = 2.0) -> None:
         self._rules = rules
@@ -53,33 +67,34 @@ class ClusterPlan:
         self._barred: dict[Replica, float] = {}
 
     def step(self, now: float, looks: Mapping[str, NodeLook]) -> Decision:
-        """`looks`: of the nodes that count; one that is not among them is gone."""
-        if not self._scalers:  # replicas that are there were wanted by somebody
+        """Return the next decision. `looks` has the nodes that count; an absent node is gone."""
+        if not self._scalers:  # replicas found at the start were wanted by an earlier controller
             held = Counter(name for look in looks.values() for name in look.held)
             self._scalers = {
                 name: ReplicaScaler(rule.scaling, held[name]) for name, rule in self._rules.items()
             }
         replicas = self._replicas(now, looks)
         moves, missing = self._place(now, looks, replicas)
-        there = Held(
+        holdings = Held(
             {node: look.held for node, look in looks.items()},
             {node: look.ready for node, look in looks.items()},
             {node: look.room for node, look in looks.items()},
             self._memory(looks),
         )
         drained = {r for r, since in self._leaving.items() if now - since >= self._drain_s}
-        steps = next_steps(self._target, there, drained)
+        steps = next_steps(self._target, holdings, drained)
         self._leaving = {replica: self._leaving.get(replica, now) for replica in steps.leaving}
         return Decision(steps.orders, self._routes(looks), replicas, missing, moves)
 
     def _memory(self, looks: Mapping[str, NodeLook]) -> dict[str, int]:
-        """Bytes of each model. One without a rule may have all of its node: it goes first."""
-        most = max((look.room for look in looks.values()), default=0)
-        held = {name: most for look in looks.values() for name in look.held}
+        """Return the memory of each model in bytes. A model without a rule counts as the largest
+        node's whole room."""
+        largest_room = max((look.room for look in looks.values()), default=0)
+        held = {name: largest_room for look in looks.values() for name in look.held}
         return held | {name: rule.memory for name, rule in self._rules.items()}
 
     def _replicas(self, now: float, looks: Mapping[str, NodeLook]) -> dict[str, int]:
-        """How many each model should have."""
+        """Return the wanted number of replicas of each model."""
         self._load.take(now, looks)
         ready = Counter(name for look in looks.values() for name in look.ready)
         return {
@@ -94,7 +109,7 @@ class ClusterPlan:
             for name in look.failed:
                 self._barred.setdefault((node, name), now)
         self._barred = {r: since for r, since in self._barred.items() if now - since < AGAIN_S}
-        # A node seen for the first time may have run before this plan did
+        # A node met for the first time may hold models that an earlier plan placed
         current = {node: self._target.get(node, look.held) for node, look in looks.items()}
         wanted = [
             WantedModel(name, rule.memory, replicas[name], self._load.steady_demand(name))

@@ -1,7 +1,5 @@
-"""What nodes say of their replicas, and what follows: how long requests wait, how much is to do.
-
-Counts only grow, so two looks tell what came between them.
-"""
+"""Measured load: wait of requests and demand of models, computed from the nodes' counts. Counts
+only grow, so the difference of two looks is the load between."""
 
 from __future__ import annotations
 
@@ -10,26 +8,31 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SMOOTH_S = 10.0  # over which demand is averaged
-STEADY_S = 60.0  # the same, for what is dear to follow
-FEWEST = 50  # requests after which the speed of a replica is known: times of runs differ
-MOST = 500  # requests that count for it
-RUNS = 2.0  # mean ones; who has ended no request for longer has none
+SMOOTH_S = 10.0  # time constant of averaged demand, in seconds
+STEADY_S = 60.0  # time constant of steady demand, for decisions that are costly to follow
+FEWEST = 50  # requests before a replica's speed counts as known, because execution times vary
+MOST = 500  # most recent requests that the speed is computed from
+RUNS = 2.0  # in mean executions: a replica without an ended request for longer counts as idle
 
 Replica = tuple[str, str]  # node, model
 
 
 @dataclass(frozen=True)
 class ReplicaCounts:
-    """Of one model on one node, since its service began: requests executed, and seconds that they
-    waited for an executor and kept one busy."""
+    """Counts of a model on a node since the service started.
+
+    Attributes:
+        requests: number of executed requests.
+        waited_s: seconds that requests waited for an executor, summed.
+        busy_s: seconds that requests kept an executor busy, summed.
+    """
 
     requests: int = 0
     waited_s: float = 0.0
     busy_s: float = 0.0
 
     def since(self, before: ReplicaCounts) -> ReplicaCounts:
-        """What came since then; all of it, if the service has begun anew."""
+        """Return the growth since `before`. If the service has restarted, return all counts."""
         if self.requests < before.requests:
             return self
         return ReplicaCounts(
@@ -41,8 +44,14 @@ class ReplicaCounts:
 
 @dataclass(frozen=True)
 class NodeLook:
-    """What a node says of itself. `room`: bytes for models; `held`: models that take memory there;
-    `ready`: those that serve; `failed`: those that could not be loaded, and why."""
+    """State of a node's models.
+
+    Attributes:
+        room: memory for models, in bytes.
+        held: models that take memory.
+        ready: models that serve.
+        failed: models that could not be loaded, with the reasons.
+    """
 
     room: int
     held: frozenset[str] = frozenset()
@@ -52,13 +61,14 @@ class NodeLook:
 
 
 class MeasuredLoad:
-    """From look to look."""
+    """Load of all replicas from look to look."""
 
     def __init__(self) -> None:
         self._at: float | None = None
         self._counts: dict[Replica, ReplicaCounts] = {}
-        self._recent: dict[Replica, ReplicaCounts] = {}  # of the last MOST requests or so
-        self._last: dict[Replica, tuple[float, float]] = {}  # when requests ended, their mean wait
+        self._recent: dict[Replica, ReplicaCounts] = {}  # counts of about the last MOST requests
+        # time of the last look in which requests ended, and the mean wait of those
+        self._last: dict[Replica, tuple[float, float]] = {}
         self._waits: dict[str, list[float]] = {}
         self._demand: dict[str, float] = {}
         self._steady: dict[str, float] = {}
@@ -99,29 +109,30 @@ class MeasuredLoad:
             self._steady = _averaged(self._steady, now_busy, math.exp(-passed / STEADY_S))
 
     def _wait_s(self, now: float, replica: Replica) -> float:
-        """Mean wait of the requests that a replica has ended last. None may end from one look to
-        the next while it works: runs may take longer than that."""
+        """Return the mean wait, in seconds, of the requests that a replica has ended most
+        recently. If no request has ended since the last look, the previous value remains while
+        the replica may be executing a long request."""
         at, wait_s = self._last.get(replica, (-math.inf, 0.0))
         recent = self._recent[replica]
         working = (now - at) * recent.requests <= RUNS * recent.busy_s
         return wait_s if at == now or working else 0.0
 
     def wait_s(self, model: str) -> float:
-        """Mean wait at the middle one of a model's replicas: what new requests meet. A mean of all
-        would go on telling of a queue that has formed before others came."""
+        """Return the mean wait of new requests, in seconds: the median over the model's replicas.
+        A mean over all replicas would still show an old queue after new replicas have joined."""
         waits = self._waits.get(model)
         return waits[(len(waits) - 1) // 2] if waits else 0.0
 
     def demand(self, model: str) -> float:
-        """Executors that all of a model's replicas keep busy."""
+        """Return the busy executors of all replicas of a model."""
         return self._demand.get(model, 0.0)
 
     def steady_demand(self, model: str) -> float:
-        """The same, over a longer time."""
+        """Return `demand` averaged over a longer time."""
         return self._steady.get(model, 0.0)
 
     def speed(self, node: str, model: str) -> float | None:
-        """Requests per second of work; None: not known yet."""
+        """Return the requests per second of busy executors; None: not known yet."""
         recent = self._recent.get((node, model))
         if recent is None or recent.requests < FEWEST or not recent.busy_s:
             return None

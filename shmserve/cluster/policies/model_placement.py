@@ -1,7 +1,7 @@
-"""Which models live on which nodes: packed by memory, spread by demand, moved as little as can be.
+"""Placement of models on nodes: packed by memory, spread by demand, with few moves.
 
-A model has at most one replica on a node. What is there stays, except where it is not wanted any
-more, where a model would have none without the room, or where one node has far more to do.
+A model has at most one replica on a node. A replica stays unless the replica is no longer wanted,
+another model needs the room for an only replica, or one node has far more work than another.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-MARGIN = 0.25  # of the busiest load: what a move for balance must at least win
+MARGIN = 0.25  # fraction of the busiest node's load that a move for balance must gain at least
 
-Barred = AbstractSet[tuple[str, str]]  # (node, model): failed there a moment ago
+Barred = AbstractSet[tuple[str, str]]  # pairs (node, model) that failed to load recently
 
 
 @dataclass(frozen=True)
 class WantedModel:
-    """`memory`: bytes of a node's that one replica takes; `replicas`: nodes it should be on;
-    `demand`: executors that it keeps busy, all replicas together."""
+    """Model to place.
+
+    Attributes:
+        memory: memory of a replica, in bytes.
+        replicas: wanted number of nodes.
+        demand: busy executors of all replicas together.
+    """
 
     name: str
     memory: int
@@ -29,7 +34,11 @@ class WantedModel:
 
 @dataclass
 class Layout:
-    """Models of each node, and what follows from them. `room`: bytes of each node for models."""
+    """Models of each node, with the resulting free memory, load and replica counts.
+
+    Attributes:
+        room: memory of each node for models, in bytes.
+    """
 
     room: Mapping[str, int]
     models: Mapping[str, WantedModel]
@@ -44,7 +53,7 @@ class Layout:
         self.load = dict.fromkeys(self.room, 0.0)
 
     def share(self, model: str) -> float:
-        """Demand that each replica of a model has, once all are there."""
+        """Return the demand on each replica of a model once all replicas are placed."""
         return self.models[model].demand / max(1, self.models[model].replicas)
 
     def add(self, node: str, model: str) -> None:
@@ -61,16 +70,17 @@ class Layout:
         self.count[model] += by
 
     def takes(self, node: str, model: str, barred: Barred) -> bool:
-        """Whether a node has room for a model that it does not have."""
+        """Return True if a replica of a model can be added to a node: it fits, is not there yet,
+        and is not barred."""
         fits = self.models[model].memory <= self.free[node]
         return fits and model not in self.on[node] and (node, model) not in barred
 
     def served(self) -> int:
-        """Models that have a replica."""
+        """Return the number of models with a replica."""
         return sum(1 for name, model in self.models.items() if model.replicas and self.count[name])
 
     def missing(self) -> dict[str, int]:
-        """Replicas that have no place."""
+        """Return the number of replicas without a place, by model."""
         lacking = {name: model.replicas - self.count[name] for name, model in self.models.items()}
         return {name: number for name, number in lacking.items() if number > 0}
 
@@ -82,12 +92,16 @@ def place(
     barred: Barred = frozenset(),
     balance: bool = True,
 ) -> Layout:
-    """The next layout, `current` being the one before; without `balance` nothing moves for that
-    alone. The same arguments give the same answer, and one that is given back as `current` is
-    changed by one move at most, until none is left.
+    """Return the next layout.
 
-    Every model has a replica before any has a second one. If largest-first into the tightest room
-    has a place for one of each, each has one.
+    Every model gets a replica before any model gets a second one. If packing the largest models
+    first into the tightest rooms finds a place for a replica of each model, the layout has a
+    replica of each model. Equal arguments give equal results. If each result is passed back as
+    `current`, the layout changes by at most one move per call, until no move is left.
+
+    Args:
+        current: previous layout.
+        balance: allow a move for balance alone.
     """
     models = {model.name: model for model in wanted}
     layout = _kept(Layout(room, models), current, barred)
@@ -96,7 +110,7 @@ def place(
         if balance and not layout.missing():
             _balance(layout, barred)
         return layout
-    for sticky in (current, {}):  # first with as many as can be where they are
+    for sticky in (current, {}):  # first try to keep as many replicas in place as possible
         other = _packed(Layout(room, models), sticky, barred)
         _keep_more(other, current, barred)
         _fill(other, _lacking(other), barred)
@@ -106,7 +120,7 @@ def place(
 
 
 def _kept(layout: Layout, current: Mapping[str, AbstractSet[str]], barred: Barred) -> Layout:
-    """What stays: wanted, on nodes that are there, not more than wanted, not more than fits."""
+    """Keep the replicas that are wanted, not in excess, and fit on nodes that still exist."""
     homes: dict[str, list[str]] = {name: [] for name in layout.models}
     for node in sorted(layout.room):
         held = (name for name in current.get(node, ()) if name in layout.models)
@@ -123,7 +137,8 @@ def _kept(layout: Layout, current: Mapping[str, AbstractSet[str]], barred: Barre
 
 
 def _lacking(layout: Layout) -> list[str]:
-    """A name for each replica without a place: first ones first, large ones before small ones."""
+    """Return a model name for each replica without a place: first replicas before second ones,
+    large models before small ones."""
     ranked = (
         (rank, -model.memory, -model.demand, name)
         for name, model in layout.models.items()
@@ -133,7 +148,7 @@ def _lacking(layout: Layout) -> list[str]:
 
 
 def _fill(layout: Layout, names: Iterable[str], barred: Barred) -> None:
-    """Give each a place where least is to do, if there is one."""
+    """Place each replica on the node with the least load that takes it, if any."""
     for name in names:
         homes = [node for node in layout.room if layout.takes(node, name, barred)]
         if homes:
@@ -145,18 +160,19 @@ def _quiet(layout: Layout, node: str) -> tuple[float, float, str]:
 
 
 def _packed(layout: Layout, sticky: Mapping[str, AbstractSet[str]], barred: Barred) -> Layout:
-    """One replica of each, largest first, where `sticky` has it or where it fits most tightly."""
+    """Place a replica of each model, largest first: on a node in `sticky`, else on the node with
+    the least free memory that takes it."""
     for name in _lacking(layout):
         homes = [node for node in layout.room if layout.takes(node, name, barred)]
         if layout.count[name] or not homes:
             continue
-        known = [node for node in homes if name in sticky.get(node, ())]
-        layout.add(min(known or homes, key=lambda node: (layout.free[node], node)), name)
+        current_homes = [node for node in homes if name in sticky.get(node, ())]
+        layout.add(min(current_homes or homes, key=lambda node: (layout.free[node], node)), name)
     return layout
 
 
 def _keep_more(layout: Layout, current: Mapping[str, AbstractSet[str]], barred: Barred) -> None:
-    """Further replicas stay where they are, as far as there is still room for them."""
+    """Keep further replicas on their current nodes while there is room."""
     for node in sorted(layout.room):
         for name in sorted(current.get(node, ())):
             model = layout.models.get(name)
@@ -165,10 +181,11 @@ def _keep_more(layout: Layout, current: Mapping[str, AbstractSet[str]], barred: 
 
 
 def _balance(layout: Layout, barred: Barred) -> None:
-    """Move a replica from the busiest node, if both nodes then have MARGIN less to do than it had.
+    """Move a replica away from the busiest node, if both nodes then have a load at least MARGIN
+    below the busiest load.
 
-    The way back would have to win as much again, so nothing moves to and fro while loads
-    change by less than that.
+    A move back would have to gain MARGIN again, so replicas do not move to and fro while loads
+    change by less.
     """
     if not layout.load:
         return

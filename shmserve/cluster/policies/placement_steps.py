@@ -1,7 +1,7 @@
-"""From what nodes hold to what they should hold, one step at a time: load before unload.
+"""Steps from the models that nodes hold to the models that nodes should hold: load before unload.
 
-A model leaves a node once every node it should be on has it ready, and its requests have gone
-elsewhere. Where memory allows nothing of that, it leaves first.
+A model leaves a node once the model is ready on every target node, and requests have been drained.
+If memory does not allow any such step, the model leaves first.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ Replica = tuple[str, str]  # node, model
 
 @dataclass(frozen=True)
 class Held:
-    """Models of each node: `all` that take memory (ready, being loaded or unloaded), and `ready`
-    ones. `room`: bytes of each node; `memory`: bytes of each model, also of unwanted ones."""
+    """Models on the nodes.
+
+    Attributes:
+        all: models of each node that take memory: ready, being loaded or being unloaded.
+        ready: ready models of each node.
+        room: memory of each node, in bytes.
+        memory: memory of each model, in bytes, also of unwanted models.
+    """
 
     all: ModelSets
     ready: ModelSets
@@ -30,16 +36,24 @@ class Held:
 
 @dataclass(frozen=True)
 class Steps:
-    """`orders`: what each node should have in memory now; `leaving`: replicas that get no requests
-    any more, to be given up."""
+    """Next step of the nodes.
+
+    Attributes:
+        orders: models that each node should have in memory now.
+        leaving: replicas to give up, which get no more requests.
+    """
 
     orders: dict[str, frozenset[str]]
     leaving: frozenset[Replica]
 
 
 def next_steps(target: ModelSets, held: Held, drained: AbstractSet[Replica]) -> Steps:
-    """What to do now. `drained`: replicas that have been leaving for long enough. No order needs
-    more than a node's room, unless what it holds already does."""
+    """Return the next step. No order needs more than a node's room, unless the node exceeds its
+    room already.
+
+    Args:
+        drained: replicas that have been leaving for long enough.
+    """
     leaving = _replaced(target, held)
     orders = _orders(target, held, leaving & drained)
     leaving |= _in_the_way(target, held, _under_way(held, orders, leaving))
@@ -55,7 +69,7 @@ def _surplus(target: ModelSets, held: Held) -> set[Replica]:
 
 
 def _replaced(target: ModelSets, held: Held) -> set[Replica]:
-    """Replicas that are not wanted and whose model is ready wherever it is."""
+    """Return unwanted replicas whose models are ready on all target nodes."""
     waited_for = {
         name for node, models in target.items() for name in models - held.ready.get(node, set())
     }
@@ -65,7 +79,7 @@ def _replaced(target: ModelSets, held: Held) -> set[Replica]:
 def _under_way(
     held: Held, orders: Mapping[str, AbstractSet[str]], leaving: AbstractSet[Replica]
 ) -> set[str]:
-    """Nodes that have something to do."""
+    """Return nodes that load, unload or drain models."""
     busy = {
         node
         for node, models in held.all.items()
@@ -75,8 +89,9 @@ def _under_way(
 
 
 def _in_the_way(target: ModelSets, held: Held, busy: AbstractSet[str]) -> set[Replica]:
-    """What is not wanted on nodes that lack something, where nothing is under way on the node nor
-    on those that its models wait for, nor on those that these wait for, and so on."""
+    """Return unwanted replicas that must leave first because waiting cannot free memory: the node
+    lacks a model, is not busy, and waits for no busy node. A node waits for the nodes on which
+    its unwanted models still have to become ready, and for every node that those wait for."""
     lacking = {node for node, models in target.items() if models - held.all.get(node, set())}
     surplus = _surplus(target, held)
     if not lacking or not surplus:
@@ -97,20 +112,21 @@ def _in_the_way(target: ModelSets, held: Held, busy: AbstractSet[str]) -> set[Re
 
 
 def _reaching(ends: AbstractSet[str], goals: Mapping[str, AbstractSet[str]]) -> set[str]:
-    """Nodes from which goals, goals of goals, and so on, lead to any of `ends`; and these."""
-    found = set(ends)
-    while more := {node for node, ahead in goals.items() if ahead & found} - found:
-        found |= more
-    return found
+    """Return `ends` and all nodes from which a path of goals leads to `ends`."""
+    reaching = set(ends)
+    while more := {node for node, ahead in goals.items() if ahead & reaching} - reaching:
+        reaching |= more
+    return reaching
 
 
 def _orders(target: ModelSets, held: Held, gone: AbstractSet[Replica]) -> dict[str, frozenset[str]]:
     orders = {}
     for node, models in held.all.items():
         kept = {name for name in models if (node, name) not in gone}
-        free = held.room[node] - held.bytes_of(models)  # what goes now is free at the next look
-        wanted = target.get(node, set()) - models
-        for name in sorted(wanted, key=lambda name: (-held.memory.get(name, 0), name)):
+        # memory of models that leave now is free in the next round
+        free = held.room[node] - held.bytes_of(models)
+        to_load = target.get(node, set()) - models
+        for name in sorted(to_load, key=lambda name: (-held.memory.get(name, 0), name)):
             if held.memory.get(name, 0) <= free:
                 free -= held.memory.get(name, 0)
                 kept.add(name)

@@ -1,8 +1,8 @@
-"""How many replicas a model should have: from how long its requests wait, with hysteresis.
+"""Number of replicas of a model, decided from the wait of its requests, with hysteresis.
 
-More when they wait too long for a while; one in ten less, or one, when they have not waited for a
-long while and the others can take their work. What one replica can do is learnt where requests
-began to wait.
+Replicas are added after requests have waited too long for a while. One in ten replicas, and at
+least one, is removed after requests have not waited for a long while, if the rest can take over
+the work. The capacity of a replica is measured when requests begin to wait.
 """
 
 from __future__ import annotations
@@ -10,18 +10,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SHRINKAGE = 10  # one of so many goes at once, but one at least
-GROWTH = 2.0  # at most so many times as many at once
-BUSY = 0.3  # of what a replica has done at most: with less, more replicas would not help
-QUIET = 0.25  # of the longest wait: below it a replica may be one too many
-SPARE = 0.7  # of what a replica can do: no more is to be left to each after one has gone
-LEARNT_S = 3600.0  # so long it counts what a replica could do
+SHRINKAGE = 10  # one replica in so many is removed at once, at least one
+GROWTH = 2.0  # largest factor of growth at once
+BUSY = 0.3  # fraction of a replica's highest load; below, more replicas would not help
+QUIET = 0.25  # fraction of `queue_s`; below, a replica may be superfluous
+SPARE = 0.7  # fraction of a replica's capacity that the rest may have to bear after a removal
+LEARNT_S = 3600.0  # seconds until a measured capacity is forgotten
 
 
 @dataclass(frozen=True)
 class ScalingRule:
-    """Replicas at least and at most; `queue_s`: what a request should wait at most, on average;
-    `up_s`, `down_s`: for so long it must be more, or far less, before anything is done."""
+    """Limits for the number of a model's replicas.
+
+    Attributes:
+        least, most: minimum and maximum number.
+        queue_s: longest acceptable mean wait of requests, in seconds.
+        up_s: seconds of longer waits before replicas are added.
+        down_s: seconds of far shorter waits before replicas are removed.
+    """
 
     least: int = 1
     most: int = 1
@@ -31,22 +37,25 @@ class ScalingRule:
 
 
 class ReplicaScaler:
-    """Of one model."""
+    """Scaling state of one model."""
 
     def __init__(self, rule: ScalingRule, replicas: int = 0) -> None:
         self.rule = rule
         self.wanted = min(max(replicas, rule.least), rule.most)
         self._long_since: float | None = None
         self._quiet_since: float | None = None
-        self._limit = math.inf  # executors that one replica kept busy when requests had to wait
-        self._most = 0.0  # executors that one replica has kept busy
+        self._limit = math.inf  # capacity: busy executors per replica when requests began to wait
+        self._most = 0.0  # highest load: busy executors per replica
         self._learnt_at = 0.0
 
     def observe(self, now: float, ready: int, queue_s: float, demand: float) -> int:
-        """Take what was seen since the last time, and say how many replicas there should be.
+        """Take measurements since the last call, and return the wanted number of replicas. No
+        replica is added before all wanted replicas are ready.
 
-        `ready`: replicas that serve; `queue_s`: how long new requests wait; `demand`: executors
-        kept busy by all of them. None is added until those wanted before are there.
+        Args:
+            ready: number of ready replicas.
+            queue_s: wait of new requests, in seconds.
+            demand: busy executors of all replicas together.
         """
         if now - self._learnt_at > LEARNT_S:
             self._limit, self._most, self._learnt_at = math.inf, 0.0, now

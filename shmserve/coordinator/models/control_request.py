@@ -38,6 +38,18 @@ class ControlRequest(Struct, eq=False):
     dependents: bool = False
     found: ModelReader | None = None
 
+    def reach(self, stage: Stage) -> None:
+        """Come to a later stage."""
+        self.stage = stage
+
+    def begin_steps(self, found: ModelReader) -> None:
+        """The request is for an ensemble, whose models are loaded first."""
+        self.found, self.stage = found, Stage.STEPS
+
+    def begin_load(self, kept: bool) -> None:
+        """A revision is made. `kept`: of the overrides."""
+        self.kept, self.stage = kept, Stage.LOADING
+
     def steps(self) -> set[str]:
         """The models of the ensemble that is to be loaded."""
         specs = [spec for spec, _ in self.found.versions] if self.found is not None else []

@@ -132,11 +132,9 @@ class ModelControl:
                     return
                 self._load_ensemble(request, now)
             elif request.stage is Stage.LOADING:
-                if model is not None:
-                    model.implied = request.implied
                 self._finish(request, *self._failure(name, self._error(name)))
             elif request.load and request.ticket and self.remote.there:
-                request.stage = Stage.FETCHING
+                request.reach(Stage.FETCHING)
                 self.remote.fetch((name,), now, functools.partial(self._fetched, request))
             elif request.load:
                 self._begin_reading(request)
@@ -160,7 +158,7 @@ class ModelControl:
             self._begin_reading(request)
 
     def _begin_reading(self, request: ControlRequest) -> None:
-        request.stage = Stage.READING
+        request.reach(Stage.READING)
         done = functools.partial(self._read, request)
         if not self._jobs.read(request.name, request.overrides, done):
             self._finish(request, Code.UNAVAILABLE, _TOO_MANY)
@@ -187,21 +185,22 @@ class ModelControl:
             begin = f"failed to load '{name}': " if read.error_code else ""
             self._finish(request, *self._failure(name, in_words(problems), begin))
         elif any(spec.steps for spec, _ in read.versions):
-            request.found, request.stage = read, Stage.STEPS
+            request.begin_steps(read)
             self._load_steps(request)
         elif serving and serving.fingerprint == read.fingerprint and not serving.problems():
             assert model is not None
-            model.implied = model.implied and request.implied
+            if not request.implied:
+                model.claim()
             self._finish(request)  # it is loaded like that already
         else:
             self._load(request, read, now)
 
     def _load(self, request: ControlRequest, read: ModelReader, now: float) -> None:
         name = request.name
-        request.kept, request.stage = read.kept, Stage.LOADING
+        request.begin_load(read.kept)
         revision = self._revision(read, request.overrides if read.kept else "")
         _log.info("loading", extra=log_fields(model=name, revision=revision.number))
-        effects = self._reconciler.models.load(name, revision, now)
+        effects = self._reconciler.models.load(name, revision, now, implied=request.implied)
         self._perform(self._reconciler.excuse(name) + effects)
 
     # --------------------------------------------------------------------- ensembles

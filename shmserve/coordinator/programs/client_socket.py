@@ -77,6 +77,10 @@ class ClientConnection:
         self.ending = version != wire.VERSION
         return wire.ServerHello(wire.VERSION, lanes=True)
 
+    def answer(self, reply: wire.FromServer) -> None:
+        """Have the reply sent at the end of the turn."""
+        self.reply = wire.encode(reply)
+
     def wait_from(self, now: float) -> None:
         """Give the program time to read the reply."""
         self.deadline = now + _PATIENCE_S
@@ -231,7 +235,7 @@ class ClientSocket:
                 reply = self._open_lane(connection, message)
             else:
                 raise ProtocolViolation("a registration before the hello")
-        connection.reply = wire.encode(reply)
+        connection.answer(reply)
         self._unsent.append(connection)
 
     def _register(

@@ -68,7 +68,7 @@ class CudaCloseBarrier:
 
     def _over(self, closed: Callable[[tuple[int, str]], bool]) -> None:
         for pending in self.waiting:
-            pending.opened = {handle for handle in pending.opened if not closed(handle)}
+            pending.opened.difference_update([h for h in pending.opened if closed(h)])
         self._end([pending for pending in self.waiting if not pending.opened])
 
     def _end(self, over: list[_PendingClose]) -> None:

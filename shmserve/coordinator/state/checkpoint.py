@@ -136,7 +136,7 @@ def restore(
 ) -> dict[str, Instance]:
     """Put a checkpoint into an empty reconciler; its instances by name."""
     instances: dict[str, Instance] = {}
-    reconciler.models.next_number = checkpoint.next_number
+    records = []
     for model in checkpoint.models:
         serving, coming = (
             None if revision is None else _revision(revision, instances, deadline, now)
@@ -152,7 +152,8 @@ def restore(
             loading=model.loading,
             implied=model.implied,
         )
-        reconciler.models.restore(record)
+        records.append(record)
+    reconciler.models.restore(records, checkpoint.next_number)
     return instances
 
 
@@ -184,10 +185,15 @@ def _revision(
         records = []
         for entry in version.instances:
             instance = instances[entry.instance.name] = entry.instance
-            record = InstanceRecord(instance.name, since=now, deadline=deadline)
-            record.loaded, record.device = entry.loaded, instance.device
-            if entry.failed:
-                record.state, record.reason = State.FAILED, entry.failed
+            record = InstanceRecord(
+                instance.name,
+                State.FAILED if entry.failed else State.WANTED,
+                now,
+                reason=entry.failed,
+                deadline=deadline,
+                loaded=entry.loaded,
+                device=instance.device,
+            )
             records.append(record)
         loaded = any(record.loaded for record in records)
         versions.append(VersionRecord(version.spec, records, loaded))

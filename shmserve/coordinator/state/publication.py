@@ -62,6 +62,12 @@ class Publication(Struct):
         flight_recorder.record("settings changed", name, str(value))
         self.publish()
 
+    def tell(self, notices: dict[str, str]) -> None:
+        """Publish what clients are told of models although they are served."""
+        if self.notices != notices:
+            self.notices = notices
+            self.publish()
+
     def publish(self) -> bool:
         """Publish what holds now. Return False if the run directory takes no file: `look` tries
         again, and frontends go on with the snapshot before."""

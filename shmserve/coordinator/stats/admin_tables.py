@@ -78,9 +78,9 @@ def model_rows(reconciler: Reconciler, rates: Mapping[tuple[str, str], float]) -
             rows += [_ModelRow(name, v, "UNAVAILABLE", reason=UNLOADED) for v in model.unloaded]
     unserved = {**refused(reconciler.models.by_name.values()), **reconciler.failures}
     rows += [_ModelRow(n, "", "UNAVAILABLE", reason=why) for n, why in sorted(unserved.items())]
-    for row in rows:
-        row.per_s = round(rates.get((row.model, row.version), 0.0), 1)
-    return [asdict(row) for row in rows]
+    return [
+        {**asdict(row), "per_s": round(rates.get((row.model, row.version), 0.0), 1)} for row in rows
+    ]
 
 
 class _ModelRow(Struct):
@@ -94,7 +94,6 @@ class _ModelRow(Struct):
     pid: int = 0
     exits: int = 0
     reason: str = ""
-    per_s: float = 0.0
 
 
 def revision_state(model: ModelRecord, revision: Revision) -> str:
@@ -246,7 +245,7 @@ class TableQueries:
         if question is None or process not in question.awaited:
             return  # late: the question has been closed
         question.awaited.discard(process)
-        question.rows += [{"process": process, **row} for row in _rows(question.what, stats)]
+        question.rows.extend({"process": process, **row} for row in _rows(question.what, stats))
         self._finish(now)
 
     def gone(self, process: str, now: float) -> None:

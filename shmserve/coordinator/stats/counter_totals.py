@@ -98,6 +98,14 @@ class _Page(Struct):
     data: object = None  # the bytes of the last look
     reading: CounterReading | None = None
 
+    def link(self) -> None:
+        """The page's process has its link again."""
+        self.linked = True
+
+    def unlink(self) -> None:
+        """The link of the page's process has ended; the process perhaps not yet."""
+        self.linked = False
+
 
 class _Sum:
     """Models by (name, version) and keys by name, being added up."""
@@ -125,7 +133,7 @@ class _Sum:
     def nothing_in_flight(self, reading: CounterReading) -> None:
         """A process that was taken in has ended, and with it what it had with executors."""
         for model, version in reading.rows:
-            self._model(model, version).requests[reading.owner.role].in_flight = 0
+            self._model(model, version).requests[reading.owner.role].end_all()
 
     def _model(self, model: str, version: str) -> ModelReport:
         return self.models.setdefault((model, version), ModelReport(model, version))
@@ -164,7 +172,7 @@ class CounterTotals:
         if len(fds) != 1 or known is not None:  # its link was broken, it is the same page
             close_all(fds)
             if known is not None:
-                known.linked = True
+                known.link()
             return
         self._pages[owner.process] = _Page(owner, fds[0], message.nbytes, True)
         if supervisor:
@@ -216,7 +224,7 @@ class CounterTotals:
         """A process's link has ended; the process perhaps not yet."""
         for page in (self._pages.get(process), self._pages.get(process + LANES)):
             if page is not None:
-                page.linked = False
+                page.unlink()
 
     def tick(self, supervisor: str, served: Served) -> list[CounterReading]:
         """Add up what processes counted that have ended; the last that each of them said."""

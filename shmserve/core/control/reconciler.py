@@ -38,6 +38,7 @@ class Reconciler:
         execute_timeout_s: float,
         load_timeout_s: float,
         load_attempts: int = _LOAD_ATTEMPTS,
+        shortage: str = "",
     ) -> None:
         self.ledger = ledger
         self._execute_timeout_s = execute_timeout_s
@@ -49,7 +50,7 @@ class Reconciler:
         self.failures: dict[str, str] = {}
         self.complete = False
         self.draining = False
-        self.shortage = ""  # of memory, at start
+        self.shortage = shortage  # of memory, at start
         self.unserved: dict[str, str] = {}  # roles of frontends -> why none serves
         self._workers_seen_at: float | None = None  # when an HTTP worker was last linked
         self._dismissed = False  # executors were told to finish
@@ -152,7 +153,7 @@ class Reconciler:
         record = self.instances.get(left.instance)
         if record is not None and record.process == process:
             was_live = record.live
-            self.models.step(record, Event.LOST, now)
+            record.step(Event.LOST, now)
             record.lose_link()
             effects += [Publish()] if was_live else []
             effects += self._settle(record, now)
@@ -187,7 +188,7 @@ class Reconciler:
         effects = self.ledger.expire(now) + self._look_for_workers(now)
         for record in list(self.instances.values()):
             if record.awaited_until and now >= record.awaited_until:
-                self.models.step(record, Event.LOST, now)
+                record.step(Event.LOST, now)
                 record.forget_process()
                 about = LogFields(instance=record.name)
                 effects += [LogForOperators("executor did not come back", about), Publish()]
@@ -222,8 +223,8 @@ class Reconciler:
         effects: list[Effect] = []
         if record.pid != pid:
             effects = self._displace(record, now)
-            record.pid = pid
-        self.models.step(record, Event.STARTED, now)
+            record.run_as(pid)
+        record.step(Event.STARTED, now)
         return effects
 
     def exited(self, instance: str, pid: int, reason: str, now: float) -> list[Effect]:
@@ -232,7 +233,7 @@ class Reconciler:
         if record.pid not in (0, pid):
             return []  # an earlier process of it
         was_live, was_stopping = record.live, record.state is State.STOPPING
-        self.models.step(record, Event.EXITED, now)
+        record.step(Event.EXITED, now)
         record.count_end()
         effects: list[Effect] = [Desire()] if was_stopping else []
         if not was_stopping and record.state is not State.FAILED:
@@ -259,7 +260,7 @@ class Reconciler:
         known = (version.spec.name, version.spec.version)
         if (spec.name, spec.version) != known or not endpoint or "/" in endpoint:
             raise ProtocolViolation(f"{process} loaded something else than {record.name}")
-        self.models.step(record, Event.LOADED, now)
+        record.step(Event.LOADED, now)
         record.accept_load(endpoint, device)
         version.spec, version.loaded = spec, True
         return [Publish(), *self._settle(record, now)]
@@ -308,10 +309,10 @@ class Reconciler:
         if record.process != process or record.pid != pid:
             record.forget_process()
             if record.state is State.READY:
-                self.models.step(record, Event.LOST, now)
-        self.processes[process].instance = name
-        record.process, record.pid, record.awaited_until = process, pid, 0.0
-        self.models.step(record, Event.CONNECTED, now)
+                record.step(Event.LOST, now)
+        self.processes[process].adopt(name)
+        record.run_as(pid, process)
+        record.step(Event.CONNECTED, now)
         return []
 
     def _supervisor_joined(self, now: float) -> list[Effect]:
@@ -320,7 +321,7 @@ class Reconciler:
         for record in self.instances.values():
             linked = record.process in self.processes or record.awaited_until
             if not linked and record.state in (State.STARTING, State.STOPPING, State.FAILED):
-                self.models.step(record, Event.EXITED, now)
+                record.step(Event.EXITED, now)
                 record.forget_process()
         return effects + self.models.tick(now)
 
@@ -329,7 +330,7 @@ class Reconciler:
         rival, was_live = record.process, record.live
         record.forget_process()
         if record.state in (State.LOADING, State.READY):
-            self.models.step(record, Event.LOST, now)
+            record.step(Event.LOST, now)
         effects: list[Effect] = [Publish()] if was_live else []
         if rival in self.processes:
             self.processes[rival].release()
@@ -337,9 +338,8 @@ class Reconciler:
         return effects
 
     def _stop(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
-        record.reason = reason
-        self.models.step(record, Event.STOP, now)
-        about = LogFields(instance=record.name, pid=record.pid, reason=record.reason)
+        record.step(Event.STOP, now, reason)
+        about = LogFields(instance=record.name, pid=record.pid, reason=reason)
         return [LogForOperators("stopping", about), Publish(), Desire()]
 
     def _give_up(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
@@ -353,8 +353,7 @@ class Reconciler:
         return effects + self._failed(record, reason, now)
 
     def _failed(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
-        self.models.step(record, Event.LOAD_FAILED, now)
-        record.reason = reason
+        record.step(Event.LOAD_FAILED, now, reason)
         return [given_up(record.name, reason), Publish(), Desire(), *self._settle(record, now)]
 
     def _settle(self, record: InstanceRecord, now: float) -> list[Effect]:

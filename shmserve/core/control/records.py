@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from shmserve.core.control.lifecycle import State
+from shmserve.core.control.lifecycle import Event, State, step
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState
 from shmserve.tensor.spec import ModelSpec
 
@@ -21,6 +21,10 @@ class ProcessRecord:
     pid: int
     since: float
     instance: str = ""  # executors: what they run
+
+    def adopt(self, instance: str) -> None:
+        """The executor runs this instance."""
+        self.instance = instance
 
     def release(self) -> None:
         """It runs its instance no more."""
@@ -69,13 +73,23 @@ class InstanceRecord:
         """Whether it is going and no process of it is left."""
         return self.left and not self.pid and not self.process
 
-    def enter(self, state: State, now: float) -> None:
-        """Come into a state."""
-        self.state, self.since = state, now
+    def step(self, event: Event, now: float, reason: str | None = None) -> None:
+        """Come into the state that an event leads to. `reason`: the misfortune, if it is one."""
+        after = step(self.state, event, self.name)
+        if after is not self.state:
+            self.state, self.since = after, now
+        if reason is not None:
+            self.reason = reason
+
+    def run_as(self, pid: int, process: str = "") -> None:
+        """A process runs the instance. `process`: its link, if it has one."""
+        self.pid, self.process = pid, process or self.process
+        if process:
+            self.awaited_until = 0.0
 
     def restore(self, published: LiveInstance, now: float, until: float) -> None:
         """After a coordinator restart: its executor served, and has `until` then to say hello."""
-        self.enter(State.READY, now)
+        self.state, self.since = State.READY, now
         self.loaded, self.awaited_until = True, until
         self.pid, self.process = published.pid, published.process
         self.endpoint, self.device = published.endpoint, published.device
@@ -101,9 +115,15 @@ class InstanceRecord:
         """It is new, and must have loaded its model within the limit."""
         self.since, self.deadline = now, now + limit_s
 
-    def dismiss(self) -> None:
-        """It is never desired again."""
+    def linger(self, until: float) -> None:
+        """Another instance has taken over: this one goes then."""
+        self.leave_at = until
+
+    def dismiss(self, now: float) -> None:
+        """It is never desired again, and stops if it runs."""
         self.left = True
+        if self.state in (State.STARTING, State.LOADING, State.READY):
+            self.step(Event.STOP, now)
 
     def forget_process(self) -> None:
         self.pid = 0
@@ -215,10 +235,27 @@ class ModelRecord:
     removed: bool = False  # its folder is gone: forget it with its last process
     implied: bool = False
 
-    def begin_load(self, revision: Revision, required: bool) -> None:
-        """Serve a revision, loaded or not: nothing that works is replaced by it."""
-        self.serving, self.loading, self.required = revision, True, required
-        self.unloaded = {}
+    def begin_load(self, revision: Revision, required: bool, implied: bool) -> Revision | None:
+        """Load a revision beside one that works, or in place of one that does not.
+
+        Return the revision whose place it takes, or None if there is none.
+        """
+        self.removed, self.error, self.refused = False, "", {}
+        self.implied = implied
+        if self.working:
+            self.coming = revision
+            return None
+        replaced, self.serving = self.serving, revision
+        self.loading, self.required, self.unloaded = True, required, {}
+        return replaced
+
+    def claim(self) -> None:
+        """The model is wanted for itself, too: unloading an ensemble leaves it."""
+        self.implied = False
+
+    def refuse(self, problems: dict[str, str]) -> None:
+        """A load came to nothing: the model could not even be described."""
+        self.refused = dict(problems)
 
     def end_load(self, problems: dict[str, str], refused: dict[str, str]) -> None:
         """A load is over, with these problems of versions, `refused` among them."""

@@ -15,7 +15,8 @@ find it. Then its executors get SIGTERM, and SIGKILL after the longest request.
 
 from __future__ import annotations
 
-from shmserve.core.control.lifecycle import Event, State, step
+from collections.abc import Iterable
+
 from shmserve.core.control.records import InstanceRecord, ModelRecord, Revision, VersionRecord
 from shmserve.core.effects import Desire, Effect, Forget, LogForOperators, Publish
 from shmserve.core.registry import ModelEntry
@@ -62,22 +63,24 @@ class Rollouts:
     # ---------------------------------------------------------------- load, unload
 
     def load(
-        self, name: str, revision: Revision, now: float, *, required: bool = False
+        self,
+        name: str,
+        revision: Revision,
+        now: float,
+        *,
+        required: bool = False,
+        implied: bool = False,
     ) -> list[Effect]:
         """Load a model anew. One load at a time: not while it is `changing`."""
         model = self.by_name.setdefault(name, ModelRecord(name))
         assert not model.changing
-        model.removed, model.error, model.refused = False, "", {}
         for version in revision.versions:
             for record in version.instances:
                 record.begin_load(now, self._load_timeout_s)
         self._enter(model, revision)
-        if model.serving is not None and model.serving.working:
-            model.coming = revision
-        else:
-            if model.serving is not None:
-                self._leave(model, model.serving, now, 0.0)
-            model.begin_load(revision, required)
+        replaced = model.begin_load(revision, required, implied)
+        if replaced is not None:
+            self._leave(model, replaced, now, 0.0)
         return [Publish(), Desire(), *self.settle(model, now)]
 
     def unload(self, name: str, now: float, *, removed: bool = False) -> list[Effect]:
@@ -93,15 +96,16 @@ class Rollouts:
 
     def refuse(self, name: str, problems: dict[str, str]) -> list[Effect]:
         """A load that came to nothing: its model could not even be described."""
-        model = self.by_name.setdefault(name, ModelRecord(name))
-        model.refused = dict(problems)
+        self.by_name.setdefault(name, ModelRecord(name)).refuse(problems)
         return [Publish()]
 
-    def restore(self, model: ModelRecord) -> None:
-        """After a restart: a model as it was written down."""
-        self.by_name[model.name] = model
-        for revision in model.revisions():
-            self._enter(model, revision)
+    def restore(self, models: Iterable[ModelRecord], next_number: int) -> None:
+        """After a restart: models, and the next revision's number, as they were written down."""
+        self.next_number = next_number
+        for model in models:
+            self.by_name[model.name] = model
+            for revision in model.revisions():
+                self._enter(model, revision)
 
     # ------------------------------------------------------------------ what follows
 
@@ -129,15 +133,10 @@ class Rollouts:
             for revision in model.leaving:
                 due = [r for r in revision.instances() if not r.left and now >= r.leave_at]
                 for record in due:
-                    self._send_away(record, now)
+                    record.dismiss(now)
                 effects += [Desire()] if due else []
             effects += self.settle(model, now)
         return effects
-
-    def step(self, record: InstanceRecord, event: Event, now: float) -> None:
-        after = step(record.state, event, record.name)
-        if after is not record.state:
-            record.enter(after, now)
 
     def _settle_coming(self, model: ModelRecord, coming: Revision, now: float) -> list[Effect]:
         problems = coming.problems()
@@ -166,14 +165,9 @@ class Rollouts:
     def _leave(self, model: ModelRecord, revision: Revision, now: float, linger_s: float) -> None:
         model.leaving.append(revision)
         for record in revision.instances():
-            record.leave_at = now + linger_s
+            record.linger(now + linger_s)
             if not linger_s or not record.live:
-                self._send_away(record, now)
-
-    def _send_away(self, record: InstanceRecord, now: float) -> None:
-        record.dismiss()
-        if record.state in (State.STARTING, State.LOADING, State.READY):
-            self.step(record, Event.STOP, now)
+                record.dismiss(now)
 
     def _forget(self, revision: Revision) -> Effect:
         names = tuple(record.name for record in revision.instances())

@@ -42,6 +42,15 @@ class _Silence:
     quiet: int = 0
     asked: int = 0
 
+    def look(self) -> None:
+        """Count a look at a process that has not answered."""
+        self.quiet += 1
+
+    def ask(self) -> int:
+        """Count a look since the first question. Return how many came before."""
+        self.asked += 1
+        return self.asked - 1
+
     def end(self) -> None:
         """The process has answered."""
         self.quiet = self.asked = 0
@@ -71,16 +80,14 @@ class Watchdog:
         is_new = silence is None
         if silence is None:
             silence = self._silences[process] = _Silence()
-        silence.quiet += 1
+        silence.look()
         if not silence.asked:
             patience = self._most * _RESTING if rests else self._period
             if not is_new and silence.quiet < patience:
                 return Verdict.NOTHING
         elif busy_ms == 0 and self._is_over(silence):
             return Verdict.REPLACE
-        silence.asked += 1
-        asks = (silence.asked - 1) % self._period == 0
-        return Verdict.ASK if asks else Verdict.NOTHING
+        return Verdict.NOTHING if silence.ask() % self._period else Verdict.ASK
 
     def _is_over(self, silence: _Silence) -> bool:
         """Whether it has had the time to answer, and more than one question."""

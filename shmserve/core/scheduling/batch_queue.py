@@ -44,6 +44,10 @@ class Waiting(Struct, Generic[Key, Item]):
     expires_ns: int = 0
     caller: int = 0
 
+    def expire_after(self, timeout_ns: int) -> None:
+        """Limit the time that the request may wait. 0: no limit."""
+        self.expires_ns = self.arrived_ns + timeout_ns if timeout_ns else 0
+
 
 class _Level(Generic[Key, Item]):
     """One priority: those in time by turns, then those that were too slow, as they came."""
@@ -62,6 +66,11 @@ class _Level(Generic[Key, Item]):
 
     def remove(self, key: Key) -> Waiting[Key, Item]:
         return self.in_time.cancel(key) or self.delayed.pop(key)
+
+    def delay(self, waiting: Waiting[Key, Item]) -> None:
+        """Put a request that was too slow behind those in time; it expires no more."""
+        waiting.expire_after(0)
+        self.delayed[waiting.key] = self.remove(waiting.key)
 
     def take(self, key: Key) -> Waiting[Key, Item]:
         """Take out a request that runs now."""
@@ -90,9 +99,8 @@ class BatchQueue(Generic[Key, Item]):
         policy = level.policy
         if policy.max_size and len(level) >= policy.max_size:
             return False
-        timeout_ns = policy.timeout_of(timeout_ns)
-        if timeout_ns:
-            waiting.expires_ns = waiting.arrived_ns + timeout_ns
+        if timeout_ns := policy.timeout_of(timeout_ns):
+            waiting.expire_after(timeout_ns)
         if waiting.key in self.waiting:  # of a peer that breaks this rule the latest counts
             self.cancel(waiting.key)
         self.waiting[waiting.key] = level
@@ -131,9 +139,7 @@ class BatchQueue(Generic[Key, Item]):
                 elif not (waiting.expires_ns and now_ns >= waiting.expires_ns):
                     continue
                 elif level.policy.delays:
-                    waiting.expires_ns = 0
-                    level.remove(waiting.key)
-                    level.delayed[waiting.key] = waiting
+                    level.delay(waiting)
                     continue
                 else:
                     rejected.append(waiting.item)

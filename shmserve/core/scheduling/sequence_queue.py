@@ -58,6 +58,19 @@ class _Sequence(Generic[Key, Item]):
         self.running: Step[Key, Item] | None = None
         self.quiet_ns = 0
 
+    def enter(self, slots: list[_Sequence[Key, Item] | None]) -> None:
+        """Take the lowest free slot."""
+        self.slot = slots.index(None)
+        slots[self.slot] = self
+
+    def leave(self, slots: list[_Sequence[Key, Item] | None]) -> bool:
+        """Give the slot back. Return False if the sequence had none."""
+        if self.slot is None:
+            return False
+        slots[self.slot] = None
+        self.slot = None
+        return True
+
     def append(self, step: Step[Key, Item]) -> None:
         self.waiting.append(step)
         self.is_open = not step.end
@@ -271,16 +284,11 @@ class SequenceQueue(Generic[Key, Item]):
     def _fill_slots(self) -> None:
         """Give those that wait the slots that are free, the lowest first."""
         while self.backlog and None in self._slots:
-            sequence = self.backlog.popleft()
-            sequence.slot = self._slots.index(None)
-            self._slots[sequence.slot] = sequence
+            self.backlog.popleft().enter(self._slots)
 
     def _free(self, sequence: _Sequence[Key, Item]) -> None:
-        if sequence.slot is None:
+        if not sequence.leave(self._slots):
             self.backlog.remove(sequence)
-        else:
-            self._slots[sequence.slot] = None
-            sequence.slot = None
 
     def _end_if_over(self, sequence: _Sequence[Key, Item]) -> None:
         if not (sequence.waiting or sequence.running or sequence.is_open):

@@ -80,6 +80,14 @@ class ExecutorCounts(Struct, array_like=True):
             for key, values in more.items():
                 add_each(rows.setdefault(key, _zeros(len(values))), values)
 
+    def add_batches(self, size: int, values: list[int]) -> None:
+        """Take in the executions of batches of one size, as a row of `batches` has them."""
+        self.batches[size] = values
+        self.executions += values[0]
+        self.inferences += values[0] * max(size, 0)
+        for index in (1, 2, 3):
+            self.stage_ns[index] += values[index]
+
 
 class ExecutorCounters:
     """The writer. `words`: at least `NWORDS`, all zero."""
@@ -188,11 +196,7 @@ def read(words: Words) -> ExecutorCounts | None:
         if not values[0]:
             continue
         size = words[at] if row < BATCH_ROWS - 1 else OTHER_SIZES
-        counts.batches[size] = values
-        counts.executions += values[0]
-        counts.inferences += values[0] * max(size, 0)
-        for index in (1, 2, 3):
-            counts.stage_ns[index] += values[index]
+        counts.add_batches(size, values)
     for row in range(RESPONSE_ROWS):
         at = _RESPONSES + row * _RESPONSE_WORDS
         if words[at]:

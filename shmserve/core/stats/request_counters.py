@@ -99,6 +99,10 @@ class RequestCounts(Struct, array_like=True):
         self.in_flight += other.in_flight
         add_each(self.cache, other.cache)
 
+    def end_all(self) -> None:
+        """Count none in flight: their process has ended."""
+        self.in_flight = 0
+
 
 def nwords(rows: int) -> int:
     """Words of a page for so many model versions, and as many keys."""

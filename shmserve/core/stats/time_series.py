@@ -161,13 +161,18 @@ class SavedSeries(Struct, array_like=True, frozen=True):
 class Track:
     """A group of series. `touched`: the last second in which it had any value."""
 
-    def __init__(self, kind: SeriesKind, second: int) -> None:
+    def __init__(self, kind: SeriesKind, second: int, saved: SavedTrack | None = None) -> None:
         self.kind = kind
         self.touched = second
         self._width = len(kind.names)
         self._nothing = kind.derived([0] * kind.width, 1.0, 0)
-        self._rings = [array("d", [nan]) * (level.points * self._width) for level in LEVELS]
-        self._running = [Period.of(kind) for _ in LEVELS]  # the first stays empty: `_second` is all
+        if saved is not None:
+            self._rings = [array("d", ring) for ring in saved.rings]
+            self._running = list(saved.running)
+        else:
+            self._rings = [array("d", [nan]) * (level.points * self._width) for level in LEVELS]
+            # The first stays empty: `_second` is all
+            self._running = [Period.of(kind) for _ in LEVELS]
         self._second: list[float] | None = None  # what the last second has become
         self._sample, self._times, self._seconds = _NOTHING, 0, 0.0  # not in the periods yet
         self._values: list[float] = []  # of a second of it
@@ -180,14 +185,13 @@ class Track:
     @classmethod
     def restored(cls, saved: SavedTrack, kind: SeriesKind) -> Track:
         """One of a kind that `fits`."""
-        track = cls(kind, saved.touched)
-        track._rings = [array("d", ring) for ring in saved.rings]
-        track._running = list(saved.running)
-        return track
+        return cls(kind, saved.touched, saved)
 
-    def add(self, sample: Sample, seconds: float) -> None:
+    def add(self, sample: Sample, number: int, seconds: float) -> None:
         """One more second. Where nothing happens it is as the one before: they are added at once
         when that ends."""
+        if sample.counts or not all(map(isnan, sample.gauges)):
+            self.touched = number
         if not self._times or sample != self._sample:
             self._settle()
             self._sample = sample
@@ -266,9 +270,7 @@ class TimeSeries:
             self._catch_up(level, second)
         for key, track in self.tracks.items():
             _, sample = samples.get(key, (None, _NOTHING))
-            if sample.counts or not all(map(isnan, sample.gauges)):
-                track.touched = second
-            track.add(sample, seconds)
+            track.add(sample, second, seconds)
         for level in range(len(LEVELS)):
             self._seconds[level] += seconds
             self._catch_up(level, second + 1)

@@ -12,7 +12,7 @@ from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.dispatch.cache.cache_key import CacheInput, Revisions, cache_key, revisions
 from shmserve.dispatch.cache.response_cache import AnswerCache, CachedAnswer
-from shmserve.dispatch.calls.request_counting import Account
+from shmserve.dispatch.calls.request_counting import Account, CallScope
 from shmserve.dispatch.calls.step_call import StepTensor
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
@@ -31,7 +31,7 @@ class AnyCall(InferenceCall, Protocol):
     def give(self, name: str) -> StepTensor | None: ...
 
 
-class CachedCall:
+class CachedCall(CallScope):
     """One request: `inner`, unless its answer is kept; then that is never run, and only holds the
     inputs. Client memory is not looked into: frontends never map it, and it may change while it
     is read, so a request with a region always runs.
@@ -127,9 +127,8 @@ class CachedCall:
         account.looked_up(answer is not None, time.monotonic_ns() - began_ns)
         if answer is None:
             return None
-        account.sent_ns = began_ns
-        account.begin_trace(self._options)
-        account.succeeded = True
+        account.begin(self._options, began_ns=began_ns)
+        self.receipt.finish()
         return answer.outcome
 
     def _keep(self, outcome: Outcome) -> None:
@@ -140,7 +139,8 @@ class CachedCall:
             model = (self.entry.spec.name, self.entry.spec.version)
             answer = (self._key, served, model, outcome)
             with suppress(Unavailable):  # nothing is kept then
-                self.receipt.copied_out += waiting.beside_if_large(size, self._cache.put, *answer)
+                copied = waiting.beside_if_large(size, self._cache.put, *answer)
+                self.receipt.copy_out(copied)
 
     def _is_current(self, served: Revisions) -> bool:
         now = self._current()
@@ -166,11 +166,3 @@ class CachedCall:
         if answer is not None:
             answer.give_back()
         self._inner.close()
-
-    def __enter__(self) -> CachedCall:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.account.failed(error)
-        self.close()

@@ -14,7 +14,7 @@ from shmserve.core.memory.slots import Slot, SlotState
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.calls.attempt import Attempt, Cancellation
 from shmserve.dispatch.calls.data_plane import DataPlane
-from shmserve.dispatch.calls.request_counting import Account
+from shmserve.dispatch.calls.request_counting import Account, CallScope
 from shmserve.dispatch.outcome import (
     Outcome,
     OutputTensor,
@@ -45,7 +45,7 @@ _NO_ANSWER = Answer(0)
 _LEASED = SlotState.LEASED
 
 
-class Call:
+class Call(CallScope):
     """One request. A context manager; not for use by two threads, but for `cancel`."""
 
     __slots__ = (
@@ -138,7 +138,6 @@ class Call:
         except BaseException as ex:
             self.account.failed(ex)
             raise
-        self.account.succeeded = True
         if self.account.trace is not None:
             self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
         return Outcome(outputs, answer.parameters)
@@ -153,7 +152,6 @@ class Call:
                 elif answer.final and answer.error_code:
                     self.account.refused(answer.error_code, answer.error)
                 elif answer.final:
-                    self.account.succeeded = True
                     self.account.answered()
                 yield self._outcome(answer)
         except GeneratorExit:
@@ -195,11 +193,10 @@ class Call:
 
     def _begin(self, credit: int) -> Attempt:
         options, plane, account = self._options, self._plane, self.account
-        account.sent_ns = time.monotonic_ns()
-        traceparent = ""
-        if self.entry.trace is not None or options.trace is not None:
-            account.begin_trace(options, inputs_in(self._slots, self._inputs))
-            traceparent = account.traceparent
+        traced = self.entry.trace is not None or options.trace is not None
+        account.sent_ns = time.monotonic_ns()  # not by a method: one call for each request
+        if traced:
+            account.begin(options, inputs_in(self._slots, self._inputs), account.sent_ns)
         message = Execute(
             plane.next_number(),
             options.request_id,
@@ -212,7 +209,7 @@ class Call:
             credit=credit,
             callers=options.callers,
             caller_number=options.caller_number,
-            traceparent=traceparent,
+            traceparent=account.traceparent if traced else "",
         )
         self._attempt = Attempt(
             plane.executors,
@@ -235,9 +232,10 @@ class Call:
             if tensor.alias < 0 and type(at) is Descriptor:
                 self._held.append((at.slot, at.generation))
                 self._held_bytes += at.nbytes
+        # A method of the receipt would be one call more for each request
         receipt, timing, copied = self.receipt, answer.timing, answer.copied
-        self.account.timing = timing
-        receipt.executor = self._pool.instance.name
+        receipt.executor, receipt.timing = self._pool.instance.name, timing
+        receipt.complete = answer.final and not answer.error_code
         receipt.queue_ns += timing.queue
         receipt.compute_ns += timing.input + timing.infer + timing.output
         receipt.copied_batch += copied.batch
@@ -322,11 +320,3 @@ class Call:
                 pool.release(self._held, self._held_bytes)
                 self._held, self._held_bytes = [], 0
         self.account.close()
-
-    def __enter__(self) -> Call:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.account.failed(error)
-        self.close()

@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from time import monotonic_ns
+from typing import Self
 
 from msgspec import Struct
 
@@ -20,17 +21,16 @@ from shmserve.core.stats.counter_pages import Gauges, write_gauges
 from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
 from shmserve.core.stats.request_counters import HITS, MISSES, Reason, RequestCounters, nwords
 from shmserve.dispatch.outcome import RunOptions
-from shmserve.dispatch.receipt import Receipt
-from shmserve.dispatch.traced_request import QUEUE_INPUT, NamedTensor, Trace
+from shmserve.dispatch.receipt import UNTIMED, Receipt
+from shmserve.dispatch.traced_request import QUEUE_INPUT, Trace
 from shmserve.dispatch.traces.tracing import Tracer, timestamps
 from shmserve.errors import ShmserveError
 from shmserve.observe import flight_recorder
-from shmserve.protocol.control.data_messages import Timing
 from shmserve.shm.counter_page import OwnCounterPage
+from shmserve.tensor.named_tensor import NamedTensor
 
 _MOST_TOLD = 64  # texts that wait to be taken
 _LONGEST_TOLD = 300
-_UNTIMED = Timing()
 _NO_RECEIPT = Receipt()
 
 
@@ -127,8 +127,6 @@ class Account(Struct):
 
     Attributes:
         sent_ns: when an executor was asked; 0: none has been.
-        timing: what the executor said of its times.
-        succeeded: all of the answer is here.
         counted_ns: when it was counted; 0: not yet.
         counted_copies: of the answer, then.
         trace: of the request, if it is traced.
@@ -139,15 +137,17 @@ class Account(Struct):
     entry: ModelEntry
     receipt: Receipt
     sent_ns: int = 0
-    timing: Timing = _UNTIMED
-    succeeded: bool = False
     counted_ns: int = 0
     counted_copies: int = 0
     closed: bool = False
     trace: Trace | None = None
 
-    def begin_trace(self, options: RunOptions, inputs: Iterable[NamedTensor] = ()) -> None:
-        """The request begins; it is traced if it is one of those, or its ensemble is traced."""
+    def begin(
+        self, options: RunOptions, inputs: Iterable[NamedTensor] = (), began_ns: int = 0
+    ) -> None:
+        """Begin the request, now or at `began_ns`, and its trace: if it is one of those traced, or
+        its ensemble is."""
+        self.sent_ns = began_ns or monotonic_ns()
         if options.trace is not None or (self.entry.trace is not None and not options.step):
             self.trace = self.tracer.begin(self.entry, options)
             if self.trace is not None:
@@ -188,10 +188,10 @@ class Account(Struct):
         """It is over: count it if nobody has, trace it if that is wanted."""
         trace = self.trace
         spans = trace is not None and trace.own is not None and bool(trace.failure)
-        if self.closed or not (self.succeeded or spans):
+        if self.closed or not (self.receipt.complete or spans):
             return
         self.closed = True
-        if self.succeeded:
+        if self.receipt.complete:
             if not self.counted_ns:
                 self.answered()
             more = self.receipt.copied_out - self.counted_copies
@@ -211,11 +211,11 @@ class Account(Struct):
             self.counting.ended(self.entry, reason, took, receipt, told)
 
     def _traced(self, trace: Trace) -> None:
-        receipt, timing = self.receipt, self.timing
+        receipt = self.receipt
         times = timestamps(
             self.sent_ns - receipt.receive_ns,
             self.sent_ns,
-            None if timing == _UNTIMED else timing,
+            None if receipt.timing == UNTIMED else receipt.timing,
             self.counted_ns - receipt.send_ns,
             self.counted_ns,
             monotonic_ns(),
@@ -223,3 +223,22 @@ class Account(Struct):
         trace.end(times, receipt)
         if not trace.inner:
             self.tracer.end(trace)
+
+
+class CallScope:
+    """Closes a call on every path out of a `with` block, and counts it as failed on an error."""
+
+    __slots__ = ()
+
+    account: Account
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.account.failed(error)
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError

@@ -29,7 +29,7 @@ from shmserve.core.scheduling.ensemble_progress import ONCE
 from shmserve.dispatch.cache.cached_call import AnyCall, CachedCall
 from shmserve.dispatch.cache.response_cache import AnswerCache
 from shmserve.dispatch.calls.data_plane import DataPlane
-from shmserve.dispatch.calls.request_counting import Account
+from shmserve.dispatch.calls.request_counting import Account, CallScope
 from shmserve.dispatch.calls.step_call import StepCall, StepTensor
 from shmserve.dispatch.ensembles.step_threads import StepThreads
 from shmserve.dispatch.ensembles.steps import EnsembleSteps
@@ -62,7 +62,7 @@ class EnsemblePlane(Struct, frozen=True):
         return CachedCall(self.cache, call, options, self.data.executors.registry.current)
 
 
-class EnsembleCall:
+class EnsembleCall(CallScope):
     """One request; itself a step where ensembles are nested. A context manager.
 
     Attributes:
@@ -85,7 +85,7 @@ class EnsembleCall:
         self._steps = EnsembleSteps(
             spec,
             replace(options, outputs=self._wanted, timeout_s=self._timeout_s, stream=self._limits),
-            self.receipt,
+            self.account,
             data,
             plane.threads,
             partial(plane.call, cancellable=True),
@@ -131,7 +131,7 @@ class EnsembleCall:
             raise
         finally:
             self._steps.end()
-        self.account.succeeded = True
+        self.receipt.finish()
         return outcome
 
     def stream(self) -> Iterator[Outcome]:
@@ -141,7 +141,7 @@ class EnsembleCall:
                 if answer.final and answer.error is not None:
                     self.account.failed(answer.error)
                 elif answer.final:
-                    self.account.succeeded = True
+                    self.receipt.finish()
                     self.account.answered()
                 yield answer
         except GeneratorExit:
@@ -156,9 +156,7 @@ class EnsembleCall:
     def _answers(self) -> Iterator[Outcome]:
         """Run all steps; the outputs of an answer stay until the next one is asked for."""
         account, runs, progress = self.account, self._steps.runs, self._steps.progress
-        account.sent_ns = time.monotonic_ns()
-        account.begin_trace(self._options, self._tensors.of_request())
-        self._steps.trace = account.trace
+        account.begin(self._options, self._tensors.of_request())
         streams = self.entry.spec.decoupled
         due, final = self._due(time.monotonic() + self._timeout_s), False
         while (number := runs.next_answer(not streams, *due)) is not None:
@@ -216,11 +214,3 @@ class EnsembleCall:
         for slot in reserved:
             self._memory.reclaim(slot)
         self.account.close()
-
-    def __enter__(self) -> EnsembleCall:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.account.failed(error)
-        self.close()

@@ -15,13 +15,12 @@ from shmserve.core.scheduling import ensemble_graph
 from shmserve.core.scheduling.ensemble_progress import ONCE, GraphProgress, Run
 from shmserve.dispatch.cache.cached_call import AnyCall
 from shmserve.dispatch.calls.data_plane import DataPlane
+from shmserve.dispatch.calls.request_counting import Account
 from shmserve.dispatch.calls.step_call import StepTensor
 from shmserve.dispatch.ensembles.ensemble_runs import StepRuns
 from shmserve.dispatch.ensembles.ensemble_tensors import EnsembleTensors
 from shmserve.dispatch.ensembles.step_threads import StepThreads
 from shmserve.dispatch.outcome import Outcome, RunOptions
-from shmserve.dispatch.receipt import Receipt
-from shmserve.dispatch.traced_request import Trace
 from shmserve.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -41,18 +40,17 @@ class EnsembleSteps:
 
     Args:
         options: of the request, with `outputs`, `timeout_s` and `stream`.
-        receipt: what steps that are over have cost is added to it.
+        account: of the request; what steps have cost is added to its receipt.
 
     Attributes:
         tensors, progress: with `runs.lock` held.
-        trace: of the request, if it is traced.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         options: RunOptions,
-        receipt: Receipt,
+        account: Account,
         data: DataPlane,
         threads: StepThreads,
         make_call: MakeCall,
@@ -66,13 +64,12 @@ class EnsembleSteps:
         self.progress = GraphProgress(spec.steps, inputs, options.outputs, on_way)
         self.tensors = EnsembleTensors(data.memory)
         self.runs = StepRuns(self.progress, threads, self._perform, self._cancel_calls)
-        self.trace: Trace | None = None
         self._spec = spec
         self._options = options
         self._timeout_s = options.timeout_s
         self._answer_s = options.stream.answer_s
         self._deadline = time.monotonic() + options.timeout_s
-        self._receipt = receipt
+        self._account = account
         self._registry = data.executors.registry
         self._make_call = make_call
         self._last = ensemble_graph.last_step(spec)
@@ -189,7 +186,7 @@ class EnsembleSteps:
             if call not in self._calls:
                 return
             self._calls.remove(call)
-            self._receipt.add(call.receipt)
+            self._account.receipt.add(call.receipt)
         call.close()
 
     def _check(self, taker: ModelSpec, name: str, tensor: str, shape: tuple[int, ...]) -> None:
@@ -238,7 +235,7 @@ class EnsembleSteps:
             places=places,
             timeout_s=self._left() if run.number == ONCE else self._answer_s,
             step=True,
-            trace=self.trace,
+            trace=self._account.trace,
         )
 
     def _left(self) -> float:
@@ -254,10 +251,7 @@ class EnsembleSteps:
         text = f"in {spec.platform} '{spec.name}', {error.message} (step '{step.model}')"
         if error.retry_after_s and (self._sent_others or self._sent_first not in (None, run)):
             return WorkLost(f"{text}; other steps have begun")
-        named = copy.copy(error)
-        named.message = text
-        named.args = (named.message,)
-        return named
+        return copy.copy(error).reword(text)
 
     def _cancel_calls(self) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shmserve.core.scheduling.caller_number import UNKNOWN
+from shmserve.shm.arena import ArenaMemory
 from shmserve.transport.channel import Channel
 
 
@@ -17,3 +18,8 @@ class ExecutorConnection:
         self.caller = UNKNOWN
         self.known: set[int] = set()
         self.drops = 0
+
+    def forget_dropped(self, memory: ArenaMemory) -> tuple[int, ...]:
+        """Forget the segments that are no more. Return those that the executor knows."""
+        self.drops = memory.drops
+        return memory.dropped(self.known)

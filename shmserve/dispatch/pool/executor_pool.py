@@ -178,8 +178,7 @@ class ExecutorPool:
                 release = self._take_pending()
         dropped: tuple[int, ...] = ()
         if connection.drops != memory.drops:
-            connection.drops = memory.drops
-            dropped = memory.dropped(known)
+            dropped = connection.forget_dropped(memory)
         if offers or release or dropped:
             request = msgspec.structs.replace(
                 request, release=tuple(release), offers=tuple(offers), dropped=dropped

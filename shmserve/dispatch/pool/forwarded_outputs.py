@@ -63,6 +63,16 @@ class ForwardedOutput(Slot):
         self.mapping = mapping
         self._let_go = let_go
 
+    def add_lease(self) -> None:
+        """One more reader has the right to the output."""
+        self.state = SlotState.LEASED
+        self.leases += 1
+
+    def drop_lease(self) -> bool:
+        """A reader gives its lease back. Return whether others are left."""
+        self.leases -= 1
+        return self.leases > 0
+
     def end(self) -> None:
         """Nobody reads it any more: its owner may have it back."""
         self.state = SlotState.FREE
@@ -142,16 +152,14 @@ class ForwardingMemory(ArenaMemory):
         with self._forwarding:
             if slot.state is SlotState.FREE:
                 raise StaleDescriptor("an output was passed on after its end")
-            slot.state = SlotState.LEASED
-            slot.leases += 1
+            self._forwarded[slot.number].add_lease()
 
     def _release_foreign(self, number: int) -> None:
         with self._forwarding:
             output = self._forwarded.get(number)
             if output is None or output.state is not SlotState.LEASED:
                 raise StaleDescriptor(f"no lease on forwarded output {number}")
-            output.leases -= 1
-            if output.leases:
+            if output.drop_lease():
                 return
             del self._forwarded[number]
         output.end()

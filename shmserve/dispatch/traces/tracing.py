@@ -87,10 +87,8 @@ class Tracer:
         spans = self._sender is not None
         if not self._sampled(entry.spec.name, settings.rate, parent if spans else None):
             return None
-        trace = Trace(entry, settings, *known, parent)
-        if spans:
-            trace.own = _within(parent) or TraceContext(new_trace_id(), new_span_id())
-        return trace
+        own = _within(parent) or TraceContext(new_trace_id(), new_span_id()) if spans else None
+        return Trace(entry, settings, *known, parent, own=own)
 
     def refused(
         self,

@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 
 from shmserve.cuda import runtime
+from shmserve.errors import Internal
 from shmserve.executor.backends import dlpack
 from shmserve.executor.devices import is_on_device
 
 
-def as_array(value: Any) -> Any:
-    """A numpy or CuPy array; None: the value is nothing of the kind.
+def to_array(value: Any, where: str) -> Any:
+    """Return a value as a numpy or CuPy array.
 
     Takes numpy's and CuPy's arrays as they are, and whatever speaks DLPack or has
     `__cuda_array_interface__`, such as torch's tensors, without a copy.
 
     Raises:
-        TypeError, ValueError, BufferError: an array of a type or layout that cannot be told.
+        Internal: the value is no array, or one of a type or layout that cannot be told.
         ConfigError: it lies in a GPU's memory, and CuPy cannot be used here.
     """
     if isinstance(value, np.ndarray):
@@ -29,8 +30,11 @@ def as_array(value: Any) -> Any:
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(value, cupy.ndarray):
         return value
-    if hasattr(value, "__dlpack__"):
-        return dlpack.take(value)
-    if is_on_device(value):
-        return runtime.cupy().asarray(value)
-    return None
+    try:
+        if hasattr(value, "__dlpack__"):
+            return dlpack.take(value)
+        if is_on_device(value):
+            return runtime.cupy().asarray(value)
+    except (TypeError, ValueError, BufferError) as ex:
+        raise Internal(f"{where}: {ex}") from None
+    raise Internal(f"{where} must be an array, got {type(value).__name__}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output
-from shmserve.executor.backends.array_import import as_array
+from shmserve.executor.backends.array_import import to_array
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
 
@@ -57,7 +57,9 @@ class OutputCheck:
             spec = self._specs.get(name)
             if spec is None:
                 raise self._unknown(name)
-            array = value if type(value) is np.ndarray else self._array(name, value)
+            array = value
+            if type(value) is not np.ndarray:
+                array = to_array(value, f"model '{self._model}': output '{name}'")
             kind = DATATYPES[spec.datatype]
             if array.dtype != kind.numpy and from_numpy(array.dtype) is not kind:
                 raise Internal(
@@ -84,16 +86,6 @@ class OutputCheck:
                 f"{list(spec.shape)}, got {list(shape)}"
             )
         self._fitting[spec.name] = shape
-
-    def _array(self, name: str, value: Any) -> Any:
-        where = f"model '{self._model}': output '{name}'"
-        try:
-            array = as_array(value)
-        except (TypeError, ValueError, BufferError) as ex:
-            raise Internal(f"{where}: {ex}") from None
-        if array is None:
-            raise Internal(f"{where} must be an array, got {type(value).__name__}")
-        return array
 
     def _unknown(self, name: str) -> Internal:
         return Internal(f"model '{self._model}' gave an unknown output '{name}'")

@@ -6,7 +6,7 @@ batch.
 
 Triton's dialect gets the requests as they are. Backends that want one tensor get one request, whose
 inputs `executor.tensors.batch` has gathered: one copy, counted as `batch` in each receipt, on a GPU
-none. With `batch_input` or `batch_output`, `executor.backends.ragged` stands between.
+none. With `batch_input` or `batch_output`, `executor.wrappers.ragged` stands between.
 
 A request of an iterative sequence that the model has rescheduled (`Request.reschedule`) goes back
 to the head of its sequence, in its slot, with its inputs open. Views of inputs that the model keeps
@@ -22,19 +22,24 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-import msgspec
-from msgspec import Struct
+from msgspec.structs import replace
 
 from shmserve.errors import DeviceMemoryExhausted, Internal, ShmserveError
 from shmserve.executor.backend import Backend, BatchForm, Response
 from shmserve.executor.loop.run_statistics import RunStatistics
-from shmserve.executor.loop.runner import IsCancelled, Key, Requested, RunOutcome, as_error
+from shmserve.executor.loop.runner import (
+    IsCancelled,
+    Key,
+    Requested,
+    RunOutcome,
+    as_error,
+    error_of_placing,
+)
 from shmserve.executor.peers.frontend_connections import FrontendConnection
 from shmserve.executor.tensors.batch import BatchedOutputs, GatheredBatch
 from shmserve.executor.tensors.request import ExecutorRequest, Outputs
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Copied, Timing
-from shmserve.shm.client_region import Shrunk
 
 
 class BatchMember(RunOutcome, eq=False):
@@ -43,20 +48,99 @@ class BatchMember(RunOutcome, eq=False):
     Attributes:
         answer: its timing is that of all runs of the request.
         run: duration of the last run alone.
+        request: None until the inputs are there.
+        gathered: bytes that were copied into the batch.
     """
 
     answer: Answer = Answer(0)
     run: Timing = Timing()
-    request: ExecutorRequest | None = None  # None: it has not come that far
+    request: ExecutorRequest | None = None
     outputs: Outputs | None = None
-    gathered: int = 0  # bytes
+    gathered: int = 0
 
+    def begin(self, request: ExecutorRequest, batch: GatheredBatch | None) -> None:
+        """Have the model run the request. Bring the inputs into the batch if that is gathered.
 
-class _Rescheduled(Struct, frozen=True):
-    """Between two runs of a request: what is open of it, and what it has taken so far."""
+        Raises:
+            ShmserveError: as `GatheredBatch.add`.
+        """
+        self.request = request
+        if batch is not None:
+            self.gathered = batch.add(self.connection.frontend, self.message)
 
-    request: ExecutorRequest
-    spent: Timing
+    def begin_again(self, request: ExecutorRequest) -> None:
+        """Have the model run a rescheduled request once more."""
+        request.run_again(self.message.parameters)
+        self.request = request
+
+    def fail_with_all(self, error: ShmserveError) -> None:
+        """End the request with the error of the batch, unless it has failed already."""
+        self.rescheduled = False
+        if not self.has_failed:
+            self.fail(error)
+
+    def respond(
+        self, request: ExecutorRequest, response: Response, gathered: GatheredBatch | None
+    ) -> None:
+        """Place what the model gives, unless the model wants the request once more."""
+        self.rescheduled = request.rescheduled and response.error is None
+        if self.rescheduled:
+            return
+        outputs = Outputs(request) if gathered is None else BatchedOutputs(request, gathered.offers)
+        self.outputs = outputs
+        error = error_of_placing(request, outputs, response)
+        if error is not None:
+            self.fail(error)
+        else:
+            number, tensors = self.message.request, tuple(outputs.tensors)
+            self.answer = Answer(number, tensors, parameters=response.parameters)
+
+    def finish(self) -> None:
+        """Take back what the model was offered, and lease what it gave."""
+        request, outputs = self.request, self.outputs
+        if request is None:
+            return
+        if request.offers:
+            request.drop_offers()
+        if outputs is not None and self.has_failed:
+            outputs.undo()
+        elif outputs is not None:
+            self.leases = outputs.lease()
+            self.segments = [slot.segment for slot in outputs.slots]
+
+    def count(self, run: Timing, share: tuple[int, int] | None) -> None:
+        """Complete the answer: the duration, what was copied, and what the model kept.
+
+        Args:
+            run: duration of the run.
+            share: bytes copied and moved of the request's rows of a gathered batch.
+        """
+        request, outputs = self.request, self.outputs
+        if request is None:
+            return
+        self.run = run
+        copied, moved = (0, 0) if self.rescheduled else request.take_counts()
+        written, moved_out = (outputs.copied, outputs.moved) if outputs else (0, 0)
+        if share is not None:
+            copied, moved = share
+        self.answer = replace(
+            self.answer,
+            timing=run,
+            copied=Copied(self.gathered, written, moved + moved_out, copied),
+            retained=() if self.rescheduled else request.retained(self.connection.frontend),
+        )
+
+    def add_earlier(self, spent: Timing) -> None:
+        """Add the duration of earlier runs to that of the last one."""
+        before, last = spent, self.run
+        runs = before.input + before.infer + before.output
+        timing = Timing(
+            max(0, last.queue - runs),  # which counts from when the request was sent
+            before.input + last.input,
+            before.infer + last.infer,
+            before.output + last.output,
+        )
+        self.answer = replace(self.answer, timing=timing)
 
 
 class BatchRunner:
@@ -81,7 +165,7 @@ class BatchRunner:
         self._iterative = workspace.spec.config.is_iterative
         self._is_cancelled = is_cancelled
         self._model_runs = model_runs
-        self._open: dict[Key, _Rescheduled] = {}
+        self._open: dict[Key, BatchMember] = {}  # rescheduled requests
 
     def run(self, batch: Sequence[Requested], now_ns: int) -> Sequence[BatchMember]:
         """Run requests together."""
@@ -102,10 +186,10 @@ class BatchRunner:
     def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
         """Return the answer with those inputs that the model has kept, if the request has run."""
         opened = self._open.pop((connection, answer.request), None)
-        if opened is None:
+        if opened is None or opened.request is None:
             return answer
         retained = opened.request.retained(connection.frontend)
-        return msgspec.structs.replace(answer, retained=retained)
+        return replace(answer, retained=retained)
 
     def rest(self) -> None:
         """Do nothing: no request is prepared ahead of its run."""
@@ -134,8 +218,8 @@ class BatchRunner:
             # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
             self._fail_all(members, self._devices.settle())
         for member in members:
-            self._finish(member)
-        self._time(members, gathered, (started_ns, infer_ns, inferred_ns))
+            member.finish()
+        self._count(members, gathered, (started_ns, infer_ns, inferred_ns))
         for member in members:
             self._keep_open(member)
         if gathered is not None:
@@ -145,21 +229,18 @@ class BatchRunner:
     def _keep_open(self, member: BatchMember) -> None:
         """Keep what will run again; what is over has taken what all of its runs have."""
         key = (member.connection, member.message.request)
-        member.run = last = member.answer.timing
         before = self._open.pop(key, None)
         if before is not None:
-            member.answer = msgspec.structs.replace(member.answer, timing=_sum(before.spent, last))
-        if member.rescheduled and member.request is not None:
-            self._open[key] = _Rescheduled(member.request, member.answer.timing)
+            member.add_earlier(before.answer.timing)
+        if member.rescheduled:
+            self._open[key] = member
 
     def _fail_all(self, members: list[BatchMember], ex: BaseException | None) -> None:
         if ex is None:
             return
         error = as_error(ex)
         for member in members:
-            member.rescheduled = False
-            if not member.has_failed:
-                member.fail(error)
+            member.fail_with_all(error)
         if isinstance(error, DeviceMemoryExhausted):
             self._devices.free_unused()
 
@@ -171,18 +252,12 @@ class BatchRunner:
             return self._is_cancelled(member.connection, message.request)
 
         opened = self._open.get((member.connection, message.request))
-        if opened is not None:
-            member.request = opened.request
-            member.request.parameters = message.parameters
-            member.request.reschedule(False)
+        if opened is not None and opened.request is not None:
+            member.begin_again(opened.request)
             return
         try:
-            if gathered is None:
-                inputs = self._workspace.read(frontend, message)
-                member.request = ExecutorRequest(self._workspace, message, inputs, watch)
-            else:
-                member.request = ExecutorRequest(self._workspace, message, {}, watch)
-                member.gathered = gathered.add(frontend, message)
+            inputs = self._workspace.read(frontend, message) if gathered is None else {}
+            member.begin(ExecutorRequest(self._workspace, message, inputs, watch), gathered)
         except ShmserveError as ex:
             self._devices.settle()  # what has been brought so far may be on its way
             member.fail(ex)
@@ -202,83 +277,24 @@ class BatchRunner:
         if len(responses) != len(requests):
             raise Internal(f"the model gave {len(responses)} responses to {len(requests)} requests")
         for member, request, response in zip(members, requests, responses, strict=True):
-            member.rescheduled = request.rescheduled and response.error is None
-            if member.rescheduled:
-                continue
-            member.outputs = (
-                Outputs(request) if gathered is None else BatchedOutputs(request, gathered.offers)
-            )
-            self._place(member, member.outputs, response)
+            member.respond(request, response, gathered)
         return inferred_ns
 
-    def _place(self, member: BatchMember, outputs: Outputs, response: Response) -> None:
-        if response.error is not None:
-            member.fail(response.error)
-            return
-        try:
-            outputs.place(response)
-            member.answer = Answer(
-                member.message.request, tuple(outputs.tensors), parameters=response.parameters
-            )
-        except Shrunk as ex:
-            self._workspace.regions.shrunk(ex)
-            member.fail(ex)
-        except Exception as ex:  # also an array that cannot be handled
-            member.fail(as_error(ex))
-
-    def _finish(self, member: BatchMember) -> None:
-        """The model is done with it: what it was offered goes back, what it gave is leased."""
-        request, outputs = member.request, member.outputs
-        if request is None:
-            return
-        if request.offers:
-            request.drop_offers()
-        if outputs is not None and member.has_failed:
-            outputs.undo()
-        elif outputs is not None:
-            member.leases = outputs.lease()
-            member.segments = [slot.segment for slot in outputs.slots]
-
-    def _time(
+    def _count(
         self,
         members: list[BatchMember],
         gathered: GatheredBatch | None,
         times_ns: tuple[int, int, int],
     ) -> None:
-        """Complete the answers: what they took, what was copied and what the model kept. A batch
-        takes each of its requests as long as it takes."""
+        """Complete the answers. A batch takes each of its requests as long as it takes; copies of a
+        gathered batch are shared by rows."""
         started_ns, infer_ns, inferred_ns = times_ns
         output_ns = max(0, time.monotonic_ns() - inferred_ns)
         total = sum(gathered.rows) if gathered is not None else 0
-        of_all = gathered.take_counts() if gathered is not None else (0, 0)
+        copied, moved = gathered.take_counts() if gathered is not None else (0, 0)
         for member in members:
-            request, outputs, sent_ns = member.request, member.outputs, member.message.sent_ns
-            if request is None:
-                continue
-            copied, moved = (0, 0) if member.rescheduled else request.take_counts()
-            written, moved_out = (outputs.copied, outputs.moved) if outputs else (0, 0)
-            if total:  # the gathered inputs' counts, by rows
-                rows = member.message.inputs[0].shape[0]
-                copied, moved = (count * rows // total for count in of_all)
-            member.answer = msgspec.structs.replace(
-                member.answer,
-                timing=Timing(
-                    max(0, started_ns - sent_ns),
-                    infer_ns - started_ns,
-                    inferred_ns - infer_ns,
-                    output_ns,
-                ),
-                copied=Copied(member.gathered, written, moved + moved_out, copied),
-                retained=() if member.rescheduled else request.retained(member.connection.frontend),
-            )
-
-
-def _sum(before: Timing, last: Timing) -> Timing:
-    """What several runs took; `last.queue` counts from when the request was sent."""
-    runs = before.input + before.infer + before.output
-    return Timing(
-        max(0, last.queue - runs),
-        before.input + last.input,
-        before.infer + last.infer,
-        before.output + last.output,
-    )
+            queue_ns = max(0, started_ns - member.message.sent_ns)
+            run = Timing(queue_ns, infer_ns - started_ns, inferred_ns - infer_ns, output_ns)
+            rows = member.message.inputs[0].shape[0] if total else 0
+            share = (copied * rows // total, moved * rows // total) if total else None
+            member.count(run, share)

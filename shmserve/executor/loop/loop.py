@@ -37,7 +37,6 @@ from shmserve.executor.loop.channel_watch import ChannelWatch
 from shmserve.executor.loop.run_statistics import RunStatistics
 from shmserve.executor.loop.runner import IsCancelled, Key, Requested, Runner, cancelled, late
 from shmserve.executor.loop.scheduler_intake import SchedulerIntake
-from shmserve.executor.loop.sent_order import receive_in_order
 from shmserve.executor.loop.stream_book import StreamBook
 from shmserve.executor.peers.channels import Channels
 from shmserve.executor.peers.frontend_connections import FrontendConnection
@@ -87,7 +86,7 @@ class Loop:
         self._queue = intake.queue
         self._push = intake.push
         self._rejection = intake.rejection
-        self._in_order = intake.in_order
+        self._receive = channels.receive_in_order if intake.in_order else channels.receive
         self._streams = parts.streams
         self._statistics = parts.statistics
         self._idle_s = parts.segment_idle_s
@@ -179,11 +178,7 @@ class Loop:
         if 0 < wait_s < WAKE_S:  # a batch is due then: not a millisecond later
             self._channels.wait(wait_s)
             wait_s = 0
-        if self._in_order:
-            events = receive_in_order(self._channels, wait_s)
-        else:
-            events = self._channels.receive(wait_s)
-        for connection, message in events:
+        for connection, message in self._receive(wait_s):
             if type(message) is Execute:
                 key, requested = (connection, message.request), (connection, message)
                 self._push(key, requested, message.deadline_ns, message.caller_number)
@@ -243,7 +238,9 @@ class Loop:
             self._channels.send(connection, complete, [])
 
     def _publish(self) -> None:
-        """Tell frontends how busy the executor is."""
+        """Tell frontends how busy the executor is. Requests are busy since their run began. Open
+        streams are busy since the model moved the stream that the model has left alone longest, as
+        the last `_tick` saw: after progress this time is up to `WAKE_S` older than it should be."""
         words, running = self._words, len(self._running)
         if self._streams.streams:
             running = self._streams.count_with(self._running)
@@ -271,7 +268,7 @@ class Loop:
     def _serve(self, batch: Sequence[Requested], now_ns: int) -> None:
         """Have the model work on requests, and answer."""
         self._running = {(connection, message.request): True for connection, message in batch}
-        if not self._decoupled:  # a stream is busy since its last answer
+        if not (self._decoupled and self._streams.count_with(())):
             self._busy_since = now_ns
         self._publish()
         outcomes = self._runner.run(batch, now_ns)

@@ -22,8 +22,8 @@ from shmserve.executor.loop.stream_book import StreamBook
 from shmserve.executor.loop.stream_runner import StreamRunner
 from shmserve.executor.peers.channels import Channels
 from shmserve.executor.rate_limited import SharedResources
-from shmserve.executor.sequences.sequence_backend import SequenceBackend
 from shmserve.executor.tensors.workspace import Workspace
+from shmserve.executor.wrappers.sequence_backend import SequenceBackend
 
 
 class LoopLimits(Struct, frozen=True):

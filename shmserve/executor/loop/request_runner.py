@@ -62,7 +62,6 @@ class RequestRunner:
         """Run the one request of a batch."""
         ((connection, message),) = batch
         self._running = connection, message.request
-        outcome = RunOutcome(connection, message)
         try:
             if self._reads_on_device:
                 inputs = self._inputs_on_device(connection.frontend, message)
@@ -71,6 +70,7 @@ class RequestRunner:
             request = ExecutorRequest(self._workspace, message, inputs, self._is_unwanted)
         except Exception as ex:  # also of the system, where memory of clients is opened
             self._devices.settle()  # what has been brought so far may be on its way
+            outcome = RunOutcome(connection, message)
             outcome.fail(as_error(ex))
             return (outcome,)
         outputs = Outputs(request)
@@ -92,8 +92,7 @@ class RequestRunner:
             time.monotonic_ns() - result.inferred_ns,
         )
         copied_in, moved_in = request.take_counts()
-        outcome.segments = [slot.segment for slot in outputs.slots]
-        outcome.answer = Answer(
+        answer = Answer(
             message.request,
             tuple(outputs.tensors),
             result.error_code,
@@ -113,7 +112,8 @@ class RequestRunner:
                 timing.output,
                 timing.queue,
             )
-        return (outcome,)
+        segments = [slot.segment for slot in outputs.slots]
+        return (RunOutcome(connection, message, answer, segments),)
 
     def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
         """Return the answer as it is: a request that waits has not run."""

@@ -32,12 +32,11 @@ from shmserve.core.scheduling.stream_flow import Flow, Gate, StreamEvent, Stream
 from shmserve.errors import Code, ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Response
 from shmserve.executor.loop.run_statistics import Spent
-from shmserve.executor.loop.runner import as_error
+from shmserve.executor.loop.runner import error_of_placing
 from shmserve.executor.peers.frontend_connections import FrontendConnection
 from shmserve.executor.tensors.request import ExecutorRequest, Outputs
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Copied, Execute, Parameter, Timing
-from shmserve.shm.client_region import Shrunk
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +164,10 @@ class Stream:
         outputs = Outputs(request)
         code, text = self._muted or ("", "")
         if not code and response is not None:
-            code, text = self._place(outputs, response)
+            error = error_of_placing(request, outputs, response)
+            if error is not None:
+                code, text = error.code, error.message
+            del error  # the traceback would keep views of inputs
         # Nothing leaves, and no slot is free again, before the GPU is done with it.
         failed = self._workspace.devices.settle()
         if failed is not None and not code:
@@ -192,21 +194,6 @@ class Stream:
             final=final, retained=retained,
         )  # fmt: skip
         self._post(Posted(self, answer, [slot.segment for slot in outputs.slots], leases))
-
-    def _place(self, outputs: Outputs, response: Response) -> tuple[str, str]:
-        """Place an answer; code and text of why it cannot be, or ""."""
-        error = response.error
-        if error is not None:
-            return error.code, error.message
-        try:
-            outputs.place(response)
-        except Shrunk as ex:
-            self._workspace.regions.shrunk(ex)
-            return ex.code, ex.message
-        except Exception as ex:
-            error = as_error(ex)
-            return error.code, error.message
-        return "", ""
 
     def _end(self, request: ExecutorRequest) -> tuple[int, ...]:
         retained = request.retained(self.frontend)
@@ -250,8 +237,7 @@ class Stream:
         now_ns = time.monotonic_ns()
         self._queue_ns += now_ns - self._paused_ns
         self.progress_ns, self.moved_ns = now_ns - self._ran_ns, now_ns
-        self._request.parameters = message.parameters
-        self._request.reschedule(False)
+        self._request.run_again(message.parameters)
 
     def mute(self) -> None:
         """The frontend has cancelled it, or is gone: tell the model, release its threads."""

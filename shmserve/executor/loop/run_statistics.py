@@ -24,6 +24,13 @@ class Spent:
     def __init__(self) -> None:
         self.answers = self.queue_ns = self.infer_ns = self.output_ns = 0
 
+    def add(self, timing: Timing) -> None:
+        """Count an answer."""
+        self.answers += 1
+        self.queue_ns += timing.queue
+        self.infer_ns += timing.infer
+        self.output_ns += timing.output
+
 
 class RunStatistics:
     """Of one model. `words`: the counters of the status page.
@@ -73,10 +80,7 @@ class RunStatistics:
         else:
             outcome = "empty_response" if answer.final and not answer.outputs else "success"
         self.counters.response(spent.answers, outcome, timing.infer, timing.output)
-        spent.answers += 1
-        spent.queue_ns += timing.queue
-        spent.infer_ns += timing.infer
-        spent.output_ns += timing.output
+        spent.add(timing)
 
     def streamed(self, spent: Spent, message: Execute) -> None:
         """A stream came to its regular end: one execution, of one request."""

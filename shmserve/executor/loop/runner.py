@@ -13,8 +13,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from shmserve.errors import Code, Internal, ProtocolViolation, ShmserveError
+from shmserve.executor.backend import Response
 from shmserve.executor.peers.frontend_connections import FrontendConnection
+from shmserve.executor.tensors.request import ExecutorRequest, Outputs
 from shmserve.protocol.control.data_messages import Answer, Execute
+from shmserve.shm.client_region import Shrunk
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +97,22 @@ def what_failed(ex: BaseException) -> ShmserveError:
 def as_error(ex: BaseException) -> ShmserveError:
     """Return an exception of a backend as the error that clients get."""
     return ex if isinstance(ex, ShmserveError) else what_failed(ex)
+
+
+def error_of_placing(
+    request: ExecutorRequest, outputs: Outputs, response: Response
+) -> ShmserveError | None:
+    """Place a response. Return the error of the response, or why it cannot be placed, if any.
+    Callers keep the text alone: the traceback would keep views of inputs."""
+    try:
+        if response.error is None:
+            outputs.place(response)
+    except Shrunk as ex:
+        request.workspace.regions.shrunk(ex)
+        return ex
+    except Exception as ex:  # also an array that cannot be handled
+        return as_error(ex)
+    return response.error
 
 
 def late(number: int) -> Answer:

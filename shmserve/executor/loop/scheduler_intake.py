@@ -42,6 +42,11 @@ class SchedulerIntake(Struct, frozen=True):
         rejection: makes the answer to a request that the scheduler has rejected.
         in_order: True if requests of several connections must wait in the order they were sent.
         is_watched: True if the channels need attention while the model runs.
+
+    On one gRPC stream, requests of one sequence to a decoupled model must not overtake each other.
+    The stream sends a request only after the one ahead of it has been sent (`RunOptions.on_sent`),
+    to the same executor if no page tells of the sequence yet (`BegunSequences`). The executor takes
+    what has come by then in the order of `sent_ns`, whatever connection it came on.
     """
 
     queue: Scheduler[Key, Requested]

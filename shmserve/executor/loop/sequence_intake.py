@@ -14,8 +14,8 @@ from shmserve.executor.loop.runner import Key, Requested
 from shmserve.executor.loop.scheduler_intake import batch_kind, overflow, ragged_inputs, refusal
 from shmserve.executor.peers.channels import Channels
 from shmserve.executor.peers.frontend_connections import FrontendConnection
-from shmserve.executor.sequences.sequence_backend import SequenceBackend, flags_of, sequence_of
 from shmserve.executor.tensors.workspace import Workspace
+from shmserve.executor.wrappers.sequence_backend import SequenceBackend, flags_of, sequence_of
 from shmserve.protocol.control.data_messages import Answer, Execute
 
 _MAX_NUMBER = (1 << 31) - 1
@@ -90,11 +90,9 @@ class SequenceIntake:
             self._channels.send(connection, answer, [])
             return
         arrived_ns = min(message.sent_ns, time.monotonic_ns())
-        step = self._step(connection, message, arrived_ns)
-        timeout = message.parameters.get("timeout")
-        if isinstance(timeout, int) and timeout:  # microseconds
-            step.expires_ns = arrived_ns + timeout * 1000
-        self.queue.push(sequence, step)
+        timeout = message.parameters.get("timeout")  # microseconds
+        expires_ns = arrived_ns + timeout * 1000 if isinstance(timeout, int) and timeout else 0
+        self.queue.push(sequence, self._step(connection, message, arrived_ns, expires_ns))
 
     def rejection(self, message: Execute) -> Answer:
         """Return the answer to a request whose sequence has not begun, as its start never ran."""
@@ -108,7 +106,7 @@ class SequenceIntake:
         return self._step(connection, message, time.monotonic_ns())
 
     def _step(
-        self, connection: FrontendConnection, message: Execute, arrived_ns: int
+        self, connection: FrontendConnection, message: Execute, arrived_ns: int, expires_ns: int = 0
     ) -> Step[Key, Requested]:
         kind = batch_kind(message, self._outputs, self._ragged)
         flags = flags_of(message.parameters)
@@ -119,6 +117,7 @@ class SequenceIntake:
             kind or frozenset(message.outputs or self._outputs),
             arrived_ns,
             message.deadline_ns,
+            expires_ns=expires_ns,
             start=flags.start,
             end=flags.end or self._iterative,
         )

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from shmserve.core.scheduling.sequence_queue import Step
 from shmserve.executor.loop.runner import IsCancelled, Key, Requested, Runner, RunOutcome, cancelled
 from shmserve.executor.loop.sequence_intake import SequenceIntake
-from shmserve.executor.sequences.sequence_backend import flags_of, sequence_of
-from shmserve.executor.sequences.sequence_tensors import States
+from shmserve.executor.wrappers.sequence_backend import flags_of, sequence_of
+from shmserve.executor.wrappers.sequence_tensors import States
 
 
 class SequenceRunner:

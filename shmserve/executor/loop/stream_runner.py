@@ -106,9 +106,8 @@ class StreamRunner:
         key: Key = connection, message.request
         stream = self._book.running.get(key)
         has_failed = stream is None or stream.has_failed
-        outcome = RunOutcome(connection, message, stream_failed=has_failed)
-        if stream is not None and stream.rescheduled:
+        rescheduled = stream is not None and stream.rescheduled
+        if stream is not None and rescheduled:
             stream.pause()
             self._book.paused[key] = stream
-            outcome.rescheduled = True
-        return outcome
+        return RunOutcome(connection, message, rescheduled=rescheduled, stream_failed=has_failed)

@@ -1,14 +1,10 @@
 """An executor's channels to its peers, of which there are two kinds: frontends and lanes.
 
-Channels let in, read, send, keep what a peer has no room for, refuse and close, for both kinds
-alike. Frontends speak `data_messages`, which are the loop's own, and are trusted with slots. Lanes
-speak `lane_messages`, which `LanePeers` checks and translates. A peer that breaks its protocol
-loses its channel and nothing else happens. The loop asks what has come, and sends answers. Methods
-are for one thread at a time, but for those that say otherwise.
-
-An executor that is told to stop refuses its listener and its idle channels first
-(`shutdown(SHUT_RD)`). Then it reads what had been sent, answers all of it, refuses each channel
-right before its last answer, and ends. `dispatch.calls.attempt` relies on this order.
+Channels wait for both kinds, and let in, read, answer and close frontends; `LaneTraffic` does the
+latter for lanes. Frontends speak `data_messages`, which are the loop's own, and are trusted with
+slots. Lanes speak `lane_messages`, which `LanePeers` checks and translates. A peer that breaks its
+protocol loses its channel and nothing else happens. The loop asks what has come, and sends answers.
+Methods are for one thread at a time, but for those that say otherwise.
 """
 
 from __future__ import annotations
@@ -20,15 +16,15 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
-from functools import partial
 
 import msgspec
 
 from shmserve.errors import PeerDied, ProtocolViolation, ShmserveError, UnreadableMessage
 from shmserve.executor.peers.doorway import Doorway
-from shmserve.executor.peers.frontend_connections import Event, FrontendConnection, FrontendProcess
+from shmserve.executor.peers.frontend_connections import Event, FrontendConnection, Peers, sent_ns
 from shmserve.executor.peers.lane import Lane
 from shmserve.executor.peers.lane_peers import LanePeers
+from shmserve.executor.peers.lane_traffic import LaneTraffic
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -43,12 +39,12 @@ from shmserve.protocol.control.link_messages import LaneOffered
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.status_page import StatusPage
-from shmserve.transport import channel as transport
 from shmserve.transport.channel import close_all
 
 log = logging.getLogger(__name__)
 
 _FRESH_NS = 1_000_000
+_MAX_TURNS = 256  # a new connection takes three, and they are let in one by one
 
 
 class Channels:
@@ -74,12 +70,13 @@ class Channels:
         self.quiet = True
         self.status = status
         self._memory = memory
-        self._lanes = lanes
-        self._connections: dict[int, FrontendConnection] = {}  # lanes as well
-        self._stalled: set[Lane] = set()  # lanes that do not take their answers
-        self._events: list[Event] = []  # that `receive` has not told yet
+        self._watched = Peers()
+        self._connections = self._watched.by_fd
+        self._events = self._watched.events
+        self._epoll = self._watched.epoll
+        self._lane_peers = lanes
+        self._lanes = LaneTraffic(lanes, self._watched)
         self._inbox: deque[Callable[[], None]] = deque()  # from other threads
-        self._epoll = select.epoll()
         self._doorway = Doorway(listener, hello, status, self._epoll, memory, mappings)
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_r, select.EPOLLIN)
@@ -95,16 +92,15 @@ class Channels:
 
     def offer_lane(self, message: LaneOffered, fd: int) -> None:
         """Let a lane in, soon; the descriptor is taken. From any thread."""
-        self._later(partial(self._let_lane_in, message, fd))
+        self._later(lambda: self._lanes.let_in(message, fd, self.closed))
 
     def move_lanes(self) -> None:
-        """Take no more requests of lanes than have been sent, as another executor serves lanes from
-        now on. From any thread."""
-        self._later(self._leave_lanes)
+        """Take no further requests of lanes, which go to another executor. From any thread."""
+        self._later(self._lanes.leave_all)
 
     def introduce_lanes(self) -> None:
         """Tell a coordinator that knows nothing of the lanes. From any thread."""
-        self._later(self._lanes.introduce)
+        self._later(self._lane_peers.introduce)
 
     def _later(self, action: Callable[[], None]) -> None:
         self._inbox.append(action)
@@ -115,9 +111,10 @@ class Channels:
     def refuse(self, busy: Set[FrontendConnection]) -> None:
         """Refuse everything new in such a way that a sender knows, and take what was sent.
 
-        So a request is either taken and answered, or its sender has seen that it was not
-        and sends it to another executor. `busy` are connections with a request that has been
-        taken and not answered: they are refused with the last answer.
+        The listener and idle channels are refused first (`shutdown(SHUT_RD)`), then what had been
+        sent is read. So a request is either taken and answered, or its sender has seen that it was
+        not and sends it to another executor: `dispatch.calls.attempt` relies on this order. `busy`
+        are connections with a request that is taken and not answered, refused before the answer.
         """
         self._look_up()  # a lane that was offered before is let in
         self.closed = True
@@ -126,36 +123,13 @@ class Channels:
         for connection in list(self._connections.values()):
             if connection not in busy and not isinstance(connection, Lane):
                 self._refuse(connection)
-        self._leave_lanes()
+        self._lanes.leave_all()
 
     def _refuse(self, connection: FrontendConnection) -> None:
-        """Take no more requests on a channel than have been sent on it already."""
-        if connection.refusing:
-            return
-        connection.refusing = True
-        connection.channel.refuse()
-        self._watch(connection)
-        if isinstance(connection, Lane):
-            self._read_lane(connection)
-        else:
+        """Take no more requests of a frontend than have been sent on a channel already."""
+        if not connection.refusing:
+            connection.refuse(self._epoll)
             self._read(connection)
-
-    def _leave_lanes(self) -> None:
-        for connection in list(self._connections.values()):
-            if isinstance(connection, Lane):
-                self._leave(connection)
-
-    def _leave(self, lane: Lane) -> None:
-        """Refuse a lane, once no stream needs further credit. A lane ends with its last answer."""
-        lane.leaving = True
-        if not lane.streams_wait:
-            self._refuse(lane)
-
-    def _let_lane_in(self, message: LaneOffered, fd: int) -> None:
-        lane = self._lanes.admit(message, fd, self.closed)
-        if lane is not None:
-            self._connections[lane.fd] = lane
-            self._epoll.register(lane.fd, lane.mask)
 
     @property
     def settled(self) -> bool:
@@ -169,7 +143,7 @@ class Channels:
         for connection in list(self._connections.values()):
             self._close(connection)
         self._doorway.close()
-        self._lanes.close()
+        self._lane_peers.close()
 
     def close(self) -> None:
         """Close everything that is open here."""
@@ -181,8 +155,7 @@ class Channels:
     # ----------------------------------------------------------------- input
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for something to come, at most so long to the microsecond; `receive` rounds up to
-        milliseconds."""
+        """Wait for something to come, to the microsecond. `receive` rounds up to milliseconds."""
         if self._events:
             return
         try:
@@ -190,9 +163,23 @@ class Channels:
         except ValueError:  # its descriptor is too high for that
             self._epoll.poll(timeout_s)
 
+    def receive_in_order(self, timeout_s: float) -> list[Event]:
+        """Return what has come, as `receive` does, in the order in which clients sent the requests.
+        Requests of one sequence, whose client does not wait for answers, come on several
+        connections, some of them new."""
+        events = self.receive(timeout_s)
+        if any(type(message) is Execute for _, message in events):
+            for _ in range(_MAX_TURNS):  # what was sent before is there by now
+                events += self.receive(0)
+                if self.quiet:
+                    break
+            self.quiet = False
+        events.sort(key=sent_ns)
+        return events
+
     def receive(self, timeout_s: float) -> list[Event]:
-        """What has come; waits for it at most so long. One message of a channel is read: of
-        those behind it epoll tells the next time."""
+        """Return what has come, after a wait of at most this time. One message of a channel is
+        read: of those behind it epoll tells the next time."""
         found = self._epoll.poll(0 if self._events else timeout_s)
         self.quiet = not found
         for fd, mask in found:
@@ -207,12 +194,13 @@ class Channels:
                     self._close(connection)
             elif mask & ~select.EPOLLOUT and not connection.closed:
                 if isinstance(connection, Lane):
-                    self._read_lane(connection)
+                    self._lanes.read(connection)
                 else:
                     self._read(connection)
-        if self._stalled:
+        if self._lanes.stalled:
             self._look_up()
-        events, self._events = self._events, []
+        events = self._events[:]
+        del self._events[:]
         return events
 
     def _ready(self, fd: int) -> None:
@@ -233,8 +221,7 @@ class Channels:
         """Do what other threads want done, and give up lanes that take no answers."""
         while self._inbox:
             self._inbox.popleft()()
-        for lane in self._lanes.overdue(self._stalled):
-            self._close(lane)
+        self._lanes.close_overdue()
 
     def _read(self, connection: FrontendConnection) -> None:
         """Take in a message, and whatever is behind one that has waited: only that can be
@@ -251,7 +238,7 @@ class Channels:
                     if message.dropped:
                         frontend.segments.drop(message.dropped)
                     if message.release:
-                        self._release(frontend, message.release)
+                        self._release(connection, message.release)
                     self._events.append((connection, message))
                     behind = behind or time.monotonic_ns() - message.sent_ns >= _FRESH_NS
                     continue
@@ -259,7 +246,7 @@ class Channels:
                 if isinstance(message, FrontendHello):
                     raise ProtocolViolation("a second hello")
                 if not isinstance(message, Cancel):
-                    self._release(frontend, message.slots)
+                    self._release(connection, message.slots)
                 if not isinstance(message, Release):
                     self._events.append((connection, message))
                 elif frontend.freed:  # it has no request whose answer could tell it
@@ -273,30 +260,9 @@ class Channels:
         except ProtocolViolation as ex:
             self.expel(connection, str(ex))
 
-    def _read_lane(self, lane: Lane) -> None:
-        """Take in one message, as the sender is a stranger; all there are, where no more come."""
-        behind = True
-        try:
-            while behind and (received := lane.channel.receive_within(0.0, 0)) is not None:
-                message, refusal = self._lanes.take_in(lane, received[0])
-                if message is not None:
-                    self._events.append((lane, message))
-                if refusal is not None:
-                    self._send_to_lane(lane, refusal)
-                behind = lane.refusing and not lane.closed
-            self._watch(lane)
-        except PeerDied:
-            if lane.refusing:  # all has been read
-                self._end_refused(lane)
-            else:
-                self._close(lane)
-        except ProtocolViolation:  # not logged: a stranger could fill the log
-            self._lanes.violated(lane)
-            self._close(lane)
-
     def end_late_streams(self) -> None:
         """Cancel late streams of lanes: a frontend itself gives up what takes too long."""
-        self._events += self._lanes.late()
+        self._events += self._lane_peers.late()
 
     def stream_begun(self, connection: FrontendConnection, number: int) -> None:
         """The model has a request that is answered by a stream."""
@@ -306,36 +272,26 @@ class Channels:
     def stream_ended(self, connection: FrontendConnection, number: int) -> None:
         """It has sent all that it will."""
         if isinstance(connection, Lane):
-            self._lanes.stream_ended(connection, number)
+            self._lane_peers.stream_ended(connection, number)
 
     def expel(self, connection: FrontendConnection, why: str) -> None:
         """Close the channel of a peer that breaks the protocol."""
         pid = connection.channel.peer_pid
         if isinstance(connection, Lane):
-            self._lanes.violated(connection)
+            self._lane_peers.violated(connection)
             pid = connection.caller.pid
         log.warning("closing a channel of pid %d: %s", pid, why)
         self._close(connection)
 
     def _close(self, connection: FrontendConnection) -> None:
-        if connection.closed:
-            return
-        connection.closed = True
-        del self._connections[connection.fd]
-        self._epoll.unregister(connection.fd)
-        connection.channel.close()
-        while connection.backlog:
-            close_all(connection.backlog.popleft()[1])
-        self._events.append((connection, None))
         if isinstance(connection, Lane):
-            self._stalled.discard(connection)
-            self._lanes.ended(connection)
-        elif not connection.refusing:  # else its process may still read outputs that it holds
-            self._doorway.left(connection)
+            self._lanes.close(connection)
+        elif self._watched.close(connection) and not connection.refusing:
+            self._doorway.left(connection)  # The process of a refused one may still read outputs.
 
-    def _release(self, frontend: FrontendProcess, slots: Iterable[tuple[int, int]]) -> None:
+    def _release(self, peer: FrontendConnection, slots: Iterable[tuple[int, int]]) -> None:
         """A frontend is done with output slots; what it does not hold it cannot release."""
-        held = frontend.held
+        held = peer.frontend.held
         for lease in slots:
             if lease in held:
                 held[lease] -= 1
@@ -348,11 +304,11 @@ class Channels:
     def send(self, connection: FrontendConnection, answer: Answer, segments: Sequence[int]) -> None:
         """Send an answer that names these segments of ours."""
         if isinstance(connection, Lane):
-            self._answer_lane(connection, answer)
+            self._lanes.answer(connection, answer)
             return
         frontend = connection.frontend
         if connection.closed:  # while the model ran
-            self._release(frontend, leases(answer.outputs))
+            self._release(connection, leases(answer.outputs))
             return
         if self.closed and answer.final:  # the channel is idle once the answer is there
             self._refuse(connection)
@@ -360,89 +316,30 @@ class Channels:
         try:
             is_known = connection.known.issuperset(segments)
             if not is_known or connection.drops != self._memory.drops or frontend.freed:
-                offers, fds = self._memory.offers(set(segments), connection.known)
-                connection.drops = self._memory.drops
-                answer = msgspec.structs.replace(
-                    answer,
-                    offers=tuple(offers),
-                    dropped=answer.dropped + self._memory.dropped(connection.known),
-                    freed=answer.freed or frontend.take_freed(),
-                )
+                answer, fds = connection.with_news(answer, segments, self._memory)
             data = messages.encode(answer)
             if connection.backlog or not connection.channel.send(data, fds, wait=False):
-                self._keep(connection, data, fds)
+                connection.keep(self._epoll, data, fds)
         except (PeerDied, OSError):  # of the latter: no descriptor is left to keep it with
             self._close(connection)
-            self._release(frontend, leases(answer.outputs))
+            self._release(connection, leases(answer.outputs))
         except ShmserveError as ex:  # too long to send: tell that instead
-            self._release(frontend, leases(answer.outputs))
+            self._release(connection, leases(answer.outputs))
             connection.known.difference_update(segments)
             self.send(connection, _failed(answer, ex), [])
         finally:
             if fds:
                 close_all(fds)
 
-    def _answer_lane(self, lane: Lane, answer: Answer) -> None:
-        data = self._lanes.answered(lane, answer)
-        if data is None:
-            return
-        self._send_to_lane(lane, data)
-        if lane.refusing:
-            self._end_refused(lane)
-        elif lane.leaving and not lane.closed:
-            self._leave(lane)
-
-    def _send_to_lane(self, lane: Lane, data: bytes) -> None:
-        try:
-            if lane.backlog or not lane.channel.send(data, wait=False):
-                self._keep(lane, data, [])
-                self._lanes.stalls(lane)
-                self._stalled.add(lane)
-            elif lane.mask != select.EPOLLIN:
-                self._watch(lane)
-        except PeerDied:
-            self._close(lane)
-
-    def _end_refused(self, lane: Lane) -> None:
-        if not lane.waiting and not lane.backlog:
-            self._close(lane)
-
-    def _keep(self, connection: FrontendConnection, data: bytes, fds: list[int]) -> None:
-        """Keep an answer until its peer has room.
-
-        Raises:
-            TooLarge: it is too long for any message.
-            OSError: no descriptor is left.
-        """
-        if len(data) > transport.MAX_MESSAGE:
-            raise transport.too_large(data)
-        connection.backlog.append((data, [os.dup(fd) for fd in fds]))
-        self._watch(connection)
-
     def _send_backlog(self, connection: FrontendConnection) -> None:
-        backlog = connection.backlog
         try:
-            while backlog and connection.channel.send(*backlog[0], wait=False):
-                close_all(backlog.popleft()[1])
-                if isinstance(connection, Lane):
-                    self._lanes.took(connection)
+            connection.send_backlog()
         except PeerDied:
             self._close(connection)
             return
-        self._watch(connection)
-        if isinstance(connection, Lane) and not backlog:
-            self._stalled.discard(connection)
-            if connection.refusing:
-                self._end_refused(connection)
-
-    def _watch(self, connection: FrontendConnection) -> None:
-        """Have epoll look for what is of use now, and for room for what is kept."""
-        mask = select.EPOLLIN if connection.reads else 0
-        if connection.backlog:
-            mask |= select.EPOLLOUT
-        if mask != connection.mask and not connection.closed:
-            self._epoll.modify(connection.fd, mask)
-            connection.mask = mask
+        connection.watch(self._epoll)
+        if isinstance(connection, Lane) and not connection.backlog:
+            self._lanes.backlog_sent(connection)
 
 
 def _failed(answer: Answer, error: ShmserveError) -> Answer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from msgspec import Struct
 
 from shmserve.core.caller import Caller
@@ -42,6 +44,13 @@ class LaneCall(Struct, gc=False):
     def moved(self, now_ns: int) -> None:
         """An answer of the stream has gone or was taken: the next one may take as long."""
         self.deadline_ns = min(now_ns + self.answer_ns, self.ends_ns)
+
+    def runs_late(self, now_ns: int) -> bool:
+        """Return True once, when a stream's deadline has passed."""
+        if self.late or not self.credit or self.deadline_ns > now_ns:
+            return False
+        self.late = True
+        return True
 
 
 class InlineTensors(PeerSegments):
@@ -89,7 +98,7 @@ class LaneOwner(FrontendProcess):
 
 
 class Lane(FrontendConnection):
-    """A lane; its state is for `Channels` and `LanePeers` to change.
+    """A lane.
 
     Attributes:
         waiting: requests that are not answered, by the caller's numbers.
@@ -138,3 +147,26 @@ class Lane(FrontendConnection):
     def credit(self) -> int:
         """How many answers of its streams may be under way."""
         return sum(call.credit for call in self.waiting.values())
+
+    def leave(self) -> None:
+        """Have further requests go elsewhere."""
+        self.leaving = True
+
+    def stalls(self) -> None:
+        """Note when the lane began not to take its answers."""
+        self.stalled_at = self.stalled_at or time.monotonic()
+
+    def took(self) -> None:
+        """Note that the lane has taken an answer. The last answers share one limit."""
+        if not self.backlog:
+            self.stalled_at = 0.0
+        elif not self.refusing:
+            self.stalled_at = time.monotonic()
+
+    def abandon(self) -> list[LaneCall]:
+        """Forget the requests that wait. Return them. Streams that the model goes on with stay in
+        `running`."""
+        self.running &= self.waiting.keys()
+        calls = list(self.waiting.values())
+        self.waiting.clear()
+        return calls

@@ -112,8 +112,9 @@ class LaneGate:
             credit=credit,
             caller_number=caller_number("user", str(caller.uid)),
         )
-        call = LaneCall(inline, now_ns, deadline_ns, sum(map(len, inline)), credit, answer_ns)
-        call.ends_ns = now_ns + min(asked.timeout_ns or _NEVER_NS, self._stream_ns)
+        ends_ns = now_ns + min(asked.timeout_ns or _NEVER_NS, self._stream_ns)
+        inline_bytes = sum(map(len, inline))
+        call = LaneCall(inline, now_ns, deadline_ns, inline_bytes, credit, answer_ns, ends_ns)
         return execute, call
 
     def _credit(self, asked: LaneRequest) -> int:

@@ -92,11 +92,11 @@ class LanePeers:
     def ended(self, lane: Lane) -> None:
         """Forget a lane that has closed: what it asked for is not wanted any more."""
         self._lanes.discard(lane)
-        for call in lane.waiting.values():
+        calls = lane.abandon()
+        for call in calls:
             self._counting.lost(call)
-        lane.running &= lane.waiting.keys()  # the model may go on with them: they still count
-        self._count(lane, len(lane.running) - len(lane.waiting))
-        lane.waiting.clear()
+        # Streams that the model goes on with still count.
+        self._count(lane, len(lane.running) - len(calls))
         self._tell(LanesOpen((lane.caller.uid,), ended=True))
 
     def close(self) -> None:
@@ -116,17 +116,6 @@ class LanePeers:
 
     # ------------------------------------------------------------- slow readers, late streams
 
-    def stalls(self, lane: Lane) -> None:
-        """Note when a lane began not to take its answers."""
-        lane.stalled_at = lane.stalled_at or time.monotonic()
-
-    def took(self, lane: Lane) -> None:
-        """Note that a lane has taken an answer. The last answers share one limit."""
-        if not lane.backlog:
-            lane.stalled_at = 0.0
-        elif not lane.refusing:
-            lane.stalled_at = time.monotonic()
-
     def overdue(self, stalled: Iterable[Lane]) -> list[Lane]:
         """Return the lanes that have not taken their answers for too long."""
         until = time.monotonic() - self._settings.send_timeout_s
@@ -139,8 +128,7 @@ class LanePeers:
         events: list[Event] = []
         for lane in self._lanes:
             for number, call in lane.waiting.items():
-                if call.credit and not call.late and call.deadline_ns <= now_ns:
-                    call.late = True
+                if call.runs_late(now_ns):
                     events.append((lane, Cancel(number)))
         return events
 

@@ -11,7 +11,10 @@ that fail.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -165,34 +168,17 @@ class GatheredBatch:
         Raises:
             Internal: it gave not one response, or an output has not as many rows as the batch.
         """
-        if len(responses) != 1:
-            raise Internal(f"the model gave {len(responses)} responses to 1 batch")
-        response = responses[0]
-        if response.error is not None:
-            return [response] * len(self.rows)
-        total = sum(self.rows)
-        for output in response.outputs:
-            shape = list(output.array.shape)
-            if shape[:1] != [total]:
-                raise Internal(
-                    f"output '{output.name}' has shape {shape}, but the batch has {total} rows"
-                )
-        if any(not isinstance(output.array, np.ndarray) for output in response.outputs):
+        total = max(1, sum(self.rows))
+        copied = [sum(r.copied for r in responses) * rows // total for rows in self.rows]
+        taken = split(responses, partial(split_rows, sizes=self.rows), copied)
+        if responses[0].error is not None:
+            return taken
+        if any(not isinstance(output.array, np.ndarray) for output in responses[0].outputs):
             assert self._request is not None
-            Outputs(self._request).await_device(response)
+            Outputs(self._request).await_device(responses[0])
         self._is_sealed = True
         for offer in self.offers.values():
             self._memory.seal_and_lease(offer.slot)
-        taken = []
-        start = 0
-        for rows in self.rows:
-            parts = tuple(
-                Output(output.name, output.datatype, output.array[start : start + rows])
-                for output in response.outputs
-            )
-            copied = response.copied * rows // max(1, total)
-            taken.append(Response(parts, None, response.parameters, copied))
-            start += rows
         return taken
 
     def close(self) -> None:
@@ -219,3 +205,47 @@ class GatheredBatch:
         if offer.is_held():
             self._workspace.hold(offer)
         self._memory.release(offer.slot.number, offer.slot.generation)
+
+
+def split(
+    responses: Sequence[Response], parts_of: Callable[[Output], list[Any]], copied: Sequence[int]
+) -> list[Response]:
+    """Return a response for each request of a batch. An error is the error of all.
+
+    Args:
+        parts_of: returns the part of each request of an output.
+        copied: bytes that were copied for each request.
+
+    Raises:
+        Internal: the model gave not one response, or as `parts_of`.
+    """
+    if len(responses) != 1:
+        raise Internal(f"the model gave {len(responses)} responses to 1 batch")
+    response = responses[0]
+    if response.error is not None:
+        return [response] * len(copied)
+    outputs = [(o.name, o.datatype, parts_of(o)) for o in response.outputs]
+    return [
+        Response(
+            tuple(Output(name, datatype, parts[index]) for name, datatype, parts in outputs),
+            parameters=response.parameters,
+            copied=nbytes,
+        )
+        for index, nbytes in enumerate(copied)
+    ]
+
+
+def split_rows(output: Output, sizes: Sequence[int], what: str = "rows") -> list[Any]:
+    """Return parts of these sizes, which lie behind each other.
+
+    Raises:
+        Internal: the output has another size than the batch.
+    """
+    array, total = output.array, sum(sizes)
+    if array.shape[:1] != (total,):
+        shape = list(array.shape)
+        raise Internal(
+            f"output '{output.name}' has shape {shape}, but the batch has {total} {what}"
+        )
+    ends = accumulate(sizes)
+    return [array[end - size : end] for end, size in zip(ends, sizes, strict=True)]

@@ -80,7 +80,7 @@ class DeviceRows:
         """A read-only array of a copy in host memory."""
         if self._host is None:
             self._host = self.private()
-            self._host.flags.writeable = False
+            self._host.setflags(write=False)
         return self._host
 
     def private(self) -> Array:

@@ -23,7 +23,7 @@ class MemoryInput:
         self.shape = array.shape
         self._array = array
         if DATATYPES[datatype].itemsize:
-            array.flags.writeable = False
+            array.setflags(write=False)
             self.buffer = array.reshape(-1).view(np.uint8).data
         else:
             self.buffer = memoryview(bytes_codec.encode(array.ravel().tolist()))

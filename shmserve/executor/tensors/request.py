@@ -32,6 +32,7 @@ class ExecutorRequest:
     """One request; implements `backend.Request`."""
 
     __slots__ = (
+        "_counted",
         "_watch",
         "callers",
         "deadline_ns",
@@ -69,6 +70,7 @@ class ExecutorRequest:
         self.offers: dict[str, Offer] = {}
         self.workspace = workspace
         self._watch = watch
+        self._counted = (0, 0)
 
     @property
     def cancelled(self) -> bool:
@@ -78,6 +80,11 @@ class ExecutorRequest:
     def reschedule(self, again: bool) -> None:
         """Whether the model wants it once more."""
         self.rescheduled = again
+
+    def run_again(self, parameters: dict[str, Parameter]) -> None:
+        """Begin another run, with the parameters of that run."""
+        self.parameters = parameters
+        self.rescheduled = False
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
         """A writable array in the output slot of `name`; asking again replaces the offer. In a
@@ -115,8 +122,9 @@ class ExecutorRequest:
         for tensor in self.inputs.values():
             copied += tensor.copied
             moved += tensor.moved
-            tensor.copied = tensor.moved = 0
-        return copied, moved
+        counted_copied, counted_moved = self._counted
+        self._counted = copied, moved
+        return copied - counted_copied, moved - counted_moved
 
     def drop_offers(self) -> None:
         """Take back what the model asked for and did not use."""

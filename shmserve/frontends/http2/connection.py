@@ -141,10 +141,14 @@ class Connection:
 
     # --- life and death
 
-    def drain(self, now: float) -> None:
-        """Ask the client to go elsewhere with new calls, and finish those that are open."""
+    def drain(self, now: float, reason: str) -> None:
+        """Ask the client to go elsewhere with new calls, and finish those that are open.
+
+        Args:
+            reason: ASCII text for the client, sent as the GOAWAYs' debug data.
+        """
         if not self._failed:
-            self._shutdown.begin(now)
+            self._shutdown.begin(now, reason)
 
     def terminate(self, code: ErrorCode, reason: str) -> None:
         """Say GOAWAY and forget all streams; `reason` is ASCII and reaches the client."""
@@ -157,6 +161,11 @@ class Connection:
         self._failed = True
         self._streams.forget_all()
         self._output.discard()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the connection has ended, other than by a drain."""
+        return self._failed
 
     @property
     def finished(self) -> bool:

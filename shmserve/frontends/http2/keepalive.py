@@ -93,18 +93,20 @@ class Shutdown:
         began_at: the time of the first GOAWAY; None before.
     """
 
-    __slots__ = ("_limits", "_output", "_streams", "began_at")
+    __slots__ = ("_limits", "_output", "_reason", "_streams", "began_at")
 
     def __init__(self, limits: Limits, streams: Http2Streams, output: OutgoingBytes) -> None:
         self._limits = limits
         self._streams = streams
         self._output = output
+        self._reason = ""
         self.began_at: float | None = None
 
-    def begin(self, now: float) -> None:
+    def begin(self, now: float, reason: str) -> None:
         if self.began_at is None:
-            self.began_at = now
-            self._output.add(frames.goaway(frames.LARGEST_STREAM_ID, ErrorCode.NO_ERROR))
+            self.began_at, self._reason = now, reason
+            goaway = frames.goaway(frames.LARGEST_STREAM_ID, ErrorCode.NO_ERROR, reason)
+            self._output.add(goaway)
             self._output.add(frames.ping(_LEAVING))
 
     def on_ack(self, data: bytes) -> bool:
@@ -116,7 +118,8 @@ class Shutdown:
 
     def _name_last(self) -> None:
         if self._streams.last_served is None:
-            self._output.add(frames.goaway(self._streams.name_last(), ErrorCode.NO_ERROR))
+            last = self._streams.name_last()
+            self._output.add(frames.goaway(last, ErrorCode.NO_ERROR, self._reason))
 
     def due(self) -> float:
         if self.began_at is None or self._streams.last_served is not None:

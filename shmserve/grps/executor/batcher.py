@@ -38,6 +38,17 @@ class _Member(Future[Any]):
         self.taken = False
         self.to_run: list[_Member] = []
 
+    def join(self, batch: list[_Member], runner: _Member) -> None:
+        """Leave the queue with a batch, which one of the members runs."""
+        self.taken = True
+        if runner is self:
+            self.to_run = batch
+
+    def take_batch(self) -> list[_Member]:
+        """Return the batch that this member is to run, once; after that nothing."""
+        batch, self.to_run = self.to_run, []
+        return batch
+
 
 class Batcher:
     """`run` takes lists of messages and contexts and gives as many messages."""
@@ -68,7 +79,7 @@ class Batcher:
     def _next(self, member: _Member, deadline_ns: int) -> list[_Member]:
         """The batch that this member is to run; none: something has changed, or may have."""
         with self._changed:
-            batch, member.to_run = member.to_run, []
+            batch = member.take_batch()
             if batch or member.done():
                 return batch
             now_ns = time.monotonic_ns()
@@ -77,13 +88,12 @@ class Batcher:
             turn = None if member.taken else self._queue.next(now_ns)
             if turn is not None and turn.batch:
                 batch = [*turn.batch]
+                runner = member if member in batch else batch[0]
                 for each in batch:
-                    each.taken = True
-                if member.taken:
-                    return batch
-                batch[0].to_run = batch
-                self._changed.notify_all()
-                return []
+                    each.join(batch, runner)
+                if runner is not member:
+                    self._changed.notify_all()
+                return member.take_batch()
             until_ns = [turn.wait_ns] if turn is not None and turn.wait_ns is not None else []
             if deadline_ns:
                 until_ns.append(deadline_ns - now_ns)

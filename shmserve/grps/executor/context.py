@@ -11,13 +11,13 @@ from shmserve.grps.executor.flask_response import response_of
 from shmserve.grps.executor.message_answers import Answers
 from shmserve.grps.protocol import model_parameters
 
+_SUCCESS = grps_pb2.Status(code=200, msg="OK", status=grps_pb2.Status.SUCCESS)
+
 
 def mark_success(message: Any) -> None:
     """Give a message the status of success, unless it says that it is a failure."""
     if message.status.status != grps_pb2.Status.FAILURE:
-        message.status.code = 200
-        message.status.msg = "OK"
-        message.status.status = grps_pb2.Status.SUCCESS
+        message.status.MergeFrom(_SUCCESS)
 
 
 class GrpsContext:

@@ -30,12 +30,14 @@ _REFUSED = {
 class _Refused(ModuleType):
     """A module that can be named, but has nothing."""
 
-    what = ""
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(name)
+        self._what = what
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ImportError(f"{self.what} models of GRPS projects are not supported")
+        raise ImportError(f"{self._what} models of GRPS projects are not supported")
 
 
 def install() -> None:
@@ -44,9 +46,7 @@ def install() -> None:
     for name, target in _MODULES.items():
         _put(f"grps_framework.{name}", importlib.import_module(target))
     for name, what in _REFUSED.items():
-        module = _Refused(f"grps_framework.{name}")
-        module.what = what
-        _put(module.__name__, module)
+        _put(f"grps_framework.{name}", _Refused(f"grps_framework.{name}", what))
 
 
 def _put(name: str, module: ModuleType) -> None:

@@ -33,6 +33,7 @@ class _WithMessages:
     __slots__ = ()
     _request: Request
     _check: OutputCheck
+    _first: bool
 
     @property
     def grps(self) -> GrpsMessage | None:
@@ -57,13 +58,14 @@ class _WithMessages:
         """A request to the worker's own HTTP path; None: it came another way."""
         return request_of(self._request.inputs)
 
-    def answer(self, result: Any, partial: bool = False, first: bool = True) -> Response:
+    def answer(self, result: Any, partial: bool = False) -> Response:
         """As `NativeRequest.answer`, of a message, or for HTTP of what `answer_of` takes."""
         if custom_http.HEAD in self._request.inputs:
-            return self._http_response(result, first)
+            return self._http_response(result)
         return _message_response(self._request, result)
 
-    def _http_response(self, result: Any, first: bool) -> Response:
+    def _http_response(self, result: Any) -> Response:
+        first, self._first = self._first, False  # type: ignore[misc]  # a slot of NativeRequest
         if isinstance(result, GrpsMessage):
             result = result.str_data if result.str_data is not None else result.bin_data or b""
         try:

@@ -78,7 +78,7 @@ class HttpSource(_Source):
         size = self._body.remaining or 0
         if size:
             reservation = call.reserve(size)
-            call.receipt.copied_in += self._body.fill(reservation.view)
+            call.receipt.copy_in(self._body.fill(reservation.view))
             call.add_input(custom_http.BODY, "UINT8", (size,), reservation)
 
 

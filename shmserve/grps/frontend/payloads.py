@@ -120,7 +120,7 @@ def _fill_message(call: InferenceCall, payload: Payload, settings: Settings) -> 
     for part in parts:
         view[at : at + len(part)] = part
         at += len(part)
-    call.receipt.copied_in += size + (body.fill(view[at:]) if body is not None else 0)
+    call.receipt.copy_in(size + (body.fill(view[at:]) if body is not None else 0))
     call.add_input(MESSAGE, "UINT8", (size + rest,), reservation)
 
 
@@ -155,10 +155,10 @@ def _fill_text(
         view[:4] = size.to_bytes(4, "little")
         view = view[4:]
     if body is not None:
-        call.receipt.copied_in += body.fill(view)
+        call.receipt.copy_in(body.fill(view))
     else:
         view[:] = data
-        call.receipt.copied_in += size
+        call.receipt.copy_in(size)
     call.add_input(source.name, source.datatype, source.shape, reservation)
 
 
@@ -203,7 +203,7 @@ def _fill_tensors(
         source = item.source
         reservation = call.reserve(item.nbytes)
         beside_if_large(item.nbytes, _write, reservation.view, item, tensor)
-        call.receipt.copied_in += item.nbytes
+        call.receipt.copy_in(item.nbytes)
         call.add_input(source.name, source.datatype, source.shape, reservation)
 
 

@@ -128,7 +128,7 @@ class GrpsRpcs:
 def _wire(exchange: Exchange, outcome: Outcome) -> bytes:
     size = sum([len(tensor.view) for tensor in outcome.outputs])
     data = beside_if_large(size, _encode, exchange, outcome)
-    exchange.receipt.copied_out += len(data)
+    exchange.receipt.copy_out(len(data))
     return data
 
 

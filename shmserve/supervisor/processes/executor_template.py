@@ -1,4 +1,4 @@
-"""Forking executors: the supervisor's side of `shmserve.executor.template`.
+"""Forking executors: the supervisor's side of `shmserve.executor.process.template`.
 
 A fork takes milliseconds, and shares what was imported. Where there is no template, because it has
 just ended or does not answer, executors are exec'ed, as those on a GPU always are.

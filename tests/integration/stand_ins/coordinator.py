@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shmserve import config, ids
-from shmserve.coordinator import service
+from shmserve.coordinator import coordinator_loop
 from shmserve.coordinator.assembly import Launch
 from shmserve.errors import NotFound
 from shmserve.observe import logs
@@ -80,7 +80,7 @@ def main() -> int:
     logs.setup("coordinator", "info")
     run_dir = config.run_dir(settings)
     launch = Launch(settings, run_dir, arguments.process_id, arguments.epoch, arguments.master_fd)
-    return service.run(launch, Library())
+    return coordinator_loop.run(launch, Library())
 
 
 sys.exit(main())

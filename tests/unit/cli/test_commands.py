@@ -319,7 +319,7 @@ def test_the_live_view_shows_rates() -> None:
 
 def test_the_programs_of_the_cli_start_quickly_without_what_they_do_not_need() -> None:
     code = (
-        "import sys; from shmserve import cli; cli.parser()\n"
+        "import sys; from shmserve import command_line; command_line.parser()\n"
         "heavy = {'numpy', 'grpc', 'rich', 'shtab', 'falcon'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from shmserve.coordinator.coordinator_loop import CoordinatorLoop
 from shmserve.coordinator.message_router import MessageRouter
-from shmserve.coordinator.service import CoordinatorLoop
 from shmserve.core.control.watchdog import Watchdog
 from shmserve.protocol.control.link_messages import AskStats
 

@@ -587,6 +587,26 @@ def test_busy_means_that_nothing_moves(rig: Rig) -> None:
     until(lambda: status.busy_since == 0, "still busy")
 
 
+def test_a_first_stream_is_busy_since_its_run_began(rig: Rig) -> None:
+    gate = threading.Semaphore(0)
+
+    def waiting(request: Request) -> None:
+        channel_of(request).send(answer(0))
+        assert gate.acquire(timeout=30)
+        channel_of(request).send(None, final=True)
+
+    entry = serve(rig, waiting)
+    status = rig.executors[0].status
+    for _ in range(2):
+        before_ns = time.monotonic_ns()
+        with start(rig, entry, 0) as call:
+            stream = call.stream()
+            next(stream)
+            assert status.busy_since >= before_ns
+            gate.release()
+            list(stream)
+
+
 def of_every_kind(request: Request) -> None:
     """IN: how many answers, of how many elements, and how it ends."""
     count, size, ending = (int(x) for x in request.inputs["IN"].numpy())

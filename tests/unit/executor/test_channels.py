@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from shmserve.errors import PeerDied
-from shmserve.executor.loop.sent_order import receive_in_order
 from shmserve.executor.peers.channels import Channels
 from shmserve.executor.peers.frontend_connections import FrontendConnection
 from shmserve.protocol.control import messages
@@ -103,7 +102,7 @@ def test_requests_in_the_order_in_which_they_were_sent(executor: Executor) -> No
     executor.connect(HELLO, request(2, 2))
     known.send(messages.encode(request(3, 3)))
     known.send(messages.encode(Cancel(3)))
-    events = receive_in_order(executor.channels, 1.0)
+    events = executor.channels.receive_in_order(1.0)
     assert [message for _, message in events] == [
         *(request(number, number) for number in (1, 2, 3)),
         Cancel(3),

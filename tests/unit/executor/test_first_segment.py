@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shmserve import repository
-from shmserve.executor.__main__ import Executor
 from shmserve.executor.custom_metrics import registry
+from shmserve.executor.process.__main__ import Executor
 from tests.unit.rig import Rig
 
 MODEL = Path(__file__).resolve().parents[3] / "workers" / "identity"

@@ -27,10 +27,10 @@ from shmserve.errors import (
     Unavailable,
     Unimplemented,
 )
-from shmserve.executor import model_calls
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.executor.calling import NO_MODELS, CalledTensor, ModelCall
-from shmserve.executor.model_calls import ModelCalls
+from shmserve.executor.process import model_calls
+from shmserve.executor.process.model_calls import ModelCalls
 from shmserve.protocol.control.data_messages import CallingModel
 from shmserve.tensor.spec import EnsembleStep, TensorSpec
 from shmserve.testing.running_server import wait_until

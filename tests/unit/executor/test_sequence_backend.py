@@ -13,9 +13,9 @@ from onnx import TensorProto, helper
 
 from shmserve.errors import ConfigError, InvalidArgument
 from shmserve.executor.backend import BatchForm, Output, Response
-from shmserve.executor.sequences.sequence_backend import SequenceBackend
-from shmserve.executor.sequences.sequence_tensors import States
 from shmserve.executor.tensors.memory_input import MemoryInput
+from shmserve.executor.wrappers.sequence_backend import SequenceBackend
+from shmserve.executor.wrappers.sequence_tensors import States
 from shmserve.tensor.config_document import StateEntry
 from shmserve.testing.backend_runner import FakeBackendRequest, arrays, failure, load
 from shmserve.testing.model_files import Make, model_maker

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 LOADED_IN_A_FORK = """
 import os, sys
-from shmserve.executor import template
-from shmserve.executor import model_loading
+from shmserve.executor.process import template
+from shmserve.executor.process import model_loading
 from shmserve.executor.devices import Devices
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.protocol.decoding import msgpack_decoder

@@ -12,6 +12,7 @@ from opentelemetry.sdk.resources import Resource
 from shmserve.config import Settings
 from shmserve.exporter import collector as collectors
 from shmserve.exporter.span_export import SpanExport, queue_of_environment
+from shmserve.log_fields import ATTRIBUTE
 from shmserve.protocol.control.span_messages import Span, Spans
 from shmserve.testing.running_server import wait_until
 from tests.log_lines import log_lines
@@ -132,3 +133,16 @@ def test_queues_are_as_opentelemetrys_variables_say(caplog: pytest.LogCaptureFix
     assert queue.dropped == 0
     (warned,) = caplog.records
     assert "OTEL_BSP_MAX_QUEUE_SIZE is no whole number" in warned.getMessage()
+
+
+def test_what_is_used_of_opentelemetrys_variables_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    queue_of_environment({"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "9", "OTEL_BSP_MAX_QUEUE_SIZE": "3"})
+    warned, told = caplog.records
+    assert warned.getMessage() == (
+        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE is more than OTEL_BSP_MAX_QUEUE_SIZE: "
+        "batches have at most 3 spans"
+    )
+    assert getattr(told, ATTRIBUTE) == {"max_queue": 3, "max_batch": 3, "delay_s": 5.0}

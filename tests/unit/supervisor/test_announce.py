@@ -131,11 +131,9 @@ def test_ready_is_said_once_when_everything_is_loaded(tmp_path, manager):
 
 def test_an_unhealthy_service_gives_no_sign_of_life(tmp_path, manager):
     announcer = Announcer(Notifier(str(tmp_path / "notify")), RegistryReader(str(tmp_path)), 10.0)
-    announcer.healthy = False
-    announcer.turn(100.0)
+    announcer.turn(100.0, healthy=False)
     assert heard(manager) == ["EXTEND_TIMEOUT_USEC=60000000"]
-    announcer.healthy = True
-    announcer.turn(101.0)
+    announcer.turn(101.0, healthy=True)
     assert heard(manager) == ["WATCHDOG=1"]
 
 

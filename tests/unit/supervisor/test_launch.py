@@ -15,6 +15,7 @@ import pytest
 from shmserve.config import GENERATION_VARIABLE, Settings
 from shmserve.errors import ConfigError
 from shmserve.supervisor import launch
+from shmserve.supervisor.master_state import MasterState
 from shmserve.testing.running_server import free_port
 from shmserve.transport import listen_addresses, rundir
 
@@ -176,7 +177,7 @@ class Beating:
         self.reading, writing = os.pipe()
         monkeypatch.setenv(GENERATION_VARIABLE, "g1")
         monkeypatch.setattr(os, "kill", lambda pid, number: self.ends.append(number))
-        state = launch._LaunchState()
+        state = MasterState()
         state.settings = self.settings = Settings(run_dir=self.base)
         state.lock = rundir.lock(str(base / "g1"), "master")
         assert state.lock.acquire()

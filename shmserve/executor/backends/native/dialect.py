@@ -78,7 +78,7 @@ _log = logging.getLogger(__name__)
 class NativeRequest:
     """One request as `Model.infer` sees it. Valid until `infer` returns."""
 
-    __slots__ = ("_check", "_device", "_models", "_offered", "_request")
+    __slots__ = ("_check", "_device", "_first", "_models", "_offered", "_request")
 
     def __init__(
         self,
@@ -93,6 +93,7 @@ class NativeRequest:
         self._device = device
         self._models = models
         self._offered: dict[str, Any] = {}
+        self._first = True  # no answer has been made yet
 
     @property
     def id(self) -> str:
@@ -160,10 +161,10 @@ class NativeRequest:
         the iterator cancels the rest; `timeout_s` is for each answer."""
         return all_answers(self._models, self._request, model, inputs, CallOptions(**options))
 
-    def answer(self, result: Any, partial: bool = False, first: bool = True) -> Response:
+    def answer(self, result: Any, partial: bool = False) -> Response:
         """What the model gave, as a response (for the server, not for models).
 
-        `partial`: outputs may be missing, as in a stream, of which this may be the `first` answer.
+        `partial`: outputs may be missing, as in a stream.
 
         Raises:
             ShmserveError: it is nothing that can be sent.

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from shmserve.errors import Internal
 from shmserve.executor.backend import Request
-from shmserve.executor.backends.array_import import as_array
+from shmserve.executor.backends.array_import import to_array
 from shmserve.executor.calling import CallAnswer, CalledTensor, ModelCall, OtherModels
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.tensor.dtypes import from_numpy
@@ -72,12 +72,7 @@ def _call(
 
 def _input(model: str, name: str, value: Any) -> CalledTensor:
     where = f"input '{name}' for model '{model}'"
-    try:
-        array = as_array(value)
-    except (TypeError, ValueError, BufferError) as ex:
-        raise Internal(f"{where}: {ex}") from None
-    if array is None:
-        raise Internal(f"{where} must be an array, got {type(value).__name__}")
+    array = to_array(value, where)
     kind = from_numpy(array.dtype)
     if kind is None:
         raise Internal(f"{where}: no datatype for {array.dtype}")

@@ -26,27 +26,14 @@ from __future__ import annotations
 from typing import Any
 
 from shmserve.errors import ShmserveError
-from shmserve.executor.backend import Request, Response
+from shmserve.executor.backend import Response
 from shmserve.executor.backends.native.dialect import NativeRequest
-from shmserve.executor.backends.native.instance_device import InstanceDevice
-from shmserve.executor.backends.output_check import OutputCheck
-from shmserve.executor.calling import NO_MODELS, OtherModels
 
 
 class StreamRequest(NativeRequest):
     """One request of a decoupled model. It may be kept, and used by any one thread."""
 
-    __slots__ = ("_first",)
-
-    def __init__(
-        self,
-        request: Request,
-        check: OutputCheck,
-        device: InstanceDevice | None = None,
-        models: OtherModels = NO_MODELS,
-    ) -> None:
-        super().__init__(request, check, device, models)
-        self._first = True
+    __slots__ = ()
 
     def send(self, outputs: Any = None) -> None:
         """Send an answer: what was written into `output(...)` since the last one, and what is
@@ -58,9 +45,8 @@ class StreamRequest(NativeRequest):
         """
         responses = self._request.responses
         assert responses is not None
-        first, self._first = self._first, False
         try:
-            response = self.answer(outputs, partial=True, first=first)
+            response = self.answer(outputs, partial=True)
         except ShmserveError as ex:
             response = Response(error=ex)
         responses.send(response)

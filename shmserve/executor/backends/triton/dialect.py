@@ -79,8 +79,7 @@ class TritonDialect:
             )
         self._spec = spec
         self._check = GivenOutputs(model_side(spec))
-        InferenceRequest.served = (spec.name, int(spec.version))
-        InferenceRequest.iterative = spec.config.is_iterative
+        InferenceRequest.serve(spec)
         sequences = spec.config.sequence_batching
         self._keeps_states = sequences is not UNSET and bool(sequences.state)
         self._writable = spec.parameters.get("writable_inputs") == "true"
@@ -160,7 +159,7 @@ class TritonDialect:
 
     def _single_sender(self, request: Request) -> InferenceResponseSender:
         sink = self._sinks[id(request)] = SingleSink()
-        return InferenceResponseSender.to(request, sink)
+        return InferenceResponseSender(request, sink)
 
     def _sent(self, request: Request) -> InferenceResponse | None:
         """What was sent to a request before `execute` failed; nothing is sent from now on."""
@@ -205,7 +204,7 @@ class TritonDialect:
 
         def open_sender(request: Request) -> InferenceResponseSender:
             sinks.append(StreamSink(request, self._response))
-            return InferenceResponseSender.to(request, sinks[-1])
+            return InferenceResponseSender(request, sinks[-1])
 
         def fail(error: ShmserveError) -> None:
             for sink in sinks:

@@ -33,6 +33,7 @@ from shmserve.executor.backends.triton.trace import (
     PreferredMemory,
 )
 from shmserve.protocol.control.data_messages import Parameter
+from shmserve.tensor.spec import ModelSpec
 
 # Parameters with methods of their own
 _RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
@@ -90,6 +91,12 @@ class InferenceRequest:
         ]
         self._flags = None
         return self
+
+    @classmethod
+    def serve(cls, spec: ModelSpec) -> None:
+        """Told once when the model is loaded (for the server, not for models)."""
+        cls.served = (spec.name, int(spec.version))
+        cls.iterative = spec.config.is_iterative
 
     served = ("", 0)  # name and version of the model that this process runs
     iterative = False  # whether that may have requests run again

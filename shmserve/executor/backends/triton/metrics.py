@@ -40,19 +40,12 @@ class Metric:
 
     __slots__ = ("_metrics", "_row")
 
-    _metrics: CustomMetrics
-    _row: MetricRow | None
-
-    def __init__(self, *_arguments: object, **_options: object) -> None:
-        raise TypeError("Metric: No constructor defined!")
-
-    @classmethod
-    def of(cls, metrics: CustomMetrics, row: MetricRow) -> Metric:
-        """The metric of a row (for the server, not for models)."""
-        metric = cls.__new__(cls)
-        metric._metrics = metrics
-        metric._row = row
-        return metric
+    def __init__(self, *parts: Any, **_options: object) -> None:
+        """For the server, not for models: the metrics of the executor, and a row of these."""
+        if len(parts) != 2 or not isinstance(parts[0], CustomMetrics):
+            raise TypeError("Metric: No constructor defined!")
+        self._metrics: CustomMetrics = parts[0]
+        self._row: MetricRow | None = parts[1]
 
     def increment(self, value: float) -> None:
         """Add to a counter, or to a gauge, where it may be negative.
@@ -153,7 +146,7 @@ class MetricFamily:
             row = self._metrics.add(self._family, pairs, _bounds(buckets or ()), self._given)
         except ShmserveError as ex:
             raise TritonModelException(f"Error when creating Metric: {ex.message}") from None
-        return self._given.setdefault(row, Metric.of(self._metrics, row))
+        return self._given.setdefault(row, Metric(self._metrics, row))
 
     def __del__(self) -> None:
         if hasattr(self, "_family"):

@@ -1,6 +1,6 @@
 """What models of the Triton dialect import as `triton_python_backend_utils`.
 
-`shmserve.executor.backends.python` puts this module into `sys.modules` under that name.
+`backends.python.python_backend` puts this module into `sys.modules` under that name.
 """
 
 from __future__ import annotations

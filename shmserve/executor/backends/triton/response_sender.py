@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from shmserve.errors import DeadlineExceeded, Internal, ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Request, Response
@@ -33,19 +34,12 @@ class InferenceResponseSender:
 
     __slots__ = ("__weakref__", "_request", "_sink")
 
-    def __init__(self, *_arguments: object, **_options: object) -> None:
-        raise TypeError("InferenceResponseSender: No constructor defined!")
-
-    @classmethod
-    def to(cls, request: Request, sink: StreamSink | SingleSink) -> InferenceResponseSender:
-        """The sender of a request (for the server, not for models)."""
-        sender = cls.__new__(cls)
-        sender._request = request
-        sender._sink = sink
-        return sender
-
-    _request: Request
-    _sink: StreamSink | SingleSink
+    def __init__(self, *parts: Any, **_options: object) -> None:
+        """For the server, not for models: a request and the sink of its responses."""
+        if len(parts) != 2 or not isinstance(parts[1], StreamSink | SingleSink):
+            raise TypeError("InferenceResponseSender: No constructor defined!")
+        self._request: Request = parts[0]
+        self._sink: StreamSink | SingleSink = parts[1]
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response. With TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last one; then

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from shmserve.executor.backend import CPU, InputTensor
 from shmserve.executor.backends import dlpack
@@ -13,6 +14,16 @@ from shmserve.executor.backends.triton.data_types import DataType, numpy_to_trit
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.devices import is_on_device
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
+
+
+class _Contents(Struct, frozen=True):
+    """What the server makes a tensor of: an input, whose array is read when the model asks for it
+    first, or an array on a device."""
+
+    array: Any
+    source: InputTensor | None = None
+    writable: bool = True
+    on_device: bool = False
 
 
 class Tensor:
@@ -26,20 +37,13 @@ class Tensor:
 
     __slots__ = ("_array", "_name", "_on_device", "_source", "_writable")
 
-    def __init__(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        if not isinstance(name, str):
-            raise TypeError(f"a Tensor's name must be text, got {type(name).__name__}")
-        if not isinstance(array, np.ndarray):
-            advice = "; a GPU's arrays go in by Tensor.from_dlpack" if is_on_device(array) else ""
-            kind = type(array).__name__
-            raise TypeError(f"Tensor '{name}' needs a numpy array, got {kind}{advice}")
-        if from_numpy(array.dtype) is None:
-            raise TritonModelException(f"Tensor '{name}': no datatype for {array.dtype}")
+    def __init__(self, name: str, array: np.ndarray[Any, Any] | _Contents) -> None:
+        contents = array if isinstance(array, _Contents) else _contents(name, array)
         self._name = name
-        self._array: Any = array
-        self._source: InputTensor | None = None
-        self._writable = True
-        self._on_device = False
+        self._array = contents.array
+        self._source = contents.source
+        self._writable = contents.writable
+        self._on_device = contents.on_device
 
     @classmethod
     def of_input(
@@ -47,23 +51,13 @@ class Tensor:
     ) -> Tensor:
         """The tensor of a request's input (for the server, not for models). `on_device`: one
         that lies in a GPU's memory stays there."""
-        tensor = cls.__new__(cls)
-        tensor._name = source.name
-        tensor._array = None
-        tensor._source = source
-        tensor._writable = writable
-        tensor._on_device = on_device and source.device != CPU
-        return tensor
+        stays = on_device and source.device != CPU
+        return cls(source.name, _Contents(None, source, writable, stays))
 
     @classmethod
     def _given(cls, name: str, array: Any) -> Tensor:
         """A tensor on a numpy or CuPy array."""
-        if isinstance(array, np.ndarray):
-            return cls(name, array)
-        tensor = cls(name, np.empty(0, array.dtype))
-        tensor._array = array
-        tensor._on_device = True
-        return tensor
+        return cls(name, _contents(name, array, not isinstance(array, np.ndarray)))
 
     @staticmethod
     def from_dlpack(name: str, tensor: object) -> Tensor:
@@ -147,6 +141,19 @@ class Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.device_of(self.array()) if self._on_device else dlpack.CPU
+
+
+def _contents(name: str, array: Any, on_device: bool = False) -> _Contents:
+    """Raises TypeError, or TritonModelException if the array has no datatype."""
+    if not isinstance(name, str):
+        raise TypeError(f"a Tensor's name must be text, got {type(name).__name__}")
+    if not (on_device or isinstance(array, np.ndarray)):
+        advice = "; a GPU's arrays go in by Tensor.from_dlpack" if is_on_device(array) else ""
+        kind = type(array).__name__
+        raise TypeError(f"Tensor '{name}' needs a numpy array, got {kind}{advice}")
+    if from_numpy(array.dtype) is None:
+        raise TritonModelException(f"Tensor '{name}': no datatype for {array.dtype}")
+    return _Contents(array, on_device=on_device)
 
 
 def check_tensors(what: str, tensors: Iterable[Any]) -> None:

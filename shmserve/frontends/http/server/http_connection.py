@@ -11,7 +11,7 @@ import select
 import socket
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import islice
 from math import inf
@@ -53,6 +53,11 @@ class ClientGone(Exception):
 class HttpConnection:
     """Serves one accepted socket.
 
+    Args:
+        service: what all connections of the worker share.
+        open_socket: makes the socket, whose waits end with this connection's deadlines.
+        client, server: addresses of the two ends.
+
     Attributes:
         sock: the client's socket, also for those who want to know the peer.
         watch: what is awaited from the client and until when; None while the server works.
@@ -75,7 +80,7 @@ class HttpConnection:
     def __init__(
         self,
         service: ServingContext,
-        sock: socket.socket,
+        open_socket: Callable[[HttpConnection], socket.socket],
         client: environs.Address,
         server: environs.Address,
     ) -> None:
@@ -83,7 +88,7 @@ class HttpConnection:
         self._client = client
         self._server = server
         self._caller: Caller | None = None
-        self.sock = sock
+        self.sock = open_socket(self)
         self.settings = service.settings
         self.expired = False
         self._body: RequestBody | None = None
@@ -162,10 +167,13 @@ class HttpConnection:
             self.watch = (phase, now + _CUT_GRACE_S)
 
     @property
-    def idle_until(self) -> float:
-        """Until when it may be idle as it is; 0.0: it is not idle, or is to end anyway."""
+    def idle_since(self) -> float:
+        """The time since which the connection waits for a request; infinite if it serves one, or
+        is to end anyway."""
         watch = self.watch
-        return watch[1] if watch is not None and watch[0] == IDLE and not self.expired else 0.0
+        if watch is None or watch[0] != IDLE or self.expired:
+            return inf
+        return watch[1] - self.settings.idle_timeout_s
 
     def give_way(self) -> None:
         """End an idle connection for another's sake. A request that has come is answered still.

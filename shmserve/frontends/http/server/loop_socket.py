@@ -34,24 +34,30 @@ class WatchedClient(Protocol):
 
 
 class GreenletSocket(socket.socket):
-    """Takes over an accepted socket. One greenlet at a time."""
+    """An accepted socket, taken over for one greenlet at a time.
 
-    __slots__ = ("_readiness", "_since_pause", "deadlines")
+    Args:
+        hub: the worker's loop.
+        accepted: the socket, which is detached.
+        deadlines: knows until when the client is waited for.
+    """
 
-    def __init__(self, hub: Hub, accepted: socket.socket) -> None:
+    __slots__ = ("_deadlines", "_readiness", "_since_pause")
+
+    def __init__(self, hub: Hub, accepted: socket.socket, deadlines: WatchedClient) -> None:
         family, kind, protocol = accepted.family, accepted.type, accepted.proto
         super().__init__(family, kind, protocol, accepted.detach())
         self._readiness = hub.watch(self.fileno())
         self._since_pause = 0  # bytes that were there at once
-        self.deadlines: WatchedClient
+        self._deadlines = deadlines
 
     def await_ready(self, events: int) -> None:
         """Until there may be something to do: more has come, or the deadline has passed, which
         shuts the socket down."""
-        watch = self.deadlines.watch
+        watch = self._deadlines.watch
         assert watch is not None  # nobody waits for a client without an end
         if not self._readiness.wait(watch[1], events):
-            self.deadlines.cut_if_overdue(monotonic())
+            self._deadlines.cut_if_overdue(monotonic())
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         if flags & _NOW:

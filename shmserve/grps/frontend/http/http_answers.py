@@ -64,7 +64,7 @@ def respond_once(req: Request, resp: Response, exchange: Exchange, as_ndarray: b
         nbytes = sum(len(o.view) for o in outcome.outputs)
         message = beside_if_large(nbytes, to_message, exchange.signature, outcome, exchange.kind)
         resp.status = http_status(message.status)
-        exchange.receipt.copied_out += nbytes
+        exchange.receipt.copy_out(nbytes)
         if as_ndarray and (message.status is None or message.status.status != StatusFlag.FAILURE):
             return beside_if_large(nbytes, _ndarray, message)
         if not message.bin_data:
@@ -76,7 +76,7 @@ def respond_once(req: Request, resp: Response, exchange: Exchange, as_ndarray: b
     receipt = exchange.receipt
     lasting = isinstance(data, memoryview)
     if lasting:
-        receipt.copied_out -= len(data)
+        receipt.copy_out(-len(data))
     if req.env.get("HTTP_SHMSERVE_RECEIPT") == "1":
         set_receipt(resp, receipt)
     if lasting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from shmserve.protocol.oip.request import (
 )
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, object_array
+from shmserve.tensor.named_tensor import NamedTensor
 from shmserve.tensor.spec import ModelSpec
 
 
@@ -102,22 +103,9 @@ class Loan:
         self._later(self._give_back)
 
 
-class LentOutput(Protocol):
-    """An output whose `view` lies in the called executor's memory."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def datatype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def view(self) -> memoryview: ...
-
-
-def borrowed(output: LentOutput, model: str, loan: Loan) -> CalledTensor:
-    """An output of a model as a read-only array that keeps the loan; BYTES elements are copied
-    instead."""
+def borrowed(output: NamedTensor, model: str, loan: Loan) -> CalledTensor:
+    """An output of a model, in the called executor's memory, as a read-only array that keeps the
+    loan; BYTES elements are copied instead."""
     name, shape, kind = output.name, output.shape, DATATYPES[output.datatype]
     if not kind.itemsize:
         elements = bytes_codec.decode(output.view, prod(shape), name, model, "output")

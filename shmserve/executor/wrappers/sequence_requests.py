@@ -14,23 +14,34 @@ from shmserve.executor.tensors.memory_input import MemoryInput
 from shmserve.tensor.dtypes import DATATYPES
 
 Array = np.ndarray[Any, Any]
+TakeStates = Callable[["SequenceRequest", Response], Response | None]
 
 
 class SequenceRequest:
     """A request as the model sees it; implements `backend.Request`.
 
     `inputs`: what the client sent and what is added to it; `states`: names of the outputs that
-    are kept; those the client wants as well are its own, too; `over`: the model has returned from
-    this run.
+    are kept; those the client wants as well are its own, too; `take_states`: has each response of a
+    stream first and returns what the client gets, None if that is nothing.
+
+    Attributes:
+        over: the model has returned from this run.
     """
 
-    responses: Responses | None = None
     rescheduled = False
     over = False
 
     def __init__(
-        self, request: Request, added: dict[str, MemoryInput], states: Sequence[str], xp: Any
+        self,
+        request: Request,
+        added: dict[str, MemoryInput],
+        states: Sequence[str],
+        xp: Any,
+        take_states: TakeStates | None = None,
     ) -> None:
+        self.responses: Responses | None = None
+        if request.responses is not None and take_states is not None:
+            self.responses = StepResponses(request.responses, self, take_states)
         self._request = request
         self._xp = xp
         self._placed = request.requested  # whose arrays may lie in the request's own outputs
@@ -53,6 +64,10 @@ class SequenceRequest:
     @property
     def cancelled(self) -> bool:
         return self._request.cancelled
+
+    def end(self) -> None:
+        """Note that the model has returned from this run."""
+        self.over = True
 
     def reschedule(self, again: bool) -> None:
         if self.over:  # nobody would run it again
@@ -114,22 +129,16 @@ class GapRequest(SequenceRequest):
 
 class StepResponses:
     """Where the responses of one run of a decoupled model's request go; implements
-    `backend.Responses`. `take_states` has each first: it gives what the client is to have of it,
-    None if that is nothing."""
+    `backend.Responses`."""
 
-    def __init__(
-        self,
-        source: Responses,
-        step: SequenceRequest,
-        take_states: Callable[[Response], Response | None],
-    ) -> None:
+    def __init__(self, source: Responses, step: SequenceRequest, take_states: TakeStates) -> None:
         self._source = source
         self._step = step
         self._take_states = take_states
         self.fail = source.fail
 
     def send(self, response: Response | None, final: bool = False) -> None:
-        wanted = None if response is None else self._take_states(response)
+        wanted = None if response is None else self._take_states(self._step, response)
         if wanted is not None or final:
             self._source.send(wanted, final)
 

@@ -146,10 +146,9 @@ class CoordinatorLoop:
         jobs.tried.update(checkpoint.tried if checkpoint else fingerprints)
         send = self._links.send
         outside = Outside(writer, file, owners, jobs, self._gpus, send)
-        parts = assembly.assemble(launch, outside, pool_bytes, arena_bytes)
+        parts = assembly.assemble(launch, outside, pool_bytes, arena_bytes, shortage)
         if shortage:
             _log.error("not ready: %s (pool_bytes, %s)", shortage, pool_sizing.SHM)
-        parts.reconciler.shortage = shortage
         parts.reconciler.serving("grpc", launch.grpc_unserved)
         self._regions, self._introspection = parts.regions, parts.introspection
         self._history = self._history_file(settings)

@@ -1,4 +1,4 @@
-"""``python -m shmserve.executor.template``: the process that executors on the CPU are forked from.
+"""``python -m shmserve.executor.process.template``: the process that CPU executors are forked from.
 
 It has imported what all of them share and read the settings, which takes longer than the fork and
 would be in memory once for each, and nothing that must not be forked: no CUDA, no model's library,
@@ -26,20 +26,20 @@ from google.protobuf import descriptor_pb2  # noqa: F401 (protobuf's own, for co
 from setproctitle import setproctitle
 
 from shmserve import config, extensions
-from shmserve.executor.__main__ import run_instance
+from shmserve.executor.backends.native import dialect, stream_dialect  # noqa: F401
 
 # For executors, as they come to need them
-from shmserve.executor.backends import python  # noqa: F401
-from shmserve.executor.backends.native import dialect, stream_dialect  # noqa: F401
+from shmserve.executor.backends.python import python_backend  # noqa: F401
 from shmserve.executor.backends.triton import dialect as triton_dialect  # noqa: F401
 from shmserve.executor.backends.triton import pb_utils  # noqa: F401
+from shmserve.executor.process.__main__ import run_instance
 
 _MESSAGE = 4096
 
 
 def main() -> int:
     """Fork an executor for each message until the supervisor is gone; then, in each, run it."""
-    parser = argparse.ArgumentParser(prog="shmserve.executor.template")
+    parser = argparse.ArgumentParser(prog="shmserve.executor.process.template")
     parser.add_argument("--master-fd", type=int, required=True)
     parser.add_argument("--socket-fd", type=int, required=True)
     arguments = parser.parse_args()

@@ -27,25 +27,24 @@ from shmserve.executor.backend import (
     Backend,
     BatchForm,
     Context,
-    Output,
     Request,
     Response,
 )
 from shmserve.executor.backends.config_merge import with_own_tensors
-from shmserve.executor.sequences.sequence_requests import (
+from shmserve.executor.tensors.batch import split, split_rows
+from shmserve.executor.tensors.memory_input import MemoryInput
+from shmserve.executor.wrappers.sequence_requests import (
     GapRequest,
     SequenceRequest,
     StackedRequest,
-    StepResponses,
 )
-from shmserve.executor.sequences.sequence_tensors import (
+from shmserve.executor.wrappers.sequence_tensors import (
     Controls,
     Flags,
     States,
     with_sequence_tensors,
     without_sequence_tensors,
 )
-from shmserve.executor.tensors.memory_input import MemoryInput
 from shmserve.protocol.triton_config.backend_kinds import PYTHON
 from shmserve.tensor.config_document import SequenceEntry
 from shmserve.tensor.dtypes import DATATYPES, object_array
@@ -100,7 +99,7 @@ class SequenceBackend:
         finally:
             with self._over:
                 for step in steps:
-                    step.over = True
+                    step.end()
         if self._decoupled:
             return answers
         if len(answers) != len(steps):
@@ -119,11 +118,8 @@ class SequenceBackend:
 
     def _request(self, request: Request, sequence: SequenceId, flags: Flags) -> SequenceRequest:
         added = self._added(sequence, flags)
-        step = SequenceRequest(request, added, tuple(self.states.outputs), self._xp)
-        if request.responses is not None:
-            taken = partial(self._taken_of_stream, request, step)
-            step.responses = StepResponses(request.responses, step, taken)
-        return step
+        take_states = partial(self._taken_of_stream, request)
+        return SequenceRequest(request, added, tuple(self.states.outputs), self._xp, take_states)
 
     def _added(self, sequence: SequenceId, flags: Flags) -> dict[str, MemoryInput]:
         """Controls and states, by the names of the inputs that they are."""
@@ -182,28 +178,8 @@ class SequenceBackend:
             for name, tensor in steps[0].inputs.items()
         }
         responses = self._backend.execute([StackedRequest(steps, inputs, self._xp)])
-        if len(responses) != 1:
-            raise Internal(f"the model gave {len(responses)} responses to 1 batch")
-        response = responses[0]
-        if response.error is not None:
-            return [response] * len(steps)
-        for output in response.outputs:
-            shape = list(output.array.shape)
-            if shape[:1] != [len(steps)]:
-                raise Internal(
-                    f"output '{output.name}' has shape {shape}, but the batch has {len(steps)} rows"
-                )
-        return [
-            Response(
-                tuple(
-                    Output(output.name, output.datatype, output.array[row : row + 1])
-                    for output in response.outputs
-                ),
-                parameters=response.parameters,
-                copied=step.sent_bytes,
-            )
-            for row, step in enumerate(steps)
-        ]
+        rows = partial(split_rows, sizes=[1] * len(steps))
+        return split(responses, rows, [step.sent_bytes for step in steps])
 
     def _with_gaps(
         self, steps: Sequence[SequenceRequest], slot_of: Callable[[SequenceId], int]

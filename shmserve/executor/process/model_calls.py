@@ -44,8 +44,8 @@ from shmserve.errors import (
     ShmserveError,
     Unavailable,
 )
-from shmserve.executor.call_tensors import CallInput, Loan, borrowed, check_call
 from shmserve.executor.calling import CallAnswer, CallingRequest, ModelCall
+from shmserve.executor.process.call_tensors import CallInput, Loan, borrowed, check_call
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
 from shmserve.protocol.oip import load_request
 from shmserve.protocol.oip.model_signature import make_signature

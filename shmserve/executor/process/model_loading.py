@@ -9,10 +9,10 @@ import msgspec
 from shmserve.errors import ConfigError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context
-from shmserve.executor.backends import ragged
 from shmserve.executor.calling import NO_MODELS, OtherModels
 from shmserve.executor.devices import Devices
-from shmserve.executor.warmup import warm_up
+from shmserve.executor.process.warmup import warm_up
+from shmserve.executor.wrappers import ragged
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
 

@@ -21,18 +21,18 @@ from setproctitle import setproctitle
 from shmserve import config, ids
 from shmserve.core.scheduling.rate_limit_policy import RateLimit
 from shmserve.errors import ArenaExhausted, ShmserveError
-from shmserve.executor import custom_metrics, host_policy, model_loading, rate_limited
+from shmserve.executor import custom_metrics, rate_limited
 from shmserve.executor.backend import CPU, Backend
 from shmserve.executor.backends.model_errors import from_load, sanitised
 from shmserve.executor.devices import Devices
 from shmserve.executor.loop.loop import Loop
 from shmserve.executor.loop.loop_assembly import LoopLimits, make_loop
-from shmserve.executor.model_calls import ModelCalls
 from shmserve.executor.peers.channels import Channels
 from shmserve.executor.peers.lane_counting import LaneCounting
 from shmserve.executor.peers.lane_gate import LaneGate
 from shmserve.executor.peers.lane_peers import LanePeers
-from shmserve.executor.rate_limited import SharedResources
+from shmserve.executor.process import host_policy, model_loading
+from shmserve.executor.process.model_calls import ModelCalls
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.observe import flight_recorder, log_output, logs, model_output
@@ -83,7 +83,7 @@ class Executor:
         self.endpoint = f"{process}.sock"
         self.loaded: Loaded | None = None
         self.loop: Loop | None = None
-        self.resources: SharedResources | None = None
+        self.resources: rate_limited.SharedResources | None = None
         self.stopping = False
         mappings = Mappings()
         self.devices = Devices.of(instance.device, mappings)
@@ -130,7 +130,8 @@ class Executor:
             try:
                 host_policy.apply(self.instance, self.settings.host_policies)
                 loaded = self._load()
-                limit = self._limit(loaded[1])
+                name = self.instance.name
+                limit = rate_limited.limit_of(self.settings, name, loaded[1], self.device)
             except ShmserveError as ex:
                 if sanitised(ex.message) != ex.message:  # else the coordinator's line has it all
                     log.error("model not loaded: %s", ex.message)
@@ -173,9 +174,6 @@ class Executor:
         """Where the model computes, once it is loaded."""
         return self.instance.device if self.devices.ordinal is not None else CPU
 
-    def _limit(self, spec: ModelSpec) -> RateLimit | None:
-        return rate_limited.limit_of(self.settings, self.instance.name, spec, self.device)
-
     def _serve(
         self, listener: socket.socket, backend: Backend, spec: ModelSpec, limit: RateLimit | None
     ) -> None:
@@ -191,7 +189,7 @@ class Executor:
         settings = self.settings
         limits = LoopLimits(settings.segment_idle_s, settings.max_streams)
         if limit is not None:
-            self.resources = SharedResources(self.link.send, channels.wake)
+            self.resources = rate_limited.SharedResources(self.link.send, channels.wake)
         self.loop = make_loop(backend, channels, workspace, limits, self.resources)
         gc.collect()
         gc.freeze()  # what a model keeps for life need not be looked at again and again

@@ -12,17 +12,19 @@ their models see one dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from shmserve.errors import ConfigError, Internal
+from shmserve.errors import ConfigError
 from shmserve.executor.backend import Backend, BatchForm, Context, Output, Request, Response
-from shmserve.executor.sequences import sequence_backend
-from shmserve.executor.sequences.sequence_requests import StackedRequest
+from shmserve.executor.tensors.batch import split, split_rows
 from shmserve.executor.tensors.memory_input import MemoryInput
+from shmserve.executor.wrappers import sequence_backend
+from shmserve.executor.wrappers.sequence_requests import StackedRequest
 from shmserve.tensor.config_document import (
     BatchInputEntry,
     ConfigDocument,
@@ -98,23 +100,8 @@ class RaggedBackend:
         """Run requests that agree in all but the shapes of their ragged inputs."""
         whole = StackedRequest(requests, self._inputs(requests), self._xp)
         responses = self._backend.execute([whole])
-        if len(responses) != 1:
-            raise Internal(f"the model gave {len(responses)} responses to 1 batch")
-        response = responses[0]
-        if response.error is not None:
-            return [response] * len(requests)
-        parts = {output.name: self._taken_apart(output, requests) for output in response.outputs}
-        return [
-            Response(
-                tuple(
-                    Output(output.name, output.datatype, parts[output.name][index])
-                    for output in response.outputs
-                ),
-                parameters=response.parameters,
-                copied=sum(len(tensor.buffer) for tensor in request.inputs.values()),
-            )
-            for index, request in enumerate(requests)
-        ]
+        copied = [sum(len(tensor.buffer) for tensor in r.inputs.values()) for r in requests]
+        return split(responses, partial(self._taken_apart, requests), copied)
 
     def _inputs(self, requests: Sequence[Request]) -> dict[str, MemoryInput]:
         inputs = {}
@@ -133,24 +120,15 @@ class RaggedBackend:
                 inputs[name] = MemoryInput(name, kind.name, whole.copy(), self._xp)
         return inputs
 
-    def _taken_apart(self, output: Output, requests: Sequence[Request]) -> list[Any]:
-        """What of an output is each request's."""
-        array, source = output.array, self._sources.get(output.name)
+    def _taken_apart(self, requests: Sequence[Request], output: Output) -> list[Any]:
+        """Return the part of each request of an output."""
+        source = self._sources.get(output.name)
         if source is None:
             sizes = [next(iter(request.inputs.values())).shape[0] for request in requests]
-            what = "rows"
-        else:
-            shapes = [request.inputs[source].shape for request in requests]
-            sizes, what, array = [prod(shape) for shape in shapes], "elements", array.reshape(-1)
-        if array.shape[:1] != (sum(sizes),):
-            raise Internal(
-                f"output '{output.name}' has shape {list(array.shape)}, but the batch has "
-                f"{sum(sizes)} {what}"
-            )
-        ends = np.cumsum(sizes).tolist()
-        parts = [array[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-        if source is None:
-            return parts
+            return split_rows(output, sizes)
+        shapes = [request.inputs[source].shape for request in requests]
+        flat = replace(output, array=output.array.reshape(-1))
+        parts = split_rows(flat, [prod(shape) for shape in shapes], "elements")
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

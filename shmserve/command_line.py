@@ -1,0 +1,203 @@
+"""Command line: ``shmserve COMMAND``. An error prints a line on stderr and ends with exit status
+2."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import shmserve
+from shmserve import library_telemetry
+from shmserve.config import CONFIG_VARIABLE
+from shmserve.errors import ShmserveError
+
+TABLES = (
+    "processes",
+    "models",
+    "segments",
+    "slots",
+    "queues",
+    "resources",
+    "cache",
+    "regions",
+    "stats",
+    "gpus",
+    "monitor",
+    "events",
+)
+DOORS = ("http", "grpc", "region", "lane")  # transports that `measure` can use
+ERROR = 2  # exit status of a failed command; 1: the command ran and the answer is no
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser that prints a single line for an error, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(ERROR, f"shmserve: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands. Each command sets `module`, whose `main` runs the
+    command."""
+    whole = _Parser(
+        prog="shmserve",
+        description="A model server on a zero-copy shared-memory data plane.",
+        epilog="Settings come from the TOML file named by SHMSERVE_CONFIG and from "
+        "SHMSERVE_* variables: see shmserve settings.",
+    )
+    whole.add_argument("--version", action="version", version=f"shmserve {shmserve.__version__}")
+    whole.add_argument("--config", metavar="FILE", help="settings, instead of SHMSERVE_CONFIG")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, module: str, text: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+        made.set_defaults(module=module)
+        return made
+
+    serve = command("serve", "serving.serve", "run the server (gunicorn) in the foreground")
+    serve.add_argument("gunicorn", nargs="*", help="options for gunicorn, after --")
+    command(
+        "reload", "serving.reload", "have a running service replace its processes (setting reload)"
+    )
+    init = command(
+        "init", "serving.init", "make a model repository with examples, and a settings file"
+    )
+    init.add_argument("folder", metavar="DIR", help="an empty folder, or one to be made")
+    units = command(
+        "units", "serving.units", "write systemd's units for this environment, as a service"
+    )
+    units.add_argument("root", metavar="ROOT", help="what to write below: /, or a folder to look")
+    units.add_argument("--prefix", default="/usr/local", metavar="DIR", help="default: /usr/local")
+    units.add_argument("--app", metavar="DIR", help="another environment, or a link to this one")
+    check = command("check", "inspecting.check", "check the settings and every model folder")
+    check.add_argument(
+        "--load", action="store_true", help="load each model, too, in a process of its own"
+    )
+    index = command("index", "inspecting.index", "list a repository that a web server is to offer")
+    index.add_argument("folder", metavar="DIR", help="the repository; index.json is written there")
+    settings = command(
+        "settings", "inspecting.settings_reference", "show the settings and where they are from"
+    )
+    settings.add_argument("names", nargs="*", metavar="NAME", help="explain these settings")
+    shown = settings.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="one JSON array instead of a table")
+    shown.add_argument("--markdown", action="store_true", help="the reference of all settings")
+    doctor = command(
+        "doctor", "inspecting.doctor", "say what this host has and lacks, GPUs included"
+    )
+    doctor.add_argument("--gpu", action="store_true", help="fail unless GPUs can be used")
+    doctor.add_argument("--json", action="store_true", help="one JSON array instead of lines")
+    _add_show(command("show", "operating.show", "ask a running server what is going on"))
+    for name, text in (
+        ("load", "have a running server load a model, or load it anew"),
+        ("unload", "have a running server unload a model"),
+        ("ready", "say whether a running server, or one model of it, is ready (status 1: not)"),
+    ):
+        subparser = command(name, "operating.model_commands", text)
+        subparser.add_argument("model", metavar="MODEL", nargs="?" if name == "ready" else None)
+        _add_address(subparser)
+        subparser.add_argument("--key-file", metavar="FILE", help="of a key to show (docs/keys.md)")
+        if name == "ready":
+            subparser.add_argument(
+                "--wait", type=float, default=0.0, metavar="S", help="for so long"
+            )
+    _add_measure(
+        command("measure", "measuring.measure", "send a model generated requests and time them")
+    )
+    _add_key(command("key", "serving.key", "make keys for those who call"))
+    _add_cluster(command("cluster", "serving.cluster", "serve on the nodes of a Ray cluster"))
+    complete = command("completion", "shell_completion", "print a completion script for a shell")
+    complete.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    return whole
+
+
+def _add_show(show: argparse.ArgumentParser) -> None:
+    show.add_argument("what", choices=(*TABLES, "top"), help="a table, or top: a live view")
+    show.add_argument("--json", action="store_true", help="one JSON array instead of a table")
+    show.add_argument(
+        "--limit", type=int, metavar="N", help="at most so many rows; of events the latest"
+    )
+    show.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="of top: seconds between looks"
+    )
+
+
+def _add_address(subparser: argparse.ArgumentParser) -> None:
+    subparser.add_argument(
+        "--url", help="http://HOST:PORT or unix:/PATH; default: the first of http_bind"
+    )
+
+
+def _add_measure(measure: argparse.ArgumentParser) -> None:
+    measure.add_argument("model", metavar="MODEL")
+    _add_address(measure)
+    measure.add_argument("--grpc", metavar="ADDRESS", help="default: the first of grpc_bind")
+    measure.add_argument(
+        "--over",
+        nargs="+",
+        choices=DOORS,
+        default=list(DOORS),
+        help="http, grpc, region (shared memory over HTTP), lane; default: all",
+    )
+    measure.add_argument("--seconds", type=float, default=5.0, help="of each way, at most")
+    measure.add_argument("--requests", type=int, default=1_000_000, help="of each way, at most")
+    measure.add_argument("--concurrency", type=int, default=1, help="requests at a time")
+    measure.add_argument("--batch", type=int, default=1, help="rows of a model that has batches")
+    measure.add_argument("--size", type=int, default=1, help="what stands for a variable dimension")
+    measure.add_argument(
+        "--input", action="append", default=[], metavar="NAME=FILE.npy", help="instead of made ones"
+    )
+    measure.add_argument("--json", action="store_true", help="one JSON array instead of a table")
+    measure.add_argument("--svg", metavar="FILE", help="draw latencies over time")
+
+
+def _add_key(key: argparse.ArgumentParser) -> None:
+    what = key.add_subparsers(dest="what", required=True)
+    new = what.add_parser("new", help="make a key, print it once, and add its hash to the file")
+    new.add_argument("name", help="whose it is: letters, digits, - and _")
+    new.add_argument("--scopes", default="use", help="of use,register,change,send-models")
+    new.add_argument("--days", type=int, help="until it expires; default: never")
+    new.add_argument("--file", help="default: the setting keys_file")
+
+
+def _add_cluster(cluster: argparse.ArgumentParser) -> None:
+    what = cluster.add_subparsers(dest="what", required=True)
+    for name, text in (
+        ("up", "start a service on each node, or change which models they serve"),
+        ("status", "say what is where (status 1: a model has no replica that is ready)"),
+        ("down", "end all services, their requests first"),
+        ("haproxy", "print the configuration of a HAProxy before the cluster"),
+    ):
+        subparser = what.add_parser(name, help=text, description=text)
+        subparser.add_argument("file", metavar="FILE", help="cluster.toml")
+        if name in ("up", "status"):
+            subparser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit status."""
+    arguments = parser().parse_args(argv)
+    library_telemetry.switch_off(os.environ)  # for libraries that a command imports or starts
+    shows_top = (arguments.command, getattr(arguments, "what", "")) == ("show", "top")
+    name = "operating.top" if shows_top else arguments.module
+    if arguments.config is not None:  # also for the server that `serve` execs
+        os.environ[CONFIG_VARIABLE] = os.path.abspath(arguments.config)
+    try:
+        # Import the command's module alone, for speed: this runs in scripts and before each start
+        module = importlib.import_module(f"shmserve.cli.{name}")
+        status: int = module.main(arguments)
+        sys.stdout.flush()
+        return status
+    except ShmserveError as ex:
+        for line in ex.message.splitlines():
+            print(f"shmserve: {line}", file=sys.stderr)
+        return ERROR
+    except BrokenPipeError:  # the reader has closed the pipe, e.g. `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,1 @@
+"""Models in Python: chooses the dialect of a model.py."""

@@ -1,0 +1,118 @@
+"""Lane traffic: reads the messages of lanes, sends their answers, and ends them.
+
+`LanePeers` checks and translates the messages. A lane that does not take its answers within
+`send_timeout_s`, or that breaks the protocol, is closed, alone.
+"""
+
+from __future__ import annotations
+
+import select
+
+from shmserve.errors import PeerDied, ProtocolViolation
+from shmserve.executor.peers.frontend_connections import Peers
+from shmserve.executor.peers.lane import Lane
+from shmserve.executor.peers.lane_peers import LanePeers
+from shmserve.protocol.control.data_messages import Answer
+from shmserve.protocol.control.link_messages import LaneOffered
+
+
+class LaneTraffic:
+    """The lanes among an executor's connections. For the thread that has the channels.
+
+    Attributes:
+        stalled: lanes that do not take their answers.
+    """
+
+    def __init__(self, peers: LanePeers, connections: Peers) -> None:
+        self.stalled: set[Lane] = set()
+        self._peers = peers
+        self._connections = connections
+        self._epoll = connections.epoll
+
+    # ------------------------------------------------------------- beginning and end
+
+    def let_in(self, message: LaneOffered, fd: int, closed: bool) -> None:
+        """Let an offered lane in, unless the executor is closed or has too many."""
+        lane = self._peers.admit(message, fd, closed)
+        if lane is not None:
+            self._connections.by_fd[lane.fd] = lane
+            self._epoll.register(lane.fd, lane.mask)
+
+    def leave_all(self) -> None:
+        """Take no more requests of lanes than have been sent."""
+        for connection in list(self._connections.by_fd.values()):
+            if isinstance(connection, Lane):
+                self._leave(connection)
+
+    def _leave(self, lane: Lane) -> None:
+        """Refuse a lane, once no stream needs further credit. A lane ends with its last answer."""
+        lane.leave()
+        if not (lane.streams_wait or lane.refusing):
+            lane.refuse(self._epoll)
+            self.read(lane)
+
+    def _end_refused(self, lane: Lane) -> None:
+        if not lane.waiting and not lane.backlog:
+            self.close(lane)
+
+    def close(self, lane: Lane) -> None:
+        """Close a lane and forget what it asked for."""
+        if self._connections.close(lane):
+            self.stalled.discard(lane)
+            self._peers.ended(lane)
+
+    def close_overdue(self) -> None:
+        """Close the lanes that have not taken their answers for too long."""
+        for lane in self._peers.overdue(self.stalled):
+            self.close(lane)
+
+    # ------------------------------------------------------------- messages
+
+    def read(self, lane: Lane) -> None:
+        """Take in one message, as the sender is a stranger; all there are, where no more come."""
+        behind = True
+        try:
+            while behind and (received := lane.channel.receive_within(0.0, 0)) is not None:
+                message, refusal = self._peers.take_in(lane, received[0])
+                if message is not None:
+                    self._connections.events.append((lane, message))
+                if refusal is not None:
+                    self._send(lane, refusal)
+                behind = lane.refusing and not lane.closed
+            lane.watch(self._epoll)
+        except PeerDied:
+            if lane.refusing:  # all has been read
+                self._end_refused(lane)
+            else:
+                self.close(lane)
+        except ProtocolViolation:  # not logged: a stranger could fill the log
+            self._peers.violated(lane)
+            self.close(lane)
+
+    def answer(self, lane: Lane, answer: Answer) -> None:
+        """Send an answer, unless nobody waits for it."""
+        data = self._peers.answered(lane, answer)
+        if data is None:
+            return
+        self._send(lane, data)
+        if lane.refusing:
+            self._end_refused(lane)
+        elif lane.leaving and not lane.closed:
+            self._leave(lane)
+
+    def _send(self, lane: Lane, data: bytes) -> None:
+        try:
+            if lane.backlog or not lane.channel.send(data, wait=False):
+                lane.keep(self._epoll, data, [])
+                lane.stalls()
+                self.stalled.add(lane)
+            elif lane.mask != select.EPOLLIN:
+                lane.watch(self._epoll)
+        except PeerDied:
+            self.close(lane)
+
+    def backlog_sent(self, lane: Lane) -> None:
+        """Note that a lane has taken all of its answers."""
+        self.stalled.discard(lane)
+        if lane.refusing:
+            self._end_refused(lane)

@@ -1,0 +1,1 @@
+"""The executor process: its start, loading of the model, and calls of other models."""
