@@ -1,6 +1,6 @@
-"""What messages take of a process's heap, where they cannot go straight into slots.
+"""Heap budget: memory for messages that cannot be received straight into slots.
 
-All requests of a process share one budget for that.
+All requests of a process share one budget.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ import threading
 from shmserve.errors import Unavailable
 from shmserve.observe import flight_recorder
 
-FREE = 1 << 20  # of each message; the limits of connections and calls bound these
+# bytes of each message that are not counted; limits of connections and calls bound their sum
+FREE = 1 << 20
 
 
 class HeapBudget:
-    """The bytes that all requests of a process have taken."""
+    """Bytes of heap that all requests of a process have taken."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a lease may end wherever Python collects garbage
+        # reentrant: garbage collection may end a lease while the lock is held
+        self._lock = threading.RLock()
         self.used = 0
 
     def take(self, nbytes: int, most: int) -> None:
-        """Count them.
+        """Count `nbytes` as taken.
 
         Raises:
-            Unavailable: with these it were more than `most`.
+            Unavailable: more than `most` bytes would be taken.
         """
         with self._lock:
             if self.used + nbytes > most:
@@ -36,9 +38,9 @@ class HeapBudget:
             self.used += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Count them no more."""
+        """Count `nbytes` as free again."""
         with self._lock:
             self.used -= nbytes
 
 
-BUDGET = HeapBudget()  # this process's
+BUDGET = HeapBudget()  # of this process
