@@ -241,8 +241,7 @@ class Hub:
         else:
             one = greenlet(self._run_all, self._main)
             self._living.add(one)
-            # run up to its first wait for work: a started greenlet would keep `run` and `args`
-            # alive
+            # up to its first wait for work: a greenlet keeps the arguments of its start alive
             one.switch()
         one.switch((run, args))
 

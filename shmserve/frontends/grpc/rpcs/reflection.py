@@ -1,4 +1,4 @@
-"""grpc.reflection.v1alpha: clients such as grpcurl find services and their messages by it."""
+"""grpc.reflection.v1alpha: lets clients such as grpcurl find services and their messages."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _request = as_message(pb.ServerReflectionRequest)
 
 
 class Reflection:
-    """Descriptions of the services with these full names, and of all files that this process
+    """Descriptions of the services with these full names, and of all proto files that this process
     has loaded."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = sorted([*services, SERVICE.full_name])
-        # Two files have pools of their own (`shmserve._generated`); all others share one.
+        # Two files have separate pools (`shmserve._generated`); all other files share a pool.
         shared = descriptor_pool.Default()
         self._pools = (health_pb2.DESCRIPTOR.pool, pb.DESCRIPTOR.pool, shared)
 
     def serve(self, requests: Iterable[bytes]) -> Iterator[bytes]:
-        """ServerReflectionInfo: an answer to each request. What is not found is an answer, too."""
+        """ServerReflectionInfo: yield an answer to each request. "Not found" is an answer, too."""
         for data in requests:
             asked = _request(data)
             try:
@@ -39,7 +39,11 @@ class Reflection:
             yield encoded
 
     def _response(self, asked: Any) -> Any:
-        """Raises KeyError: no loaded file has that name, symbol or extension."""
+        """Return the answer to a request.
+
+        Raises:
+            KeyError: no loaded file has this name, symbol or extension.
+        """
         kind = asked.WhichOneof("message_request")
         match kind:
             case "file_by_filename":
@@ -62,7 +66,11 @@ class Reflection:
                 return _error(grpc.StatusCode.INVALID_ARGUMENT)
 
     def _find(self, method: str, name: str) -> Any:
-        """What the first pool has that knows `name`. Raises KeyError: none does."""
+        """Return the first match for `name` in the pools.
+
+        Raises:
+            KeyError: no pool has the name.
+        """
         for pool in self._pools:
             try:
                 return getattr(pool, method)(name)
@@ -72,7 +80,7 @@ class Reflection:
 
 
 def _files(file: Any) -> Any:
-    """A file and all that it imports, each once."""
+    """Return a file and all direct and indirect imports, without duplicates."""
     found: dict[str, bytes] = {}
     awaiting = [file]
     while awaiting:
