@@ -15,7 +15,7 @@ from shmserve.protocol.protobuf.infer_wire import Part
 
 
 class RpcContext(Protocol):
-    """One call, as seen by its rpc: the part of `grpc.ServicerContext` that rpcs use here.
+    """A call as seen by its rpc: the part of `grpc.ServicerContext` that rpcs use here.
 
     Attributes:
         caller_number: number of the caller, for turns and shares.

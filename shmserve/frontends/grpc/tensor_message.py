@@ -201,7 +201,7 @@ class PlacedTensor(Struct, eq=False):
 
 
 class TensorIntake(Struct, frozen=True, eq=False):
-    """How the tensors of an rpc's messages are received.
+    """Reception of the tensors in an rpc's messages.
 
     Attributes:
         memory: source of the slots.

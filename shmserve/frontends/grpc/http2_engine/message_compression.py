@@ -1,4 +1,4 @@
-"""gRPC's message compression: gzip and deflate (zlib's format), with a bound."""
+"""gRPC's message compression: gzip and deflate (zlib's format), with a size limit."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _PART_BYTES = 1 << 20
 
 
 def inflate(data: memoryview | bytes, encoding: str, most: int, heap_bytes: int) -> memoryview:
-    """A compressed message, counted for as long as anybody has it.
+    """Return a compressed message decompressed, in memory counted until freed.
 
     Args:
-        data: as it came.
-        encoding: how it is compressed, gzip or deflate.
-        most: bytes of the message.
+        data: the compressed message.
+        encoding: compression of the message, gzip or deflate.
+        most: limit of the decompressed size, in bytes.
         heap_bytes: the setting `max_heap_bytes`.
 
     Raises:
-        InvalidArgument: it is not what its encoding says.
-        ResourceExhausted: it is larger than `most` bytes.
-        Unavailable: there is no memory for it.
+        InvalidArgument: the data are not valid for the encoding.
+        ResourceExhausted: the message is larger than `most` bytes.
+        Unavailable: there is no memory for the message.
     """
     heap = MessageHeap(heap_bytes)
     try:
@@ -64,7 +64,8 @@ def _parts(data: memoryview | bytes, encoding: str, most: int, heap: MessageHeap
 
 
 def deflate(message: bytes, encoding: str) -> bytes:
-    """The message compressed; as it was, if that does not make it smaller."""
+    """Return the message compressed, or unchanged if compression does not make the message
+    smaller."""
     made = (
         gzip.compress(message, _LEVEL, mtime=0)
         if encoding == "gzip"
