@@ -1,7 +1,7 @@
 """The WSGI entry: ``gunicorn shmserve.app``.
 
-gunicorn imports this module in each HTTP worker, after the fork (`preload_app` stays off). So
-objects that must not be forked do not exist before.
+gunicorn imports this module in each HTTP worker, after the fork (`preload_app` stays off). So no
+object that must not be forked exists before.
 """
 
 from __future__ import annotations

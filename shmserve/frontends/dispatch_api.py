@@ -47,7 +47,7 @@ class CoordinatorApi(Protocol):
 
 
 class TensorMemory(Protocol):
-    """Slots for tensors that arrive before their call is made."""
+    """Slots for tensors received before the call is made."""
 
     def reserve_now(self, nbytes: int) -> Slot | None:
         """Return a slot to write to, or None if no memory is free. Never waits."""
@@ -86,7 +86,7 @@ class DispatchApi(Protocol):
     def set_flag(self, name: str, value: bool) -> None: ...
 
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
-        """Count a request for this version that failed before a call was made."""
+        """Count a request for this version that failed before the call was made."""
         ...
 
     def trace_refused(
@@ -97,7 +97,7 @@ class DispatchApi(Protocol):
         ...
 
     def count_key(self, name: str) -> None:
-        """Count a request that came with the key of this name."""
+        """Count a request with the key of this name."""
         ...
 
     def call(

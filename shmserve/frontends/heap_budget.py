@@ -1,7 +1,4 @@
-"""Heap budget: memory for messages that cannot be received straight into slots.
-
-All requests of a process share one budget.
-"""
+"""Heap budget of a process, shared by all messages that cannot be received straight into slots."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import threading
 from shmserve.errors import Unavailable
 from shmserve.observe import flight_recorder
 
-# bytes of each message that are not counted; limits of connections and calls bound their sum
+# bytes of each message that are not counted; limits of connections and calls bound the sum
 FREE = 1 << 20
 
 

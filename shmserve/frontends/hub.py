@@ -235,7 +235,8 @@ class Hub:
     # ------------------------------------------------- for who is called by the loop
 
     def enter(self, run: Callable[..., object], *args: Any) -> None:
-        """Run a function in a greenlet at once. Return when the greenlet first waits, or ends."""
+        """Run a function in a greenlet at once. Return when the greenlet first waits, or when the
+        function ends."""
         if self._resting:
             one = self._resting.pop()
         else:

@@ -85,7 +85,7 @@ Source = TypeVar("Source", bound=RequestSource)
 
 
 class Inference(Generic[Source]):
-    """One request to one model version, as a context manager: leaving the context closes the
+    """Driver of a request to a model version, as a context manager: leaving the context closes the
     request, and an error counts the request as failed. If the answer is sent later, call
     `close` after the last byte.
 

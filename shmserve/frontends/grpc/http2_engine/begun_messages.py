@@ -1,11 +1,11 @@
-"""Messages of one connection that have begun: memory for their tensors, and time for the rest.
+"""Begun messages of a connection: memory for their tensors, and deadlines for the remaining bytes.
 
-Deadlines grow with the bytes that have arrived. A client gets at most the time for `AHEAD` bytes
-at once. So a client that announces a large message and sends nothing is cancelled as soon as with
-a small message.
+A deadline grows with the bytes that have arrived, by the time for at most `AHEAD` bytes at once.
+So a client that announces a large message and sends nothing gets only the time of a message of
+`AHEAD` bytes.
 
 If memory for a tensor must first be made, a thread makes the memory. Meanwhile the connection is
-not read, for at most 2 s. If there is no memory by then, the message is received on the heap.
+not read, for at most 2 s. Without memory by then, the message is received on the heap.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from shmserve.frontends.http2.grpc_framing import FramingFailed
 
 
 class TensorCalls(Protocol):
-    """The calls to which the begun messages belong."""
+    """The calls of the begun messages."""
 
     def go_on(self, call: Http2Call) -> None:
-        """Continue with a message whose memory has been made."""
+        """Continue with a message after its memory has been made."""
         ...
 
     def refuse(self, call: Http2Call, failed: FramingFailed) -> None:
@@ -55,8 +55,8 @@ class MessageDeadline(Struct, eq=False):
     until: float
 
     def advance(self, left: int, now: float, timeout_s: float, per_s: float) -> None:
-        """Note that `left` bytes have not arrived yet. Bytes that have arrived earn time for the
-        next bytes."""
+        """Note that `left` bytes have not arrived yet. Arrived bytes earn time for the next
+        bytes."""
         self.due -= self.left - left
         self.left = left
         if self.due <= 0:
@@ -65,7 +65,7 @@ class MessageDeadline(Struct, eq=False):
 
 
 class MessageDeadlines:
-    """Deadlines of the begun messages of one connection, in `open` by stream."""
+    """Deadlines of the begun messages of a connection, in `open` by stream."""
 
     __slots__ = ("_per_s", "_timeout_s", "open")
 
@@ -96,12 +96,12 @@ class MessageDeadlines:
         return min((one.until for one in self.open.values()), default=float("inf"))
 
     def overdue(self, now: float) -> list[int]:
-        """Return the streams whose message has missed its deadline."""
+        """Return the streams with a message past its deadline."""
         return [stream_id for stream_id, one in self.open.items() if now >= one.until]
 
 
 class BegunMessages:
-    """Begun messages of one connection. Belongs to the loop, which never waits for memory: another
+    """Begun messages of a connection. Belongs to the loop, which never waits for memory: another
     thread makes memory.
 
     Args:
@@ -110,7 +110,7 @@ class BegunMessages:
         resume: has the connection receive again, once `waiting` is 0.
 
     Attributes:
-        waiting: number of tensors that wait for memory; nothing may be received until this is 0.
+        waiting: number of tensors without memory; while positive, nothing may be received.
         deadlines: deadlines of all begun messages.
     """
 

@@ -1,4 +1,4 @@
-"""The calls of one connection: begin, answer and end. Everything runs on the loop."""
+"""Calls of a connection: begin, answer and end. Everything runs on the loop."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class ConnectionCalls:
 
     def data(self, event: DataReceived, sparing: bool = False) -> int:
         """Handle received payload. Return the number of bytes at the payload's end that were not
-        taken: with `sparing`, the bytes of a tensor that begins in this payload; else 0."""
+        taken: with `sparing`, the bytes of a tensor that begins in the payload; else 0."""
         call, size = self.by_stream.get(event.stream_id), len(event.data)
         if call is None or call.reader is None:
             if size:
@@ -262,7 +262,7 @@ class ConnectionCalls:
             self._loop.enter(self._take_turn, pool, turn)
 
     def _take_turn(self, pool: CallPool, turn: CallTurn) -> None:
-        """Run a turn, and then the calls that waited for its end."""
+        """Run a turn, and then the calls that waited for the end of the turn."""
         try:
             turn.run()
         except Exception:

@@ -1,4 +1,4 @@
-"""One call: the context that its rpc sees, and the messages received for the call."""
+"""HTTP/2 calls: the context seen by the rpc, and the messages received for the call."""
 
 from __future__ import annotations
 
@@ -134,7 +134,8 @@ class Http2Call:
         self._messages: deque[GrpcMessage] = deque()  # of a stream, not yet taken by the rpc
         self._sent_all = False  # by the client
         self._untaken = 0  # answers of a stream that the client's system has not taken
-        self._changes = Changes() if head.method.streams else None  # of these three, or `active`
+        # of the three attributes above, or of `active`
+        self._changes = Changes() if head.method.streams else None
 
     def _receiver(self, size: int, compressed: bool, sparing: bool) -> MessageReceiver:
         if size < LARGE_BYTES:

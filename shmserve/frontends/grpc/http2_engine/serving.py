@@ -1,4 +1,4 @@
-"""State shared by all connections of the engine."""
+"""Shared state of all connections of the engine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from shmserve.frontends.oip.origins import Origins
 
 
 class Serving(Struct, eq=False):
-    """State shared by all connections.
+    """Shared state of all connections.
 
     Attributes:
         hosts: hosts that a call may name.
-        growth: thread that makes memory, since the loop may not wait for memory.
-        connections: open `ServerConnection`s, each made with this object.
+        growth: thread that makes memory, because the loop must not wait.
+        connections: open `ServerConnection`s.
     """
 
     loop: EventLoop

@@ -23,18 +23,18 @@ from shmserve.protocol.protobuf.wire import Walk
 
 _MOST_KNOWN = 256
 _LONGEST = 4096  # bytes; reading a longer message costs little more than the cache
-_BEGINNING = 32  # bytes at a message's start that are its key, together with its length
+_BEGINNING = 32  # first bytes of a message, which together with the length are the message's key
 _RAW = 0x3A
 
 Key = bytes | tuple[int, bytes]
 
 
 class KnownMessage(Struct, frozen=True, eq=False):
-    """A message that fits its model, without its tensor's bytes.
+    """A message that fits its model, without the bytes of its tensor.
 
     Attributes:
-        before: all bytes before the tensor's bytes; empty if the tensor had a slot, since the slot
-            separates the tensor from the other fields.
+        before: all bytes before the tensor; empty if the tensor was received into a slot, apart
+            from the other fields.
         wire: the decoded message, without the tensor.
         version: checked version of the model; empty if the message names none.
         names: names of the requested outputs.
