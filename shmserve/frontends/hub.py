@@ -38,7 +38,7 @@ from shmserve.frontends.descriptors import READ, Descriptors
 from shmserve.frontends.side_threads import CallElsewhere, SideThreads
 from shmserve.frontends.timers import TimedWait, Timers
 
-_MOST_EVENTS = 256  # limit of events that one poll returns
+_MAX_EVENTS = 256  # limit of events that one poll returns
 _ENDINGS = 3  # attempts to end a greenlet, which may wait again while it ends
 _RESTING = 64  # limit of idle greenlets kept for later runs
 _LOOK_S = 1.0  # seconds between checks whether the awaited loop still runs
@@ -155,9 +155,9 @@ class Hub:
             if timers and timers[0][0] <= now:
                 self._timers.look(now)
                 continue
-            due = timers[0][0] if timers and timers[0][0] < until else until
+            wake_at = timers[0][0] if timers and timers[0][0] < until else until
             fresh.clear()
-            for fd, events in poll(0.0 if soon else due - now, _MOST_EVENTS):
+            for fd, events in poll(0.0 if soon else wake_at - now, _MAX_EVENTS):
                 if fd in fresh:  # an event of a closed descriptor that had the same number
                     continue
                 readiness = waits.get(fd)
@@ -190,9 +190,9 @@ class Hub:
         self._closed = True
         self._resting.clear()
         for _ in range(_ENDINGS):
-            for one in list(self._living):
+            for living in list(self._living):
                 try:
-                    one.throw()
+                    living.throw()
                 except BaseException:
                     _log.exception("a greenlet ended with an error")
         self._descriptors.epoll.close()
@@ -238,13 +238,13 @@ class Hub:
         """Run a function in a greenlet at once. Return when the greenlet first waits, or when the
         function ends."""
         if self._resting:
-            one = self._resting.pop()
+            worker = self._resting.pop()
         else:
-            one = greenlet(self._run_all, self._main)
-            self._living.add(one)
+            worker = greenlet(self._run_all, self._main)
+            self._living.add(worker)
             # up to its first wait for work: a greenlet keeps the arguments of its start alive
-            one.switch()
-        one.switch((run, args))
+            worker.switch()
+        worker.switch((run, args))
 
     @property
     def is_busy(self) -> bool:

@@ -21,7 +21,7 @@ from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.oip.model_signature import ModelSignature, make_signature
 from shmserve.tensor.spec import ModelSpec
 
-_MOST_KEPT = 256
+_MAX_KEPT = 256
 _signatures: dict[tuple[str, str], ModelSignature] = {}  # the oldest first
 
 
@@ -33,7 +33,7 @@ def signature_of(spec: ModelSpec) -> ModelSignature:
     if signature is None or signature.spec is not spec:
         signature = make_signature(spec)
         _signatures[key] = signature
-        if len(_signatures) > _MOST_KEPT:
+        if len(_signatures) > _MAX_KEPT:
             # a copy in one step, since other threads may add entries
             oldest, *_ = list(_signatures)
             _signatures.pop(oldest, None)

@@ -43,6 +43,6 @@ class PresentedKeys:
 
     def find(self, field: Callable[[str], str | None]) -> tuple[str, Key | None]:
         """Return a request's key, as `holder`, without counting the request."""
-        if self._file is None or (found := presented(field)) is None:
+        if self._file is None or (brought := presented(field)) is None:
             return "", None
-        return found[0], self._file.holder(found[1])
+        return brought[0], self._file.holder(brought[1])

@@ -56,12 +56,14 @@ def traceparent(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 def log_failure(log: logging.Logger, what: str, request: str, error: Exception) -> None:
     """Log one line if the failure is the server's own (status 5xx), with the traceback if the
     cause is a bug."""
-    told = error if isinstance(error, ShmserveError) else None
-    status = 500 if told is None else told.http_status
+    own_error = error if isinstance(error, ShmserveError) else None
+    status = 500 if own_error is None else own_error.http_status
     if status < 500 or (dropped := _rate.take()) is None:
         return
-    defect = told is None or (told.code is Code.INTERNAL and not isinstance(told, ModelFailure))
-    text = "unexpected error" if told is None else _printable(told.message)
+    defect = own_error is None or (
+        own_error.code is Code.INTERNAL and not isinstance(own_error, ModelFailure)
+    )
+    text = "unexpected error" if own_error is None else _printable(own_error.message)
     more = f" ({dropped} such lines were dropped)" if dropped else ""
     log.log(
         logging.ERROR if defect else logging.WARNING,

@@ -188,9 +188,9 @@ class ClientDeadlines:
 
     def silent_calls(self, grace_s: float) -> SilentCalls:
         """Make the list of a pool's silent calls, whose deadlines are checked here."""
-        made = SilentCalls(grace_s, self)
-        self._silent.append(made)
-        return made
+        silent = SilentCalls(grace_s, self)
+        self._silent.append(silent)
+        return silent
 
     def __len__(self) -> int:
         return len(self._due)

@@ -16,10 +16,10 @@ class MessageHeap:
     """Bytes that one message has taken of the budget `max_heap_bytes`. `close` gives the bytes
     back."""
 
-    __slots__ = ("_counted", "_most", "_used")
+    __slots__ = ("_counted", "_limit", "_used")
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._used = 0
         self._counted = 0
 
@@ -32,7 +32,7 @@ class MessageHeap:
         self._used += nbytes
         more = self._used - FREE - self._counted
         if more > 0:
-            BUDGET.take(more, self._most)
+            BUDGET.take(more, self._limit)
             self._counted += more
 
     def close(self) -> None:
@@ -47,9 +47,9 @@ class CountedMessage(WholeMessage):
 
     __slots__ = ("_heap",)
 
-    def __init__(self, size: int, most: int) -> None:
+    def __init__(self, size: int, limit: int) -> None:
         super().__init__(size)
-        self._heap = MessageHeap(most)
+        self._heap = MessageHeap(limit)
         weakref.finalize(self.space().obj, self._heap.close).atexit = False
 
     def filled(self, count: int) -> None:
@@ -61,13 +61,13 @@ class CountedMessage(WholeMessage):
         super().feed(data)
 
 
-def counted_memory(size: int, most: int) -> memoryview:
+def counted_memory(size: int, limit: int) -> memoryview:
     """Return memory of `size` bytes, counted until the memory is freed.
 
     Raises:
         Unavailable: as `MessageHeap.take`.
     """
-    heap = MessageHeap(most)
+    heap = MessageHeap(limit)
     heap.take(size)
     place = np.empty(size, np.uint8)
     weakref.finalize(place, heap.close).atexit = False

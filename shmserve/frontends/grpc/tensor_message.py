@@ -153,8 +153,8 @@ def ready_entry(wire: WireInferRequest, dispatcher: DispatchApi) -> ModelEntry:
 
 def _nbytes(datatype: str, shape: tuple[int, ...]) -> int:
     """Return the size of a tensor in bytes; 0 if datatype and shape do not determine the size."""
-    known = DATATYPES.get(datatype)
-    return prod(shape) * known.itemsize if known is not None else 0
+    dtype = DATATYPES.get(datatype)
+    return prod(shape) * dtype.itemsize if dtype is not None else 0
 
 
 class ModelSubjects:
@@ -281,8 +281,8 @@ class TensorMessage(IncomingRequest):
     def ask(self) -> bool:
         """Return True once for each slot that the message needs: the caller of this method must
         then provide the slot."""
-        asked, self._asked = self._asked, True
-        return not asked
+        already_asked, self._asked = self._asked, True
+        return not already_asked
 
     def grow(self) -> Slot | None:
         """Return the needed slot, or None without memory. Waits like `TensorMemory.reserve`, so

@@ -76,28 +76,28 @@ class MessageDeadlines:
 
     def look(self, stream_id: int, left: int, now: float) -> None:
         """Note that `left` bytes of a stream's message have not arrived yet."""
-        known = self.open.get(stream_id)
-        if known is None or left > known.left:  # another message
+        deadline = self.open.get(stream_id)
+        if deadline is None or left > deadline.left:  # another message
             due = min(left, AHEAD)
             until = now + self._timeout_s + due / self._per_s
             self.open[stream_id] = MessageDeadline(left, due, until)
             return
-        known.advance(left, now, self._timeout_s, self._per_s)
+        deadline.advance(left, now, self._timeout_s, self._per_s)
 
     def extend(self, stream_id: int, now: float) -> None:
         """Restart the time of a stream's message, because the client could not send."""
-        begun = self.open.pop(stream_id, None)
-        if begun is not None:
-            self.look(stream_id, begun.left, now)
+        deadline = self.open.pop(stream_id, None)
+        if deadline is not None:
+            self.look(stream_id, deadline.left, now)
 
     @property
     def next_due(self) -> float:
         """The earliest deadline; inf without begun messages."""
-        return min((one.until for one in self.open.values()), default=float("inf"))
+        return min((deadline.until for deadline in self.open.values()), default=float("inf"))
 
     def overdue(self, now: float) -> list[int]:
         """Return the streams with a message past its deadline."""
-        return [stream_id for stream_id, one in self.open.items() if now >= one.until]
+        return [stream_id for stream_id, deadline in self.open.items() if now >= deadline.until]
 
 
 class BegunMessages:

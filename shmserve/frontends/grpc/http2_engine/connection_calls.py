@@ -102,8 +102,8 @@ class ConnectionCalls:
         if self._last_head is None or self._last_head[0] is not event.head:
             hosts = None if self.client.unix else self._serving.hosts
             compression = self._serving.settings.grpc_compression
-            found = call_head(event.head, self._serving.methods, compression, hosts)
-            self._last_head = (event.head, found)
+            head_or_refusal = call_head(event.head, self._serving.methods, compression, hosts)
+            self._last_head = (event.head, head_or_refusal)
         head, stream_id, now = self._last_head[1], event.stream_id, monotonic()
         if isinstance(head, bytes):
             self.core.send(stream_id, now, trailers=head)

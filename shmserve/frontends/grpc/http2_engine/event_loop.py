@@ -116,10 +116,10 @@ class EventLoop:
 
     def _due(self) -> float:
         """Return the time of the next timed work."""
-        due = min(self._sweep_at, monotonic() + _LONGEST_S)
+        when = min(self._sweep_at, monotonic() + _LONGEST_S)
         if self._deadlines:
-            due = min(due, self._deadlines[0][0])
-        return min(due, self._timers[0][0]) if self._timers else due
+            when = min(when, self._deadlines[0][0])
+        return min(when, self._timers[0][0]) if self._timers else when
 
     def _take_time(self, sweep: Callable[[float], float]) -> None:
         now = monotonic()

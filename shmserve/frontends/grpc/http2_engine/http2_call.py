@@ -203,22 +203,22 @@ class Http2Call:
             ShmserveError: the message cannot be decompressed, or memory for the message is
                 lacking.
         """
-        data, most = message.data, self._settings.max_heap_bytes
+        data, limit = message.data, self._settings.max_heap_bytes
         if message.compressed:
             data = waiting.beside(
-                inflate, data, self.head.encoding, self.head.method.max_bytes, most
+                inflate, data, self.head.encoding, self.head.method.max_bytes, limit
             )
         if len(data) < LARGE_BYTES:  # a view would keep the whole receive buffer alive
             return bytes(data)
         if not self.head.method.views:
-            self._count_copy(len(data), most)
+            self._count_copy(len(data), limit)
             return waiting.beside(bytes, data)
         return data
 
-    def _count_copy(self, nbytes: int, most: int) -> None:
+    def _count_copy(self, nbytes: int, limit: int) -> None:
         """Count the copy of a message, for an rpc that handles one message at a time."""
         if self._copied is None:
-            self._copied = MessageHeap(most)
+            self._copied = MessageHeap(limit)
         self._copied.close()
         self._copied.take(nbytes)
 

@@ -110,9 +110,9 @@ class RpcRuns:
                 f"an answer of {size} bytes is larger than {MAX_MESSAGE_BYTES} bytes"
             )
         if call.head.answers:
-            made = beside_if_large(size, deflate, answer, call.head.answers)
-            if made is not answer:
-                return (prefix(len(made), compressed=True), made)
+            compressed = beside_if_large(size, deflate, answer, call.head.answers)
+            if compressed is not answer:
+                return (prefix(len(compressed), compressed=True), compressed)
         if size <= _JOINED_BYTES:
             return (prefix(size) + answer,)
         return (prefix(size), answer)

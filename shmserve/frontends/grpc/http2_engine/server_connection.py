@@ -115,27 +115,27 @@ class ServerConnection:
     def _receive_once(self, now: float) -> bool:
         """Receive once. Return True if more data may be available, else False."""
         core = self._core
-        due = core.payload_due if core.reader.left else None
-        if due is not None:
-            call = self._calls.by_stream.get(due[0])
+        payload = core.payload_due if core.reader.left else None
+        if payload is not None:
+            call = self._calls.by_stream.get(payload[0])
             reader = call.reader if call is not None else None
             message = reader.receiving if reader is not None else None
             place = message.space() if message is not None else None
             if call is not None and place:
-                return self._receive_payload(call, place, due[1], now)
+                return self._receive_payload(call, place, payload[1], now)
         if self._calls.receiving:  # receive no bytes that belong into a slot
-            most = min(core.missing if due is None else due[1], _RECEIVE_BYTES)
+            limit = min(core.missing if payload is None else payload[1], _RECEIVE_BYTES)
         elif self._calls.expects_tensors and (head := self._transport.peek()) is not None:
             return self._receive_head(head, now)
         else:
-            most = _RECEIVE_BYTES
-        data = self._transport.receive(most)
+            limit = _RECEIVE_BYTES
+        data = self._transport.receive(limit)
         if not data:
             self.lose()
             return False
         if events := core.receive(data, now):
             self._handle(events)
-        return not self._closed and (len(data) == most or self._transport.pending)
+        return not self._closed and (len(data) == limit or self._transport.pending)
 
     def _receive_head(self, head: bytes, now: float) -> bool:
         """Handle peeked bytes. Bytes of a tensor that begins in `head` stay in the socket, to be
@@ -145,8 +145,8 @@ class ServerConnection:
             return False
         events, count = self._core.receive(head, now), len(head)
         reader, last = self._core.reader, events[-1] if events else None
-        begun = reader.payload.id if reader.left and reader.payload is not None else 0
-        if type(last) is DataReceived and last.stream_id == begun:
+        begun_stream = reader.payload.id if reader.left and reader.payload is not None else 0
+        if type(last) is DataReceived and last.stream_id == begun_stream:
             del events[-1]
             if events:
                 self._handle(events)
@@ -160,14 +160,16 @@ class ServerConnection:
         is_all = count == len(head) < PEEK_BYTES
         return not self._closed and not is_all
 
-    def _receive_payload(self, call: Http2Call, place: memoryview, due: int, now: float) -> bool:
+    def _receive_payload(
+        self, call: Http2Call, place: memoryview, remaining: int, now: float
+    ) -> bool:
         """Receive payload straight into its place. Together with the last bytes, receive the head
         of the next frame, so that no byte after that head has to be copied."""
-        core, size = self._core, min(due, len(place))
-        places, asked = [place[:size]], size
-        if size == due:
+        core, size = self._core, min(remaining, len(place))
+        places, capacity = [place[:size]], size
+        if size == remaining:
             places.append(self._next_head)
-            asked += HEAD_BYTES
+            capacity += HEAD_BYTES
         count = self._transport.receive_into(places)[0]
         if not count:
             self.lose()
@@ -179,7 +181,7 @@ class ServerConnection:
             events += core.receive(self._next_head[: count - size], now)
         if events:
             self._handle(events)
-        return not self._closed and (count == asked or self._transport.more)
+        return not self._closed and (count == capacity or self._transport.more)
 
     def _handle(self, events: list[Event]) -> None:
         calls = self._calls

@@ -101,10 +101,10 @@ class TlsTransport:
         self.sock: socket.socket = self._tls
         self._shaken = False
 
-    def receive(self, most: int) -> bytes:
+    def receive(self, limit: int) -> bytes:
         try:
             self._shake()
-            return self._tls.recv(most)
+            return self._tls.recv(limit)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 

@@ -21,7 +21,7 @@ from shmserve.protocol.oip.validation import CheckedInput
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest, WireInput
 from shmserve.protocol.protobuf.wire import Walk
 
-_MOST_KNOWN = 256
+_MAX_KNOWN = 256
 _LONGEST = 4096  # bytes; reading a longer message costs little more than the cache
 _BEGINNING = 32  # first bytes of a message, which together with the length are the message's key
 _RAW = 0x3A
@@ -73,22 +73,22 @@ class KnownMessages:
         """Return the entry for a message together with the message's tensor, or None."""
         place: Any = None
         if type(data) is bytes:
-            known = self._known.get((len(data), data[:_BEGINNING]))
-            if known is None or not data.startswith(known.before):
+            entry = self._known.get((len(data), data[:_BEGINNING]))
+            if entry is None or not data.startswith(entry.before):
                 return None
-            raw = memoryview(data)[len(known.before) :]
+            raw = memoryview(data)[len(entry.before) :]
         else:
             if not isinstance(data, TensorMessage) or len(data.raw) != 1:
                 return None
-            known, place = self._known.get(bytes(data.fields)), data.raw[0]
-            if known is None or not isinstance(place, PlacedTensor):
+            entry, place = self._known.get(bytes(data.fields)), data.raw[0]
+            if entry is None or not isinstance(place, PlacedTensor):
                 return None
-            if known.inputs[0].nbytes != len(place.view):
+            if entry.inputs[0].nbytes != len(place.view):
                 return None
             raw = place.view
-        (old,) = known.wire.inputs
+        (old,) = entry.wire.inputs
         new = WireInput(old.name, old.datatype, old.shape, old.parameters, None, raw, place)
-        return RecalledMessage(known, (new,))
+        return RecalledMessage(entry, (new,))
 
     def keep(
         self,
@@ -123,7 +123,7 @@ class KnownMessages:
             wire.model_name, wire.model_version, "", wire.parameters, (bare,), wire.outputs, 1
         )
         version = checked_version(wire.model_version) if wire.model_version else ""
-        if len(self._known) >= _MOST_KNOWN:
+        if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         self._known[key] = KnownMessage(
             before, wire, version, signature, request, empty_final, inputs, wanted, names

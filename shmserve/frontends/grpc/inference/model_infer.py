@@ -109,11 +109,11 @@ class InferMessage:
             refuse_decoupled(signature, "ModelInfer RPC")
         origin = self._origin
         if isinstance(origin, RecalledMessage):
-            known, self._tensors = origin.known, origin.inputs
-            self.empty_final, self._inputs = known.empty_final, known.inputs
-            self.nbytes = known.inputs[0].nbytes
-            self.wanted, self._signature = known.wanted, signature
-            return self._options("", known.names, known.request.parameters)
+            cached, self._tensors = origin.known, origin.inputs
+            self.empty_final, self._inputs = cached.empty_final, cached.inputs
+            self.nbytes = cached.inputs[0].nbytes
+            self.wanted, self._signature = cached.wanted, signature
+            return self._options("", cached.names, cached.request.parameters)
         settings, self._tensors = self._serving.settings, self.wire.inputs
         request, self.empty_final = to_request(self.wire, settings)
         find = partial(self._serving.regions.find, self._ask_caller)
@@ -241,12 +241,12 @@ class Inferences:
         self, data: RpcMessage, context: RpcContext, started_ns: int
     ) -> Inference[InferMessage]:
         """Open a ModelInfer request, as `open`, with the cache of known messages."""
-        found = self.known.find(data)
-        if found is not None:
-            wire = found.known.wire
-            entry = self._dispatcher.ready_model(wire.model_name, found.known.version)
-            if found.known.signature.spec is entry.spec:
-                message = InferMessage(self, wire, context, started_ns, True, found)
+        recalled = self.known.find(data)
+        if recalled is not None:
+            wire = recalled.known.wire
+            entry = self._dispatcher.ready_model(wire.model_name, recalled.known.version)
+            if recalled.known.signature.spec is entry.spec:
+                message = InferMessage(self, wire, context, started_ns, True, recalled)
                 return Inference(self._dispatcher, entry, message, context)
         wire = self.parse(data)
         message = InferMessage(self, wire, context, started_ns, True, data)
@@ -284,13 +284,13 @@ class Inferences:
             ShmserveError: the request is refused.
         """
         number = context.caller_number
-        known = self.known.announced(bytes(head))
-        if known is not None:
-            entry = self._dispatcher.ready_model(known.wire.model_name, known.version)
-            nbytes = known.inputs[0].nbytes
-            if known.signature.spec is entry.spec:
+        cached = self.known.announced(bytes(head))
+        if cached is not None:
+            entry = self._dispatcher.ready_model(cached.wire.model_name, cached.version)
+            nbytes = cached.inputs[0].nbytes
+            if cached.signature.spec is entry.spec:
                 return AnnouncedInputs(
-                    *(self._dispatcher, entry, known.request, self.settings, number, nbytes)
+                    *(self._dispatcher, entry, cached.request, self.settings, number, nbytes)
                 )
         return announced_inputs(head, self._dispatcher, self.settings, number)
 
@@ -320,20 +320,20 @@ _Rows = list[tuple[str, str, tuple[int, ...]]]
 def outputs_of(inference: Inference[InferMessage], outcome: Outcome) -> tuple[_Rows, list[Part]]:
     """Return name, datatype and shape of each output for the response, and the bytes of each
     output: empty for outputs in client memory."""
-    given = {tensor.name: tensor for tensor in outcome.outputs}
+    tensors = {tensor.name: tensor for tensor in outcome.outputs}
     rows: _Rows = []
     raw: list[Part] = []
-    for want in inference.source.wanted:
-        tensor = given.get(want.name)
+    for requested in inference.source.wanted:
+        tensor = tensors.get(requested.name)
         if tensor is None:
             continue
         datatype, shape = tensor.datatype, tensor.shape
         data: memoryview | bytes = tensor.view
-        if want.region is not None:
+        if requested.region is not None:
             data = b""
-        elif want.classification:
+        elif requested.classification:
             signature, size = inference.signature, tensor.view.nbytes
-            datatype, shape, data = beside_if_large(size, classify, signature, want, tensor)
+            datatype, shape, data = beside_if_large(size, classify, signature, requested, tensor)
         rows.append((tensor.name, datatype, shape))
         raw.append(data)
     return rows, raw

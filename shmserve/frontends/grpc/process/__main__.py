@@ -103,11 +103,11 @@ def _await_turn(fd: int, stop: threading.Event) -> bool:
         return True
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    seen: list[tuple[int, int]] = []
-    while not stop.is_set() and not seen:
-        seen = poll.poll(_TURN_S * 1000)
+    events: list[tuple[int, int]] = []
+    while not stop.is_set() and not events:
+        events = poll.poll(_TURN_S * 1000)
     os.close(fd)
-    return not stop.is_set() and any(what & select.POLLIN for _, what in seen)
+    return not stop.is_set() and any(event & select.POLLIN for _, event in events)
 
 
 def _beat(server: GrpcServer, listening: Listening, stop: threading.Event, every_s: float) -> None:

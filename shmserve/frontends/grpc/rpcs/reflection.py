@@ -29,34 +29,36 @@ class Reflection:
     def serve(self, requests: Iterable[bytes]) -> Iterator[bytes]:
         """ServerReflectionInfo: yield an answer to each request. "Not found" is an answer, too."""
         for data in requests:
-            asked = _request(data)
+            request = _request(data)
             try:
-                response = self._response(asked)
+                response = self._response(request)
             except KeyError:
                 response = _error(grpc.StatusCode.NOT_FOUND)
-            response.original_request.CopyFrom(asked)
+            response.original_request.CopyFrom(request)
             encoded: bytes = response.SerializeToString()
             yield encoded
 
-    def _response(self, asked: Any) -> Any:
+    def _response(self, request: Any) -> Any:
         """Return the answer to a request.
 
         Raises:
             KeyError: no loaded file has this name, symbol or extension.
         """
-        kind = asked.WhichOneof("message_request")
+        kind = request.WhichOneof("message_request")
         match kind:
             case "file_by_filename":
-                return _files(self._find("FindFileByName", asked.file_by_filename))
+                return _files(self._find("FindFileByName", request.file_by_filename))
             case "file_containing_symbol":
-                return _files(self._find("FindFileContainingSymbol", asked.file_containing_symbol))
+                return _files(
+                    self._find("FindFileContainingSymbol", request.file_containing_symbol)
+                )
             case "file_containing_extension":
-                wanted = asked.file_containing_extension
-                message = self._find("FindMessageTypeByName", wanted.containing_type)
+                extension = request.file_containing_extension
+                message = self._find("FindMessageTypeByName", extension.containing_type)
                 pool = message.file.pool
-                return _files(pool.FindExtensionByNumber(message, wanted.extension_number).file)
+                return _files(pool.FindExtensionByNumber(message, extension.extension_number).file)
             case "all_extension_numbers_of_type":
-                name = asked.all_extension_numbers_of_type
+                name = request.all_extension_numbers_of_type
                 return _extensions(self._find("FindMessageTypeByName", name))
             case "list_services":
                 services = [pb.ServiceResponse(name=name) for name in self._services]
@@ -81,16 +83,16 @@ class Reflection:
 
 def _files(file: Any) -> Any:
     """Return a file and all direct and indirect imports, without duplicates."""
-    found: dict[str, bytes] = {}
+    protos: dict[str, bytes] = {}
     awaiting = [file]
     while awaiting:
         current = awaiting.pop(0)
-        if current.name not in found:
+        if current.name not in protos:
             proto = descriptor_pb2.FileDescriptorProto()
             current.CopyToProto(proto)
-            found[current.name] = proto.SerializeToString()
+            protos[current.name] = proto.SerializeToString()
             awaiting += current.dependencies
-    response = pb.FileDescriptorResponse(file_descriptor_proto=found.values())
+    response = pb.FileDescriptorResponse(file_descriptor_proto=protos.values())
     return pb.ServerReflectionResponse(file_descriptor_response=response)
 
 
