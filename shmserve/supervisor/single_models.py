@@ -1,6 +1,7 @@
 """Repositories that are one model's folder: `NAME=PATH` in `model_repository`.
 
-They are laid out in the run directory as a repository has them, for everybody who reads one.
+Such models are laid out in the run directory in a repository's form, for all readers of
+repositories.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _MOST = 16 << 20
 
 
 def lay_out(settings: Settings) -> None:
-    """Make the folder that `model_places.repository_paths` names for such entries.
+    """Make the folder that `model_places.repository_paths` names for `NAME=PATH` entries.
 
-    A model without version folders is its own version 1; its texts are copied, everything else is
-    where it was.
+    A folder without version folders becomes version 1 of its model. Its text files are copied, and
+    all other files are reached by links.
 
     Raises:
-        ConfigError: a path is no readable folder, or two entries have one name.
+        ConfigError: a path is no readable folder, or two entries have the same name.
     """
     entries = [
         single for one in settings.model_repository if (single := model_places.single_of(one))
@@ -51,7 +52,8 @@ def lay_out(settings: Settings) -> None:
 
 @contextmanager
 def laid_out_elsewhere(settings: Settings) -> Iterator[Settings]:
-    """The same settings, where nothing of a service that may run is touched."""
+    """Yield settings with the models laid out in a temporary folder, away from a running
+    service."""
     if not any(map(model_places.single_of, settings.model_repository)):
         yield settings
         return

@@ -1,4 +1,4 @@
-"""Processes the supervisor runs: its own children and those it adopted, both by pidfd."""
+"""Child processes of the supervisor: started here or adopted, both known by pidfd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from shmserve.transport.processes import describe_status, pidfd_open, send_signa
 
 
 class Waitable(Protocol):
-    """A child of this process: of `subprocess`, or one that another has forked for it."""
+    """Child of this process: started by `subprocess`, or forked by another process for this
+    one."""
 
     pid: int
 
@@ -21,9 +22,13 @@ class Waitable(Protocol):
 
 
 class Child(Struct, eq=False):
-    """One process. `name` is its instance, or what else it is.
+    """Process that the supervisor started or adopted.
 
-    A child of ours is reaped by its own pid alone; an adopted one by whoever inherited it.
+    The supervisor reaps its own children, each by pid. An adopted process is reaped by its parent.
+
+    Attributes:
+        name: model instance, or role and number.
+        popen: None if the process was adopted.
     """
 
     name: str
@@ -31,12 +36,13 @@ class Child(Struct, eq=False):
     pidfd: int
     popen: Waitable | None
     started_at: float
-    process: str = ""  # its process id, for executors
-    kill_at: float | None = None  # it was told to stop; from then on it is killed
+    process: str = ""  # process id of an executor
+    kill_at: float | None = None  # when to send SIGKILL; None: not told to stop
 
     @classmethod
     def of(cls, name: str, popen: Waitable, now: float, process: str = "") -> Child:
-        """A process just started. Not reaped yet, so its pid is certainly its own."""
+        """Return the child for a process just started. It is not reaped yet, so the pid is
+        certainly right."""
         pidfd = pidfd_open(popen.pid)
         assert pidfd is not None
         return cls(name, popen.pid, pidfd, popen, now, process)
@@ -46,27 +52,29 @@ class Child(Struct, eq=False):
         return self.kill_at is not None
 
     def stop(self, now: float, grace_s: float) -> None:
-        """SIGTERM now (once), SIGKILL after the grace; a later call can only shorten it."""
+        """Send SIGTERM now (once) and SIGKILL after the grace. A later call can only shorten the
+        grace."""
         if self.kill_at is None:
             self.kill_at = now + grace_s
             send_signal(self.pidfd, signal.SIGTERM)
         self.kill_at = min(self.kill_at, now + grace_s)
 
     def enforce(self, now: float) -> None:
-        """Kill it if it was told to stop and its grace is over."""
+        """Kill the process if it was told to stop and the grace is over."""
         if self.kill_at is not None and now >= self.kill_at:
             self.kill()
-            self.kill_at = now + 1.0  # it may take the kernel a while
+            self.kill_at = now + 1.0  # the kernel may take a while
 
     def kill(self) -> None:
         send_signal(self.pidfd, signal.SIGKILL)
 
     def reap(self) -> int | None:
-        """After it has ended: its status (None if it was not our child). Closes the pidfd.
+        """Reap a process that has ended. Return its exit status, None if it was no child of this
+        process. Closes the pidfd.
 
-        What it has forked ends with it: that has its sockets, so nobody else would notice, and its
-        memory. Its group has its pid, which the kernel gives to nobody while the group has members
-        or, in our own children, before they are reaped.
+        Processes that the child has forked are killed: they hold its sockets, so no peer would
+        notice the end, and its memory. The process group has the child's pid. The kernel does not
+        reuse the pid while the group has members or, for own children, before they are reaped.
         """
         status = self._reap()
         reason = describe_status(status)
@@ -77,10 +85,10 @@ class Child(Struct, eq=False):
         number_is_its_own = self.popen is not None or not self._is_reaped()
         os.close(self.pidfd)
         if not number_is_its_own and os.path.exists(f"/proc/{self.pid}"):
-            return None  # the number is another's by now, so its group had nobody left
+            return None  # another process has the pid by now, so the group was empty
         try:
             os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # nothing is left of it
+        except (ProcessLookupError, PermissionError):  # the group is empty
             pass
         return self.popen.wait(5.0) if self.popen is not None else None
 
