@@ -1,4 +1,5 @@
-"""Our addresses behind which nobody of this host is: a proxy passes on what comes over them."""
+"""Remote addresses: the server's addresses that a proxy serves, so that no caller there is
+local."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ _ANY = ("0.0.0.0", "::")
 
 
 class RemoteAddresses:
-    """Some of the addresses that are listened on, as the settings write them: ``HOST:PORT``,
-    ``[::1]:PORT``, ``unix:PATH``. One of all interfaces is its port, wherever it leads."""
+    """Set of listening addresses, in the form of the settings: ``HOST:PORT``, ``[::1]:PORT``,
+    ``unix:PATH``. An address of all interfaces stands for its port on every interface."""
 
     def __init__(self, binds: Iterable[str]) -> None:
         self._paths: set[str] = set()
@@ -34,7 +35,8 @@ class RemoteAddresses:
                 self._pairs.add((str(address[0]), int(port)))
 
     def __contains__(self, own: object) -> bool:
-        """Whether a connection that ends at `own`, as `getsockname` has it, came over one."""
+        """Return whether a connection with the local address `own` (from `getsockname`) came over
+        one of these addresses."""
         if isinstance(own, str):
             return bool(self._paths) and os.path.abspath(own) in self._paths
         if not isinstance(own, tuple) or not (self._pairs or self._ports):
