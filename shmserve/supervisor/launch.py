@@ -100,8 +100,8 @@ def changed_on_disk() -> bool:
 
 
 def supervisor_lock(settings: Settings) -> FileLock:
-    """Return the supervisor's lock, on the file that existed when the service began. Two
-    supervisors never run at once, even if the file's name is removed."""
+    """Return the supervisor's lock, on the file of the service's start. Two supervisors never run
+    at once, even if the file is removed."""
     return _state.supervisor or rundir.lock(config.run_dir(settings), "supervisor")
 
 
@@ -135,8 +135,8 @@ def beat() -> None:
 
 
 def _tie_to_keeper() -> None:
-    """Have the kernel end this master with its keeper, as soon as the keeper is its parent. This
-    works even if the master hangs. Other processes see the master's end, and end within 5 s."""
+    """Have the kernel end the master with its keeper, as soon as the keeper is its parent. So even
+    a master that hangs ends. Other processes see the master's end, and end within 5 s."""
     if os.getppid() == _state.keeper_pid:
         _state.tie()
     # the keeper ended before `tie`, or is not the parent yet
@@ -152,10 +152,10 @@ def master_fd() -> int:
 
 
 def prepare(settings: Settings) -> None:
-    """Take the run directory for this gunicorn master's service.
+    """Take the run directory for the service of this gunicorn master.
 
     Raises:
-        ConfigError: a setting that cannot work, or another service in one of its directories.
+        ConfigError: a setting that cannot work, or another service in a directory of this service.
     """
     for warning in _state.warnings:
         _log.warning("%s", warning)
@@ -191,8 +191,7 @@ def prepare(settings: Settings) -> None:
 
 
 def _folder_locks(settings: Settings, run_dir: str) -> tuple[FileLock, ...]:
-    """Lock the directories that the service needs for itself beside the run directory; raises as
-    `prepare`."""
+    """Lock further directories of the service, beside the run directory; raises as `prepare`."""
     base, state_dir = config.base_dir(settings), config.state_dir(settings)
     if run_dir == base:
         for name in rundir.generations(base):
@@ -206,7 +205,7 @@ def _folder_locks(settings: Settings, run_dir: str) -> tuple[FileLock, ...]:
 
 
 def serves(settings: Settings) -> bool:
-    """Return whether this process's generation is the one that serves."""
+    """Return whether the generation of this process serves."""
     return rundir.serving(config.base_dir(settings)) == config.run_dir(settings)
 
 
@@ -217,8 +216,8 @@ def follows() -> bool:
 
 def await_turn(settings: Settings, waits: Callable[[], bool]) -> None:
     """Block an HTTP worker until its generation serves, or until `waits` returns False. On sockets
-    that were passed to the master, also wait until models are loaded or cannot be: clients wait
-    meanwhile instead of being refused."""
+    passed to the master, also wait until models are loaded or cannot be: clients wait meanwhile
+    instead of being refused."""
     from shmserve.supervisor.generations.takeover import LoadingWatch
 
     models = LoadingWatch(config.run_dir(settings), _state.begun + settings.load_timeout_s)
@@ -227,18 +226,18 @@ def await_turn(settings: Settings, waits: Callable[[], bool]) -> None:
 
 
 def failed(message: str) -> NoReturn:
-    """End a start that failed: tell the operator, and the predecessor, which serves on."""
+    """End a start after an error: tell the operator, and the predecessor, which serves on."""
     for fd in _state.report:
         os.write(fd, message.encode()[:_REPORT_BYTES])
     sys.exit("\n".join(f"shmserve: {line}" for line in message.splitlines()))
 
 
 def hand_over(http: Sequence[int], environ: dict[str, str]) -> NoReturn:
-    """Start a new generation in place of this one. Called in a fork of the master.
+    """Start a new generation in place of the present one. Called in a fork of the master.
 
     Args:
         http: descriptors of gunicorn's sockets.
-        environ: environment that the master was started with.
+        environ: environment of the master's start.
     """
     assert _state.settings is not None
     name = activation.BOUND if _has_bound() else "http"
@@ -249,20 +248,20 @@ def hand_over(http: Sequence[int], environ: dict[str, str]) -> NoReturn:
 
 
 def _has_bound() -> bool:
-    """Return whether this service bound gunicorn's sockets itself, now or before a reload."""
+    """Return whether gunicorn's sockets were bound by this service, now or before a reload."""
     return _state.bound or not _state.passed
 
 
 def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> None:
     """Check that the addresses of gunicorn, gRPC, the agent and `client_socket` are free. Reserve
-    those of gRPC and of the agent. Sockets that were passed to the master are not checked.
+    the addresses of gRPC and of the agent. Sockets passed to the master are not checked.
 
     Args:
-        http: addresses that gunicorn listens on next, in gunicorn's form.
+        http: addresses on which gunicorn listens next, in gunicorn's form.
 
     Raises:
-        ConfigError: addresses that are taken or none of this host's. A line for each names the
-            address and its holder.
+        ConfigError: addresses that are taken, or that this host does not have. A line for each
+            names the address and its holder.
     """
     if _state.bound and not activation.has_all(os.environ, http):
         text = "a reload keeps the addresses of the start; restart the service to change them"
@@ -286,7 +285,7 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
 def _wanted(
     settings: Settings, http: Iterable[tuple[str, int] | str | int]
 ) -> Iterator[tuple[str, ListenAddress]]:
-    """Yield addresses for which no socket was passed, each behind the name of its setting."""
+    """Yield addresses without a passed socket, each behind the name of its setting."""
     if not activation.has_http(os.environ):
         for place in filter(None, map(listen_addresses.of_gunicorn, http)):
             is_metrics = place.text in settings.metrics_bind
@@ -304,8 +303,8 @@ def _wanted(
 
 
 def forked() -> None:
-    """Close what is the master's alone, in an HTTP worker: reserved addresses and the keeper's
-    pipe."""
+    """Close the reserved addresses and the keeper's pipe in an HTTP worker: only the master needs
+    them."""
     _state.let_go_of_places()
     _state.let_go_of_keeper()
 
@@ -372,7 +371,7 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
 
 def stopping(settings: Settings, http: Iterable[object]) -> None:
     """Note that the master stops: from now on a handover lets no other generation serve. Remove
-    the files of Unix sockets that the service made, unless another generation serves on them.
+    the service's own files of Unix sockets, unless another generation serves on them.
 
     Args:
         http: addresses of the master's sockets.
@@ -391,7 +390,7 @@ def end(settings: Settings) -> None:
     exit.
 
     Raises:
-        SystemExit: status 1, if the service never came to serve all that it should.
+        SystemExit: status 1, if the service's start has failed.
     """
     if _state.lock is None or not _state.lock.held:
         return  # no service was begun, or another process began it
@@ -423,7 +422,7 @@ def end(settings: Settings) -> None:
 
 
 def _await_predecessors(run_dir: str, limit_s: float) -> None:
-    """Wait for processes of a service whose master was killed: they end by themselves."""
+    """Wait for processes of a killed master's service, which end by themselves."""
     deadline = time.monotonic() + limit_s
     for role in ("supervisor", "coordinator"):
         while holder := rundir.lock(run_dir, role).holder_pidfd():

@@ -1,7 +1,7 @@
-"""State of the gunicorn master: settings, sockets passed to it, and what it keeps open.
+"""State of the gunicorn master: settings, passed sockets, and everything that stays open.
 
 A reload of gunicorn.conf.py leaves the state alone, and the master's forks (HTTP workers) inherit
-it.
+the state.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class MasterState:
 
     settings: Settings | None = None
     lock: FileLock | None = None
-    # Of the history's directory, and of directories that a predecessor still holds
+    # Of the history's directory, and of directories still held by a predecessor
     also: tuple[FileLock, ...] = ()
-    report: tuple[int, ...] = ()  # pipe to a predecessor that waits for this generation
-    keeper_fd: int = -1  # the keeper's pipe, in the master alone; -1: there is none
+    report: tuple[int, ...] = ()  # pipe to a predecessor, which waits for a report
+    keeper_fd: int = -1  # the keeper's pipe, in the master alone; -1: no keeper
     keeper_pid: int = 0  # 0: gunicorn was started directly
-    tied: bool = False  # the kernel ends this master with the keeper
+    tied: bool = False  # whether the kernel ends the master with the keeper
     stored: Sequence[tuple[str, int]] = ()  # clients' memory, from the service before
     passed: bool = False  # systemd or a predecessor has passed gunicorn's sockets
     bound: bool = False  # a predecessor has bound gunicorn's sockets
     supervisor: FileLock | None = None  # on the lock file of the service's start
     master_fd: int = -1
     failure: BinaryIO | None = None  # supervisors' standard input: why the start has failed
-    stopping_fd: int = -1  # eventfd that tells a handover: this master has begun to stop
+    stopping_fd: int = -1  # eventfd for a handover: the master has begun to stop
     notify_socket: str = ""
     ending: bool = False
     run_dir_fd: int = -1
-    grpc_fds: tuple[int, ...] = ()  # listening sockets that systemd has passed
+    grpc_fds: tuple[int, ...] = ()  # listening sockets passed by systemd
     places: tuple[socket.socket, ...] = ()  # addresses reserved for gRPC processes and the agent
     watchdog_usec: int = 0
     begun: float = 0.0  # time of `prepare` (monotonic)
@@ -62,12 +62,12 @@ class MasterState:
         return found.settings
 
     def tie(self) -> None:
-        """Have the kernel end this master with its parent, the keeper."""
+        """Have the kernel end the master with its parent, the keeper."""
         end_with_parent()
         self.tied = True
 
     def take_passed(self) -> None:
-        """Take the descriptors that systemd, or a predecessor, has passed to this master."""
+        """Take the descriptors passed to the master by systemd or a predecessor."""
         self.begun = time.monotonic()
         self.grpc_fds = activation.take(os.environ, activation.GRPC)
         self.stored = activation.take_all(os.environ, activation.REGIONS)
@@ -83,8 +83,8 @@ class MasterState:
         """Take the master's part: the supervisor's lock file, sd_notify, and a pidfd of itself."""
         self.supervisor = rundir.lock(run_dir, "supervisor")
         self.supervisor.pin()
-        # gunicorn would announce readiness before any model is loaded. The supervisor announces
-        # it.
+        # gunicorn would announce readiness before any model is loaded, so the supervisor announces
+        # readiness.
         self.notify_socket = os.environ.pop("NOTIFY_SOCKET", "")
         self.watchdog_usec = int(os.environ.pop("WATCHDOG_USEC", "") or 0)
         own = pidfd_open(os.getpid())
@@ -94,7 +94,7 @@ class MasterState:
         self.failure = last_words.make()
 
     def let_go_of_report(self) -> None:
-        """Close the pipe to the predecessor, which no longer waits for this generation."""
+        """Close the pipe to the predecessor, which waits no longer."""
         for fd in self.report:
             os.close(fd)
         self.report = ()
@@ -119,15 +119,15 @@ class MasterState:
             self.keeper_fd = -1
 
     def end(self, level: int, reason: str) -> None:
-        """End this master, by the signal that ends gunicorn."""
+        """End the master, by the signal that ends gunicorn."""
         _log.log(level, "%s: ending", reason)
         if not self.ending:
             self.ending = True
             os.kill(os.getpid(), signal.SIGTERM)
 
     def supervisor_arguments(self, load_timeout_s: float, serves: bool) -> list[str]:
-        """Return command line arguments for a supervisor. `serves`: whether this generation
-        serves."""
+        """Return command line arguments for a supervisor. `serves`: whether the master's
+        generation serves."""
         arguments = ["--grpc-fds", *map(str, self.grpc_fds)]
         if self.report and not serves:
             arguments += ["--report-fd", str(self.report[0])]
@@ -142,6 +142,6 @@ class MasterState:
 
     @property
     def supervisor_fds(self) -> tuple[int, ...]:
-        """Return descriptors that a supervisor inherits: those its arguments name, and clients'
-        memory."""
+        """Return descriptors for a supervisor to inherit: those named in its arguments, and
+        clients' memory."""
         return (*self.grpc_fds, *self.report, *(fd for _, fd in self.stored))

@@ -110,7 +110,7 @@ class Inherited(Struct, frozen=True):
 
 
 class Supervisor:
-    """One life of the supervisor, with process id `process`."""
+    """Main loop and processes of a supervisor with the id `process`."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Addresses to listen on: parses them, checks that they are free, and finds their holders.
+"""Addresses to listen on: parses addresses, checks that they are free, and finds their holders.
 
-Errors are for the operator who starts the service. They name the setting, the address and, as far
-as the kernel tells, the process that holds the address.
+Errors are for the operator who starts the service. An error names the setting, the address and, as
+far as the kernel tells, the process that holds the address.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _DESCRIPTOR = re.compile(r"fd://[0-9]{1,9}")
 _MOST_SHOWN = 64  # characters of a wrong address in an error
 _LONGEST_PATH = 107  # bytes, of a Unix socket
 _OURS = "shmserve: "  # beginning of our processes' titles
-_ORPHANS_S = 6.0  # processes without master or supervisor end within this time
+_ORPHANS_S = 6.0  # limit for the end of processes without master or supervisor
 _LOOK_S = 0.05
-_UNKNOWN_S = 0.5  # patience for a holder that cannot be seen
+_UNKNOWN_S = 0.5  # patience for an unseen holder
 
 
 class ListenAddress(Struct, frozen=True):
     """Address of a listening socket: `path` of a Unix socket, or host and port.
 
     Attributes:
-        family: family of the only socket that listens there (an IPv6 socket takes IPv4 too); 0:
-            there is a socket for each family that the host has.
+        family: address family if a single socket listens (an IPv6 socket takes IPv4 too); 0: a
+            socket for each family of the host.
     """
 
     text: str
@@ -47,7 +47,7 @@ class ListenAddress(Struct, frozen=True):
 
 
 class Holder(Struct, frozen=True):
-    """Process that holds a socket."""
+    """Process with a socket open."""
 
     pid: int
     name: str
@@ -82,7 +82,7 @@ def check_http(settings: Settings) -> None:
     (``fd://3``).
 
     Raises:
-        ConfigError: gunicorn would reject an entry, with a message of its own.
+        ConfigError: an entry that gunicorn would reject with a message of its own.
     """
     for text in settings.http_bind:
         if not _DESCRIPTOR.fullmatch(text):
@@ -104,10 +104,10 @@ def of_gunicorn(place: tuple[str, int] | str | int) -> ListenAddress | None:
 
 def require_free(setting: str, address: ListenAddress, patience_s: float = _ORPHANS_S) -> None:
     """Check that a process can listen at an address. Wait for processes of an earlier shmserve
-    service whose master was killed.
+    service, after the end of their master.
 
     Raises:
-        ConfigError: no process can listen there. The message names the holder, if known.
+        ConfigError: no process can listen at the address. The message names the holder, if known.
     """
     begun = time.monotonic()
     if address.path:
@@ -126,11 +126,12 @@ def require_free(setting: str, address: ListenAddress, patience_s: float = _ORPH
 
 
 def reserve(setting: str, address: ListenAddress) -> list[socket.socket]:
-    """Reserve a free TCP address without listening: until the sockets are closed, only processes
-    of this user that share the address (SO_REUSEPORT) can listen. Return the bound sockets.
+    """Reserve a free TCP address without listening. Until the sockets are closed, only processes
+    of this user can listen, and only if they share the address (SO_REUSEPORT). Return the bound
+    sockets.
 
-    No socket is bound if the kernel chooses the port, or while old connections of a listener that
-    did not share the address run out.
+    No socket is bound if the kernel chooses the port, or while connections of an earlier, unshared
+    listener run out.
 
     Raises:
         ConfigError: the address does not resolve.
@@ -153,15 +154,15 @@ def reserve(setting: str, address: ListenAddress) -> list[socket.socket]:
 def listeners(
     setting: str, address: ListenAddress, backlog: int, takes_ipv4: bool = False
 ) -> list[socket.socket]:
-    """Listen at an address. Return non-blocking sockets, one for each address family that the host
-    has there. The sockets share one port, which the kernel chooses for port 0. Other processes
-    may listen there too.
+    """Listen at an address. Return non-blocking sockets, one for each address family of the host
+    at this address. The sockets share a port, which the kernel chooses for port 0. Other
+    processes may listen too.
 
     Args:
         setting: name of the setting, for errors.
-        address: a free path, or a TCP address that is free or was reserved.
-        backlog: most connections that wait.
-        takes_ipv4: whether an IPv6 socket takes IPv4 connections too, if it is the only socket.
+        address: a free path, or a TCP address that is free or reserved.
+        backlog: largest number of waiting connections.
+        takes_ipv4: whether an IPv6 socket also takes IPv4 connections, if no other socket is made.
 
     Raises:
         ConfigError: the address does not resolve.
@@ -195,14 +196,14 @@ def listeners(
 
 
 def make_way(setting: str, path: str) -> None:
-    """Remove the socket file of a process that is gone; raises as `require_free`."""
+    """Remove the socket file of an ended process; raises as `require_free`."""
     if _require_free_path(setting, path):
         os.unlink(path)
 
 
 def tcp_holders(port: int) -> Iterator[Holder]:
-    """Yield processes that listen on a TCP port of this host, as far as this process may see
-    them."""
+    """Yield the listeners on a TCP port of this host, as far as this process may see other
+    processes."""
     inodes = {f"socket:[{inode}]" for inode in _listening(port)}
     pids = sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if inodes else ()
     for pid in pids:
@@ -238,7 +239,7 @@ def _parent(pid: int) -> int:
 
 
 def _listening(port: int) -> set[str]:
-    """Return inodes of sockets that listen on a port."""
+    """Return inodes of listening sockets on a port."""
     found = set()
     for table in ("tcp", "tcp6"):
         try:
@@ -267,7 +268,8 @@ def _resolve(setting: str, address: ListenAddress) -> list[_Resolved]:
 
 
 def _cannot_bind(setting: str, address: ListenAddress) -> str:
-    """Return why no process could listen there without sharing the address; empty if one could."""
+    """Return why no process could listen at the address without sharing; empty if a process
+    could."""
     for family, kind, protocol, _, place in _resolve(setting, address):
         with socket.socket(family, kind, protocol) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -281,8 +283,9 @@ def _cannot_bind(setting: str, address: ListenAddress) -> str:
 
 
 def _require_free_path(setting: str, path: str, give_up: float = 0.0) -> bool:
-    """Return whether a stale socket file is at `path`, which no process listens on. Until
-    `give_up` (monotonic), wait for heirs of a listener that has ended."""
+    """Return whether `path` is a stale socket file, without a listener. If the process that began
+    to listen has ended, wait until `give_up` (monotonic) for the processes that inherited its
+    socket."""
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise ConfigError(f"{setting}: unix:{path} is too long for a Unix socket")
     cannot = f"{setting}: cannot listen on unix:{path}"

@@ -1,4 +1,4 @@
-"""Outbox: messages of a process to the coordinator that are not sent yet, oldest first.
+"""Outbox: unsent messages of a process to the coordinator, oldest first.
 
 Not thread-safe: the owner holds its lock for every call.
 """
@@ -39,13 +39,13 @@ class Outbox:
         return self._entries[0] if self._entries else None
 
     def sent(self, entry: Entry) -> None:
-        """Remove a message that has been sent, and close its descriptors."""
+        """Remove a sent message, and close its descriptors."""
         if self._entries and self._entries[0] is entry:
             self._entries.popleft()
             close_all(entry[1])
 
     def disconnected(self) -> None:
-        """Drop messages that mean nothing to another coordinator, all messages with descriptors
+        """Drop messages for the present coordinator only, all messages with descriptors
         included."""
         entries, self._entries = self._entries, deque()
         for message, fds in entries:

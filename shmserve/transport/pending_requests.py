@@ -1,7 +1,7 @@
-"""Pending requests to the coordinator, which has not answered yet (`Link.ask`, `Link.grant`).
+"""Pending requests to the coordinator: asked and not yet answered (`Link.ask`, `Link.grant`).
 
-A request outlives its connection: the next coordinator gets it again, marked as a repetition. An
-answer may carry fds, which always end up with exactly one owner.
+A request outlives its connection: the next coordinator gets the request again, marked as a
+repetition. An answer may carry fds, which always end up with exactly one owner.
 
 Not thread-safe: the owner holds its lock for every call, so that each coordinator is asked once.
 """
@@ -43,7 +43,7 @@ class PendingRequests:
         self._open: dict[int, PendingRequest] = {}
 
     def open(self, ticket: int, make: Make, late: Late | None = None) -> PendingRequest:
-        """Add a request. `late` gets an answer that comes after the caller has stopped waiting."""
+        """Add a request. `late` gets an answer after the caller has stopped waiting."""
         request = self._open[ticket] = PendingRequest(ticket, make, late)
         return request
 
@@ -54,11 +54,11 @@ class PendingRequests:
             self._open.pop(request.ticket, None)
 
     def again(self) -> list[ToCoordinator]:
-        """Return the messages that repeat all awaited requests to a new coordinator."""
+        """Return messages to repeat all awaited requests to a new coordinator."""
         return [r.make(r.ticket, True) for r in self._open.values() if not r.abandoned]
 
     def take(self, ticket: int) -> PendingRequest | None:
-        """Remove and return the request that an answer belongs to; None if it is closed."""
+        """Remove and return the request of an answer; None if the request is closed."""
         return self._open.pop(ticket, None)
 
     def disconnected(self) -> None:

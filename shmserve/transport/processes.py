@@ -35,8 +35,8 @@ _NO_BEAT = 0  # in the file before the holder's first beat
 
 
 def pidfd_open(pid: int) -> int | None:
-    """Return a descriptor of the process, readable once it has ended; None if there is no
-    process."""
+    """Return a descriptor of the process, readable after its end; None if no process has the
+    pid."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -105,8 +105,7 @@ def spawn_role(
 ) -> subprocess.Popen[bytes]:
     """Exec ``python -m shmserve.<role>`` in a process group of its own.
 
-    The group keeps a Ctrl-C at the terminal away from the process, which is stopped by its pidfd
-    alone.
+    A Ctrl-C at the terminal does not reach the group: a process is stopped by pidfd alone.
     """
     return spawn(
         [sys.executable, "-m", f"shmserve.{role}", *arguments],
@@ -179,16 +178,16 @@ def describe_status(status: int | None) -> str:
 
 
 class FileLock:
-    """Exclusive lock on a file, held by one process until that process ends or releases the lock.
+    """Exclusive lock on a file, held by one process until its end or `release`.
 
     The lock is a POSIX record lock: a fork does not inherit it, the kernel drops it at any end of
     the process, and every process may ask for the holder. The file stays: if a locked file were
     removed, two processes could hold two files of one name. Other programs (cleaners of /tmp) may
-    remove the file nevertheless. `intact` tells the holder, and a process that has `pin`ned the
-    file goes on asking about the old file.
+    remove the file nevertheless. `intact` tells the holder. A process with a `pin`ned file goes on
+    asking about the old file.
 
-    The file contains the holder's sign of life: `beat` writes it, and every process can read it
-    with `last_beat`.
+    The file contains the holder's sign of life: `beat` writes the sign, and every process can read
+    it with `last_beat`.
 
     NOTE: closing any descriptor of the file drops the lock, so the holder opens the file once.
 
@@ -262,7 +261,7 @@ class FileLock:
         return self.intact()
 
     def last_beat(self) -> int | None:
-        """Return the value of the holder's last beat; None if there is none, or no file."""
+        """Return the value of the holder's last beat; None without a beat or a file."""
         with self._looked_at() as fd:
             data = os.pread(fd, _BEAT.size, 0) if fd is not None else b""
         beat = int(_BEAT.unpack(data)[0]) if len(data) == _BEAT.size else _NO_BEAT
@@ -280,8 +279,7 @@ class FileLock:
         return pid if kind != fcntl.F_UNLCK else None
 
     def holder_pidfd(self) -> tuple[int, int] | None:
-        """Return (pid, pidfd) of the holder, certainly of the same process; None if there is
-        none."""
+        """Return (pid, pidfd) of the holder, certainly of the same process, or None."""
         pid = self.holder()
         pidfd = pidfd_open(pid) if pid else None
         if pid is None or pidfd is None:

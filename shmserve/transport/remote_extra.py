@@ -1,4 +1,4 @@
-"""Extra `remote`: checks that its packages are installed and that the cache is usable."""
+"""Extra `remote`: checks the installed packages and the cache folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def require(settings: Settings) -> None:
     """Check that the packages for all remote repositories are installed, and prepare the cache.
 
     Raises:
-        ConfigError: a package is missing (the message names the address and what to install), or
-            as `prepare_cache`.
+        ConfigError: a package is missing (the message names the address, and the package to
+            install), or as `prepare_cache`.
     """
     for address in filter(model_places.is_remote, settings.model_repository):
         for package in ("fsspec", PACKAGES[address.partition("://")[0]]):
@@ -40,8 +40,8 @@ def require(settings: Settings) -> None:
 
 
 def prepare_cache(path: str) -> None:
-    """Make the cache folder, or check that an existing folder is this user's alone: executors run
-    files from it.
+    """Make the cache folder, or check that only this user can write to an existing folder:
+    executors run files from the cache.
 
     Raises:
         ConfigError: the folder cannot be made, or other users can write to it.

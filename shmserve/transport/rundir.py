@@ -1,34 +1,35 @@
-"""The run directory: what the files in it are called, and its life with the service.
+"""The run directory: names of the files, and their life with the service.
 
     master.lock       held by the gunicorn master for the life of the service; in state_dir, too
     supervisor.lock   held by the supervisor
     coordinator.lock  held by the coordinator
-    grpc-<number>.lock, grpc-bind.lock   held by a gRPC process that listens; while one binds
-    exporter-0.lock   held by the process that exports, if there is one
+    grpc-<number>.lock, grpc-bind.lock   held by a gRPC process while it listens; while it binds
+    exporter-0.lock, fetcher-0.lock   held by exporter and fetcher, where they run
     epoch             8 hexadecimal digits, written at service start
-    coordinator.sock  every process has its link here
+    coordinator.sock  listening socket for the links of all processes
     exporter.sock     processes send spans here
     <process>.sock    an executor's endpoint
     registry.page, registry.msgpack   see shmserve.shm.registry_page
-    history           of the metrics page, if there is no other state_dir
+    history           of the metrics page, without another state_dir
     totals.msgpack    counts of ended processes: shmserve.coordinator.stats.counter_totals
     registry.models   see shmserve.coordinator.state.checkpoint
-    <file>.new        room for the next content of these files: shmserve.shm.replaced_file
+    <file>.new        room for the next content of a file above: shmserve.shm.replaced_file
     single/           models of `NAME=PATH` entries, laid out: shmserve.supervisor.single_models
-    overrides/        a folder for each load request that brings a configuration or files
+    overrides/        a folder for each load request with a configuration or files
     g<number>/        run directory of a generation that a reload has started
-    serving           link to the generation that serves; absent: the first, in this directory
-    handover.lock, handover   held by the process that hands over; result of a handover, in a line
+    serving           link to the serving generation; absent: the first, in this directory
+    handover.lock     held by the process of a handover
+    handover          result of the last handover, in a line
 
-Lock files stay for good (removing one would let two processes hold it), and so does the history.
-Everything else is removed when the service starts and when it stops.
+Lock files stay for good (removing one would let two processes hold it). The history and the result
+of a handover stay, too. All other files are removed when the service starts and when it stops.
 
 Cleaners of /tmp may empty the directory. A lock of the directory and young files keep cleaners
-away. A process that gives signs of life also checks that its lock file still has its name. If the
+away. With each sign of life, a process also checks that its lock file still has its name. If the
 name is gone, coordinator and gRPC processes end, and their successors make new files; the master
 ends the service. The supervisor's lock is one file for the life of the service. The master and its
-forks keep that file open, and each supervisor inherits the descriptor, so there are never two
-supervisors.
+forks keep the file open, and each supervisor inherits the descriptor. So two supervisors never run
+at once.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ EXPORTER_SOCKET = "exporter.sock"
 EPOCH_FILE = "epoch"
 TOTALS_FILE = "totals.msgpack"
 _HANDOVER = "handover"
-SERVES = "serves"  # report of a generation that has taken over
+SERVES = "serves"  # report of a generation after it has taken over
 _SERVING = "serving"
 OVERRIDE_CONFIG = "config.json"  # in a folder of `overrides`, beside the model's own folder
 _ENDPOINT = re.compile(r"executor-[0-9]+-[0-9a-f]+\.sock")
@@ -59,16 +60,17 @@ _SOCKET_PATH_LIMIT = 107  # sun_path of a Unix-domain socket, without its NUL
 
 
 def lock(run_dir: str, role: str, fd: int = -1) -> FileLock:
-    """Return the lock of a role that exists once, such as master, supervisor or coordinator. `fd`:
-    an inherited descriptor of the file."""
+    """Return the lock of a process or role, such as `master` or `grpc-0`. `fd`: an inherited
+    descriptor of the file."""
     return FileLock(os.path.join(run_dir, f"{role}.lock"), fd)
 
 
 def prepare(run_dir: str) -> None:
-    """Make the run directory, or check that the existing one is this user's alone.
+    """Make the run directory, or check that only this user can enter the existing one.
 
     Raises:
-        ConfigError: it belongs to another user, is open to others, or its path is too long.
+        ConfigError: the directory belongs to another user, is open to others, or has too long a
+            path.
     """
     if len(os.fsencode(run_dir)) + _LONGEST_NAME > _SOCKET_PATH_LIMIT:
         most = _SOCKET_PATH_LIMIT - _LONGEST_NAME
@@ -92,7 +94,7 @@ def prepare_state(state_dir: str) -> None:
     """Make the state directory, or check that files can be made in the existing one.
 
     Raises:
-        ConfigError: the directory or files in it cannot be made.
+        ConfigError: the directory cannot be made or written.
     """
     try:
         os.makedirs(state_dir, 0o700, exist_ok=True)
@@ -103,11 +105,11 @@ def prepare_state(state_dir: str) -> None:
 
 
 def lock_state(state_dir: str, run_dir: str) -> FileLock | None:
-    """Lock the state directory for this service, as the run directory is locked. Return None if
-    the two are one directory, or if files cannot be made or locked there.
+    """Lock the state directory for this service, like the run directory. Return None if both are
+    one directory, or if files cannot be made or locked in the state directory.
 
     Raises:
-        ConfigError: another service uses it, as its state directory or its run directory.
+        ConfigError: another service uses the directory, as state directory or run directory.
     """
     try:
         if os.path.samefile(state_dir, run_dir):
@@ -123,7 +125,7 @@ def lock_state(state_dir: str, run_dir: str) -> FileLock | None:
 
 
 def serving(base: str) -> str:
-    """Return the run directory of the generation that serves."""
+    """Return the run directory of the serving generation."""
     try:
         return os.path.join(base, os.readlink(os.path.join(base, _SERVING)))
     except OSError:
@@ -152,8 +154,8 @@ def hand_over(base: str, line: str) -> None:
 
 
 def handed_over(base: str) -> str:
-    """Return the result of the last handover: the generation, and `SERVES` or why not. Empty:
-    there was none."""
+    """Return the result of the last handover: the generation, and `SERVES` or the reason of a
+    failure. Empty without a handover."""
     try:
         with open(os.path.join(base, _HANDOVER), encoding="utf-8") as file:
             return file.read()
@@ -162,17 +164,18 @@ def handed_over(base: str) -> str:
 
 
 def generations(base: str) -> list[str]:
-    """Return names of generations that reloads have started and whose folders still exist."""
+    """Return names of all generations of reloads with a folder in `base`."""
     return list(filter(GENERATION.fullmatch, os.listdir(base)))
 
 
 def drop_generation(base: str, generation: str) -> None:
-    """Remove the folder of a generation that has ended."""
+    """Remove the folder of an ended generation."""
     shutil.rmtree(os.path.join(base, generation), ignore_errors=True)
 
 
 def clean(run_dir: str) -> None:
-    """Remove all files of a service that has ended, except lock files and the history."""
+    """Remove the files of an ended service, except lock files, the history and a handover's
+    result."""
     clean_sockets(run_dir)
     for name in os.listdir(run_dir):
         temporary = name.endswith(".new") or name.startswith("registry.")
@@ -184,8 +187,8 @@ def clean(run_dir: str) -> None:
 
 
 def keep_from_cleaners(run_dir: str) -> int:
-    """Keep cleaners of /tmp away from this directory: systemd-tmpfiles heeds a lock of the
-    directory. Return the descriptor that has the lock."""
+    """Lock the directory against cleaners of /tmp: systemd-tmpfiles heeds such a lock. Return the
+    descriptor with the lock."""
     fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with contextlib.suppress(OSError):  # a file system without such locks
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -201,18 +204,17 @@ def touch(run_dir: str) -> None:
 
 
 def overrides(run_dir: str, name: str = "") -> str:
-    """Return the folder of files that came with a load request, or the parent of all such
-    folders."""
+    """Return the folder of a load request's files, or the parent of all such folders."""
     return os.path.join(run_dir, "overrides", name) if name else os.path.join(run_dir, "overrides")
 
 
 def is_overrides(name: str) -> bool:
-    """Return whether a name can be that of a folder of `overrides`."""
+    """Return whether a folder of `overrides` can have this name."""
     return _OVERRIDES.fullmatch(name) is not None
 
 
 def clean_sockets(run_dir: str) -> None:
-    """Remove the sockets of processes that have ended."""
+    """Remove the sockets of ended processes."""
     for name in os.listdir(run_dir):
         # Known names only: gunicorn may have its HTTP socket in this directory, too.
         if name in (COORDINATOR_SOCKET, EXPORTER_SOCKET) or _ENDPOINT.fullmatch(name):
@@ -225,7 +227,7 @@ def endpoint(run_dir: str, process: str) -> str:
 
 
 def clean_endpoint(run_dir: str, process: str) -> None:
-    """Remove the socket of an executor that ended without removing it."""
+    """Remove the socket of an ended executor."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(endpoint(run_dir, process))
 

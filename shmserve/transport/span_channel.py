@@ -1,4 +1,4 @@
-"""Span channel: takes spans from processes that have traced requests to the exporter.
+"""Span channel: takes spans from serving processes to the exporter.
 
 Requests never wait for the channel. A process sends spans in its maintenance, for half a second at
 most. Without an exporter, or without room, the process drops the spans and counts them. The
@@ -24,7 +24,7 @@ _MOST_TOGETHER = 100  # spans in one message
 
 
 class SpanSender:
-    """Sender of spans, for one thread of a process. `dropped`: number of spans not sent so far."""
+    """Sender of spans, for one thread of a process. `dropped`: number of unsent spans so far."""
 
     def __init__(self, run_dir: str) -> None:
         self._path = os.path.join(run_dir, rundir.EXPORTER_SOCKET)

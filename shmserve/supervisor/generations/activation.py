@@ -3,8 +3,8 @@
 gunicorn takes every passed socket for HTTP, so other descriptors are taken out before gunicorn
 looks.
 
-On sockets that systemd has passed, HTTP workers and gRPC processes accept nothing before models
-are loaded, or cannot be. Clients wait meanwhile.
+On sockets from systemd, HTTP workers and gRPC processes accept nothing before models are loaded,
+or cannot be. Clients wait meanwhile.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _REPORT_BYTES = 4096
 
 
 def take(environ: MutableMapping[str, str], name: str) -> tuple[int, ...]:
-    """Take the descriptors named `name` out of those passed to this process. Return copies of
-    them.
+    """Take the passed descriptors named `name`. Return copies of them.
 
     The remaining descriptors move to the first places, as the protocol demands. `environ` is
     updated to their number and names.
@@ -68,7 +67,7 @@ def _take(
 
 
 def tell(environ: MutableMapping[str, str], message: str) -> None:
-    """Tell a predecessor, if there is one, why this process will not take its place."""
+    """Tell a predecessor, if any, why this process will not take its place."""
     for fd in take(environ, REPORT):
         os.write(fd, message.encode()[:_REPORT_BYTES])
         os.close(fd)

@@ -89,8 +89,7 @@ class Old(Struct, frozen=True):
 
 
 def given_up(report: int) -> bool:
-    """Return whether the reading end of the pipe `report` is closed: the process that waited is
-    gone."""
+    """Return whether no process reads the pipe `report` any more."""
     poll = select.poll()
     poll.register(report, 0)
     return bool(poll.poll(0))

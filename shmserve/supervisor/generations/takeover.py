@@ -79,8 +79,8 @@ class TakeOver:
         return not self._over and (self._report >= 0 or not self.may_listen)
 
     def turn(self, listening: Callable[[], bool], broken: str = "") -> str:
-        """Report progress to the predecessor. Return why this generation must end, empty if it
-        need not.
+        """Report progress to the predecessor. Return why this generation must end, or an empty
+        text.
 
         Args:
             listening: returns whether all gRPC processes listen.

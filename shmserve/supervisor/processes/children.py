@@ -1,4 +1,4 @@
-"""Child processes of the supervisor: started here or adopted, both known by pidfd."""
+"""Children of the supervisor: processes started here or adopted, all known by pidfd."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shmserve.transport.processes import describe_status, pidfd_open, send_signa
 
 
 class Waitable(Protocol):
-    """Child of this process: started by `subprocess`, or forked by another process for this
-    one."""
+    """Child of this process: started by `subprocess`, or forked for the supervisor by the
+    template."""
 
     pid: int
 
@@ -24,11 +24,12 @@ class Waitable(Protocol):
 class Child(Struct, eq=False):
     """Process that the supervisor started or adopted.
 
-    The supervisor reaps its own children, each by pid. An adopted process is reaped by its parent.
+    The supervisor reaps the processes it started, each by pid. The parent of an adopted process
+    reaps it.
 
     Attributes:
         name: model instance, or role and number.
-        popen: None if the process was adopted.
+        popen: None for an adopted process.
     """
 
     name: str
@@ -41,8 +42,8 @@ class Child(Struct, eq=False):
 
     @classmethod
     def of(cls, name: str, popen: Waitable, now: float, process: str = "") -> Child:
-        """Return the child for a process just started. It is not reaped yet, so the pid is
-        certainly right."""
+        """Return the child for a process just started, whose pid is right because nothing has
+        reaped the process yet."""
         pidfd = pidfd_open(popen.pid)
         assert pidfd is not None
         return cls(name, popen.pid, pidfd, popen, now, process)
@@ -60,7 +61,7 @@ class Child(Struct, eq=False):
         self.kill_at = min(self.kill_at, now + grace_s)
 
     def enforce(self, now: float) -> None:
-        """Kill the process if it was told to stop and the grace is over."""
+        """Kill the process if the grace after `stop` is over."""
         if self.kill_at is not None and now >= self.kill_at:
             self.kill()
             self.kill_at = now + 1.0  # the kernel may take a while
@@ -69,12 +70,12 @@ class Child(Struct, eq=False):
         send_signal(self.pidfd, signal.SIGKILL)
 
     def reap(self) -> int | None:
-        """Reap a process that has ended. Return its exit status, None if it was no child of this
-        process. Closes the pidfd.
+        """Reap an ended process. Return the exit status, None for a process with another parent.
+        Closes the pidfd.
 
-        Processes that the child has forked are killed: they hold its sockets, so no peer would
-        notice the end, and its memory. The process group has the child's pid. The kernel does not
-        reuse the pid while the group has members or, for own children, before they are reaped.
+        All forks of the child are killed, by process group: they hold its memory and its sockets,
+        so peers would not notice its end. The group id is the child's pid. The kernel reuses the
+        pid only when the group is empty and, for own children, the child is reaped.
         """
         status = self._reap()
         reason = describe_status(status)

@@ -26,7 +26,7 @@ class CoordinatorProcess:
         command: command line to exec; arguments are appended.
 
     Attributes:
-        child: the running process; None if there is none.
+        child: the running process, or None.
     """
 
     def __init__(self, run_dir: str, command: list[str], master_fd: int) -> None:
@@ -40,12 +40,12 @@ class CoordinatorProcess:
         self.child: Child | None = None
 
     def next_due(self) -> float:
-        """Return when (monotonic) to start a coordinator; inf if one runs or none should."""
+        """Return when (monotonic) to start a coordinator; inf while a coordinator runs, or after
+        `halt`."""
         return self._due if self.child is None and not self._halted else inf
 
     def turn(self, now: float, grpc_unserved: str) -> Child | None:
-        """Start or adopt a coordinator if none runs and the time has come. Return the new child,
-        or None.
+        """Start or adopt a coordinator if due. Return the new child, or None.
 
         `grpc_unserved`: why no gRPC process serves; empty if gRPC is served.
         """
@@ -93,8 +93,7 @@ class CoordinatorProcess:
         self._halted = True
 
     def stop(self) -> Child | None:
-        """Stop the coordinator, and kill it if it does not end. Return the child, which has
-        ended."""
+        """Stop the coordinator, with SIGKILL in the end. Return the ended child, or None."""
         child = self.child
         if child is not None:
             child.stop(time.monotonic(), _STOP_S)

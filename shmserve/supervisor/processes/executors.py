@@ -106,7 +106,7 @@ class Executors(Struct):
         self._due[child.name] = self._restart(child.name).ended(now, at_once=at_once)
 
     def forgive(self, name: str, now: float) -> None:
-        """Restart an instance without a pause, now and next time: it was not to blame for its
+        """Restart an instance without a pause, now and next time: the instance did not cause its
         end."""
         self._restarts.pop(name, None)
         if name in self._due:

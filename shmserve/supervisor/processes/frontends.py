@@ -1,8 +1,8 @@
 """Frontend processes beside gunicorn's: keeps gRPC processes, exporter and fetcher running.
 
-Each process has a number, and holds a lock of its own in the run directory once it listens. By
-this lock a new supervisor finds processes that an earlier supervisor started, and two processes
-with one number cannot exist.
+Each process has a number, and holds a lock of its own in the run directory once it listens. By the
+lock, a new supervisor finds the processes of an earlier supervisor. The lock also excludes a
+second process with the same number.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Frontends:
     Args:
         role: name of the processes in the log and in names of locks (in `run_dir`).
         command: command line to exec; number and the master's pidfd are appended.
-        keep: further descriptors that the processes inherit.
+        keep: further descriptors for the processes to inherit.
 
     Attributes:
-        failures: processes that ended in a row without coming to serve, while no other process
+        failures: number of processes in a row that ended before they served, while no other
             served.
     """
 
@@ -58,7 +58,7 @@ class Frontends:
         self._numbers: dict[Child, int] = {}
         self._serving: set[Child] = set()
         self._words: dict[Child, BinaryIO] = {}  # of processes started here
-        self._idle_since = inf  # end of the last process that served, or start of the first
+        self._idle_since = inf  # end of the last serving process, or the first start
         self._last_end = ""
         self._looked_at = 0.0
         self._halted = False
@@ -82,8 +82,8 @@ class Frontends:
         return not self._missing and len(self._serving) == len(self._numbers)
 
     def hindrance(self, now: float) -> str | None:
-        """Return why no process serves; empty if one serves or none should, None if one may be
-        starting."""
+        """Return why no process serves; empty if a process serves or none should, None while one
+        may be starting."""
         if self._serving or self._halted or not self.wanted:
             return ""
         if self.failures < _FAILURES and now < self._idle_since + _PATIENCE_S:
@@ -91,11 +91,12 @@ class Frontends:
         return self._last_end or f"none has begun to listen within {_PATIENCE_S:g} s"
 
     def excuse(self, now: float) -> None:
-        """Restart the patience for processes that are not allowed to listen yet."""
+        """Restart the patience: processes are not allowed to listen yet."""
         self._idle_since = now
 
     def turn(self, now: float) -> list[Child]:
-        """Start, adopt and kill what is due. Return new children, whose ends must be watched."""
+        """Start, adopt and kill processes when due. Return new children, so that the caller
+        watches for their ends."""
         for child in self._numbers:
             child.enforce(now)
         new = []
@@ -110,7 +111,7 @@ class Frontends:
         return new
 
     def _look(self, now: float) -> None:
-        """Note which processes have come to serve: those that hold their locks."""
+        """Note which processes have begun to serve: a serving process holds its lock."""
         self._looked_at = now
         self._idle_since = min(self._idle_since, now)
         for role, child in self.running():
@@ -120,8 +121,8 @@ class Frontends:
             self.failures = 0
 
     def ended(self, child: Child, now: float) -> bool:
-        """Note the end of a child, and schedule a restart. Return False if the child is none of
-        these processes."""
+        """Note the end of a child, and schedule a restart. Return False for a child of another
+        group."""
         number = self._numbers.pop(child, None)
         if number is None:
             return False
@@ -145,7 +146,7 @@ class Frontends:
         return True
 
     def _words_of(self, child: Child) -> str:
-        """Return the reason that an ended process has left behind; empty if there is none."""
+        """Return the reason that an ended process has left behind, or an empty text."""
         file = self._words.pop(child, None)
         if file is None:
             return ""
@@ -153,7 +154,7 @@ class Frontends:
             return last_words.read(file)
 
     def halt(self) -> None:
-        """Start no process any more, whatever becomes of the running ones."""
+        """Start no process any more. Running processes go on."""
         self._halted = True
         self._missing.clear()
 

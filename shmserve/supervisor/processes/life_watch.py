@@ -18,8 +18,8 @@ _REPLACED = 4  # times the limit: a silent process has been replaced by then
 class LifeWatch:
     """Checks the beats in the lock file of each role (`FileLock.beat`), every `look_s` seconds.
 
-    The supervisor cannot replace its own master. So silence of the master, or of a coordinator
-    that was not replaced, is left to the service manager, which can (`healthy`).
+    The supervisor cannot replace its own master. So a silent master, or a silent coordinator that
+    was not replaced, is left to the service manager, which can replace both (`healthy`).
 
     Args:
         limit_s: longest silence, in seconds, of a healthy process.
@@ -36,8 +36,7 @@ class LifeWatch:
         self._coordinator = Silence(self.look_s)
 
     def look(self, role: str, child: Child, now: float) -> None:
-        """Kill a silent process, unless it was told to end: `Child.stop` sets a limit of its
-        own."""
+        """Kill a silent process, unless `Child.stop` has set a limit already."""
         pid, silence = self._silences.get(role, (0, None))
         if silence is None or pid != child.pid:
             silence = Silence(self.look_s)
@@ -51,8 +50,8 @@ class LifeWatch:
             del self._silences[role]
 
     def healthy(self, now: float) -> bool:
-        """Return whether the processes work that a supervisor cannot help: the master's loop, and
-        a coordinator that should have been replaced."""
+        """Return whether the master's loop works, and a coordinator that had to be replaced has
+        been. The supervisor can help neither."""
         beat = self._beat("master")  # None: gunicorn runs with timeout = 0
         master_s = self._master.seconds(beat, now) if beat is not None else 0.0
         coordinator_s = self._coordinator.seconds(self._beat("coordinator"), now)

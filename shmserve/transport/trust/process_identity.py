@@ -53,7 +53,8 @@ def of_peer(sock: socket.socket, pid: int) -> tuple[int, int]:
 
 
 def is_of(pidfd: int, pid: int, identity: int) -> bool:
-    """Return whether `pidfd`, just opened by `pid`, is the process with this identity."""
+    """Return whether `pidfd`, just opened by `pid`, is the process with this identity. An unknown
+    identity (0) fits every process."""
     if identity < 0:
         return -_inode(pidfd) == identity
     return not identity or started_at(pid) == identity

@@ -1,5 +1,4 @@
-"""Remote addresses: the server's addresses that a proxy serves, so that no caller there is
-local."""
+"""Remote addresses: listening addresses behind a proxy, where no caller counts as local."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class RemoteAddresses:
                 self._pairs.add((str(address[0]), int(port)))
 
     def __contains__(self, own: object) -> bool:
-        """Return whether a connection with the local address `own` (from `getsockname`) came over
-        one of these addresses."""
+        """Return whether `own`, a connection's local address from `getsockname`, is in the set."""
         if isinstance(own, str):
             return bool(self._paths) and os.path.abspath(own) in self._paths
         if not isinstance(own, tuple) or not (self._pairs or self._ports):
