@@ -27,8 +27,8 @@ _MOST = 16 << 20
 def lay_out(settings: Settings) -> None:
     """Make the folder that `model_places.repository_paths` names for `NAME=PATH` entries.
 
-    A folder without version folders becomes version 1 of its model. Its text files are copied, and
-    all other files are reached by links.
+    A folder without version folders becomes version 1 of its model: a link leads to the folder,
+    and its text files are copied.
 
     Raises:
         ConfigError: a path is no readable folder, or two entries have the same name.

@@ -1,12 +1,12 @@
 """Link of a process to the coordinator: one background thread that reconnects until closed.
 
-All questions and messages of a process to the coordinator go through the link. No request waits
-for it on its way to an executor. Callers never touch the socket: they append to a bounded outbox
-and wake the thread, so a slow coordinator blocks no caller (grants wait, with a deadline).
+All questions and messages of a process to the coordinator go through the link, which is off the
+path of inference requests. Callers never touch the socket: they append to a bounded outbox and
+wake the thread, so a slow coordinator blocks no caller (grants wait, with a deadline).
 
-After a restart of the coordinator, the hello tells what the new one must know: how much of the
-pool this process holds and, for an executor, its loaded model. Give-backs made without a
-connection are therefore dropped, and grants that are still awaited are asked again.
+After a restart of the coordinator, the hello tells the new coordinator how much of the pool this
+process holds and, for an executor, its loaded model. Give-backs made without a connection are
+therefore dropped, and grants that are still awaited are asked again.
 
 Callbacks run on the link's thread: they must not wait for a grant or an answer.
 """

@@ -105,7 +105,8 @@ def spawn_role(
 ) -> subprocess.Popen[bytes]:
     """Exec ``python -m shmserve.<role>`` in a process group of its own.
 
-    A Ctrl-C at the terminal does not reach the group: a process is stopped by pidfd alone.
+    A Ctrl-C at the terminal does not reach the group: the process is stopped by a signal of its
+    own.
     """
     return spawn(
         [sys.executable, "-m", f"shmserve.{role}", *arguments],

@@ -2,9 +2,9 @@
 
     python -m shmserve.supervisor.generations.keeper TITLE COMMAND...
 
-A container ends with pid 1. supervisord, systemd and shells, too, take the end of the process they
-started for the end of the service. A handover (`supervisor.generations.handover`) ends the old
-master. So the process they start is the keeper, which outlives every generation.
+A container ends with pid 1. supervisord, systemd and shells take the end of their child for the end
+of the service. A handover (`supervisor.generations.handover`) ends the old master. So the child is
+the keeper, which outlives every generation.
 
 The keeper does four things:
 

@@ -23,8 +23,8 @@ _MOST_NAMED = 8  # failed models in a message
 
 
 class LoadingWatch:
-    """Decides how long clients wait for models before they are served: until the service is ready,
-    cannot become ready, or `deadline` (monotonic) has passed."""
+    """Decides how long clients wait for models: until the service is ready or cannot become ready,
+    at most until `deadline` (monotonic)."""
 
     def __init__(self, run_dir: str, deadline: float) -> None:
         self._reader = RegistryReader(run_dir)

@@ -58,7 +58,7 @@ class Frontends:
         self._numbers: dict[Child, int] = {}
         self._serving: set[Child] = set()
         self._words: dict[Child, BinaryIO] = {}  # of processes started here
-        self._idle_since = inf  # end of the last serving process, or the first start
+        self._idle_since = inf  # when the wait for a serving process began (monotonic)
         self._last_end = ""
         self._looked_at = 0.0
         self._halted = False

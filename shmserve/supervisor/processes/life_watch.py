@@ -50,8 +50,8 @@ class LifeWatch:
             del self._silences[role]
 
     def healthy(self, now: float) -> bool:
-        """Return whether the master's loop works, and a coordinator that had to be replaced has
-        been. The supervisor can help neither."""
+        """Return whether two things work that the supervisor cannot repair: the master's loop, and
+        the replacement of a silent coordinator."""
         beat = self._beat("master")  # None: gunicorn runs with timeout = 0
         master_s = self._master.seconds(beat, now) if beat is not None else 0.0
         coordinator_s = self._coordinator.seconds(self._beat("coordinator"), now)
