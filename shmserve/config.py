@@ -140,11 +140,11 @@ def _given(name: str, kind: type[ExtensionSettings], values: Mapping[str, Any]) 
 
 def declared() -> dict[str, Declared]:
     """Return all settings by name: the server's own, then those of extensions."""
-    found = _fields("", Settings)
-    del found["extensions"]
+    settings = _fields("", Settings)
+    del settings["extensions"]
     for name, kind in extensions.load_all(extensions.SETTINGS).items():
-        found |= _fields(f"{name}_", kind)
-    return found
+        settings |= _fields(f"{name}_", kind)
+    return settings
 
 
 def _fields(prefix: str, kind: type[Struct]) -> dict[str, Declared]:
@@ -154,15 +154,17 @@ def _fields(prefix: str, kind: type[Struct]) -> dict[str, Declared]:
         for field_name in part.__struct_fields__:
             ours = part.__module__.startswith("shmserve.")
             sections.setdefault(field_name, (part.__doc__ or "") if ours else "")
-    found = {}
-    for one in msgspec.structs.fields(kind):
-        name = prefix + one.name
-        factory = one.default_factory
-        default = one.default if factory is msgspec.NODEFAULT else factory()
+    settings = {}
+    for declared_field in msgspec.structs.fields(kind):
+        name = prefix + declared_field.name
+        factory = declared_field.default_factory
+        default = declared_field.default if factory is msgspec.NODEFAULT else factory()
         separator = ";" if name in _SEMICOLONS else ","
-        section = sections[one.name]
-        found[name] = Declared(name, one.type, default, separator, name in SECRET, section)
-    return found
+        section = sections[declared_field.name]
+        settings[name] = Declared(
+            name, declared_field.type, default, separator, name in SECRET, section
+        )
+    return settings
 
 
 def _wrong_binds(settings: Settings) -> list[str]:

@@ -243,14 +243,14 @@ def _lines(text: str) -> dict[str, list[int]]:
     error names the file alone.
     """
     prefix = ""
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if match := _TABLE.match(line):
             prefix = _name(match[1]) + "_"
-            found.setdefault(prefix[:-1], []).append(number)
+            numbers.setdefault(prefix[:-1], []).append(number)
         elif match := _KEY.match(line):
-            found.setdefault(prefix + _name(match[1]), []).append(number)
-    return found
+            numbers.setdefault(prefix + _name(match[1]), []).append(number)
+    return numbers
 
 
 def _name(dotted: str) -> str:

@@ -62,8 +62,8 @@ class StartReport:
         if not self._greeted and snapshot.ready:
             self._greeted = True
             if not self._complete:
-                wanted = ", ".join(snapshot.requires)
-                _log.info("ready after %.1f s: ready_requires is %s", took_s, wanted)
+                required = ", ".join(snapshot.requires)
+                _log.info("ready after %.1f s: ready_requires is %s", took_s, required)
             for line in greeting(snapshot, self._doors):
                 _log.info("%s", line)
 
@@ -115,11 +115,11 @@ def _inputs(spec: ModelSpec) -> list[dict[str, object]]:
     request is not enough."""
     if spec.decoupled or spec.config.sequence_batching is not UNSET:
         return []
-    wanted = [tensor for tensor in spec.inputs if not tensor.optional]
-    shapes = [[max(1, dim) for dim in tensor.shape] for tensor in wanted]
+    required = [tensor for tensor in spec.inputs if not tensor.optional]
+    shapes = [[max(1, dim) for dim in tensor.shape] for tensor in required]
     if any(prod(shape) > _ELEMENTS for shape in shapes):
         return []
-    return [_input(tensor, shape) for tensor, shape in zip(wanted, shapes, strict=True)]
+    return [_input(tensor, shape) for tensor, shape in zip(required, shapes, strict=True)]
 
 
 def _input(tensor: TensorSpec, shape: list[int]) -> dict[str, object]:

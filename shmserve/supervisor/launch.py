@@ -266,20 +266,20 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
     if _state.bound and not activation.has_all(os.environ, http):
         text = "a reload keeps the addresses of the start; restart the service to change them"
         raise ConfigError(f"http_bind, metrics_bind: {text}")
-    wrong: list[str] = []
+    problems: list[str] = []
     for setting, place in _wanted(settings, http):
         try:
             if _state.report and setting == "grpc_bind" and place.path:
-                why = "in a reload it has to be a socket that systemd passes"
-                raise ConfigError(f"grpc_bind: {place.text} cannot change hands: {why}")
+                reason = "in a reload it has to be a socket that systemd passes"
+                raise ConfigError(f"grpc_bind: {place.text} cannot change hands: {reason}")
             if not _state.report:  # in a reload the predecessor listens there
                 listen_addresses.require_free(setting, place)
             if setting in ("grpc_bind", "agent_bind"):
                 _state.keep_places(listen_addresses.reserve(setting, place))
         except ConfigError as ex:
-            wrong.append(ex.message)
-    if wrong:
-        raise ConfigError("\n".join(wrong))
+            problems.append(ex.message)
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _wanted(
@@ -311,13 +311,13 @@ def forked() -> None:
 
 def begin(settings: Settings, http: Iterable[str] = ()) -> None:
     """Start the service around this gunicorn master, which is prepared and listens at `http`."""
-    told = ["--begun", str(_state.begun), "--http"]
+    arguments = ["--begun", str(_state.begun), "--http"]
     for address in http:
         encrypted = settings.http_tls_cert and address.startswith("http:")
-        told.append(f"https:{address.removeprefix('http:')}" if encrypted else address)
-    told += ["--grpc", *_grpc_addresses(settings)]
-    told += ["--stored", *(f"{name}={fd}" for name, fd in _state.stored)]
-    ensure(settings, _state.master_fd, told)
+        arguments.append(f"https:{address.removeprefix('http:')}" if encrypted else address)
+    arguments += ["--grpc", *_grpc_addresses(settings)]
+    arguments += ["--stored", *(f"{name}={fd}" for name, fd in _state.stored)]
+    ensure(settings, _state.master_fd, arguments)
     _state.let_go_of_stored()
 
 

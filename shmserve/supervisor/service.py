@@ -260,8 +260,8 @@ class Supervisor:
         return min(self._looked_at + self._life.look_s, self._announcer.due, *dues)
 
     def _turn(self, limit_s: float = inf) -> None:
-        wait = max(0.0, min(limit_s, self._due() - time.monotonic()))
-        for key, _ in self._selector.select(wait):
+        wait_s = max(0.0, min(limit_s, self._due() - time.monotonic()))
+        for key, _ in self._selector.select(wait_s):
             if isinstance(key.data, Child):
                 self._ended(key.data)
             elif key.fd == self._wake_fd:
@@ -288,8 +288,8 @@ class Supervisor:
         broken = ""
         if not self._drain_reason:
             broken = self._serving.turn(now, self._take_over.may_listen)
-        if why := self._take_over.turn(self._frontends.listening, broken):
-            _log.error("this generation will not serve: %s", why)
+        if reason := self._take_over.turn(self._frontends.listening, broken):
+            _log.error("this generation will not serve: %s", reason)
             send_signal(self._master_fd, signal.SIGTERM)
         elif broken:
             _log.critical("the service ends: %s", broken)
@@ -297,8 +297,8 @@ class Supervisor:
             send_signal(self._master_fd, signal.SIGTERM)
         self._announcer.turn(now, self._healthy)
         # A restarted supervisor knows no region until its coordinator has sent them.
-        known = self._link.connected and not self._drain_reason
-        if known and self._announcer.speaks():
+        regions_known = self._link.connected and not self._drain_reason
+        if regions_known and self._announcer.speaks():
             self._lasting.turn(self._regions, self._store.fds)
 
     def _look(self, now: float) -> None:
@@ -381,14 +381,14 @@ class Supervisor:
         begun = time.monotonic()
         while children := remaining():
             now = time.monotonic()
-            left = started + self._drain_limit_s - now
+            remaining_s = started + self._drain_limit_s - now
             for child in children:
                 if now - begun >= _TELL_S:
-                    child.stop(now, max(0.0, left))
-                if left <= 0:  # the limit may have become shorter since `stop`
+                    child.stop(now, max(0.0, remaining_s))
+                if remaining_s <= 0:  # the limit may have become shorter since `stop`
                     child.kill()
             self._turn(_TELL_S)
-            if left < -5.0:  # killed and still there: stuck in the kernel, where nothing helps
+            if remaining_s < -5.0:  # killed and still there: stuck in the kernel
                 pids = [child.pid for child in children]
                 _log.error("processes do not end", extra=log_fields(pids=pids))
                 return

@@ -34,7 +34,7 @@ def lay_out(settings: Settings) -> None:
         ConfigError: a path is no readable folder, or two entries have the same name.
     """
     entries = [
-        single for one in settings.model_repository if (single := model_places.single_of(one))
+        single for text in settings.model_repository if (single := model_places.single_of(text))
     ]
     root = model_places.single_dir(settings)
     shutil.rmtree(root, ignore_errors=True)
@@ -46,8 +46,8 @@ def lay_out(settings: Settings) -> None:
             os.makedirs(root, 0o700, exist_ok=True)
             _link(os.path.abspath(path), place)
         except OSError as ex:
-            why = f"'{path}' is not a readable folder ({ex.strerror})"
-            raise ConfigError(f"model_repository: {why}") from None
+            reason = f"'{path}' is not a readable folder ({ex.strerror})"
+            raise ConfigError(f"model_repository: {reason}") from None
 
 
 @contextmanager
@@ -64,8 +64,8 @@ def laid_out_elsewhere(settings: Settings) -> Iterator[Settings]:
 
 
 def _link(path: str, place: str) -> None:
-    with os.scandir(path) as found:
-        entries = list(found)
+    with os.scandir(path) as listing:
+        entries = list(listing)
     if any(_VERSION.fullmatch(entry.name) and entry.is_dir() for entry in entries):
         os.symlink(path, place)
         return

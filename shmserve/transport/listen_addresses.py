@@ -136,7 +136,7 @@ def reserve(setting: str, address: ListenAddress) -> list[socket.socket]:
     Raises:
         ConfigError: the address does not resolve.
     """
-    held: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     for family, kind, protocol, _, place in _resolve(setting, address) if address.port else ():
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -147,8 +147,8 @@ def reserve(setting: str, address: ListenAddress) -> list[socket.socket]:
         except OSError:
             sock.close()
         else:
-            held.append(sock)
-    return held
+            sockets.append(sock)
+    return sockets
 
 
 def listeners(
@@ -168,31 +168,31 @@ def listeners(
         ConfigError: the address does not resolve.
         OSError: another process has taken the address.
     """
-    made: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     try:
         if address.path:
-            made.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-            made[0].bind(address.path)
-            made[0].listen(backlog)
-            return made
-        found = _resolve(setting, address)
+            sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            sockets[0].bind(address.path)
+            sockets[0].listen(backlog)
+            return sockets
+        resolved = _resolve(setting, address)
         port = address.port
-        for family, kind, protocol, _, place in found:
+        for family, kind, protocol, _, place in resolved:
             sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
-            made.append(sock)
+            sockets.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
-                alone = takes_ipv4 and len(found) == 1
+                alone = takes_ipv4 and len(resolved) == 1
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
             sock.bind((place[0], port, *place[2:]))
             sock.listen(backlog)
             port = port or sock.getsockname()[1]
     except BaseException:
-        for sock in made:
+        for sock in sockets:
             sock.close()
         raise
-    return made
+    return sockets
 
 
 def make_way(setting: str, path: str) -> None:
@@ -209,10 +209,10 @@ def tcp_holders(port: int) -> Iterator[Holder]:
     for pid in pids:
         try:
             fds = os.listdir(f"/proc/{pid}/fd")
-            held = any(os.readlink(f"/proc/{pid}/fd/{fd}") in inodes for fd in fds)
+            holds = any(os.readlink(f"/proc/{pid}/fd/{fd}") in inodes for fd in fds)
         except OSError:  # another user's process, or it has just ended
             continue
-        if held and pid != os.getpid():
+        if holds and pid != os.getpid():
             yield _holder(pid)
 
 
@@ -240,15 +240,15 @@ def _parent(pid: int) -> int:
 
 def _listening(port: int) -> set[str]:
     """Return inodes of listening sockets on a port."""
-    found = set()
+    inodes = set()
     for table in ("tcp", "tcp6"):
         try:
             with open(f"/proc/net/{table}", encoding="ascii") as file:
                 rows = [line.split() for line in file][1:]
         except OSError:  # hidden in this container
             continue
-        found |= {r[9] for r in rows if r[3] == _LISTENS and r[1].endswith(f":{port:04X}")}
-    return found - {"0"}
+        inodes |= {r[9] for r in rows if r[3] == _LISTENS and r[1].endswith(f":{port:04X}")}
+    return inodes - {"0"}
 
 
 _Resolved = tuple[int, int, int, str, tuple[object, ...]]

@@ -46,9 +46,9 @@ def pidfd_open(pid: int) -> int | None:
 def raise_fd_limit() -> None:
     """Raise the limit of descriptors to the hard limit, at most to 65536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FDS if hard == resource.RLIM_INFINITY else min(hard, _MAX_FDS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _MAX_FDS if hard == resource.RLIM_INFINITY else min(hard, _MAX_FDS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def raise_oom_score(adj: int) -> None:

@@ -73,19 +73,23 @@ def prepare(run_dir: str) -> None:
             path.
     """
     if len(os.fsencode(run_dir)) + _LONGEST_NAME > _SOCKET_PATH_LIMIT:
-        most = _SOCKET_PATH_LIMIT - _LONGEST_NAME
-        raise ConfigError(f"run_dir: {run_dir} is too long for sockets in it: {most} bytes at most")
+        limit = _SOCKET_PATH_LIMIT - _LONGEST_NAME
+        raise ConfigError(
+            f"run_dir: {run_dir} is too long for sockets in it: {limit} bytes at most"
+        )
     try:
         os.makedirs(os.path.dirname(run_dir) or "/", exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(run_dir, 0o700)
         info = os.lstat(run_dir)
     except OSError as ex:
-        why = f"cannot be made: {ex.strerror}; set another (SHMSERVE_RUN_DIR)"
-        raise ConfigError(f"run_dir: {run_dir} {why}") from None
+        reason = f"cannot be made: {ex.strerror}; set another (SHMSERVE_RUN_DIR)"
+        raise ConfigError(f"run_dir: {run_dir} {reason}") from None
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-        why = "is not a directory of the user that runs the server; set another (SHMSERVE_RUN_DIR)"
-        raise ConfigError(f"run_dir: {run_dir} {why}")
+        reason = (
+            "is not a directory of the user that runs the server; set another (SHMSERVE_RUN_DIR)"
+        )
+        raise ConfigError(f"run_dir: {run_dir} {reason}")
     if stat.S_IMODE(info.st_mode) & 0o077:
         raise ConfigError(f"run_dir: {run_dir} is open to other users: its mode must be 0700")
 
@@ -114,14 +118,14 @@ def lock_state(state_dir: str, run_dir: str) -> FileLock | None:
     try:
         if os.path.samefile(state_dir, run_dir):
             return None
-        held = lock(state_dir, "master")
-        taken = held.acquire()
+        state_lock = lock(state_dir, "master")
+        acquired = state_lock.acquire()
     except OSError:  # the history's writer reports the error, which is no reason to end a service
         return None
-    if not taken:
-        pid = held.holder()
+    if not acquired:
+        pid = state_lock.holder()
         raise ConfigError(f"state_dir: {state_dir} is in use by another server (pid {pid})")
-    return held
+    return state_lock
 
 
 def serving(base: str) -> str:

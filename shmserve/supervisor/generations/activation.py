@@ -44,7 +44,7 @@ def take_all(environ: MutableMapping[str, str], prefix: str) -> list[tuple[str, 
 
 
 def _take(
-    environ: MutableMapping[str, str], wanted: Callable[[str], bool]
+    environ: MutableMapping[str, str], matches: Callable[[str], bool]
 ) -> list[tuple[str, int]]:
     passed = range(_FIRST, _FIRST + _count(environ))
     if not passed:
@@ -53,16 +53,16 @@ def _take(
     taken = [
         (given, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, passed.stop))
         for given, fd in named
-        if wanted(given)
+        if matches(given)
     ]
-    left = [(given, fd) for given, fd in named if not wanted(given)]
-    for place, (_, fd) in zip(passed, left, strict=False):
+    remaining = [(given, fd) for given, fd in named if not matches(given)]
+    for place, (_, fd) in zip(passed, remaining, strict=False):
         if place != fd:
             os.dup2(fd, place)
-    for fd in passed[len(left) :]:
+    for fd in passed[len(remaining) :]:
         os.close(fd)
-    environ["LISTEN_FDS"] = str(len(left))
-    environ["LISTEN_FDNAMES"] = ":".join(given for given, _ in left)
+    environ["LISTEN_FDS"] = str(len(remaining))
+    environ["LISTEN_FDNAMES"] = ":".join(given for given, _ in remaining)
     return taken
 
 

@@ -128,10 +128,10 @@ def _hand_over(old: Old) -> bool:
     pidfd = pidfd_open(pid)
     assert pidfd is not None
     _log.info("reload begun", extra=log_fields(generation=generation, pid=pid))
-    said = _await(reading, pidfd, old, notifier)
-    if said == rundir.SERVES:
-        said = _let_serve(old, base, generation, pid)
-    if said == rundir.SERVES:
+    report = _await(reading, pidfd, old, notifier)
+    if report == rundir.SERVES:
+        report = _let_serve(old, base, generation, pid)
+    if report == rundir.SERVES:
         if old.keeper_fd < 0:
             notifier.send(f"MAINPID={pid}")
         _log.info("reload done", extra=log_fields(generation=generation))
@@ -141,15 +141,15 @@ def _hand_over(old: Old) -> bool:
         has_ended(old.master_fd, 3 * old.settings.drain_timeout_s + _END_S)
         return True
     _end(base, generation, pid, pidfd)
-    return _refuse(base, generation, said, notifier)
+    return _refuse(base, generation, report, notifier)
 
 
-def _refuse(base: str, generation: str, why: str, notifier: Notifier) -> bool:
+def _refuse(base: str, generation: str, reason: str, notifier: Notifier) -> bool:
     """Tell the log, systemd and `shmserve reload` that the old generation serves on. Return
     False."""
-    _log.error("reload failed, the generation before serves on", extra=log_fields(reason=why))
-    notifier.send(f"STATUS=reload failed, serving as before: {why}")
-    rundir.hand_over(base, f"{generation} failed: {why}")
+    _log.error("reload failed, the generation before serves on", extra=log_fields(reason=reason))
+    notifier.send(f"STATUS=reload failed, serving as before: {reason}")
+    rundir.hand_over(base, f"{generation} failed: {reason}")
     return False
 
 
@@ -190,8 +190,8 @@ def _start(old: Old, generation: str, report: int) -> int:
         if old.keeper_fd >= 0:  # inherited, and above the same numbers
             fd = fcntl.fcntl(old.keeper_fd, fcntl.F_DUPFD, 3 + len(passed))
             environ[keeper.VARIABLE] = keeper.passed_on(fd, old.keeper_pid)
-        called = shlex.split(environ.get(COMMAND_VARIABLE, ""))
-        command = called or [sys.executable, *sys.orig_argv[1:]]
+        arguments = shlex.split(environ.get(COMMAND_VARIABLE, ""))
+        command = arguments or [sys.executable, *sys.orig_argv[1:]]
         activation.exec_with(command, environ, passed)
     except OSError as ex:
         os.write(report, f"it cannot be started: {ex.strerror}".encode())
@@ -211,9 +211,11 @@ def _await(reading: int, pidfd: int, old: Old, notifier: Notifier) -> str:
         ready = {fd for fd, _ in poll.poll(_EXTEND_EVERY_S * 1000)}
         if ready & {old.master_fd, old.stopping_fd}:
             return "the service ends"
-        said = os.read(reading, _REPORT_BYTES).decode(errors="replace") if reading in ready else ""
-        if said:
-            return " ".join(said.split())
+        report = (
+            os.read(reading, _REPORT_BYTES).decode(errors="replace") if reading in ready else ""
+        )
+        if report:
+            return " ".join(report.split())
         if pidfd in ready or reading in ready:
             return "its master ended before it served; the log says more"
     return f"it did not serve within {limit_s:g} s (load_timeout_s)"

@@ -102,11 +102,11 @@ def _become(command: list[str], keeper: int, writing: int, mask: set[int]) -> No
         os._exit(127)
 
 
-def _close_all_but(told: int) -> None:
+def _close_all_but(kept_fd: int) -> None:
     """Close sockets and memory that were passed to the master. A listening socket left open here
     would take connections after the service has stopped listening."""
     for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd != told:
+        if fd > 2 and fd != kept_fd:
             try:
                 os.close(fd)
             except OSError:  # the descriptor that has listed the folder is closed already
@@ -160,11 +160,11 @@ class _Masters:
             self.signal(self.ending[-1])
 
 
-def _keep(masters: _Masters, told: int) -> None:
-    """Follow the generations until no master is left. `told`: the pipe, which does not block."""
+def _keep(masters: _Masters, pipe_fd: int) -> None:
+    """Follow the generations until no master is left. `pipe_fd` does not block."""
     while masters.pids:
         number = signal.sigwait(_HEARD)
-        for pid in _newer(told):
+        for pid in _newer(pipe_fd):
             masters.told(pid)
         if number != signal.SIGCHLD:
             masters.signal(number)
@@ -173,10 +173,10 @@ def _keep(masters: _Masters, told: int) -> None:
             masters.ended(pid, code)
 
 
-def _newer(told: int) -> list[int]:
+def _newer(pipe_fd: int) -> list[int]:
     """Return pids of masters that handovers have written since the last call."""
     try:
-        return [int(line) for line in os.read(told, _PIPE_BYTES).split()]
+        return [int(line) for line in os.read(pipe_fd, _PIPE_BYTES).split()]
     except BlockingIOError:
         return []
 

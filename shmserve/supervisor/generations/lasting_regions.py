@@ -65,13 +65,13 @@ class LastingRegions:
         """Replace all descriptors of a name. Return False if systemd did not take every
         message."""
         named = f"FDNAME={name}"
-        told = self._notifier.send("FDSTOREREMOVE=1", named, patience_s=_PATIENCE_S)
+        taken = self._notifier.send("FDSTOREREMOVE=1", named, patience_s=_PATIENCE_S)
         for start in range(0, len(fds), MAX_FDS):
             part = fds[start : start + MAX_FDS]
-            told = told and self._notifier.send(
+            taken = taken and self._notifier.send(
                 "FDSTORE=1", named, fds=part, patience_s=_PATIENCE_S
             )
-        return told
+        return taken
 
 
 def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict[int, int]]:
@@ -91,13 +91,15 @@ def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict
         regions = _decode(os.pread(listed, _MAX_BYTES, 0)) if listed >= 0 else ()
     except (OSError, UnreadableMessage) as ex:
         _log.warning("what clients had registered is not known any more: %s", ex)
-    found: dict[int, Region] = {}
+    regions_by_number: dict[int, Region] = {}
     fds: dict[int, int] = {}
-    left = dict(objects)
+    unclaimed = dict(objects)
     for region in regions:
-        of = (region.device, region.inode)
-        if of in objects:
-            found[region.number] = region
-            fds[region.number] = left.pop(of) if of in left else os.dup(objects[of])
-    close_all([*unused, *left.values()])
-    return found, fds
+        identity = (region.device, region.inode)
+        if identity in objects:
+            regions_by_number[region.number] = region
+            fds[region.number] = (
+                unclaimed.pop(identity) if identity in unclaimed else os.dup(objects[identity])
+            )
+    close_all([*unused, *unclaimed.values()])
+    return regions_by_number, fds

@@ -95,10 +95,10 @@ class TakeOver:
         if given_up(self._report):
             return self._done("the reload has been given up")
         snapshot = self._readiness.snapshot()
-        wrong = broken or (obstacle(snapshot) if snapshot is not None else "")
-        if wrong:
-            os.write(self._report, wrong.encode())
-            return self._done(wrong)
+        failure = broken or (obstacle(snapshot) if snapshot is not None else "")
+        if failure:
+            os.write(self._report, failure.encode())
+            return self._done(failure)
         if snapshot is None:
             return ""
         if snapshot.ready and not _loading(snapshot):
@@ -108,11 +108,11 @@ class TakeOver:
             self._done("")
         return ""
 
-    def _done(self, why: str) -> str:
+    def _done(self, failure: str) -> str:
         os.close(self._report)
         self._report = -1
-        self._over = bool(why)
-        return why
+        self._over = bool(failure)
+        return failure
 
 
 def obstacle(snapshot: Snapshot) -> str:
@@ -127,8 +127,8 @@ def obstacle(snapshot: Snapshot) -> str:
         for version, entry in versions.items():
             if entry.state is ModelState.UNAVAILABLE and entry.reason:
                 reasons[f"{name}/{version}"] = entry.reason
-    told = "; ".join(f"{name}: {why}" for name, why in list(reasons.items())[:_MOST_NAMED])
-    return told or snapshot.why_not_ready
+    listed = "; ".join(f"{name}: {why}" for name, why in list(reasons.items())[:_MOST_NAMED])
+    return listed or snapshot.why_not_ready
 
 
 def _loading(snapshot: Snapshot) -> bool:

@@ -83,9 +83,9 @@ class Child(Struct, eq=False):
         return status
 
     def _reap(self) -> int | None:
-        number_is_its_own = self.popen is not None or not self._is_reaped()
+        pid_is_certain = self.popen is not None or not self._is_reaped()
         os.close(self.pidfd)
-        if not number_is_its_own and os.path.exists(f"/proc/{self.pid}"):
+        if not pid_is_certain and os.path.exists(f"/proc/{self.pid}"):
             return None  # another process has the pid by now, so the group was empty
         try:
             os.killpg(self.pid, signal.SIGKILL)

@@ -64,17 +64,24 @@ class ExecutorTemplate:
         """Start the template if due. Return the new child, whose end must be watched, or None."""
         if self._child is not None or not self._command or now < self._due:
             return None
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its:
-            own = ["--master-fd", str(self._master_fd), "--socket-fd", str(its.fileno())]
+        own_end, template_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with template_end:
+            arguments = [
+                "--master-fd",
+                str(self._master_fd),
+                "--socket-fd",
+                str(template_end.fileno()),
+            ]
             try:
-                popen = spawn([*self._command, *own], keep=(self._master_fd, its.fileno()))
+                popen = spawn(
+                    [*self._command, *arguments], keep=(self._master_fd, template_end.fileno())
+                )
             except OSError as ex:
                 _log.error("executor template not started", extra=log_fields(error=ex))
-                ours.close()
+                own_end.close()
                 self._due = self._restarts.ended(now, at_once=False)
                 return None
-        self._socket = ours
+        self._socket = own_end
         self._child = Child.of("executor template", popen, now)
         self._restarts.started(now)
         return self._child
@@ -113,20 +120,20 @@ class ExecutorTemplate:
             return None
         # The executor begins at a byte in this pipe, sent once its pid is known here, and ends at
         # EOF.
-        wanted_r, wanted_w = os.pipe2(os.O_CLOEXEC)
+        go_read, go_write = os.pipe2(os.O_CLOEXEC)
         try:
             with last_words.as_stdin(instance) as stdin:
-                fds = [stdin.fileno(), wanted_r]
+                fds = [stdin.fileno(), go_read]
                 socket.send_fds(self._socket, [process.encode()], fds)
             answer = self._received(_ANSWER_S)
             if answer.isdigit():
-                os.write(wanted_w, b"w")
+                os.write(go_write, b"w")
                 return Forked(int(answer))
         except OSError as ex:
             _log.error("executor not forked", extra=log_fields(process=process, error=ex))
         finally:
-            os.close(wanted_r)
-            os.close(wanted_w)
+            os.close(go_read)
+            os.close(go_write)
         self._give_up(self._child)
         return None
 

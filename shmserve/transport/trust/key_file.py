@@ -29,16 +29,16 @@ def read(settings: Settings) -> dict[bytes, Key]:
         if settings.keys_required_from not in ("nobody", "remote"):  # "remote" is the default
             raise ConfigError("keys_required_from: there are no keys without keys_file")
         return {}
-    most = keys.MAX_KEYS * _MOST_BYTES
+    limit = keys.MAX_KEYS * _MOST_BYTES
     try:
         with open(settings.keys_file, "rb") as file:
             if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
                 raise ConfigError("keys_file: every user of this host may write to it")
-            data = file.read(most + 1)
+            data = file.read(limit + 1)
     except OSError as ex:
         raise ConfigError(f"keys_file: cannot be read: {ex.strerror}") from None
-    if len(data) > most:
-        raise ConfigError(f"keys_file: more than {most} bytes")
+    if len(data) > limit:
+        raise ConfigError(f"keys_file: more than {limit} bytes")
     return keys.parse(data)
 
 

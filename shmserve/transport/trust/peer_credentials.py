@@ -175,16 +175,16 @@ def _ask_family(
         return None  # NLMSG_ERROR: no such socket
     _, state, _, _, identity, _, _, _, uid, inode = _REPLY.unpack_from(reply, _HEADER.size)
     ports_and_addresses = _ID.unpack_from(identity)
-    wanted = (theirs[1], ours[1], source.ljust(16, b"\0"), target.ljust(16, b"\0"))
-    return (state, uid, inode) if ports_and_addresses == wanted else None
+    expected = (theirs[1], ours[1], source.ljust(16, b"\0"), target.ljust(16, b"\0"))
+    return (state, uid, inode) if ports_and_addresses == expected else None
 
 
 def _look_up(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> _SocketEntry | None:
     """Find the entry like `_ask_kernel`, in the table in /proc."""
     for family in _families(theirs[0]):
-        wanted = [_shown(_packed(ip, family), port) for ip, port in (theirs, ours)]
+        expected = [_shown(_packed(ip, family), port) for ip, port in (theirs, ours)]
         for fields in _rows(family):
-            if fields[1:3] == wanted:
+            if fields[1:3] == expected:
                 return int(fields[3], 16), int(fields[7]), int(fields[9])
     return None
 
