@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 _MOST = 20
-_QUESTIONS = 2  # at least, within so many looks
-_RESTING = 3  # times as many looks, where nobody waits for an answer
+_QUESTIONS = 2  # smallest number of questions within `_MOST` looks
+_RESTING = 3  # factor on the number of looks if no frontend waits for an answer
 
 
 class Verdict(Enum):
-    """What is to be done about an executor."""
+    """Action for an executor."""
 
     NOTHING = 0
     ASK = 1
@@ -37,27 +37,29 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class _Silence:
-    """In looks. `quiet`: since it answered; `asked`: since the first question that it has not."""
+    """Silence of one process, in looks. `quiet`: since the last answer; `asked`: since the first
+    unanswered question."""
 
     quiet: int = 0
     asked: int = 0
 
     def look(self) -> None:
-        """Count a look at a process that has not answered."""
+        """Count a look at a silent process."""
         self.quiet += 1
 
     def ask(self) -> int:
-        """Count a look since the first question. Return how many came before."""
+        """Count a look since the first unanswered question. Return the number of looks before."""
         self.asked += 1
         return self.asked - 1
 
     def end(self) -> None:
-        """The process has answered."""
+        """Note an answer of the process."""
         self.quiet = self.asked = 0
 
 
 class Watchdog:
-    """Looks come once a second. Pure; `execute_timeout_s` shortens its patience."""
+    """Watchdog for all executors, called once a second for each. Pure; `execute_timeout_s`
+    shortens the patience."""
 
     def __init__(self, execute_timeout_s: float) -> None:
         self._most = max(2, min(_MOST, round(execute_timeout_s)))
@@ -65,13 +67,14 @@ class Watchdog:
         self._silences: dict[str, _Silence] = {}
 
     def looked(self, process: str, busy_ms: int | None, rests: bool = False) -> Verdict:
-        """Another look.
+        """Count a look at an executor; return the action to take.
 
         Args:
-            process: the executor's.
-            busy_ms: for how long it has run what it runs, as its page says; 0: it runs nothing;
-                None: there is no page, so it is asked and never replaced.
-            rests: it sleeps as far as can be seen from outside, and nobody waits for it.
+            process: name of the executor's process.
+            busy_ms: time spent on the current run, by the executor's page; 0: no run; None: no
+                page, so the executor is asked but never replaced.
+            rests: True if the executor seems asleep from outside, and no frontend waits for an
+                answer.
         """
         if busy_ms:
             self.answered(process)
@@ -90,13 +93,13 @@ class Watchdog:
         return Verdict.NOTHING if silence.ask() % self._period else Verdict.ASK
 
     def _is_over(self, silence: _Silence) -> bool:
-        """Whether it has had the time to answer, and more than one question."""
+        """Return True if the executor has had time to answer more than one question."""
         return silence.quiet > self._most and silence.asked > self._most - self._period
 
     def answered(self, process: str) -> None:
-        """It lives."""
+        """Note a sign of life."""
         self._silences.setdefault(process, _Silence()).end()
 
     def gone(self, process: str) -> None:
-        """It has no link any more."""
+        """Forget a process without a link."""
         self._silences.pop(process, None)
