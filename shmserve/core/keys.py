@@ -8,9 +8,9 @@ The file is TOML, with a table for each key:
     expires = 2030-01-01T00:00:00Z      # optional
 
 A key is 256 random bits, too many to try, so one round of SHA-256 hides the key. A slow hash would
-only add cost, since each request checks its key. Keys are looked up by digest in a dict. Timing of
-the lookup reveals only digests, which a caller cannot choose bit by bit and cannot turn into a
-key.
+make tries costly, which is not needed, and would cost time in each request. Keys are looked up by
+digest in a dict. Timing of the look-up reveals only digests, which a caller cannot choose bit by
+bit and cannot turn into a key.
 """
 
 from __future__ import annotations

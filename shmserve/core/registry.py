@@ -213,8 +213,7 @@ class Snapshot(Struct, frozen=True, dict=True):
     def ready(self) -> bool:
         """True if every required model is loaded and has an executor.
 
-        With `requires` `ALL`, a model whose later load request failed or is unfinished is not
-        required. Once such a model serves, it is required as any other.
+        With `requires` `ALL`, a model loaded by a later request is required only once it serves.
         """
         return not (self._hindrance or self._missing)
 

@@ -15,8 +15,8 @@ def check_model(entry: ModelEntry, settings: Settings) -> None:
 
     Raises:
         PermissionDenied: inference needs a secret, which a lane does not check.
-        Unimplemented: the server has no lanes, or the model depends on a frontend, for sequences,
-            tracing, cached responses or the like.
+        Unimplemented: the server has no lanes, or the model is an ensemble, has sequences, cached
+            responses or rate limits, or is traced.
     """
     rules = (*settings.http_restricted_api, *settings.grpc_restricted_protocol)
     if any("inference" in rule.partition(":")[0] for rule in rules):
@@ -45,13 +45,13 @@ def _obstacle(entry: ModelEntry) -> str:
 
 
 def most_of_one(settings: Settings) -> int:
-    """Return the number of lanes of one instance that one user may have."""
+    """Return the limit of lanes per user and instance."""
     return max(1, int(settings.max_lanes * settings.max_caller_share))
 
 
 def most_requests(settings: Settings, streams: bool) -> int:
-    """Return the number of requests that one user may have under way on an instance's lanes. The
-    limit for streams leaves other users their share of the open streams."""
+    """Return the limit of concurrent requests per user on an instance's lanes. The limit for
+    streams leaves other users their share of the open streams."""
     if not streams:
         return settings.max_queue
     return min(settings.max_queue, max(1, int(settings.max_streams * settings.max_caller_share)))

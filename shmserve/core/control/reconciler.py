@@ -65,7 +65,7 @@ class Reconciler:
         return [Publish()]
 
     def excuse(self, model: str) -> list[Effect]:
-        """Drop the failures of a model at start."""
+        """Forget why a model could not be served at start."""
         failures = self.failures.items()
         self.failures = {name: why for name, why in failures if name.split("/")[0] != model}
         return [Publish()]
@@ -281,7 +281,7 @@ class Reconciler:
         return self._failed(record, reason, now)
 
     def busy(self, process: str, busy_ms: int, now: float) -> list[Effect]:
-        """Handle the time for which an executor has worked on one request; 0: idle."""
+        """Handle an executor's report of the time spent on one request; 0: idle."""
         record = self._of_executor(process)
         if record is None:
             return []

@@ -183,7 +183,7 @@ class Revision:
 
     Attributes:
         failures: requested versions that could not be described, with reasons.
-        fingerprint: digest of the sources; a difference shows that they have changed.
+        fingerprint: mark of the sources; differs once the sources have changed.
         overrides: name of the files sent with the load request; empty: the model comes from the
             repository.
     """
@@ -231,7 +231,7 @@ class ModelRecord:
         refused: version (empty: the whole model) -> reason why the latest load left the version
             out.
         error: outcome of the latest load.
-        loading: True while `serving`, loaded in place of nothing that works, is not settled.
+        loading: True until `serving` is settled, if no working revision was there before.
         required: True if the server is not ready without the model.
         implied: True if the model was loaded only as a step of an ensemble.
     """

@@ -1,19 +1,19 @@
-"""Watchdog of executors: finds those that give no sign of life although they have no work. Pure.
+"""Watchdog of executors: finds executors without work that give no sign of life. Pure.
 
-A model may hold the interpreter lock while it loads and while it runs, for as long as the limits of
-both allow. An executor cannot be asked anything then. An executor that neither loads nor runs
-anything answers at once, or is stopped, or stuck. The watchdog counts looks, not seconds: a
-coordinator that was itself stopped has not looked meanwhile. Questions wake executors, so there are
-few of them, and hardly any to executors that rest.
+A model may hold the interpreter lock while it loads and while it runs, for as long as the limits
+of both allow. An executor cannot answer then. An executor that neither loads nor runs anything
+answers at once, or is stopped, or stuck. The watchdog counts looks, not seconds: a coordinator
+that was itself stopped has not looked meanwhile. Questions wake executors, so there are few of
+them, and hardly any to resting executors.
 
-An executor that runs nothing and answers nothing is replaced after 20 looks, one a second, or fewer
-where `execute_timeout_s` is less. The coordinator asks an executor once in 9 looks, and an executor
-that rests once in 60. An executor rests while it sleeps (as /proc says), has taken no processor
-time, and no frontend has a request with it.
+An executor that runs nothing and answers nothing is replaced after 20 looks, one a second, or
+fewer where `execute_timeout_s` is less. The coordinator asks an executor once in 9 looks, and a
+resting executor once in 60. An executor rests while it sleeps (as /proc says), has taken no
+processor time, and has no request from a frontend.
 
-An executor that rests no longer is asked at once, and replaced if it has not answered within 12
-looks. So only an executor that sleeps with its interpreter locked, and that no frontend wants, is
-found later: within 72 looks. Without the setting `dashboard` nobody reads /proc, and all executors
+An executor that stops resting is asked at once, and replaced if it has not answered within 12
+looks. So only an executor that sleeps with its interpreter locked, without a request, is found
+later: within 72 looks. Without the setting `dashboard` no process reads /proc, and all executors
 are asked once in 9 looks.
 """
 

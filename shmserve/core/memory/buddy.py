@@ -6,7 +6,7 @@ few sizes again and again. Merging at each free would mean splitting again at th
 
 from __future__ import annotations
 
-MIN_BLOCK = 256  # bytes; blocks are aligned to their size, so from 4 KiB on to pages
+MIN_BLOCK = 256  # bytes; blocks are aligned to their size, so blocks of 4 KiB and more to pages
 
 
 class Buddy:

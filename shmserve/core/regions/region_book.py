@@ -133,7 +133,7 @@ class RegionBook:
         """Check that the caller may register regions at all.
 
         Raises:
-            PermissionDenied: the caller is remote.
+            PermissionDenied: the caller is remote, and `client_shm_allow_remote` is off.
         """
         if caller.remote and not self._settings.client_shm_allow_remote:
             raise PermissionDenied(

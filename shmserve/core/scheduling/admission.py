@@ -59,9 +59,9 @@ class CallTurn(Struct, eq=False):
     """Waiting or running call.
 
     Attributes:
-        line: queue within the caller's calls. A call that may not run holds up its line.
+        line: queue within the caller's calls. A blocked call holds up its line.
         run: function that runs the call.
-        subject: name of the model which the call is about; empty if unknown.
+        subject: name of the called model; empty if unknown.
     """
 
     line: Hashable
@@ -109,7 +109,8 @@ class Admission:
     def leave(self, place: CallPlace, turn: CallTurn | None = None) -> bool:
         """Give up one use of a place, and the turn of a call which need not run any more.
 
-        Return True if the turn was still waiting and will never begin, else False.
+        Return True if the turn was still waiting; such a turn will never begin. Otherwise return
+        False.
         """
         place.uses -= 1
         if not place.uses:

@@ -26,8 +26,8 @@ class QueuePolicy(Struct, frozen=True):
     max_size: int = 0
 
     def timeout_of(self, asked_ns: int) -> int:
-        """Return the waiting limit of a request which asks for `asked_ns` (0: no wish); 0:
-        unlimited."""
+        """Return the waiting limit (0: unlimited) of a request which asks for `asked_ns` (0: no
+        wish)."""
         if not (self.overridable and asked_ns > 0):
             return self.timeout_ns
         return min(asked_ns, self.timeout_ns or asked_ns)

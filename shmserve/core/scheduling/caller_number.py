@@ -1,4 +1,4 @@
-"""Caller numbers: stand for callers where callers take turns or have shares."""
+"""Caller numbers: identify callers where callers take turns or have shares."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ UNKNOWN = 0  # all requests of unknown callers together count as one caller
 def caller_number(kind: Literal["key", "user", "address", "model"], name: str) -> int:
     """Return a caller's number: 64 bits, never `UNKNOWN`, equal in every process.
 
-    Executors can so tell callers apart without knowing their names. Callers with equal numbers
-    would count as a single caller. Finding a name with another caller's number takes about 2**64
-    names. IPv6 networks, the only names available to a caller in large numbers, are always fewer.
+    So executors tell callers apart without knowing names. Callers with equal numbers would count
+    as a single caller. Finding a name with another caller's number takes about 2**64 tries. IPv6
+    networks, the only names available to a caller in large numbers, are always fewer.
     """
     digest = blake2b(f"{kind} {name}".encode(errors="surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest) or 1

@@ -1,9 +1,9 @@
-"""Ensemble graph: checks that models which answer one request together fit, and finds the steps
-that stream.
+"""Ensemble graph: checks that the models of an ensemble fit, and finds the steps that stream.
 
-The tensors of an ensemble have names of their own. Each step is a model, and maps the model's
-inputs and outputs to tensors of the ensemble (`tensor.spec.EnsembleStep`). A pipeline is an
-ensemble of consecutive steps (`core.scheduling.pipeline_wiring`).
+The models of an ensemble answer one request together. The tensors of an ensemble have names of
+their own. Each step is a model, and maps the model's inputs and outputs to tensors of the ensemble
+(`tensor.spec.EnsembleStep`). A pipeline is an ensemble of consecutive steps
+(`core.scheduling.pipeline_wiring`).
 """
 
 from __future__ import annotations

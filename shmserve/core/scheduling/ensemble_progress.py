@@ -1,9 +1,9 @@
 """Ensemble progress: decides which step of an ensemble may run when, for one request.
 
 A streaming step gives its outputs any number of times. The steps behind the stream run once for
-each of its answers, so their runs and tensors carry the answer's number. All other tensors and
-runs exist `ONCE`; a step behind a stream uses such a tensor in each of its runs.
-`core.scheduling.ensemble_graph` determines the stream, at most one, behind which a step runs.
+each answer, and their runs and tensors carry the answer's number. All other tensors and runs exist
+`ONCE`; a step behind a stream uses such tensors in each run. `core.scheduling.ensemble_graph`
+determines the stream, at most one, behind which a step runs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class GraphProgress:
                 if tensor in wanted:
                     self._givers.setdefault(stream, set()).add(index)
         self._answers_by = max(self._givers, default=ONCE)  # stream that numbers the answers
-        self._untold = set(self._givers.get(ONCE, ()))  # steps that owe a tensor which exists once
+        # steps still to give a tensor which exists once
+        self._untold = set(self._givers.get(ONCE, ()))
         self._told: Counter[int] = Counter()  # answer number -> steps that have given
         self._next = 0 if self._answers_by != ONCE else ONCE  # number of the next answer
         self._followers = Counter(step.behind for step in steps)
@@ -119,8 +120,8 @@ class GraphProgress:
         return over
 
     def gave(self, run: Run) -> int:
-        """Record that a run has given the outputs of its step; return the number of these
-        outputs."""
+        """Record the outputs of a run. Return the number that the outputs carry: `ONCE`, or the
+        number of an answer."""
         step, number = self._steps[run.step], run.number
         if step.streams:
             number = self._given[run.step]
@@ -168,12 +169,12 @@ class GraphProgress:
         return self._next if complete else None
 
     def follows(self, number: int) -> bool:
-        """Return True if the answer after this number is complete."""
+        """Return True if the next answer after `number` is complete."""
         given = len(self._givers[self._answers_by])
         return number != ONCE and self._told[number + 1] == given
 
     def answered(self, number: int) -> None:
-        """Record that the client has the answer of this number."""
+        """Record that the client has answer `number`."""
         self._next = number + 1
         if number != ONCE:
             del self._told[number]

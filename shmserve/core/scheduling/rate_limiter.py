@@ -3,7 +3,7 @@
 An instance asks for a turn, gets the turn when all its resources are free, and gives the resources
 back after the execution. Scheduling is start-time fair: the instance with the fewest turns so far,
 weighted by priority, goes first. Idle time earns no credit. Resources wanted by the first waiting
-instance are reserved for that instance, so a large request cannot starve. Instances with other
+instance are reserved for it, so a large request cannot starve. Instances that need none of these
 resources may overtake.
 
 Invariants (tests/property/test_rate_limiter_properties.py):

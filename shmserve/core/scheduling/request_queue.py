@@ -1,8 +1,8 @@
 """Request queue: the waiting requests of one executor. Pure; the clock is an argument.
 
-Callers take turns: each caller's oldest request runs before the next request of any other caller.
-So a request waits for at most one request of each other caller, plus the caller's own earlier
-requests with their turns. With a single caller the queue is first in, first out.
+Callers take turns: each turn runs the oldest request of one caller. So the next request of a
+caller waits for at most one request of each other caller. With a single caller the queue is first
+in, first out.
 
 Invariants (tests/property/test_request_queue_properties.py):
 - a caller's requests leave in order of arrival;

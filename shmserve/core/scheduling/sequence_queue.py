@@ -228,9 +228,9 @@ class SequenceQueue(Generic[Key, Item]):
     ) -> None:
         """End the run of the batch.
 
-        `again`: requests of the batch to run once more, with their new form. Such a request keeps
-        its slot. If a batch cannot take all sequences, its turn comes after the other sequences'
-        turns.
+        `again`: requests of the batch to run once more, in their new form. Such a request keeps
+        its slot. If a batch cannot take all sequences, the request's turn comes after the turns of
+        the other sequences.
         """
         for sequence in [each for each in self._slots if each is not None and each.running]:
             step = sequence.end_run(now_ns)

@@ -34,7 +34,7 @@ class MetricKind(IntEnum):
 
 
 class Series(Struct, frozen=True, array_like=True):
-    """One line of a family, or all lines of a histogram.
+    """Line of a family; for a histogram, all lines with equal labels.
 
     Attributes:
         buckets: upper bounds of a histogram's buckets; one more bucket has no bound.

@@ -34,8 +34,9 @@ class RecordedEvent(Struct):
         kind: kind of event, up to 28 bytes.
         subject: affected process, model or other object, up to 64 bytes.
         text: details, up to 128 bytes.
-        said: error text sent to the client of a failed request. Not in the file.
-        fields: fields of the event's log line. Not in the file.
+        said: error text sent to the client of a failed request. Only in the process, not in the
+            file.
+        fields: fields of the event's log line. Only in the process, not in the file.
     """
 
     number: int

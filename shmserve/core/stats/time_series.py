@@ -74,8 +74,8 @@ def means(*gauges: str) -> SeriesKind:
 
 
 class Sample(Struct):
-    """One second of a track. `counts` empty: nothing was counted. Gauges nan or missing: no
-    value."""
+    """Values of a track for one second. `counts` empty: nothing was counted. Gauges nan or
+    missing: no value."""
 
     counts: Sequence[int] = ()
     slowest: int = 0
