@@ -114,10 +114,10 @@ class Access:
         return self.kind(caller) == "owner" or "change" in caller.scopes
 
     def _refusal(self, action: Action, has_key: bool) -> ShmserveError:
-        who = [_WHO[kind] for kind in self._table[action]]
+        allowed = [_WHO[kind] for kind in self._table[action]]
         if not self._keys:
-            whose = f"{' and '.join(who)} (setting {_SETTING[action]})"
-            return PermissionDenied(f"{_WHAT[action]} is for {whose}")
-        whose = " and ".join([*who, f"holders of a key with the scope '{action}'"])
+            holders = f"{' and '.join(allowed)} (setting {_SETTING[action]})"
+            return PermissionDenied(f"{_WHAT[action]} is for {holders}")
+        holders = " and ".join([*allowed, f"holders of a key with the scope '{action}'"])
         kind = PermissionDenied if has_key else Unauthenticated
-        return kind(f"{_WHAT[action]} is for {whose}")
+        return kind(f"{_WHAT[action]} is for {holders}")

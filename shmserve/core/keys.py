@@ -134,5 +134,5 @@ def presented(field: Callable[[str], str | None]) -> tuple[str, str] | None:
 
 def holder(keys: Mapping[bytes, Key], key: str, now: float) -> Key | None:
     """Return the valid entry for a key, or None if the key is unknown or expired."""
-    found = keys.get(digest(key))
-    return found if found is not None and now < found.expires else None
+    entry = keys.get(digest(key))
+    return entry if entry is not None and now < entry.expires else None

@@ -68,8 +68,8 @@ class TraceSettings(Struct, frozen=True, array_like=True):
     @property
     def levels(self) -> list[str]:
         """Trace levels by Triton's names."""
-        wanted = ((self.on, "TIMESTAMPS"), (self.tensors, "TENSORS"))
-        return [level for on, level in wanted if on] or ["OFF"]
+        names = ((self.on, "TIMESTAMPS"), (self.tensors, "TENSORS"))
+        return [level for on, level in names if on] or ["OFF"]
 
 
 class TraceChange(Struct, frozen=True, array_like=True):
@@ -90,8 +90,8 @@ class TraceChange(Struct, frozen=True, array_like=True):
     def then(self, later: TraceChange) -> TraceChange:
         """Return both changes in one. The later change wins, and removes the settings in its
         `cleared`."""
-        both = {**_given(self), **_given(later)}
-        return TraceChange(**{n: value for n, value in both.items() if n not in later.cleared})
+        merged = {**_given(self), **_given(later)}
+        return TraceChange(**{n: value for n, value in merged.items() if n not in later.cleared})
 
 
 def _given(change: LogChange | TraceChange) -> dict[str, Any]:
@@ -157,10 +157,10 @@ class RuntimeSettings(Struct, frozen=True, array_like=True):
 
 def initial(settings: Settings) -> RuntimeSettings:
     """Return the settings at the start of the service."""
-    wanted, frequency = set(settings.trace_level), settings.trace_log_frequency
+    levels, frequency = set(settings.trace_level), settings.trace_log_frequency
     trace = TraceSettings(
-        *("TIMESTAMPS" in wanted, settings.trace_rate, settings.trace_count),
-        *(frequency, "TENSORS" in wanted),
+        *("TIMESTAMPS" in levels, settings.trace_rate, settings.trace_count),
+        *(frequency, "TENSORS" in levels),
     )
     log = initial_log(settings.log_level, settings.log_format)
     return RuntimeSettings(log, trace, start=trace)

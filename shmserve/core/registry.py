@@ -189,10 +189,10 @@ class Snapshot(Struct, frozen=True, dict=True):
     def latest(self, entry: ModelEntry) -> ModelEntry:
         """Return this snapshot's entry of the same version if the entry has instances and takes
         the same requests, else `entry`."""
-        found = self.models.get(entry.spec.name, {}).get(entry.spec.version)
-        if found is entry or found is None or not found.instances:
+        current = self.models.get(entry.spec.name, {}).get(entry.spec.version)
+        if current is entry or current is None or not current.instances:
             return entry
-        return found if found.spec.takes_the_same(entry.spec) else entry
+        return current if current.spec.takes_the_same(entry.spec) else entry
 
     def refreshed(self, entry: ModelEntry) -> ModelEntry:
         """Return this snapshot's entry of the same version.
@@ -237,8 +237,8 @@ class Snapshot(Struct, frozen=True, dict=True):
             return " and ".join(f"no {FRONTENDS[kind]} serves" for kind in sorted(self.unserved))
         if self.complete:
             return ""
-        why = self.notices.get("", "")
-        return f"it has not read its repository yet{f' ({why})' if why else ''}"
+        reason = self.notices.get("", "")
+        return f"it has not read its repository yet{f' ({reason})' if reason else ''}"
 
     @cached_property
     def _missing(self) -> list[str]:
@@ -247,7 +247,7 @@ class Snapshot(Struct, frozen=True, dict=True):
             served = any(entry.instances for entry in self.ready_entries.values())
             return [] if served else ["no model is ready"]
         if self.requires != ALL:
-            return [why for name in self.requires if (why := self._lacks(name))]
+            return [reason for name in self.requires if (reason := self._lacks(name))]
         failed = [f"'{key}' cannot be served" for key in self.failed]
         return failed + [
             f"'{name}' version {version} {_lack(entry)}"
@@ -259,8 +259,8 @@ class Snapshot(Struct, frozen=True, dict=True):
     def _lacks(self, name: str) -> str:
         """Return why a model named by the setting cannot be used; empty: usable."""
         entry = self.newest(name)
-        why = "is not loaded" if entry is None else _lack(entry)
-        return f"'{name}' {why}" if why else ""
+        reason = "is not loaded" if entry is None else _lack(entry)
+        return f"'{name}' {reason}" if reason else ""
 
 
 def _lack(entry: ModelEntry) -> str:
@@ -280,8 +280,8 @@ def require_ready(entry: ModelEntry, version: str) -> ModelEntry:
     if entry.state is not ModelState.READY:
         name = entry.spec.name
         if not version and entry.state is not ModelState.LOADING:
-            why = f": {entry.reason}" if entry.reason and entry.spec.steps else ""
-            raise NotFound(f"Request for unknown model: '{name}' has no available versions{why}")
+            reason = f": {entry.reason}" if entry.reason and entry.spec.steps else ""
+            raise NotFound(f"Request for unknown model: '{name}' has no available versions{reason}")
         raise Unavailable(
             f"Request for unknown model: '{name}' version {entry.spec.version} "
             "is not at ready state"

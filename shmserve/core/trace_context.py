@@ -30,7 +30,7 @@ class TraceContext(Struct, frozen=True):
 
 def parse(traceparent: str) -> TraceContext | None:
     """Return the trace context from a header field, or None if the field is empty or malformed."""
-    found = _TRACEPARENT.fullmatch(traceparent)
-    if found is None:
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is None:
         return None
-    return TraceContext(found[1], found[2], bool(int(found[3], 16) & _SAMPLED))
+    return TraceContext(match[1], match[2], bool(int(match[3], 16) & _SAMPLED))

@@ -47,14 +47,14 @@ class TraceFiles(Struct, frozen=True, array_like=True):
         if not frequency:
             granted = GrantedTraces(count, first, ((ALL_IN_ONE, count),))
             return TraceFiles(ids, self.begun, self.open), granted
-        begun, left = self.begun, count
-        number, held, size = self.open.get(scope, (ALL_IN_ONE, 0, 0))
+        begun, remaining = self.begun, count
+        number, filled, size = self.open.get(scope, (ALL_IN_ONE, 0, 0))
         places: list[tuple[int, int]] = []
-        while left:
-            if held >= size or size != frequency:
-                number, held, size, begun = begun, 0, frequency, begun + 1
-            here = min(left, size - held)
-            places.append((number, here))
-            held, left = held + here, left - here
-        opened = {**self.open, scope: (number, held, size)}
+        while remaining:
+            if filled >= size or size != frequency:
+                number, filled, size, begun = begun, 0, frequency, begun + 1
+            share = min(remaining, size - filled)
+            places.append((number, share))
+            filled, remaining = filled + share, remaining - share
+        opened = {**self.open, scope: (number, filled, size)}
         return TraceFiles(ids, begun, opened), GrantedTraces(count, first, tuple(places))

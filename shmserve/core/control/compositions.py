@@ -65,18 +65,18 @@ class _Composer:
 
     def pipeline(self, name: str, steps: Sequence[str], make: MakePipeline) -> ModelEntry:
         """Return the entry of a pipeline of these models, each "name" or "name/version"."""
-        wanted = [step.partition("/")[::2] for step in steps]
-        bare = tuple(EnsembleStep(*step, inputs={}, outputs={}) for step in wanted)
+        step_ids = [step.partition("/")[::2] for step in steps]
+        bare = tuple(EnsembleStep(*step, inputs={}, outputs={}) for step in step_ids)
         spec = ModelSpec(name, "1", PIPELINE, PIPELINE, 0, (), (), steps=bare)
         entry = ModelEntry(spec, ModelState.UNAVAILABLE, required=False)
         try:
-            entries = self._ready(f"pipeline '{name}'", wanted)
-            made = replace(entry, spec=make(name, [e.spec for e in entries]))
+            entries = self._ready(f"pipeline '{name}'", step_ids)
+            complete = replace(entry, spec=make(name, [e.spec for e in entries]))
         except _Waiting as ex:
             return replace(entry, state=ex.state, reason=ex.reason)
         except ConfigError as ex:
             return replace(entry, reason=ex.message)
-        return _usable(made, entries)
+        return _usable(complete, entries)
 
     def _ready(self, what: str, steps: Sequence[tuple[str, str]]) -> list[ModelEntry]:
         """Return the READY models of the steps.
@@ -88,8 +88,8 @@ class _Composer:
         entries = []
         for name, version in steps:
             versions = self._models.get(name, {})
-            known = [self.entry(e) for v, e in versions.items() if version in ("", v)]
-            ordered = sorted(known, key=lambda e: int(e.spec.version), reverse=True)
+            candidates = [self.entry(e) for v, e in versions.items() if version in ("", v)]
+            ordered = sorted(candidates, key=lambda e: int(e.spec.version), reverse=True)
             ready = next((e for e in ordered if e.state is ModelState.READY), None)
             if ready is None:
                 which = f"'{name}'" + (f" version {version}" if version else "")
@@ -98,13 +98,13 @@ class _Composer:
         return entries
 
 
-def _waiting(what: str, known: Sequence[ModelEntry]) -> _Waiting:
-    if not known:
+def _waiting(what: str, candidates: Sequence[ModelEntry]) -> _Waiting:
+    if not candidates:
         return _Waiting(ModelState.UNAVAILABLE, f"{what}, which is not found")
-    if any(entry.state is ModelState.LOADING for entry in known):
+    if any(entry.state is ModelState.LOADING for entry in candidates):
         return _Waiting(ModelState.LOADING, f"{what}, which is loading")
-    why = f" ({known[0].reason})" if known[0].reason else ""
-    return _Waiting(ModelState.UNAVAILABLE, f"{what}, which is not ready{why}")
+    reason = f" ({candidates[0].reason})" if candidates[0].reason else ""
+    return _Waiting(ModelState.UNAVAILABLE, f"{what}, which is not ready{reason}")
 
 
 def _usable(entry: ModelEntry, steps: Sequence[ModelEntry]) -> ModelEntry:

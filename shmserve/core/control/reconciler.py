@@ -67,7 +67,7 @@ class Reconciler:
     def excuse(self, model: str) -> list[Effect]:
         """Forget why a model could not be served at start."""
         failures = self.failures.items()
-        self.failures = {name: why for name, why in failures if name.split("/")[0] != model}
+        self.failures = {name: reason for name, reason in failures if name.split("/")[0] != model}
         return [Publish()]
 
     def restore(self, previous: Snapshot, now: float) -> None:
@@ -82,9 +82,9 @@ class Reconciler:
                     version.spec, version.loaded = entry.spec, True
                 live = {instance.name: instance for instance in entry.instances}
                 for record in version.instances:
-                    known = live.get(record.name)
-                    if known is not None:
-                        record.restore(known, now, now + GRACE_S)
+                    published = live.get(record.name)
+                    if published is not None:
+                        record.restore(published, now, now + GRACE_S)
 
     def desired(self) -> list[str]:
         return [r.name for r in self.instances.values() if r.desired]
@@ -113,8 +113,8 @@ class Reconciler:
             failed=self.failures,
             draining=self.draining,
             refused={
-                name: why
-                for name, why in refused(self.models.by_name.values()).items()
+                name: reason
+                for name, reason in refused(self.models.by_name.values()).items()
                 if name not in self.failures
             },
             shortage=self.shortage,
@@ -146,13 +146,13 @@ class Reconciler:
 
     def gone(self, process: str, now: float) -> list[Effect]:
         """Handle the end of a process's link: the process takes no requests and holds nothing."""
-        left = self.processes.pop(process, None)
-        if left is None:
+        ended = self.processes.pop(process, None)
+        if ended is None:
             return []
         effects = self.ledger.left(process, now)
-        if left.role == "http":
+        if ended.role == "http":
             self._workers_seen_at = now
-        record = self.instances.get(left.instance)
+        record = self.instances.get(ended.instance)
         if record is not None and record.process == process:
             was_live = record.live
             record.step(Event.LOST, now)
@@ -262,8 +262,8 @@ class Reconciler:
         if record is None:
             return []
         _, version = self.models.home(record.name)
-        known = (version.spec.name, version.spec.version)
-        if (spec.name, spec.version) != known or not endpoint or "/" in endpoint:
+        expected = (version.spec.name, version.spec.version)
+        if (spec.name, spec.version) != expected or not endpoint or "/" in endpoint:
             raise ProtocolViolation(f"{process} loaded something else than {record.name}")
         record.step(Event.LOADED, now)
         record.accept_load(endpoint, device)
@@ -272,8 +272,8 @@ class Reconciler:
 
     def load_failed(self, process: str, reason: str, now: float) -> list[Effect]:
         """Handle an executor's report that the model cannot be loaded. The failure is final."""
-        known = self._executor(process)
-        record = self.instances.get(known.instance)
+        executor = self._executor(process)
+        record = self.instances.get(executor.instance)
         if record is None or record.process not in (process, ""):
             # Dismissed, or replaced. An empty link is valid: the executor may end right after its
             # report.
@@ -376,14 +376,14 @@ class Reconciler:
         return record
 
     def _executor(self, process: str) -> ProcessRecord:
-        known = self.processes.get(process)
-        if known is None or known.role != "executor":
+        executor = self.processes.get(process)
+        if executor is None or executor.role != "executor":
             raise ProtocolViolation(f"{process} is not an executor")
-        return known
+        return executor
 
     def _of_executor(self, process: str) -> InstanceRecord | None:
         """Return the instance of an executor, or None if the executor is dismissed or known to be
         dead."""
-        known = self._executor(process)
-        record = self.instances.get(known.instance)
+        executor = self._executor(process)
+        record = self.instances.get(executor.instance)
         return record if record is not None and record.process == process else None

@@ -119,7 +119,7 @@ class Rollouts:
             effects = self._settle_coming(model, model.coming, now)
         elif model.loading and model.serving is not None and model.serving.settled:
             problems, failures = model.serving.problems(), model.serving.failures
-            model.end_load(problems, {v: why for v, why in problems.items() if v in failures})
+            model.end_load(problems, {v: reason for v, reason in problems.items() if v in failures})
             effects = [Publish()]
         for revision in list(model.leaving):
             if all(record.gone for record in revision.instances()):
@@ -134,10 +134,10 @@ class Rollouts:
         effects: list[Effect] = []
         for model in list(self.by_name.values()):
             for revision in model.leaving:
-                due = [r for r in revision.instances() if not r.left and now >= r.leave_at]
-                for record in due:
+                departing = [r for r in revision.instances() if not r.left and now >= r.leave_at]
+                for record in departing:
                     record.dismiss(now)
-                effects += [Desire()] if due else []
+                effects += [Desire()] if departing else []
             effects += self.settle(model, now)
         return effects
 

@@ -34,7 +34,7 @@ class Silence:
     """
 
     def __init__(self, look_s: float = 1.0) -> None:
-        self._most_s = 2 * look_s
+        self._max_step_s = 2 * look_s
         self._value: object = None
         self._looked_at: float | None = None
         self._s = 0.0
@@ -47,7 +47,7 @@ class Silence:
         elif value != self._value:
             self._value, self._s, self._starts = value, 0.0, False
         else:
-            step = min(now - self._looked_at, self._most_s)
+            step = min(now - self._looked_at, self._max_step_s)
             self._s += step * _STARTING if self._starts else step
         self._looked_at = now
         return self._s

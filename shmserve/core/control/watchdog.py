@@ -22,9 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-_MOST = 20
-_QUESTIONS = 2  # smallest number of questions within `_MOST` looks
-_RESTING = 3  # factor on the number of looks if no frontend waits for an answer
+_LIMIT_LOOKS = 20
+_QUESTIONS = 2  # smallest number of questions within `_LIMIT_LOOKS` looks
+_RESTING_FACTOR = 3  # factor on the number of looks if no frontend waits for an answer
 
 
 class Verdict(Enum):
@@ -62,8 +62,8 @@ class Watchdog:
     shortens the patience."""
 
     def __init__(self, execute_timeout_s: float) -> None:
-        self._most = max(2, min(_MOST, round(execute_timeout_s)))
-        self._period = max(1, int(self._most / _QUESTIONS - 1))
+        self._limit = max(2, min(_LIMIT_LOOKS, round(execute_timeout_s)))
+        self._period = max(1, int(self._limit / _QUESTIONS - 1))
         self._silences: dict[str, _Silence] = {}
 
     def looked(self, process: str, busy_ms: int | None, rests: bool = False) -> Verdict:
@@ -85,7 +85,7 @@ class Watchdog:
             silence = self._silences[process] = _Silence()
         silence.look()
         if not silence.asked:
-            patience = self._most * _RESTING if rests else self._period
+            patience = self._limit * _RESTING_FACTOR if rests else self._period
             if not is_new and silence.quiet < patience:
                 return Verdict.NOTHING
         elif busy_ms == 0 and self._is_over(silence):
@@ -94,7 +94,7 @@ class Watchdog:
 
     def _is_over(self, silence: _Silence) -> bool:
         """Return True if the executor has had time to answer more than one question."""
-        return silence.quiet > self._most and silence.asked > self._most - self._period
+        return silence.quiet > self._limit and silence.asked > self._limit - self._period
 
     def answered(self, process: str) -> None:
         """Note a sign of life."""

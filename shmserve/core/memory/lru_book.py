@@ -36,26 +36,26 @@ class LruBook(Generic[Key, Item]):
         recently used. An item larger than the limit is itself dropped, alone."""
         if nbytes > self._limit:
             return [item]
-        gone = []
+        dropped = []
         former = self._items.pop(key, None)
         if former is not None:
             self.nbytes -= former[1]
-            gone.append(former[0])
-        gone += self.evict(self.nbytes + nbytes - self._limit)
+            dropped.append(former[0])
+        dropped += self.evict(self.nbytes + nbytes - self._limit)
         self._items[key] = item, nbytes
         self.nbytes += nbytes
-        return gone
+        return dropped
 
     def evict(self, nbytes: int) -> list[Item]:
         """Drop and return the least recently used items, of at least `nbytes` bytes together, or
         all items."""
-        gone = []
+        dropped = []
         while nbytes > 0 and self._items:
             _, (item, size) = self._items.popitem(last=False)
             self.nbytes -= size
             nbytes -= size
-            gone.append(item)
-        return gone
+            dropped.append(item)
+        return dropped
 
     def items(self) -> Iterable[tuple[Item, int]]:
         """Return (item, size) pairs, the least recently used first."""

@@ -116,14 +116,14 @@ class RegionBook:
     def adopt(self, region: Region) -> Region | None:
         """Take over a numbered region; return the region replaced under its name, or None."""
         place = self._place(region.uid, region.name)
-        before = self.regions.get(place)
-        if before is not None:
-            self.drop([before.number])
+        replaced = self.regions.get(place)
+        if replaced is not None:
+            self.drop([replaced.number])
         self.regions[place] = region
         self._keys[region.number] = place
         if region.copy:
             self._strikes.add(region.uid)
-        return before
+        return replaced
 
     def get(self, number: int) -> Region | None:
         key = self._keys.get(number)
@@ -188,10 +188,10 @@ class RegionBook:
             AlreadyExists: the name is taken, by a region of any kind.
             InvalidArgument, ResourceExhausted: a quota is exceeded.
         """
-        there = self.regions.get(self._place(region.uid, region.name))
-        if there is not None:
-            if again and replace(region, number=there.number) == there:
-                return there
+        existing = self.regions.get(self._place(region.uid, region.name))
+        if existing is not None:
+            if again and replace(region, number=existing.number) == existing:
+                return existing
             raise AlreadyExists(f"shared memory region '{region.name}' already in manager")
         self._check_quotas(region)
         return region
@@ -240,8 +240,8 @@ class RegionBook:
         """Remove one of the caller's regions of a family, or all if `name` is empty. Return the
         removed regions; an unknown name removes none."""
         if not name:
-            gone = visible(self.regions, caller, self._settings, self._server_uid, kind)
-            return self.drop(region.number for region in gone)
+            removed = visible(self.regions, caller, self._settings, self._server_uid, kind)
+            return self.drop(region.number for region in removed)
         place = region_key(caller, name, self._settings, self._server_uid)
         region = self.regions.get(place) if place is not None else None
         return (
@@ -252,12 +252,12 @@ class RegionBook:
 
     def drop(self, numbers: Iterable[int]) -> list[Region]:
         """Remove regions by number; return the removed regions."""
-        gone = []
+        removed = []
         for number in numbers:
             key = self._keys.pop(number, None)
             if key is not None:
-                gone.append(self.regions.pop(key))
-        return gone
+                removed.append(self.regions.pop(key))
+        return removed
 
     def of_process(self, pid: int, started: int) -> list[Region]:
         return [r for r in self.regions.values() if r.pid == pid and r.started == started]

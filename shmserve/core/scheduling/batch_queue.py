@@ -90,7 +90,7 @@ class BatchQueue(Generic[Key, Item]):
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
         self._levels: list[_Level[Key, Item]] = [_Level(p) for p in policy.levels]
-        self._most_wanted = max(policy.preferred, default=policy.max_size)
+        self._largest_preferred = max(policy.preferred, default=policy.max_size)
         self.waiting: dict[Key, _Level[Key, Item]] = {}
         self.next_end_ns = NEVER_NS
 
@@ -161,7 +161,7 @@ class BatchQueue(Generic[Key, Item]):
         out: set[int] = set()  # callers whose next request does not fit
         for waiting in self._all(out):
             if batch:
-                if not best and rows + waiting.rows > self._most_wanted:
+                if not best and rows + waiting.rows > self._largest_preferred:
                     best = len(batch)
                 if rows + waiting.rows > policy.max_size or waiting.kind != batch[0].kind:
                     out.add(waiting.caller)
@@ -176,7 +176,7 @@ class BatchQueue(Generic[Key, Item]):
         is_due = policy.max_delay_ns > 0 and now_ns >= due_ns
         if best and not is_due:
             return batch[:best], NEVER_NS
-        if out or is_due or hurry or not policy.max_delay_ns or rows >= self._most_wanted:
+        if out or is_due or hurry or not policy.max_delay_ns or rows >= self._largest_preferred:
             return batch, NEVER_NS
         return [], due_ns
 

@@ -62,12 +62,14 @@ def _never_run(spec: ModelSpec) -> list[int]:
 def _in_order(spec: ModelSpec) -> list[int]:
     """Return the steps, each after the suppliers of its inputs. Steps which can never run are
     missing."""
-    there = {tensor.name for tensor in spec.inputs}
-    left, order = dict(enumerate(spec.steps)), list[int]()
-    while found := [i for i, step in left.items() if there.issuperset(step.inputs.values())]:
-        for index in found:
-            there.update(left.pop(index).outputs.values())
-        order += found
+    available = {tensor.name for tensor in spec.inputs}
+    remaining, order = dict(enumerate(spec.steps)), list[int]()
+    while runnable := [
+        i for i, step in remaining.items() if available.issuperset(step.inputs.values())
+    ]:
+        for index in runnable:
+            available.update(remaining.pop(index).outputs.values())
+        order += runnable
     return order
 
 
@@ -151,15 +153,15 @@ def _streaming(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[EnsembleSt
 
 def _one_stream(spec: ModelSpec, streams: dict[str, int], tensors: Iterable[str], who: str) -> int:
     """Return the streaming step from which all these tensors come, or -1."""
-    found = {streams[tensor]: tensor for tensor in tensors if streams[tensor] >= 0}
-    if len(found) > 1:
-        (one, first), (other, second), *_ = sorted(found.items())
+    tensor_by_stream = {streams[tensor]: tensor for tensor in tensors if streams[tensor] >= 0}
+    if len(tensor_by_stream) > 1:
+        (one, first), (other, second), *_ = sorted(tensor_by_stream.items())
         raise ConfigError(
             f"ensemble '{spec.name}': {who} tensors '{first}' and '{second}', whose numbers differ:"
             f" they come from the answers of {_step(one, spec.steps[one])} and of "
             f"{_step(other, spec.steps[other])}, which are decoupled"
         )
-    return next(iter(found), -1)
+    return next(iter(tensor_by_stream), -1)
 
 
 def last_step(spec: ModelSpec) -> int | None:
@@ -214,14 +216,14 @@ def may_fit(source: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 def misfit(taker: ModelSpec, name: str, tensor: str, shape: tuple[int, ...]) -> str:
     """Return why a model cannot take a tensor of this shape as input `name`, or "" if it can."""
-    wanted = taker.input(name)
-    if wanted is not None and fits(wanted.shape, shape) and not _too_many(taker, shape):
+    expected = taker.input(name)
+    if expected is not None and fits(expected.shape, shape) and not _too_many(taker, shape):
         return ""
-    most = f" and at most {taker.max_batch_size} in a batch" if taker.max_batch_size else ""
-    takes = list(wanted.shape) if wanted is not None else "nothing"
+    batch_limit = f" and at most {taker.max_batch_size} in a batch" if taker.max_batch_size else ""
+    takes = list(expected.shape) if expected is not None else "nothing"
     return (
         f"tensor '{tensor}' has shape {list(shape)}, but input '{name}' of '{taker.name}' "
-        f"takes {takes}{most}"
+        f"takes {takes}{batch_limit}"
     )
 
 

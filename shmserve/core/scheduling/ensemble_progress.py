@@ -65,14 +65,14 @@ class GraphProgress:
                     self._givers.setdefault(stream, set()).add(index)
         self._answers_by = max(self._givers, default=ONCE)  # stream that numbers the answers
         # steps still to give a tensor which exists once
-        self._untold = set(self._givers.get(ONCE, ()))
-        self._told: Counter[int] = Counter()  # answer number -> steps that have given
+        self._givers_pending = set(self._givers.get(ONCE, ()))
+        self._givers_done: Counter[int] = Counter()  # answer number -> steps that have given
         self._next = 0 if self._answers_by != ONCE else ONCE  # number of the next answer
         self._followers = Counter(step.behind for step in steps)
         self._followers[self._answers_by] += 1
-        self._there: dict[Item, int] = {}  # present item -> steps still to take it
+        self._present: dict[Item, int] = {}  # present item -> steps still to take it
         self._given: Counter[int] = Counter()  # stream -> answers so far
-        self._left: dict[tuple[int, int], int] = {}  # (stream, number) -> followers
+        self._followers_left: dict[tuple[int, int], int] = {}  # (stream, number) -> followers
         self._on_way: Counter[int] = Counter()  # stream -> unfinished answers
         self._turn: Counter[int] = Counter()  # in-order step -> number of its next run
         # step behind a stream -> numbers without a run yet
@@ -113,9 +113,9 @@ class GraphProgress:
             item = self.item(tensor, run)
             # Steps behind a stream need an item which exists once until the stream ends
             if item[1] != ONCE or all(self._steps[s].behind == ONCE for s in self._takers[tensor]):
-                self._there[item] -= 1
-                if not self._there[item]:
-                    del self._there[item]
+                self._present[item] -= 1
+                if not self._present[item]:
+                    del self._present[item]
                     over.append(item)
         return over
 
@@ -127,14 +127,14 @@ class GraphProgress:
             number = self._given[run.step]
             self._given[run.step] += 1
             if self._followers[run.step]:
-                self._left[run.step, number] = self._followers[run.step]
+                self._followers_left[run.step, number] = self._followers[run.step]
                 self._on_way[run.step] += 1
         for tensor in dict.fromkeys(step.outputs.values()):
             if tensor in self.passed:
                 self._arrived(tensor, number)
         if number != ONCE and run.step in self._givers.get(self._answers_by, ()):
-            self._told[number] += 1
-        self._untold.discard(run.step)
+            self._givers_done[number] += 1
+        self._givers_pending.discard(run.step)
         return number
 
     def paused(self, run: Run) -> None:
@@ -161,23 +161,23 @@ class GraphProgress:
 
     def answer(self) -> int | None:
         """Return the number of the next answer if the answer is complete, else None."""
-        if self._untold or not self._givers:
+        if self._givers_pending or not self._givers:
             return None
         if self._answers_by == ONCE:
             return ONCE if self._next == ONCE else None
-        complete = self._told[self._next] == len(self._givers[self._answers_by])
+        complete = self._givers_done[self._next] == len(self._givers[self._answers_by])
         return self._next if complete else None
 
     def follows(self, number: int) -> bool:
         """Return True if the next answer after `number` is complete."""
         given = len(self._givers[self._answers_by])
-        return number != ONCE and self._told[number + 1] == given
+        return number != ONCE and self._givers_done[number + 1] == given
 
     def answered(self, number: int) -> None:
         """Record that the client has answer `number`."""
         self._next = number + 1
         if number != ONCE:
-            del self._told[number]
+            del self._givers_done[number]
             self._followed(self._answers_by, number)
 
     # ---------------------------------------------------------------- private
@@ -186,15 +186,15 @@ class GraphProgress:
         return self._on_way[stream] < self._limit
 
     def _followed(self, stream: int, number: int) -> None:
-        self._left[stream, number] -= 1
-        if not self._left[stream, number]:
-            del self._left[stream, number]
+        self._followers_left[stream, number] -= 1
+        if not self._followers_left[stream, number]:
+            del self._followers_left[stream, number]
             self._on_way[stream] -= 1
 
     def _arrived(self, tensor: str, number: int) -> None:
         takers = self._takers.get(tensor, ())
         if takers:
-            self._there[tensor, number] = len(takers)
+            self._present[tensor, number] = len(takers)
         for index in takers:
             if self._steps[index].behind == ONCE:
                 self._look(index, ONCE)
@@ -202,8 +202,8 @@ class GraphProgress:
                 self._waiting.setdefault(index, set()).add(number)
                 self._look(index, number)
             else:
-                for known in sorted(self._waiting.get(index, ())):
-                    self._look(index, known)
+                for waiting_number in sorted(self._waiting.get(index, ())):
+                    self._look(index, waiting_number)
 
     def _look(self, index: int, number: int) -> None:
         """Make a run ready if all its inputs are present."""
@@ -213,7 +213,7 @@ class GraphProgress:
                 return
             if step.in_turn and self._turn[index] != number:
                 return
-        if all(self.item(tensor, run) in self._there for tensor in step.inputs.values()):
+        if all(self.item(tensor, run) in self._present for tensor in step.inputs.values()):
             self._waiting.get(index, set()).discard(number)
             (self._paused if step.streams else self._ready).append(run)
 

@@ -53,12 +53,12 @@ def rate_limit(group: GroupEntry, device: str) -> RateLimit | None:
 
 def amounts(texts: Iterable[str]) -> dict[tuple[str, str], int]:
     """Parse the setting `rate_limit_resources`: texts "name:count" or "name:count:device"."""
-    found = {}
+    parsed = {}
     for text in texts:
         name, count, *device = text.lower().split(":")
         where = device[0] if device else EVERYWHERE
-        found[name, device_name(int(where)) if where.isdigit() else where] = int(count)
-    return found
+        parsed[name, device_name(int(where)) if where.isdigit() else where] = int(count)
+    return parsed
 
 
 def amount_of(given: Amounts, resource: Resource) -> int | None:

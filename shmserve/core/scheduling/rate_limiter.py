@@ -154,8 +154,8 @@ class RateLimiter:
         needs: list[Resource] = [r for member in everybody for r in member.limit.resources]
         for resource in needs:
             amount = amount_of(self._given, resource)
-            most = max(free.get(resource.key, 0), resource.count)
-            free[resource.key] = most if amount is None else amount
+            largest = max(free.get(resource.key, 0), resource.count)
+            free[resource.key] = largest if amount is None else amount
         for member in everybody:
             for resource in member.limit.resources if member.holding else ():
                 free[resource.key] -= resource.count

@@ -211,8 +211,10 @@ class SequenceQueue(Generic[Key, Item]):
                 is_late = step.deadline_ns and now_ns >= step.deadline_ns
                 if is_late and self.cancel(step.key) is not None:
                     late.append(step.item)
-            left = [_ends_ns(step, each) for each in self._live.values() for step in each.waiting]
-            self.next_end_ns = min(left, default=NEVER_NS)
+            ends_ns = [
+                _ends_ns(step, each) for each in self._live.values() for step in each.waiting
+            ]
+            self.next_end_ns = min(ends_ns, default=NEVER_NS)
         orphans, self._orphans = self._orphans, []
         return late, orphans
 

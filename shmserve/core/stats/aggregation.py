@@ -83,10 +83,10 @@ def slowest_ns(counts: Sequence[int]) -> int:
     top = max(index for index, count in enumerate(histogram) if count)
     least = [0, *BOUNDS_NS]
     others = sum(count * least[index] for index, count in enumerate(histogram)) - least[top]
-    most = counts[_SUCCESS_NS] - others
+    bound_ns = counts[_SUCCESS_NS] - others
     if top < len(BOUNDS_NS):
-        most = min(most, BOUNDS_NS[top])
-    return max(most, least[top])  # sum and buckets were not read in the same instant
+        bound_ns = min(bound_ns, BOUNDS_NS[top])
+    return max(bound_ns, least[top])  # sum and buckets were not read in the same instant
 
 
 def quantile_ns(counts: Sequence[int], percent: float, top_ns: int) -> float:
@@ -95,13 +95,13 @@ def quantile_ns(counts: Sequence[int], percent: float, top_ns: int) -> float:
     histogram, answered = _histogram(counts)
     if not answered:
         return nan
-    wanted = percent / 100 * answered
+    remaining = percent / 100 * answered
     low = 0
     for index, count in enumerate(histogram):
         high = min(BOUNDS_NS[index], top_ns) if index < len(BOUNDS_NS) else top_ns
-        if count and wanted <= count:
-            return low + (max(high, low) - low) * wanted / count
-        wanted -= count
+        if count and remaining <= count:
+            return low + (max(high, low) - low) * remaining / count
+        remaining -= count
         low = BOUNDS_NS[min(index, len(BOUNDS_NS) - 1)]
     return float(top_ns)
 

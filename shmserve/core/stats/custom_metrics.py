@@ -101,7 +101,7 @@ def width(kind: MetricKind, buckets: Sequence[float]) -> int:
 def with_values(families: Iterable[Family], values: Sequence[float]) -> tuple[Family, ...] | None:
     """Return an executor's families with values filled in from one flat list, in the order of the
     series. Return None if the data are inconsistent."""
-    told: list[Family] = []
+    filled: list[Family] = []
     at = 0
     for family in families:
         series: list[Series] = []
@@ -109,10 +109,10 @@ def with_values(families: Iterable[Family], values: Sequence[float]) -> tuple[Fa
             end = at + width(family.kind, entry.buckets)
             series.append(replace(entry, values=tuple(values[at:end])))
             at = end
-        told.append(replace(family, series=tuple(series)))
-    names = {family.name for family in told}
-    sound = at == len(values) and len(names) == len(told) and all(map(_is_sound, told))
-    return tuple(told) if sound else None
+        filled.append(replace(family, series=tuple(series)))
+    names = {family.name for family in filled}
+    sound = at == len(values) and len(names) == len(filled) and all(map(_is_sound, filled))
+    return tuple(filled) if sound else None
 
 
 def _is_sound(family: Family) -> bool:
@@ -165,12 +165,12 @@ class _Collected:
                 if has_several or len(gauges) > 1:
                     self._apart.add(labels)
                 continue
-            known = self._sums.get(labels)
-            if known is None:
+            earlier = self._sums.get(labels)
+            if earlier is None:
                 self._sums[labels] = replace(entry, labels=labels)
-            elif known.buckets == entry.buckets:
-                pairs = zip(known.values, entry.values, strict=True)
-                self._sums[labels] = replace(known, values=tuple(a + b for a, b in pairs))
+            elif earlier.buckets == entry.buckets:
+                pairs = zip(earlier.values, entry.values, strict=True)
+                self._sums[labels] = replace(earlier, values=tuple(a + b for a, b in pairs))
 
     def family(self) -> Family:
         series = list(self._sums.values())

@@ -75,8 +75,8 @@ class ExecutorCounts(Struct, array_like=True):
         self.executions += other.executions
         self.requests += other.requests
         add_each(self.stage_ns, other.stage_ns)
-        for mine, its in zip(self.buckets, other.buckets, strict=True):
-            add_each(mine, its)
+        for sums, values in zip(self.buckets, other.buckets, strict=True):
+            add_each(sums, values)
         for rows, more in ((self.batches, other.batches), (self.responses, other.responses)):
             for key, values in more.items():
                 add_each(rows.setdefault(key, _zeros(len(values))), values)

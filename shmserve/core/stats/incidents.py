@@ -71,8 +71,8 @@ class Incidents:
         at, said = self._said.pop(key, (-inf, ""))
         entry = Incident(event.first, event.last, what, text, event.count)
         if index is not None:
-            known = self._entries.pop(index)
-            entry = replace(known, last=event.last, count=known.count + event.count)
+            earlier = self._entries.pop(index)
+            entry = replace(earlier, last=event.last, count=earlier.count + event.count)
         if event.last - at < _SAID_S:
             entry = replace(entry, said=said)
         self._entries = [*self._entries[1 - LIMIT :], entry]

@@ -21,7 +21,7 @@ CDF = "cdf"
 CDF_COLUMNS = (50, 90, 99)
 _MAX_NAMES = 256  # per process
 _MAX_NAME = 128
-_MOST = 1e300  # keeps sums of reported values finite
+_LIMIT = 1e300  # keeps sums of reported values finite
 _AT = [PERCENTS.index(percent) for percent in CDF_COLUMNS]
 
 
@@ -88,7 +88,7 @@ def _entry(entry: Any) -> ModelMetrics | None:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and abs(value) < _MOST else nan
+    return float(value) if isinstance(value, int | float) and abs(value) < _LIMIT else nan
 
 
 def _mixed(parts: Sequence[ModelMetrics]) -> Sequence[float]:

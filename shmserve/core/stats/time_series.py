@@ -64,8 +64,8 @@ class SeriesKind(Struct, frozen=True):
 
     def derived(self, counts: Sequence[int], seconds: float, slowest: int) -> list[float]:
         """Return the columns derived from counts, rounded."""
-        made = self.derive(counts, seconds, slowest) if self.derive is not None else []
-        return [round(value, 3) for value in made]
+        values = self.derive(counts, seconds, slowest) if self.derive is not None else []
+        return [round(value, 3) for value in values]
 
 
 def means(*gauges: str) -> SeriesKind:
@@ -116,10 +116,10 @@ class Period(Struct, array_like=True):
         for index, (value, (_, way)) in enumerate(zip(sample.gauges, kind.gauges, strict=False)):
             if isnan(value):
                 continue
-            known, self.weights[index] = self.weights[index], self.weights[index] + times
+            weight, self.weights[index] = self.weights[index], self.weights[index] + times
             if way == "mean":
-                self.gauges[index] = (self.gauges[index] if known else 0.0) + value * times
-            elif known:
+                self.gauges[index] = (self.gauges[index] if weight else 0.0) + value * times
+            elif weight:
                 self.gauges[index] = (max if way == "max" else min)(self.gauges[index], value)
             else:
                 self.gauges[index] = value
@@ -313,8 +313,8 @@ class TimeSeries:
             return
         for track in saved.tracks[: self._limit]:
             kind = kind_of(track.key)
-            gone = _over(track.touched, saved.next + gap)
-            if kind is not None and track.fits(kind) and not gone:
+            is_over = _over(track.touched, saved.next + gap)
+            if kind is not None and track.fits(kind) and not is_over:
                 self.tracks[track.key] = Track.restored(track, kind)
         self._begun = [saved.next // level.seconds for level in LEVELS]
         self._seconds = list(saved.seconds)
