@@ -18,7 +18,8 @@ from shmserve.settings.field_kinds import From, KeysFrom
 # origin, in any user's browser.
 Kind = Literal["owner", "local", "remote", "browser"]
 # use: run models, and read; register: pass memory to the server; change: load and unload models of
-# the repository, logs, traces, GRPS's online flag; send models: load models sent by the client.
+# the repository, logs, traces, GRPS's online flag; send models: load a configuration or files sent
+# by the client.
 Action = Literal["use", "register", "change", "send models"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ACTIONS: tuple[Action, ...] = get_args(Action)
@@ -68,7 +69,7 @@ class Access:
     """Access checks by the table.
 
     Args:
-        settings: access rules that differ from the defaults.
+        settings: settings with the access rules.
         server_uid: user of the server.
     """
 
@@ -84,7 +85,7 @@ class Access:
         return "owner" if caller.uid in self._owners else "local"
 
     def open_to_all(self, action: Action) -> bool:
-        """Return True if every kind of caller may do the action."""
+        """Return True if owner, local and remote callers may all do the action without a key."""
         return self._table[action] == _WITHIN["anyone"]
 
     def asked_at_the_door(self, action: Action) -> bool:

@@ -13,7 +13,7 @@ class Caller(Struct, frozen=True):
     Attributes:
         uid: user id; -1: remote caller.
         pid: process id; 0: unknown.
-        started: start time of the process.
+        started: start of the process, as in `core.registry.Region`; 0: unknown.
         socket: inode of the caller's TCP socket; 0: none.
         scopes: scopes of the key sent with the request.
     """

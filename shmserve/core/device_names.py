@@ -80,8 +80,9 @@ def visible(setting: str | None, present: Sequence[Gpu]) -> tuple[str, ...]:
 def choose(device: str, environ: Mapping[str, str]) -> Choice:
     """Return the device choice for an executor of "cuda:K", to apply before anything else.
 
-    CUDA shows a process only one MIG device. If the service has a list of MIG devices, the process
-    must see its own alone. After the choice is applied, a second call returns an equal choice.
+    CUDA shows a process only one MIG device. If the service has a list of MIG devices, each
+    process must see only its own device. After the choice is applied, a second call returns an
+    equal choice.
 
     Raises:
         ValueError: `device` is no CUDA device.

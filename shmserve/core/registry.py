@@ -28,7 +28,7 @@ class ModelState(StrEnum):
 
 class LiveInstance(Struct, frozen=True):
     """Instance that takes requests. `process` changes with every restart of the executor; `device`
-    is the model's compute device, ``cpu`` or ``cuda:0``."""
+    is the model's compute device, such as ``cpu`` or ``cuda:0``."""
 
     name: str
     process: str
