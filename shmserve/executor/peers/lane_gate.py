@@ -1,7 +1,7 @@
-"""What a frontend would do for a request that comes over a lane: all its checks, none of its work.
+"""Lane gate: makes all the checks of a frontend for requests that come over a lane.
 
-A lane's request becomes an `Execute`, whose regions are the caller's own; an `Answer` becomes a
-lane's, with the bytes of small outputs in it.
+A lane's request becomes an `Execute`, whose regions are the caller's own. An `Answer` becomes the
+lane's answer, which contains the bytes of small outputs.
 """
 
 from __future__ import annotations
@@ -52,13 +52,18 @@ from shmserve.tensor.spec import ModelSpec
 from shmserve.transport.channel import MAX_MESSAGE
 
 Read = Callable[[Descriptor], memoryview]
-Form = tuple[Hashable, Hashable]  # of inputs and outputs
+Form = tuple[Hashable, Hashable]  # form of (inputs, outputs)
 _MOST_FORMS = 64
 _NEVER_NS = (1 << 63) - 1
 
 
 class LaneGate:
-    """Of one model. `snapshot`: the registry as of now. `server_uid`: the user we run as."""
+    """Checks of lane requests to one model.
+
+    Args:
+        snapshot: returns the current registry.
+        server_uid: user id that the server runs as.
+    """
 
     def __init__(
         self,
@@ -74,14 +79,15 @@ class LaneGate:
         self._signature = make_signature(spec)
         self._timeout_ns = int(settings.request_timeout_s * 1e9)
         self._stream_ns = int(settings.stream_timeout_s * 1e9) or _NEVER_NS
-        self._fitting: dict[Form, tuple[int, ...]] = {}  # what `_check` said of these
+        self._fitting: dict[Form, tuple[int, ...]] = {}  # results of `_check`, by form
 
     def admit(self, caller: Caller, asked: LaneRequest, now_ns: int) -> tuple[Execute, LaneCall]:
-        """A request as the loops know it, and what is remembered of it.
+        """Check a request. Return the loop's message and the record of the running request.
 
         Raises:
-            InvalidArgument, NotFound: it does not fit the model, or names what the caller has not.
-            Unimplemented: one answer is wanted of a decoupled model.
+            InvalidArgument, NotFound: the request does not fit the model, or names a region that
+                is not the caller's.
+            Unimplemented: a decoupled model is asked for a single answer.
         """
         credit = self._credit(asked) if self.spec.decoupled else 0
         form = _form(asked)
@@ -118,7 +124,7 @@ class LaneGate:
         return execute, call
 
     def _credit(self, asked: LaneRequest) -> int:
-        """How many answers of a stream may be under way; raises as `admit`."""
+        """Return the number of answers of a stream that may be under way; raises as `admit`."""
         if not asked.credit:
             refuse_decoupled(self._signature, "a lane's request without credit")
         windows = any(output.at is not None for output in asked.outputs)
@@ -129,8 +135,8 @@ class LaneGate:
         return asked.credit
 
     def _check(self, caller: Caller, asked: LaneRequest) -> tuple[int, ...]:
-        """Everything but the bytes; raises as `admit`. How many elements each input has that
-        are behind their lengths; -1: they are not."""
+        """Check all but the bytes of a request; raises as `admit`. Return the number of elements
+        of each BYTES input, and -1 for other inputs."""
         request = self._request(asked)
         find = partial(self._find, caller)
         checked = check_inputs(self._signature, request, self._settings, find)
@@ -138,7 +144,8 @@ class LaneGate:
         return tuple([-1 if i.signature.datatype.itemsize else i.count for i in checked])
 
     def _remember(self, form: Form, counts: tuple[int, ...]) -> None:
-        """Requests of this form fit the model, which bounds how long its names and shapes are."""
+        """Remember a form that fits the model. Such a form is short: the model bounds its names
+        and shapes."""
         if len(self._fitting) >= _MOST_FORMS:
             self._fitting.clear()
         self._fitting[form] = counts
@@ -173,7 +180,8 @@ class LaneGate:
     def _place(
         self, caller: Caller, asked: LaneRequest, counts: tuple[int, ...]
     ) -> tuple[tuple[WireTensor, ...], tuple[bytes, ...]]:
-        """Where each input lies, and the bytes of those that came along. `counts`: `_check`'s."""
+        """Return the place of each input, and the bytes of inputs that came in the message.
+        `counts` is the result of `_check`."""
         inputs: list[WireTensor] = []
         inline: list[bytes] = []
         for tensor, count in zip(asked.inputs, counts, strict=True):
@@ -192,7 +200,7 @@ class LaneGate:
 
 
 def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
-    """An answer as its lane gets it. `read`: the bytes of an output slot."""
+    """Convert an answer for the lane. `read` returns the bytes of an output slot."""
     if answer.error_code:
         error = from_code(Code(answer.error_code), answer.error)
         if call.late and answer.error_code == Code.CANCELLED:
@@ -240,12 +248,13 @@ def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
 
 
 def refused(number: int, error: ShmserveError, final: bool = True) -> LaneAnswer:
-    """The answer to a request that failed, or an answer of a stream that did."""
+    """Return the answer to a request that failed, or a failed answer of a stream."""
     return LaneAnswer(number, (), error.http_status, error.code, error.message, final=final)
 
 
 def encoded(reply: LaneAnswer) -> bytes:
-    """An answer as one packet; one that is too long for it, by its names or parameters, says so."""
+    """Encode an answer as one packet. An answer with names or parameters too long for a packet is
+    replaced by an error."""
     data = encode(reply)
     if len(data) > MAX_MESSAGE:
         error = ShmserveError("the answer is too long for one message")
@@ -260,7 +269,7 @@ def _bytes(tensor: WireTensor, at: Descriptor, call: LaneCall, read: Read) -> me
 
 
 def _form(asked: LaneRequest) -> Form:
-    """All of a request that decides whether it fits the model, but for its parameters."""
+    """Return everything but the parameters that decides whether a request fits the model."""
     inputs = [(t.name, t.datatype, t.shape, type(t.at), _nbytes(t.at)) for t in asked.inputs]
     return tuple(inputs), tuple([(output.name, output.at is None) for output in asked.outputs])
 

@@ -1,24 +1,23 @@
 """Calls of other models by the model of an executor, which uses dispatch as a frontend does.
 
 The first call opens a dispatcher: an arena with a part of the pool's budget, a view of the
-registry, and channels. So a call is a request like any other: it is counted, and all its memory
-comes back when either process dies. This module alone connects an executor with
-`shmserve.dispatch`.
+registry, and channels. So a call is counted like any other request, and all memory of a call comes
+back when either process dies. This module alone connects an executor with `shmserve.dispatch`.
 
-Inputs are copied once, into the arena. Outputs are views of the called executor's slots, which are
+Inputs are copied once, into the arena. Outputs are views of the called executor's slots, and are
 given back when the last array on them is gone. Finalizers may interrupt any code, so they only
 queue this work for `settle`.
 
-A call may take the time that is left to the calling requests, and is cancelled when all of them
-are cancelled. The answers of a stream have no common deadline, so the calls of a decoupled model
-may take `request_timeout_s`. Errors that leave a model lose their frames first, as frames would
-keep arrays.
+A call may take the time that is left to the calling requests, and is cancelled when all calling
+requests are cancelled. The answers of a stream have no common deadline, so a decoupled model's
+calls may take `request_timeout_s`. Errors that leave a model lose their frames first, as frames
+would keep arrays.
 
 Circular calls: `Execute.callers` names the models that wait for the answer, their depth, and
 whether their executors are blocked meanwhile. Blocked executors are not asked again. If no other
-instance is left, the call is refused at once. So is a call deeper than `MAX_DEPTH` models. Two
-models that call each other for two clients at the same moment end with their deadlines: no request
-can know of the other.
+instance is left, the call is refused at once. A call deeper than `MAX_DEPTH` models is refused,
+too. Two models that call each other for two clients at the same moment end with their deadlines:
+neither request can know of the other.
 """
 
 from __future__ import annotations
