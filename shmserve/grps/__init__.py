@@ -36,7 +36,8 @@ _NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Looked up when asked for: messages need numpy, which processes without models do without."""
+    """Import a name on first use: messages need numpy, which processes without models do not
+    load."""
     if name not in _NAMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     from shmserve.grps.protocol import grps_message

@@ -111,7 +111,8 @@ class Workspace:
 
     def copy_input(self, frontend: FrontendProcess, tensor: WireTensor, target: memoryview) -> None:
         """Copy an input to its place in a batch; raises as `read`. Memory that a client could
-        truncate is read by a system call, which then fails without a signal."""
+        truncate is read by a system call, which reports truncation, whereas a mapped read would
+        end in SIGBUS."""
         at = tensor.at
         if isinstance(at, Descriptor):
             target[:] = frontend.segments.view(at)
