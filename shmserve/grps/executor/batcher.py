@@ -1,10 +1,10 @@
 """Dynamic batching of one model of a project, which may be any step of the project's dag.
 
-The executor's queue forms the batches (`core.scheduling.batch_queue`), as for every backend. A
-difference is in the waiting: each request of a project has a thread, which has run the steps
-before. Each thread waits until its batch is due. The thread that finds a batch due runs that
-batch, or has a member of the batch run it. Batches of one model may overlap. Nothing runs between
-requests.
+The executor's queue forms the batches (`core.scheduling.batch_queue`), as for every backend. The
+waiting differs: each request of a project has a thread, which has run the steps before. Each
+thread waits until a batch with its request is due. The thread that finds a batch due runs that
+batch, or has a member of the batch run it. Batches of one model may overlap. Nothing runs while no
+thread waits.
 
 INVARIANT: a thread runs only the batch of its own request, so a thread whose request is still in
 the queue is never busy.

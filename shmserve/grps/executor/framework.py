@@ -1,4 +1,4 @@
-"""The package `grps_framework`, as projects import it. It exists only after `install`."""
+"""The package `grps_framework`, as projects import it. The package exists only after `install`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REFUSED = {
 
 
 class _Refused(ModuleType):
-    """A module for an unsupported library: it can be imported, but every attribute raises
+    """A module for an unsupported library: the import succeeds, but every attribute raises
     ImportError."""
 
     def __init__(self, name: str, what: str) -> None:

@@ -22,7 +22,7 @@ class ModelInferer(ABC):
 
     @abstractmethod
     def load(self) -> bool:
-        """Load the model. Return False if that failed."""
+        """Load the model. Return False on failure."""
 
     @abstractmethod
     def infer(self, inp: Any, context: Any) -> Any:

@@ -92,7 +92,7 @@ class ProjectModels:
         """Run the named model, or the dag. Return None if the context has an error.
 
         Raises:
-            NotFound: the project has no such model.
+            NotFound: the project has no model of this name.
             Exception: any error of the project's code.
         """
         if name and name not in self._models:

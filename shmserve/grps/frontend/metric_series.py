@@ -1,7 +1,7 @@
-"""Series of numbers as GRPS clients read them: by name, in one list over all times.
+"""Metric series as GRPS clients read them: by name, in one list over all time spans.
 
-System names are those of GRPS's metrics page; any other is the name of a value that a model
-reports about itself, of all models that report it together.
+System names are the names on GRPS's metrics page. Any other name is a value that models report
+about themselves, aggregated over all models that report it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _PERCENTS = (*range(10, 91, 10), *range(91, 102))
 
 
 class GrpsSeries:
-    """`get` is the whole of it."""
+    """Reader of metric series."""
 
     def __init__(self, dispatcher: DispatchApi) -> None:
         self._dispatcher = dispatcher
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """A trend (30 days, 24 hours, 60 minutes, 60 seconds, oldest first) or the
-        distribution of the last second; None: nothing is called so.
+        """Return a trend (30 days, 24 hours, 60 minutes, 60 seconds, oldest first), or the
+        distribution of the last second. Return None if the name is unknown.
 
         Raises:
             Unavailable: the coordinator is away, and did not come back in time.
@@ -67,7 +67,8 @@ class GrpsSeries:
 
 
 def _own(history: HistoryReport, name: str) -> Column | None:
-    """A system name's; None: it is none, or of a GPU that the history does not know."""
+    """Return the values of a system name. Return None for another name, or a GPU without
+    history."""
     if name in _TOTAL:
         return history.total.get(_TOTAL[name], [])
     if name in _SYSTEM:
@@ -82,7 +83,7 @@ def _own(history: HistoryReport, name: str) -> Column | None:
 
 
 def _together(values: Sequence[ValueHistory]) -> Column:
-    """Of several models, as their kind says."""
+    """Aggregate the values of several models, as the kind of the first value says."""
     kind = values[0].kind if values else ""
     columns = [value.columns["value"] for value in values if value.kind == kind]
     column: Column = []

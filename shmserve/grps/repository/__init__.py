@@ -1,1 +1,2 @@
-"""GRPS projects in the model repository: what their files say, and where their instances run."""
+"""GRPS projects in the model repository: the contents of their files, and the devices of
+instances."""
