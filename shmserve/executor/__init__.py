@@ -1,1 +1,1 @@
-"""Executor: the process that runs an instance of a model on the requests of its peers."""
+"""Executor: the process that runs an instance of a model and answers the requests of its peers."""

@@ -3,9 +3,9 @@
 The model reaches `registry` as `Context.metrics`, `pb_utils.MetricFamily` or `app_monitor`. Metric
 families are for scrapes. `values` are aggregated per second, for the metrics page.
 
-Any thread of the model may create, change and release families. Finalizers release them, too, and
-may interrupt any line of this file. A finalizer therefore never waits for the lock: the thread
-that has the lock does the finalizer's work.
+Any thread of the model may create, change and release families. Finalizers release families, too,
+and may interrupt any line of this file. A finalizer therefore never waits for the lock: the holder
+of the lock does the finalizer's work.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class CustomMetrics:
         self.values.publish(words, word)
 
     def forked(self) -> None:
-        """Stop publishing, in a process that the model has forked: the counts of that process are
+        """Stop publishing, in a process that the model has forked: the counts of a fork are
         private."""
         self._area = self._words = None
         self._lock = threading.Lock()
@@ -218,7 +218,7 @@ class CustomMetrics:
 
     def open(self, name: str, description: str, kind: MetricKind) -> MetricRows:
         """Return the family of this name, which is created if needed. An existing family keeps its
-        description. A family exists until everyone who opened it has let go.
+        description. A family exists until all users have let go.
 
         Raises:
             InvalidArgument: the name is bad, or taken by a family of another kind.
@@ -311,8 +311,8 @@ class CustomMetrics:
     # ------------------------------------------------------------- released metrics
 
     def _settle(self) -> None:
-        """Do the work that finalizers have left, unless another thread has the lock. The holder of
-        the lock does that work on release."""
+        """Do the work that finalizers have left. If another thread has the lock, that thread does
+        the work on release."""
         while self._over and self._lock.acquire(blocking=False):
             try:
                 self._settled()

@@ -44,7 +44,7 @@ from shmserve.transport.channel import close_all
 log = logging.getLogger(__name__)
 
 _FRESH_NS = 1_000_000
-_MAX_TURNS = 256  # a new connection takes three turns, and each turn accepts one
+_MAX_TURNS = 256  # turns; a new connection takes three, and each turn accepts one connection
 
 
 class Channels:
@@ -111,7 +111,8 @@ class Channels:
     # ------------------------------------------------------------- beginning and end
 
     def refuse(self, busy: Set[FrontendConnection]) -> None:
-        """Refuse all new requests, visibly for their senders, and take the requests sent before.
+        """Refuse all new requests in a way that the senders notice, and take the requests sent
+        before.
 
         The listener and idle channels are refused first (`shutdown(SHUT_RD)`). Then the messages
         sent before are read. So a request is either taken and answered, or its sender sees the
@@ -174,7 +175,7 @@ class Channels:
         """Return events as `receive` does, in the order in which clients sent the requests.
 
         Needed for sequences: a client that does not wait for answers sends the requests of one
-        sequence on several connections, some of them new.
+        sequence on several connections, some of which are new.
         """
         events = self.receive(timeout_s)
         if any(type(message) is Execute for _, message in events):

@@ -1,4 +1,4 @@
-"""Doorway: accepts connections of frontends and reads their hello."""
+"""Doorway: accepts connections of frontends and reads the hello of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _NO_DESCRIPTOR_S = 0.01  # pause before the next accept, as the listener stays r
 
 
 class Doorway:
-    """Admission of frontends: a listener, connections before their hello, and connected processes.
+    """Admission of frontends: a listener, connections that have sent no hello, and connected
+    processes.
 
     Attributes:
         frontends: connected frontend processes, by name and pid.
@@ -53,8 +54,8 @@ class Doorway:
     def ready(self, fd: int) -> Iterator[FrontendConnection]:
         """Handle a descriptor that epoll has reported, if the doorway owns the descriptor.
 
-        Yield each connection that has been welcomed. Further messages of the connection are
-        reported by the same epoll. The caller closes the connection.
+        Yield each welcomed connection. Further messages of the connection are reported by the same
+        epoll. The caller closes the connection.
         """
         if fd in self._strangers:
             yield from self._greet(self._strangers[fd])
@@ -63,8 +64,8 @@ class Doorway:
                 yield from self._greet(channel)
 
     def shut(self) -> Iterator[FrontendConnection]:
-        """Refuse new frontends, visibly for them. Yield connections that had sent their hello
-        before."""
+        """Refuse new frontends in a way that they notice. Yield connections whose hello had
+        arrived before."""
         transport.refuse(self._listener)
         while self._accept() is not None:
             continue

@@ -1,4 +1,5 @@
-"""Frontends connected to this executor: the memory they may name, and the slots they hold."""
+"""Frontends connected to this executor: the segments that a frontend may name, and the slots it
+holds."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ class FrontendConnection:
         return not self.refusing
 
     def watch(self, epoll: select.epoll) -> None:
-        """Have epoll report messages, if they are read, and room for answers, if some are kept."""
+        """Have epoll report new messages unless refused, and room for answers while answers are
+        kept."""
         mask = select.EPOLLIN if self.reads else 0
         if self.backlog:
             mask |= select.EPOLLOUT
@@ -104,7 +106,7 @@ class FrontendConnection:
             self.mask = mask
 
     def refuse(self, epoll: select.epoll) -> None:
-        """Take no more messages than have been sent already, visibly for the peer."""
+        """Take no more messages than have been sent already, in a way that the peer notices."""
         self.refusing = True
         self.channel.refuse()
         self.watch(epoll)
@@ -128,8 +130,8 @@ class FrontendConnection:
             self.took()
 
     def took(self) -> None:
-        """Note that the peer has taken a kept answer. Does nothing: frontends have no time
-        limit."""
+        """Do nothing when the peer takes a kept answer: frontends have no time limit, unlike
+        lanes."""
 
     def with_news(
         self, answer: Answer, segments: Iterable[int], memory: ArenaMemory
@@ -159,8 +161,7 @@ Event = tuple[FrontendConnection, FromPeer | None]  # None: the connection is cl
 
 
 def sent_ns(event: Event) -> float:
-    """Return the sort key of an event: requests by the time they were sent, then all other
-    events."""
+    """Return the sort key of an event: the send time of a request; all other events come last."""
     message = event[1]
     return message.sent_ns if type(message) is Execute else inf
 

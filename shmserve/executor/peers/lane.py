@@ -110,13 +110,13 @@ class Lane(FrontendConnection):
     """A lane, as a connection of the loop.
 
     Attributes:
-        waiting: requests that are not answered, by the caller's numbers.
+        waiting: unanswered requests, by the caller's numbers.
         leaving: new requests go to another executor. While streams are running, the lane still
-            takes their credit.
+            takes credit for the streams.
         decoupled: the model answers by streams.
         running: numbers of the streams that the model works on, also after the lane's end.
-        stalled_at: time, in seconds, since when the program has not taken its answers; 0: it takes
-            them.
+        stalled_at: time, in seconds, since when the caller has not taken answers; 0: the caller
+            takes answers.
     """
 
     __slots__ = (
@@ -144,9 +144,11 @@ class Lane(FrontendConnection):
 
     @property
     def reads(self) -> bool:
-        """Return True if messages are read now: not while answers wait, and no further request
-        before there is room for its answer. Streams have room of their own, and need credit
-        messages."""
+        """Return True if messages are read now.
+
+        No message is read while answers wait. No further request is read before there is room for
+        the answer. Streams have room of their own, and need credit messages.
+        """
         full = len(self.waiting) >= READ_AHEAD and not self.decoupled
         return not (self.backlog or self.refusing or full)
 
@@ -165,11 +167,11 @@ class Lane(FrontendConnection):
         self.leaving = True
 
     def stalls(self) -> None:
-        """Record the time since when the program has not taken its answers."""
+        """Record the time since when the caller has not taken answers."""
         self.stalled_at = self.stalled_at or time.monotonic()
 
     def took(self) -> None:
-        """Note that the program has taken an answer. On a refused lane, all last answers share one
+        """Note that the caller has taken an answer. On a refused lane, all last answers share one
         time limit."""
         if not self.backlog:
             self.stalled_at = 0.0

@@ -1,4 +1,4 @@
-"""Counts of lane requests and their outcomes, kept by the executor, as no frontend sees them."""
+"""Counts of lane requests and outcomes, kept by the executor, as no frontend takes part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LaneCounting:
         self._announced = False
 
     def open(self) -> None:
-        """Create the page, and tell the coordinator of it. Idempotent.
+        """Create the page of counters, and tell the coordinator. Idempotent.
 
         Raises:
             OSError: no descriptor is left.
@@ -43,7 +43,7 @@ class LaneCounting:
             self.announce()
 
     def announce(self) -> None:
-        """Tell the coordinator of the page, if there is a page.
+        """Tell the coordinator of the page, if the page exists.
 
         Raises:
             OSError: no descriptor is left; the next lane tries again.
@@ -60,7 +60,7 @@ class LaneCounting:
         self._announced = True
 
     def answered(self, call: LaneCall, answer: LaneAnswer) -> None:
-        """Add an answer to the counts of its request. The final answer counts the request."""
+        """Add an answer to the counts of the request. The final answer counts the request."""
         receipt = answer.receipt
         copied = call.copied = (
             call.copied[0] + receipt.copied_in,
@@ -73,7 +73,7 @@ class LaneCounting:
             self._ended(reason, time.monotonic_ns() - call.began_ns, copied)
 
     def refused(self, error: ShmserveError) -> None:
-        """Count a request that was refused."""
+        """Count a refused request."""
         self._ended(reason_of(error))
 
     def lost(self, call: LaneCall) -> None:
@@ -87,7 +87,7 @@ class LaneCounting:
             self._counters.ended(self._spec.name, self._spec.version, reason, ns, copied)
 
     def close(self) -> None:
-        """Close the page. Processes that were given the page still read its last counts."""
+        """Close the page. Processes that were given the page can still read the last counts."""
         if self._page is not None:
             self._page.close()
             self._page, self._counters = None, None

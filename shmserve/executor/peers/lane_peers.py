@@ -1,8 +1,8 @@
-"""Lane peers: admits lanes, checks and translates their messages, and counts requests.
+"""Lane peers: admits lanes, checks and translates messages, and counts requests.
 
 Lanes lead to strangers, so `lane_gate` checks everything. In each turn, one message of a lane is
-read, or none while too many requests or answers of the lane wait. A lane that does not take its
-answers, or sends unreadable messages, is closed without effect on others.
+read, or no message while too many requests or answers of the lane wait. A lane is closed if the
+caller does not take answers or sends unreadable messages. Other lanes notice nothing.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class LanePeers:
         self._tell(LanesOpen(tuple(self._owners().elements())))
 
     def violated(self, lane: Lane) -> None:
-        """Record that a lane sent an unreadable message, or a message that is not allowed now."""
+        """Record an unreadable message of a lane, or a message that is not allowed now."""
         flight_recorder.record("lane violated", f"uid {lane.caller.uid}", self._gate.spec.name)
 
     def ended(self, lane: Lane) -> None:
-        """Forget a closed lane and its requests."""
+        """Forget a closed lane and the lane's requests."""
         self._lanes.discard(lane)
         calls = lane.abandon()
         for call in calls:
@@ -192,7 +192,7 @@ class LanePeers:
         return execute, None
 
     def answered(self, lane: Lane, answer: Answer) -> bytes | None:
-        """Convert an answer for its lane, and release the output slots. The final answer ends the
+        """Convert an answer for the lane, and release the output slots. The final answer ends the
         request. Return None if the request was abandoned."""
         number, waiting = answer.request, lane.waiting
         call = waiting.pop(number, None) if answer.final else waiting.get(number)

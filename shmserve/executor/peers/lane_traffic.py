@@ -1,7 +1,7 @@
-"""Lane traffic: reads the messages of lanes, sends their answers, and closes lanes.
+"""Lane traffic: reads messages of lanes, sends answers, and closes lanes.
 
-`LanePeers` checks and translates the messages. A lane that does not take its answers within
-`send_timeout_s`, or that breaks the protocol, is closed without effect on others.
+`LanePeers` checks and translates the messages. A lane is closed if the caller breaks the protocol,
+or does not take answers within `send_timeout_s`. Other lanes notice nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LaneTraffic:
     """The lanes among an executor's connections. For the thread that uses the channels.
 
     Attributes:
-        stalled: lanes that do not take their answers.
+        stalled: lanes whose callers do not take answers.
     """
 
     def __init__(self, peers: LanePeers, connections: Peers) -> None:
@@ -56,21 +56,20 @@ class LaneTraffic:
             self.close(lane)
 
     def close(self, lane: Lane) -> None:
-        """Close a lane and forget its requests."""
+        """Close a lane and forget the lane's requests."""
         if self._connections.close(lane):
             self.stalled.discard(lane)
             self._peers.ended(lane)
 
     def close_overdue(self) -> None:
-        """Close the lanes that have not taken their answers within `send_timeout_s`."""
+        """Close the lanes whose callers have not taken answers within `send_timeout_s`."""
         for lane in self._peers.overdue(self.stalled):
             self.close(lane)
 
     # ------------------------------------------------------------- messages
 
     def read(self, lane: Lane) -> None:
-        """Read one message, so that no lane starves others. Read all messages of a refused
-        lane."""
+        """Read one message, so that every lane has a turn. Read all messages of a refused lane."""
         behind = True
         try:
             while behind and (received := lane.channel.receive_within(0.0, 0)) is not None:
@@ -113,7 +112,7 @@ class LaneTraffic:
             self.close(lane)
 
     def backlog_sent(self, lane: Lane) -> None:
-        """Note that a lane has taken all of its answers."""
+        """Note that all answers of a lane have been taken."""
         self.stalled.discard(lane)
         if lane.refusing:
             self._end_refused(lane)

@@ -5,19 +5,19 @@ registry, and channels. So a call is counted like any other request, and all mem
 back when either process dies. This module alone connects an executor with `shmserve.dispatch`.
 
 Inputs are copied once, into the arena. Outputs are views of the called executor's slots, and are
-given back when the last array on them is gone. Finalizers may interrupt any code, so they only
-queue this work for `settle`.
+given back when the last array on the view is gone. Finalizers may interrupt any code, so a
+finalizer only queues the action for `settle`.
 
-A call may take the time that is left to the calling requests, and is cancelled when all calling
-requests are cancelled. The answers of a stream have no common deadline, so a decoupled model's
-calls may take `request_timeout_s`. Errors that leave a model lose their frames first, as frames
-would keep arrays.
+A call may take the time left to the calling requests, and is cancelled when all calling requests
+are cancelled. The answers of a stream have no common deadline, so a decoupled model's calls may
+take `request_timeout_s`. Errors that leave a model lose their frames first, as frames would keep
+arrays.
 
-Circular calls: `Execute.callers` names the models that wait for the answer, their depth, and
-whether their executors are blocked meanwhile. Blocked executors are not asked again. If no other
-instance is left, the call is refused at once. A call deeper than `MAX_DEPTH` models is refused,
-too. Two models that call each other for two clients at the same moment end with their deadlines:
-neither request can know of the other.
+Circular calls: `Execute.callers` names the waiting models, their depth, and which of their
+executors are blocked meanwhile. Blocked executors are not asked again. If no other instance is
+left, the call is refused at once. A call deeper than `MAX_DEPTH` models is refused, too. Two
+models that call each other for two clients at the same moment end with their deadlines: neither
+request can know of the other.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class ModelCalls:
     # ------------------------------------------------------------------- inside
 
     def _check_process(self) -> None:
-        # the fork shares this process's sockets, but has none of its threads
+        # the fork shares the executor's sockets, but not the executor's threads
         if os.getpid() != self._pid:
             raise Unavailable("a process that the model has forked cannot call models")
 
@@ -205,7 +205,7 @@ class ModelCalls:
                 f"model '{call.model}' cannot be called: more than {MAX_DEPTH} models would"
                 " wait for each other"
             )
-        # A decoupled model can serve other requests meanwhile, unless it is still in `execute`.
+        # A decoupled model can serve other requests meanwhile, except while `execute` runs.
         own_thread = threading.current_thread() is threading.main_thread()
         blocked = any(request.responses is None or own_thread for request in calling)
         return (*known, CallingModel(self._model, self._process, depth, blocked))
@@ -311,7 +311,8 @@ class DispatchedCall:
                 try:
                     raise outcome.error
                 finally:
-                    # else the error's traceback would keep this frame and all its callers
+                    # else the traceback of the error would keep this frame and all callers of this
+                    # frame
                     del outcome
             yield self._answer(call, outcome)
 

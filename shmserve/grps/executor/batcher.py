@@ -53,7 +53,7 @@ class _Member(Future[Any]):
 
 
 class Batcher:
-    """Batches the requests of one model.
+    """Batches the requests of a model.
 
     Args:
         run: takes lists of messages and of contexts, and returns a list of as many messages.
@@ -65,7 +65,7 @@ class Batcher:
         self._changed = threading.Condition()  # guards the queue
 
     def infer(self, message: Any, context: Any, deadline_ns: int = 0) -> Any:
-        """Run a message in a batch with others. Return the answer.
+        """Run a message in a batch with other messages. Return the answer.
 
         Args:
             deadline_ns: time limit of the answer (CLOCK_MONOTONIC); 0: no limit.
@@ -113,7 +113,7 @@ class Batcher:
         """End late requests, before a batch is taken. Return True if this member has ended."""
         late, _ = self._queue.expire(now_ns)
         if deadline_ns and now_ns >= deadline_ns and member not in late:
-            late.append(member)  # runs nevertheless, for the others of its batch
+            late.append(member)  # runs nevertheless, for the other members of the batch
         for overdue in late:
             overdue.set_exception(DeadlineExceeded("the batch of the request was not done in time"))
         if late:

@@ -1,5 +1,4 @@
-"""The models of a project: created, loaded, and run one after the other in the order of the
-dag."""
+"""The models of a project: created, loaded, and run in the order of the dag."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Model:
-    """A model: its inferer, and its converter if there is one."""
+    """A model of a project: an inferer and, optionally, a converter."""
 
     def __init__(self, entry: ProjectModel, inferer: Any, converter: Any) -> None:
         self.name = entry.name
@@ -129,7 +128,7 @@ def _loaded(entry: ProjectModel, used: set[str]) -> Model:
     return Model(entry, inferer, converter)
 
 
-# part of a model -> class for TorchScript models, and the objects that projects have registered
+# part of a model -> class for TorchScript models, and objects registered by projects
 _PARTS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "inferer": (TorchModelInferer, inferer_register.model_inferer_dict),
     "converter": (TorchTensorConverter, converter_register.converter_dict),
@@ -137,8 +136,8 @@ _PARTS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 
 
 def _instance(entry: ProjectModel, part: str, used: set[str]) -> Any:
-    """Return the object for a model: the registered object on first use, later a new object of its
-    class."""
+    """Return the object for a model: the registered object on first use, later a new object of the
+    same class."""
     of_torch, registered = _PARTS[part]
     if getattr(entry, f"{part}_type") == "torch":
         return of_torch()

@@ -104,11 +104,11 @@ class Exchange(Inference[PayloadSource | HttpSource]):
     def once(self, make: Callable[[Outcome, bool], T]) -> T:
         """Return the only answer, converted by `make`.
 
-        The second argument of `make` says whether the outcome stays valid until the exchange is
-        closed. Otherwise `make` must copy the data that it keeps.
+        The second argument of `make` is True if the outcome stays valid until the exchange is
+        closed. Otherwise, `make` must copy the data to keep.
 
         Raises:
-            ShmserveError: the inference failed, or gave more than one answer.
+            ShmserveError: the inference failed, or gave several answers.
         """
         if not self.entry.spec.decoupled:
             answer = make(self.run(), True)
@@ -129,7 +129,7 @@ class Exchange(Inference[PayloadSource | HttpSource]):
         return answers[0]
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield the answers as they come. Each is valid until the next is asked for.
+        """Yield the answers as they come. An answer is valid until the next is asked for.
 
         Raises:
             ShmserveError: the model failed, perhaps after some answers.

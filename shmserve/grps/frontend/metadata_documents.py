@@ -37,10 +37,11 @@ def server_document(snapshot: Snapshot, settings: Settings) -> str:
 
 
 def model_document(names: Names, name: str) -> str | None:
-    """Return the document about a model, named by bare name or name-version, or None if it is
-    unknown.
+    """Return the document about a model, named by bare name or name-version. Return None for an
+    unknown name.
 
-    If several versions have the bare name, the newest that is loaded is described.
+    If several versions have the bare name, the newest ready version is described, or the newest if
+    no version is ready.
     """
     snapshot = names.snapshot
     match = names.find(name)

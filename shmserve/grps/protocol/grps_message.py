@@ -39,7 +39,7 @@ class GrpsDataType(IntEnum):
 
 
 class StatusFlag(IntEnum):
-    """Whether a request succeeded."""
+    """Success or failure of a request."""
 
     UNKNOWN = 0
     SUCCESS = 1

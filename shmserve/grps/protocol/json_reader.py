@@ -1,9 +1,9 @@
 """JSON reader: GRPS messages from JSON, as protocol buffers map messages to JSON.
 
-The usual request takes one typed msgspec decode, and numpy packs its arrays. Text that msgspec
-refuses (bare NaN in an `ndarray`, camelCase names) is read by the standard library, then handled
-in the same way. An `ndarray`, which protobuf does not know, is a nested list that becomes an FP32
-tensor without a name.
+The usual request takes one typed msgspec decode, and numpy packs the arrays. If msgspec refuses
+the text (bare NaN in an `ndarray`, camelCase names), the standard library reads the text, and the
+document is handled in the same way. An `ndarray`, which protobuf does not know, is a nested list;
+it becomes an FP32 tensor without a name.
 """
 
 from __future__ import annotations

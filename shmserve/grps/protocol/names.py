@@ -1,4 +1,4 @@
-"""Model names of GRPS clients, `name-version`, and their translation to names of the registry.
+"""Model names of GRPS clients, `name-version`, and the translation to names of the registry.
 
 A GRPS version is any text, such as 1.0.0. The registry's versions are positive integers. The
 parameter ``grps_version`` is the GRPS version of a model's newest version. Version n is also known
@@ -15,13 +15,13 @@ VERSION = "grps_version"
 
 
 class Names:
-    """All names of one snapshot. `find` translates to name and version in the registry.
+    """All names of a snapshot. `find` translates to name and version in the registry.
 
     Attributes:
-        paths: models by their own path on the HTTP server.
+        paths: models that have a path of their own on the HTTP server, by path.
         takes_http: a model in `paths` takes raw HTTP requests.
         default: model of requests without a name: the only model, or the only model that is
-            configured for GRPS; empty: there is no such model.
+            configured for GRPS; empty: no such model exists.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -37,7 +37,8 @@ class Names:
         if len(models) > 1:
             models = [m for m in models if _for_grps(snapshot.newest(m))]
         self.default = models[0] if len(models) == 1 else ""
-        # If models want the same path, the first by name gets it, in its newest ready version.
+        # If models want the same path, the first by name gets the path, in the newest ready
+        # version.
         self.paths: dict[str, ModelEntry] = {}
         self.takes_http = False
         for model in sorted(snapshot.models):
@@ -48,8 +49,8 @@ class Names:
                 self.takes_http = self.takes_http or model_parameters.takes_http(entry.spec)
 
     def find(self, name: str) -> tuple[str, str] | None:
-        """Return model and version, as the registry has them, for a client's name; None if
-        unknown."""
+        """Return model and version, as the registry has them, for a client's name. Return None for
+        an unknown name."""
         return self._known.get(name)
 
 

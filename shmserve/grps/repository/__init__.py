@@ -1,2 +1,2 @@
-"""GRPS projects in the model repository: the contents of their files, and the devices of
-instances."""
+"""GRPS projects in the model repository: reads the project files, and places instances on
+devices."""
