@@ -151,7 +151,7 @@ class CustomMetrics:
         self._families: dict[str, MetricRows] = {}
         self._words: memoryview[float] | None = None
         # released, not yet removed
-        self._over: deque[tuple[MetricRows, Sequence[MetricRow]]] = deque()
+        self._released: deque[tuple[MetricRows, Sequence[MetricRow]]] = deque()
         self.values = ReportedValues()
 
     def publish(self, area: MetricsArea, words: Words, word: int) -> None:
@@ -229,7 +229,7 @@ class CustomMetrics:
         if fault:
             raise InvalidArgument(fault)
         with self._lock:
-            self._settled()
+            self._remove_released()
             family = self._families.get(name)
             if family is None:
                 if len(self._families) >= MAX_FAMILIES:
@@ -263,7 +263,7 @@ class CustomMetrics:
             raise InvalidArgument(fault)
         key = tuple(sorted(labels))
         with self._lock:
-            self._settled()
+            self._remove_released()
             row = family.rows.get(key)
             if row is None:
                 if sum(len(f.rows) for f in self._families.values()) >= MAX_SERIES:
@@ -282,7 +282,7 @@ class CustomMetrics:
     def let_go(self, family: MetricRows, rows: Sequence[MetricRow]) -> None:
         """Release a family, and series of the family, for a caller of `open` and `add`. Safe in
         finalizers."""
-        self._over.append((family, rows))
+        self._released.append((family, rows))
         self._settle()
 
     def increment(self, row: MetricRow, value: float) -> None:
@@ -313,22 +313,22 @@ class CustomMetrics:
     def _settle(self) -> None:
         """Do the work that finalizers have left. If another thread has the lock, that thread does
         the work on release."""
-        while self._over and self._lock.acquire(blocking=False):
+        while self._released and self._lock.acquire(blocking=False):
             try:
-                self._settled()
+                self._remove_released()
             finally:
                 self._lock.release()
 
-    def _settled(self) -> None:
-        gone = False
-        while self._over:
-            family, rows = self._over.popleft()
+    def _remove_released(self) -> None:
+        is_changed = False
+        while self._released:
+            family, rows = self._released.popleft()
             for row in rows:
                 if row.let_go():
-                    gone = family.rows.pop(row.labels, None) is not None or gone
+                    is_changed = family.rows.pop(row.labels, None) is not None or is_changed
             if family.let_go():
                 self._families.pop(family.name, None)
-        if gone:
+        if is_changed:
             try:
                 self._publish()
             except ArenaExhausted as ex:  # unlikely: the new table is smaller than before
@@ -341,7 +341,7 @@ class CustomMetrics:
             return
         rows = [row for family in self._families.values() for row in family.rows.values()]
         values = [value for row in rows for value in row.values]
-        told = [
+        families = [
             Family(
                 family.name,
                 family.help,
@@ -351,7 +351,7 @@ class CustomMetrics:
             for family in self._families.values()
             if family.rows
         ]
-        self._words = self._area.write(told, values)
+        self._words = self._area.write(families, values)
         place = 0
         for row in rows:
             place = row.move(place)

@@ -45,8 +45,8 @@ def limit_of(settings: Settings, instance: str, spec: ModelSpec, device: str) ->
         if index == 0:
             _log.info("configuration: instance_group.rate_limiter: no effect (rate_limit is off)")
         return None
-    of_each = [e for e, group in zip(entries, groups, strict=True) for _ in range(group.size)]
-    limit = rate_limit(of_each[index], device)
+    by_index = [e for e, group in zip(entries, groups, strict=True) for _ in range(group.size)]
+    limit = rate_limit(by_index[index], device)
     if limit is not None:
         check_amounts(amounts(settings.rate_limit_resources), limit, spec.name)
     return limit

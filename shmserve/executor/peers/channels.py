@@ -190,9 +190,9 @@ class Channels:
     def receive(self, timeout_s: float) -> list[Event]:
         """Wait at most `timeout_s` seconds and return the events. One message per channel is read:
         epoll reports the next messages in the next call."""
-        found = self._epoll.poll(0 if self._events else timeout_s)
-        self.quiet = not found
-        for fd, mask in found:
+        reported = self._epoll.poll(0 if self._events else timeout_s)
+        self.quiet = not reported
+        for fd, mask in reported:
             connection = self._connections.get(fd)
             if connection is None:
                 self._ready(fd)

@@ -18,7 +18,7 @@ from shmserve.shm.mappings import Mappings
 from shmserve.shm.peer_segments import PeerSegments
 from shmserve.transport import channel as transport
 
-_MOST_FREED = 1024  # limit per answer, as a message has a largest size
+_MAX_FREED = 1024  # limit per answer, as a message has a largest size
 
 
 class FrontendProcess:
@@ -56,7 +56,7 @@ class FrontendProcess:
         self.segments.clear()
 
     def take_freed(self) -> tuple[tuple[int, int], ...]:
-        count = min(len(self.freed), _MOST_FREED)  # the next answers carry the rest
+        count = min(len(self.freed), _MAX_FREED)  # the next answers carry the rest
         taken = tuple(self.freed[:count])
         del self.freed[:count]
         return taken
@@ -140,13 +140,13 @@ class FrontendConnection:
         released. Return the answer and the descriptors of the new segments."""
         offers, fds = memory.offers(set(segments), self.known)
         self.drops = memory.drops
-        told = replace(
+        extended = replace(
             answer,
             offers=tuple(offers),
             dropped=answer.dropped + memory.dropped(self.known),
             freed=answer.freed or self.frontend.take_freed(),
         )
-        return told, fds
+        return extended, fds
 
     def close(self) -> None:
         """Close the channel and drop kept answers."""

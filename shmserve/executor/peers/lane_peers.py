@@ -58,7 +58,7 @@ class LanePeers:
         self._memory = memory
         self._counting = counting
         self._settings = settings
-        self._most = most_requests(settings, gate.spec.decoupled)
+        self._limit = most_requests(settings, gate.spec.decoupled)
         self._tell = tell
         self._lanes: set[Lane] = set()
         self._waiting: dict[int, int] = {}  # number of requests, by user id
@@ -70,8 +70,8 @@ class LanePeers:
         """Return a new lane on this descriptor. If a limit is reached, close the descriptor and
         return None. The coordinator keeps to the limits, but may have lost count."""
         owners = self._owners()
-        most, uid = self._settings.max_lanes, message.uid
-        full = owners.total() >= most or owners[uid] >= most_of_one(self._settings)
+        max_lanes, uid = self._settings.max_lanes, message.uid
+        full = owners.total() >= max_lanes or owners[uid] >= most_of_one(self._settings)
         if full or closed or not self._counts():
             os.close(fd)
             self._tell(LanesOpen((uid,), ended=True))
@@ -175,9 +175,9 @@ class LanePeers:
             reply = lane_gate.refused(message.number, Unavailable("the lane is about to end"))
             return None, lane_gate.encoded(replace(reply, moved=True))
         try:
-            if self._waiting.get(caller.uid, 0) >= self._most:
-                why = "max_queue, max_streams, max_caller_share" if decoupled else "max_queue"
-                raise QueueFull(f"{self._most} requests of this user wait already ({why})")
+            if self._waiting.get(caller.uid, 0) >= self._limit:
+                settings = "max_queue, max_streams, max_caller_share" if decoupled else "max_queue"
+                raise QueueFull(f"{self._limit} requests of this user wait already ({settings})")
             if lane.credit and lane.credit + message.credit > wire.READ_AHEAD:
                 raise QueueFull(
                     f"credit: {message.credit} and that of this lane's other streams are more than"

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _NODES = "/sys/devices/system/node"
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # numbers of the system call
 _MPOL_BIND = 2
-_MOST_NODES = 1024
+_MAX_NODES = 1024
 
 
 class HostPolicy(Struct, frozen=True):
@@ -62,9 +62,9 @@ def apply(instance: Instance, policies: Mapping[str, Iterable[str]]) -> None:
     Raises:
         ConfigError: none of the policy's cores, or not its node, can be used on this host.
     """
-    asked, name = _name(instance)
+    is_configured, name = _name(instance)
     if name not in policies:
-        if asked:
+        if is_configured:
             log.info("configuration: instance_group.host_policy: no effect (no policy '%s')", name)
         return
     policy = parse(policies[name])
@@ -80,8 +80,8 @@ def _name(instance: Instance) -> tuple[bool, str]:
     """Return whether the configuration names a policy, and the name of the policy to apply.
     Without a name in the configuration, the name is ``cpu``, or for example ``gpu_0`` on GPU 0."""
     places = instance_groups.places(instance_groups.read(instance.spec.config))
-    asked = places[ids.instance_index(instance.name)].group.host_policy
-    return bool(asked), asked or instance.device.replace("cuda:", "gpu_")
+    configured = places[ids.instance_index(instance.name)].group.host_policy
+    return bool(configured), configured or instance.device.replace("cuda:", "gpu_")
 
 
 def _run_on(cores: frozenset[int], name: str) -> None:
@@ -110,11 +110,11 @@ def _bind_memory(node: int, name: str) -> None:
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         raise ConfigError(f"host policy '{name}': numa-node is not supported on this architecture")
-    mask = (ctypes.c_ulong * (_MOST_NODES // 64))()
-    if node < _MOST_NODES:
+    mask = (ctypes.c_ulong * (_MAX_NODES // 64))()
+    if node < _MAX_NODES:
         mask[node // 64] = 1 << node % 64
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(ctypes.c_long(number), _MPOL_BIND, mask, ctypes.c_ulong(_MOST_NODES + 1)):
+    if libc.syscall(ctypes.c_long(number), _MPOL_BIND, mask, ctypes.c_ulong(_MAX_NODES + 1)):
         reason = os.strerror(ctypes.get_errno())
         raise ConfigError(f"host policy '{name}': memory of NUMA node {node}: {reason}")
 

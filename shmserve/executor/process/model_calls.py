@@ -198,8 +198,8 @@ class ModelCalls:
         self, call: ModelCall, calling: Sequence[CallingRequest]
     ) -> tuple[CallingModel, ...]:
         """Return the models that wait for the answer; this model is the last."""
-        known = dict.fromkeys(caller for request in calling for caller in request.callers)
-        depth = 1 + max((caller.depth for caller in known), default=0)
+        waiting_models = dict.fromkeys(caller for request in calling for caller in request.callers)
+        depth = 1 + max((caller.depth for caller in waiting_models), default=0)
         if depth > MAX_DEPTH:
             raise ResourceExhausted(
                 f"model '{call.model}' cannot be called: more than {MAX_DEPTH} models would"
@@ -208,22 +208,22 @@ class ModelCalls:
         # A decoupled model can serve other requests meanwhile, except while `execute` runs.
         own_thread = threading.current_thread() is threading.main_thread()
         blocked = any(request.responses is None or own_thread for request in calling)
-        return (*known, CallingModel(self._model, self._process, depth, blocked))
+        return (*waiting_models, CallingModel(self._model, self._process, depth, blocked))
 
     def _timeout_s(self, call: ModelCall, calling: Sequence[CallingRequest]) -> float:
         """Return the time limit of the call, in seconds: at most the time left to the calling
         requests. Streams are left out, as their deadline is that of the next answer, which does
         not bound calls."""
-        most = call.timeout_s or self._settings.request_timeout_s
+        limit_s = call.timeout_s or self._settings.request_timeout_s
         deadlines = [request.deadline_ns for request in calling if request.responses is None]
         if not deadlines or not all(deadlines):
-            return most
-        left_s = (max(deadlines) - time.monotonic_ns()) / 1e9
-        if left_s <= 0:
+            return limit_s
+        remaining_s = (max(deadlines) - time.monotonic_ns()) / 1e9
+        if remaining_s <= 0:
             raise DeadlineExceeded(
                 f"model '{call.model}' cannot be called: the calling request's deadline has passed"
             )
-        return min(most, left_s)
+        return min(limit_s, remaining_s)
 
 
 class DispatchedCall:

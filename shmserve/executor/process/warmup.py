@@ -134,14 +134,14 @@ def _input(
     tensor: WarmupInput, spec: ModelSpec, context: Context, sample: WarmupSample
 ) -> MemoryInput:
     where = f"{_where(spec, sample)}: input '{tensor.name}'"
-    known = spec.input(tensor.name)
-    if known is None:
+    expected = spec.input(tensor.name)
+    if expected is None:
         raise ConfigError(f"{where}: the model has no such input")
-    if known.datatype != tensor.datatype:
-        raise ConfigError(f"{where} is {tensor.datatype}, the model's is {known.datatype}")
-    if not fits(known.shape, tensor.shape):
+    if expected.datatype != tensor.datatype:
+        raise ConfigError(f"{where} is {tensor.datatype}, the model's is {expected.datatype}")
+    if not fits(expected.shape, tensor.shape):
         raise ConfigError(
-            f"{where} has shape {list(tensor.shape)}, the model's is {list(known.shape)}"
+            f"{where} has shape {list(tensor.shape)}, the model's is {list(expected.shape)}"
         )
     if tensor.source == "file":
         path = os.path.join(context.directory, _FOLDER, tensor.file)

@@ -106,12 +106,12 @@ class GatheredBatch:
         self._is_sealed = False
         try:
             for like in self._first.inputs:
-                alike = [t for m in messages for t in m.inputs if t.name == like.name]
+                tensors = [t for m in messages for t in m.inputs if t.name == like.name]
                 if on_device and DATATYPES[like.datatype].itemsize:
-                    rows = sum(tensor.shape[0] for tensor in alike)
+                    rows = sum(tensor.shape[0] for tensor in tensors)
                     self._rooms[like.name] = DeviceRows(like, rows, workspace.devices)
                 else:
-                    nbytes = sum(tensor.at.nbytes for tensor in alike)
+                    nbytes = sum(tensor.at.nbytes for tensor in tensors)
                     self._rooms[like.name] = self._memory.reserve(nbytes)
         except ShmserveError:
             self.close()

@@ -111,9 +111,9 @@ class CudaInput:
         self._check_open()
         if self._near is None:
             dtype = DATATYPES[self.datatype].numpy
-            there = self._region.array(self._at, self.shape, dtype)
+            in_place = self._region.array(self._at, self.shape, dtype)
             usable = self._region.is_usable(self._at)
-            self._near = there if usable else self._copy_of(there)
+            self._near = in_place if usable else self._copy_of(in_place)
         return self._near
 
     def private_on_device(self) -> Any:
@@ -122,8 +122,8 @@ class CudaInput:
         dtype = DATATYPES[self.datatype].numpy
         return self._copy_of(self._region.array(self._at, self.shape, dtype))
 
-    def _copy_of(self, there: Any) -> Any:
-        copy = self._region.device.copied(there)
+    def _copy_of(self, array: Any) -> Any:
+        copy = self._region.device.copied(array)
         self.moved += copy.nbytes
         return copy
 

@@ -57,7 +57,7 @@ class ClientRegions:
         self._link = link
         self._copy = copy
         self._mapped: dict[int, ClientRegion | CudaRegion] = {}
-        self._gone: set[int] = set()  # numbers forgotten while a question is under way
+        self._forgotten: set[int] = set()  # numbers forgotten while a question is under way
         self.closing: dict[int, Callable[[], object | None]] = {}
         self._lock = threading.Lock()
 
@@ -86,21 +86,21 @@ class ClientRegions:
 
     def _map(self, number: int) -> ClientRegion | CudaRegion:
         with self._lock:
-            self._gone.clear()
+            self._forgotten.clear()
             self.closing.pop(number, None)  # left from before `clear`
         answer, fds = self._link.ask(lambda ticket, _: NeedRegion(ticket, number), _ASK_S)
         if not isinstance(answer, RegionGiven):
             close_all(fds)
             raise Unavailable("the coordinator gave no answer about a shared memory region")
-        given = answer.region
-        if given is None or len(fds) != int(given.memory.has_descriptor):
+        granted = answer.region
+        if granted is None or len(fds) != int(granted.memory.has_descriptor):
             close_all(fds)
             if answer.error_code:
                 raise from_code(Code(answer.error_code), answer.error)
             raise Unavailable("the coordinator gave no descriptor of a shared memory region")
-        region = self._opened(given, fds)
+        region = self._opened(granted, fds)
         with self._lock:
-            if not answer.gone and number not in self._gone:
+            if not answer.gone and number not in self._forgotten:
                 self._mapped[number] = region
                 if isinstance(region, ClientRegion) and region.size:
                     self.devices.mappings.mapped(region.address, region.size, writable=True)
@@ -124,7 +124,7 @@ class ClientRegions:
         """Forget unregistered regions. Requests that use them finish."""
         with self._lock:
             for number in numbers:
-                self._gone.add(number)
+                self._forgotten.add(number)
                 self._forget(number)
         self.tell_closed()
 

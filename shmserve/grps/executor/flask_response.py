@@ -139,8 +139,8 @@ class CustomResponse:
     def status_code(self, value: int) -> None:
         """Set the status code, with the reason phrase that Flask uses."""
         self._status_code = value
-        known = value in HTTPStatus._value2member_map_
-        self._status = f"{value} {HTTPStatus(value).phrase.upper() if known else 'UNKNOWN'}"
+        is_standard = value in HTTPStatus._value2member_map_
+        self._status = f"{value} {HTTPStatus(value).phrase.upper() if is_standard else 'UNKNOWN'}"
 
     @property
     def status(self) -> str:
@@ -205,13 +205,13 @@ class CustomResponse:
     def set_cookie(self, key: str, value: str = "", **attributes: Any) -> None:
         """Append a cookie. `attributes` are named as in Flask (max_age, path, httponly, …)."""
         parts = [f"{key}={value}"]
-        for name, given in ({"path": "/"} | attributes).items():
+        for name, attribute in ({"path": "/"} | attributes).items():
             shown = "-".join(word.capitalize() for word in name.split("_"))
             shown = {"Httponly": "HttpOnly", "Samesite": "SameSite"}.get(shown, shown)
-            if given is True:
+            if attribute is True:
                 parts.append(shown)
-            elif given is not None and given is not False:
-                parts.append(f"{shown}={given}")
+            elif attribute is not None and attribute is not False:
+                parts.append(f"{shown}={attribute}")
         self.headers.add("Set-Cookie", "; ".join(parts))
 
 
@@ -252,5 +252,5 @@ def answer_of(response: Any) -> tuple[HttpAnswer, bytes]:
     for name, value in fields:
         if any(c in name + value for c in "\r\n\0"):
             raise ValueError("a header of an HTTP response has a line break")
-    own = tuple((name, value) for name, value in fields if name.lower() not in _OWN)
-    return HttpAnswer(int(status), own), bytes(response.get_data())
+    sent_fields = tuple((name, value) for name, value in fields if name.lower() not in _OWN)
+    return HttpAnswer(int(status), sent_fields), bytes(response.get_data())

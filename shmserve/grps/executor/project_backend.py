@@ -115,9 +115,9 @@ class GrpsBackend:
         """Return the request's message, and the name of the project's model to run ("": the
         dag)."""
         assert self._models is not None
-        given = request.inputs.get(model_parameters.MESSAGE)
+        tensor = request.inputs.get(model_parameters.MESSAGE)
         try:
-            message = grps_pb2.GrpsMessage.FromString(bytes(given.buffer) if given else b"")
+            message = grps_pb2.GrpsMessage.FromString(bytes(tensor.buffer) if tensor else b"")
         except Exception:  # protobuf's DecodeError has no base class of its own in every version
             raise InvalidArgument("the request is no GrpsMessage") from None
         name = str(request.parameters.get(model_parameters.MODEL, "")) or message.model

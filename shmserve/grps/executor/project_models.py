@@ -49,9 +49,9 @@ class Model:
 
     def _batches(self) -> bool:
         """Return True if the project's code can run batches."""
-        own = type(self.inferer).batch_infer is not ModelInferer.batch_infer
+        has_batch_infer = type(self.inferer).batch_infer is not ModelInferer.batch_infer
         kind = type(self.converter)
-        return own and (
+        return has_batch_infer and (
             self.converter is None
             or not isinstance(self.converter, Converter)
             or (

@@ -91,11 +91,11 @@ class TorchModelInferer(ModelInferer):
     def init(self, path: Any, device: Any = None, args: Any = None) -> None:
         super().init(path, device, args)
         torch = import_torch()
-        wanted = str(device or "cpu")
-        if wanted.startswith("original"):
-            self._inp_device = device_of(wanted.removeprefix("original_") or "cpu")
+        requested = str(device or "cpu")
+        if requested.startswith("original"):
+            self._inp_device = device_of(requested.removeprefix("original_") or "cpu")
         else:
-            self._device = self._inp_device = device_of(wanted)
+            self._device = self._inp_device = device_of(requested)
         for library in (args or {}).get("customized_op_paths") or ():
             torch.ops.load_library(library)
 
@@ -103,8 +103,8 @@ class TorchModelInferer(ModelInferer):
         torch = import_torch()
         if not self._path:
             raise ConfigError("inferer_path is missing")
-        own = str(self._device).startswith("original")
-        self._model = torch.jit.load(self._path, map_location=None if own else self._device)
+        device = None if str(self._device).startswith("original") else self._device
+        self._model = torch.jit.load(self._path, map_location=device)
         self._model.eval()
         return True
 

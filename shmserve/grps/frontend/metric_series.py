@@ -47,10 +47,10 @@ class GrpsSeries:
         if name == _LATENCY:
             return _cdf(seconds.latest)
         values = [value for value in seconds.values if value.name == name]
-        own = _own(seconds, name)
-        if own is None and not values:
+        system_values = _own(seconds, name)
+        if system_values is None and not values:
             return None
-        if own is None and values[0].kind == CDF:
+        if system_values is None and values[0].kind == CDF:
             return _cdf(next((value.latest for value in values if value.latest), ()))
         points: list[float] = []
         for level in reversed(range(len(LEVELS))):
@@ -73,11 +73,11 @@ def _own(history: HistoryReport, name: str) -> Column | None:
         return history.total.get(_TOTAL[name], [])
     if name in _SYSTEM:
         return history.system.get(_SYSTEM[name], [])
-    asked = _GPU.fullmatch(name)
-    columns = [gpu.columns for gpu in history.gpus if asked and gpu.index == int(asked[1])]
-    if asked is None or not columns:
+    match = _GPU.fullmatch(name)
+    columns = [gpu.columns for gpu in history.gpus if match and gpu.index == int(match[1])]
+    if match is None or not columns:
         return None
-    if asked[2].startswith("mem"):
+    if match[2].startswith("mem"):
         return [None if used is None else used / _MIB for used in columns[-1]["memory"]]
     return columns[-1]["utilization"]
 
@@ -88,15 +88,15 @@ def _together(values: Sequence[ValueHistory]) -> Column:
     columns = [value.columns["value"] for value in values if value.kind == kind]
     column: Column = []
     for cells in zip(*columns, strict=True):
-        there = [cell for cell in cells if cell is not None]
-        if not there:
+        present = [cell for cell in cells if cell is not None]
+        if not present:
             column.append(None)
         elif kind == "inc":
-            column.append(sum(there))
+            column.append(sum(present))
         elif kind == "avg":
-            column.append(sum(there) / len(there))
+            column.append(sum(present) / len(present))
         else:
-            column.append(max(there) if kind == "max" else min(there))
+            column.append(max(present) if kind == "max" else min(present))
     return column
 
 

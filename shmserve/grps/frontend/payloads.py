@@ -181,11 +181,11 @@ def _text_input(signature: ModelSignature, payload: Payload) -> InputSignature:
 
 def _no_text(signature: ModelSignature, payload: Payload) -> InvalidArgument:
     kind = payload.message.which or "bin_data"
-    wanted = ", ".join(
+    expected = ", ".join(
         f"{item.name} {item.datatype.name} {list(item.shape)}" for item in signature.inputs.values()
     )
     return InvalidArgument(
-        f"model '{signature.spec.name}' has no one place for {kind}; its inputs are {wanted}:"
+        f"model '{signature.spec.name}' has no one place for {kind}; its inputs are {expected}:"
         " send gtensors"
     )
 
@@ -217,13 +217,13 @@ def _names(signature: ModelSignature, tensors: list[GenericTensor]) -> list[str]
     """Return the name of the input for each tensor."""
     names = [tensor.name for tensor in tensors]
     if not any(names):
-        known = list(signature.inputs)
-        if len(names) > len(known):
+        input_names = list(signature.inputs)
+        if len(names) > len(input_names):
             raise InvalidArgument(
                 f"the request has {len(names)} tensors without names, model"
-                f" '{signature.spec.name}' has {len(known)} inputs"
+                f" '{signature.spec.name}' has {len(input_names)} inputs"
             )
-        return known[: len(names)]
+        return input_names[: len(names)]
     if not all(names):
         raise InvalidArgument("give all tensors names, or none of them")
     for name in names:
@@ -252,9 +252,9 @@ def _source(signature: ModelSignature, name: str, tensor: GenericTensor) -> Infe
     dtype = tensor.dtype
     if dtype not in GrpsDataType.__members__.values() or dtype == GrpsDataType.DT_INVALID:
         raise InvalidArgument(f"tensor '{name}' has no dtype that is known: {dtype}")
-    others = [kind for kind, values in tensor.flat.items() if kind != dtype and len(values)]
-    if others:
-        field = FIELDS[GrpsDataType(others[0])]
+    other_kinds = [kind for kind, values in tensor.flat.items() if kind != dtype and len(values)]
+    if other_kinds:
+        field = FIELDS[GrpsDataType(other_kinds[0])]
         raise InvalidArgument(f"tensor '{name}' is {GrpsDataType(dtype).name}, but {field} is set")
     values = tensor.flat.get(dtype, ())
     count = prod(tensor.shape)

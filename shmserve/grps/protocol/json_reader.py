@@ -62,9 +62,9 @@ def _struct(name: str, fields: list[tuple[str, Any]], more: list[Any] | None = N
     """Return a struct type of optional fields, which also notices the camelCase names of the
     fields."""
     names = {field for field, _ in fields}
-    others = [(camel, msgspec.Raw, _NONE) for camel, field in _CAMEL.items() if field in names]
+    camels = [(camel, msgspec.Raw, _NONE) for camel, field in _CAMEL.items() if field in names]
     optional = [(field, Optional[kind], None) for field, kind in fields]  # noqa: UP045
-    return msgspec.defstruct(name, [*optional, *others, *(more or [])])
+    return msgspec.defstruct(name, [*optional, *camels, *(more or [])])
 
 
 _JsonTensor = _struct(
@@ -174,8 +174,8 @@ def _message(source: Any) -> GrpsMessage:
 def _choose(source: Any, ndarray: bool) -> None:
     """Check that there is exactly one payload, other than bin_data."""
     _no_camel(source)
-    given = (source.bin_data, source.str_data, source.gtensors, ndarray or None, source.gmap)
-    kinds = [kind for kind, value in zip(KINDS, given, strict=True) if value is not None]
+    payloads = (source.bin_data, source.str_data, source.gtensors, ndarray or None, source.gmap)
+    kinds = [kind for kind, value in zip(KINDS, payloads, strict=True) if value is not None]
     if not kinds:
         raise InvalidArgument(
             "the request has no payload: set one of str_data, gtensors, ndarray and gmap"
@@ -211,8 +211,8 @@ def _tensor(source: Any) -> GenericTensor:
 def _dtype(tensor: str, given: str | int | None) -> int:
     if isinstance(given, str):
         if given not in GrpsDataType.__members__:
-            known = ", ".join(GrpsDataType.__members__)
-            raise InvalidArgument(f"tensor '{tensor}': dtype '{given[:_SHOWN]}' is none of {known}")
+            names = ", ".join(GrpsDataType.__members__)
+            raise InvalidArgument(f"tensor '{tensor}': dtype '{given[:_SHOWN]}' is none of {names}")
         return GrpsDataType[given].value
     return given or 0
 

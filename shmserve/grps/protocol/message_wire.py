@@ -198,12 +198,12 @@ def _map(view: memoryview, earlier: GenericMap | None) -> GenericMap:
 
 
 def _entry(view: memoryview, name: str) -> tuple[str, Any]:
-    wanted, default, read, _ = _MAPS[name]
+    wire_type, default, read, _ = _MAPS[name]
     key, element = "", default
     for number, wire, value in _fields(view):
         if number == 1 and wire == LEN:
             key = _text(value)
-        elif number == 2 and wire == wanted:
+        elif number == 2 and wire == wire_type:
             element = read(value)
     return key, element
 
@@ -251,15 +251,15 @@ def parts(message: GrpsMessage) -> list[Part]:
     Raises:
         InvalidArgument: more than one payload is set, or a value cannot be written.
     """
-    given = [kind for kind in KINDS if getattr(message, kind) not in (None, False)]
-    if len(given) > 1:
-        raise InvalidArgument(f"a GrpsMessage holds one of {given[0]} and {given[1]}, not both")
+    kinds = [kind for kind in KINDS if getattr(message, kind) not in (None, False)]
+    if len(kinds) > 1:
+        raise InvalidArgument(f"a GrpsMessage holds one of {kinds[0]} and {kinds[1]}, not both")
     out: list[Part] = []
     if message.status is not None:
         out += _nested(1, _status_parts(message.status))
     if message.model:
         out += _nested(2, [message.model.encode()])
-    for kind in given:
+    for kind in kinds:
         out += _nested(KINDS.index(kind) + 3, _payload(message, kind))
     return out
 

@@ -58,9 +58,9 @@ def versions_of(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
     """Return the versions that clients may use for a model version, the preferred version
     first."""
     number = entry.spec.version
-    given = entry.spec.parameters.get(VERSION, "")
-    of_this = model_parameters.INFERENCE in entry.spec.parameters or _newest(entry, snapshot)
-    return [*([given] if given and of_this else []), f"{number}.0.0", number]
+    configured = entry.spec.parameters.get(VERSION, "")
+    applies = model_parameters.INFERENCE in entry.spec.parameters or _newest(entry, snapshot)
+    return [*([configured] if configured and applies else []), f"{number}.0.0", number]
 
 
 def _given(entry: ModelEntry, snapshot: Snapshot) -> list[str]:

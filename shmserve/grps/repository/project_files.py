@@ -168,12 +168,12 @@ class _Reader:
             device = f"original_{self.text(entry, 'inp_device').lower()}"
         if inferer == "customized" and device.startswith(("cuda", "gpu")):
             self.remarks.append(f"{what}: device '{device}' is left to the project's own code")
-        known = {
+        known_keys = {
             *("name", "version", "device", "inp_device", "batching"),
             *(f"{part}_{key}" for part in ("inferer", "converter") for key in _PART),
         }
         self.remarks += [
-            f"{what}: {key} means nothing" for key in entry if key not in known and entry[key]
+            f"{what}: {key} means nothing" for key in entry if key not in known_keys and entry[key]
         ]
         return ProjectModel(
             name=name,

@@ -72,8 +72,8 @@ def _placed(
     where = f"model '{model}': inference.yml: device"
     for entry, gpu in needed:
         if gpu >= len(visible):
-            there = instance_groups.there_are(len(visible)) if visible else "there is none"
-            raise ConfigError(f"{where} '{entry.device}' needs a CUDA device, but {there}")
+            available = instance_groups.there_are(len(visible)) if visible else "there is none"
+            raise ConfigError(f"{where} '{entry.device}' needs a CUDA device, but {available}")
         if any(group.kind == CPU for group in groups):
             raise ConfigError(
                 f"{where} '{entry.device}' does not go with instance_group.kind {CPU}"

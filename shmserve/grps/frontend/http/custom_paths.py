@@ -76,8 +76,8 @@ def wants_stream(spec: ModelSpec, req: Request, body: bytes) -> bool:
     if mode == "query_param":
         return (req.get_param(key) or "").lower() == "true"
     if mode == "header_param":
-        told = underscored(req.env).get(key.lower()) or req.get_header(key) or ""
-        return told.lower() == "true"
+        value = underscored(req.env).get(key.lower()) or req.get_header(key) or ""
+        return value.lower() == "true"
     try:
         document = _members(body)
     except UnreadableMessage:

@@ -204,10 +204,10 @@ def _body_text(req: Request, settings: Settings) -> bytes:
 
 def _content_type(req: Request) -> str:
     """Return the media type without parameters."""
-    given = req.content_type
-    if not given:
+    content_type = req.content_type
+    if not content_type:
         raise InvalidArgument("No content type in headers.")
-    return given.partition(";")[0].strip().lower()
+    return content_type.partition(";")[0].strip().lower()
 
 
 def _unsupported(supported: str) -> InvalidArgument:
