@@ -99,8 +99,8 @@ class Responses(Protocol):
         ...
 
     def abandoned(self) -> None:
-        """Note that the model has dropped its last reference: an open stream ends with an error.
-        Safe in finalizers."""
+        """Note that the model has dropped all references to this sender: an open stream ends with
+        an error. Safe in finalizers."""
         ...
 
 

@@ -103,7 +103,7 @@ class RunningCall(Protocol):
         ...
 
     def abandoned(self) -> None:
-        """End the call soon, as the model has dropped its last reference to the call. Safe in
+        """End the call soon, as the model has dropped all references to the call. Safe in
         finalizers."""
         ...
 

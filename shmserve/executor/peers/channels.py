@@ -234,8 +234,8 @@ class Channels:
         self._lanes.close_overdue()
 
     def _read(self, connection: FrontendConnection) -> None:
-        """Read a message. Read on if the message has waited, as only an old request can be
-        cancelled already, or until the end if the channel is refused."""
+        """Read a message of a frontend. After a request that has waited, read on: a cancellation
+        may be behind. On a refused channel, read to the end."""
         frontend, behind = connection.frontend, True
         try:
             while behind and (received := connection.channel.receive_within()) is not None:

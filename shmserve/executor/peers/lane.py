@@ -115,8 +115,8 @@ class Lane(FrontendConnection):
             takes credit for the streams.
         decoupled: the model answers by streams.
         running: numbers of the streams that the model works on, also after the lane's end.
-        stalled_at: time, in seconds, since when the caller has not taken answers; 0: the caller
-            takes answers.
+        stalled_at: time (monotonic, in seconds) at which the caller stopped taking answers; 0: the
+            caller takes answers.
     """
 
     __slots__ = (
@@ -167,7 +167,7 @@ class Lane(FrontendConnection):
         self.leaving = True
 
     def stalls(self) -> None:
-        """Record the time since when the caller has not taken answers."""
+        """Record the time at which the caller stopped taking answers, unless recorded before."""
         self.stalled_at = self.stalled_at or time.monotonic()
 
     def took(self) -> None:

@@ -1,8 +1,8 @@
-"""Executor process: runs one model instance. The supervisor starts the program, or `template`
-forks.
+"""Executor process: runs one model instance. The supervisor execs this program, or `template`
+forks it.
 
-The process reads one `Instance` from stdin, loads the model and tells the coordinator. Then it
-serves until it is told to stop or the gunicorn master is gone.
+The process reads one `Instance` from stdin, loads the model and tells the coordinator. Then the
+process serves until told to stop or until the gunicorn master is gone.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Executor:
         mappings = Mappings()
         self.devices = Devices.of(instance.device, mappings)
         # With a GPU, segments are pinned, which takes long: a single segment of full size is
-        # pinned faster.
+        # better than several.
         first_size = _FIRST_SEGMENT if self.devices.ordinal is None else 0
         self.link = Link(
             self.run_dir,
@@ -136,7 +136,7 @@ class Executor:
                 name = self.instance.name
                 limit = rate_limited.limit_of(self.settings, name, loaded[1], self.device)
             except ShmserveError as ex:
-                # the coordinator's log line has the unchanged text
+                # else the coordinator logs the whole text
                 if sanitised(ex.message) != ex.message:
                     log.error("model not loaded: %s", ex.message)
                 self.link.send(LoadFailed(self.instance.name, sanitised(ex.message)))

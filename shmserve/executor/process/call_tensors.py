@@ -30,7 +30,7 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class CallInput:
-    """An input of a call, and the number of bytes, `nbytes`, that it takes in a slot."""
+    """An input of a call; `nbytes` is the number of bytes in a slot."""
 
     def __init__(self, tensor: CalledTensor) -> None:
         self.name = tensor.name

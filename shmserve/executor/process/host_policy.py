@@ -57,7 +57,7 @@ def parse(lines: Iterable[str]) -> HostPolicy:
 
 
 def apply(instance: Instance, policies: Mapping[str, Iterable[str]]) -> None:
-    """Apply the policy of the instance, if there is a policy, to this process.
+    """Apply the instance's policy, if any, to this process.
 
     Raises:
         ConfigError: none of the policy's cores, or not its node, can be used on this host.

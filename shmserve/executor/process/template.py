@@ -2,10 +2,10 @@
 from.
 
 The template has imported the modules that all executors share, and has read the settings. Both
-take longer than a fork, and would take memory in each executor. It has loaded nothing that must
-not be forked: no CUDA, no model's library, no thread. (numpy's BLAS stops its threads before a
-fork and starts them again on use.) A socket is the only tie to the supervisor, which alone has the
-other end.
+take longer than a fork, and would take memory in each executor. The template loads nothing that
+must not be forked: no CUDA, no model's library, no thread. (numpy's BLAS stops its threads before
+a fork and starts them again on use.) A socket is the only tie to the supervisor, which alone has
+the other end.
 
 The supervisor asks for each executor (`supervisor.processes.executor_template`), and becomes the
 parent of the fork (PR_SET_CHILD_SUBREAPER). When the template ends, the supervisor starts another.

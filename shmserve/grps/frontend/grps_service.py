@@ -19,8 +19,8 @@ OK = GrpsMessage(success())
 
 
 class Grps:
-    """The GRPS service of a process: returns answers, or raises the error that the answer
-    tells."""
+    """The GRPS service of a process. Methods return answers, or raise errors that the transport
+    turns into answers."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher

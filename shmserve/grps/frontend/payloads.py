@@ -53,7 +53,7 @@ _WIDENED = {
     "UINT32": GrpsDataType.DT_INT64,
     "UINT64": GrpsDataType.DT_INT64,
 }
-# datatype of a model -> element type that GRPS carries it in; all not listed above are small
+# datatype of a model -> element type that GRPS carries it in; datatypes not listed above are small
 # floats
 DTYPES = dict.fromkeys(DATATYPES, GrpsDataType.DT_FLOAT32) | _PLAIN | _WIDENED
 
