@@ -72,7 +72,8 @@ class GenericTensor(Struct, frozen=True, eq=False):
 
     Attributes:
         flat: elements as set in the wire form, by element type. The format allows fields of other
-            types than `dtype`, and any number of elements. `array` checks both.
+            types than `dtype`, and any number of elements. `array` takes the elements of `dtype`
+            and checks their number.
     """
 
     name: str = ""

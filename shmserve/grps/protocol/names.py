@@ -49,8 +49,8 @@ class Names:
                 self.takes_http = self.takes_http or model_parameters.takes_http(entry.spec)
 
     def find(self, name: str) -> tuple[str, str] | None:
-        """Return model and version, as the registry has them, for a client's name. Return None for
-        an unknown name."""
+        """Return model and version in the registry for a client's name, or None for an unknown
+        name."""
         return self._known.get(name)
 
 
