@@ -180,9 +180,9 @@ def rpc(profile):
     with contextlib.ExitStack() as stack:
         rig = stack.enter_context(data_plane(profile))
         served = GrpcServer(rig.dispatcher, rig.settings, SocketCallers())
-        port = served.server.add_insecure_port("127.0.0.1:0")
+        target = served.server.adopt(socket.create_server(("127.0.0.1", 0)), None)
         stack.callback(served.close)
-        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}"))
+        channel = stack.enter_context(grpc.insecure_channel(target))
         call = channel.unary_unary(f"/{SERVICE.full_name}/{INFER}")
         message = pb.ModelInferRequest(model_name=MODEL.name)
         message.inputs.add(name="INPUT0", datatype="FP32", shape=TENSOR.shape)

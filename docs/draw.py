@@ -82,17 +82,26 @@ def picture(edges: list[tuple[str, str, str]]) -> str:
 
 
 def config_table() -> str:
-    """Every field of config.pbtxt and what becomes of it; parts of a refused field are left out."""
-    lines = ["| field | |", "|---|---|"]
+    """Return a table of the fields of config.pbtxt: a row for each message with its honoured
+    fields, and a row for each field that is not. Parts of a refused field are left out."""
+    honoured: dict[str, list[str]] = {}
+    rows = []
     for path in schema_paths():
-        if path in SUPPORTED and any(other.startswith(f"{path}.") for other in SUPPORTED):
-            continue  # its parts say it
-        if path in SUPPORTED:
-            lines.append(f"| `{path}` | honoured |")
-        elif path in NO_EFFECT:
-            lines.append(f"| `{path}` | no effect: {NO_EFFECT[path]} |")
+        message, _, part = path.partition(".")
+        if path in NO_EFFECT:
+            rows.append(f"| `{path}` | no effect: {NO_EFFECT[path]} |")
         elif path in HINTS:
-            lines.append(f"| `{path}` | refused: {HINTS[path]} |")
+            rows.append(f"| `{path}` | refused: {HINTS[path]} |")
+        elif path in SUPPORTED:
+            if message not in honoured:
+                honoured[message] = []
+                rows.append(message)
+            if part and not any(other.startswith(f"{path}.") for other in SUPPORTED):
+                honoured[message].append(f"`{part}`")
+    lines = ["| field | |", "|---|---|"]
+    for row in rows:
+        parts = ": " + ", ".join(honoured[row]) if honoured.get(row) else ""
+        lines.append(f"| `{row}` | honoured{parts} |" if row in honoured else row)
     return "\n".join(lines)
 
 

@@ -30,6 +30,7 @@ OUTSIDE = {
 # Old page -> section -> new page, with "#section" where that has another name: readers of the old
 # address are sent on
 MOVED = {
+    "cli.md": {"who-is-who": "cli.md#process-names"},
     "client.md": {
         "lanes": "shared_memory.md",
         "the-client-sockets-protocol": "shared_memory.md",
@@ -58,7 +59,7 @@ MOVED = {
         "restricted-apis-and-forwarded-headers": "http_api.md",
         "sequences": "model_config.md",
         "shared-memory-regions": "shared_memory.md",
-        "statistics-metrics-traces-logs": "http_api.md",
+        "statistics-metrics-traces-logs": "http_api.md#what-is-there",
         "torchscript-models": "model_config.md",
         "what-is-there": "http_api.md",
         "where-grpss-servers-differ-or-we-differ-from-them": "grps.md",

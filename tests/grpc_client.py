@@ -20,6 +20,7 @@ from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
 from shmserve.testing.running_server import WATCHDOG_S
+from shmserve.transport.listen_addresses import listeners, parse
 
 PREFIX = f"/{SERVICE.full_name}/"
 VALUES = np.array([1, 2, 3, 4.5], np.float32)
@@ -132,6 +133,12 @@ class OneCaller(Callers):
         return self.caller
 
 
+def listen(served: GrpcServer, address: str) -> str:
+    """Have a server listen there. Return the address for clients."""
+    (sock,) = listeners("grpc_bind", parse("grpc_bind", address), 128)
+    return served.server.adopt(sock, None)
+
+
 class Rig:
     """The real gRPC server over the fake dispatcher, and a client. `also`: an address more."""
 
@@ -144,9 +151,9 @@ class Rig:
     ) -> None:
         self.dispatcher = dispatcher or fake_models.dispatcher()
         self.served = GrpcServer(self.dispatcher, Settings(**settings), OneCaller(Caller(uid)))  # type: ignore[arg-type]
-        self.target = f"127.0.0.1:{self.served.server.add_insecure_port('127.0.0.1:0')}"
+        self.target = listen(self.served, "127.0.0.1:0")
         if also is not None:
-            self.served.server.add_insecure_port(also)
+            listen(self.served, also)
         self.served.start()
         self.client = Client(self.target)
         self.threads = ThreadPoolExecutor(16)

@@ -37,7 +37,6 @@ from shmserve.frontends.descriptors import READ, Descriptors
 from shmserve.frontends.side_threads import CallElsewhere, SideThreads
 from shmserve.frontends.timers import TimedWait, Timers
 
-CROWDED_IDLE_S = 1.0  # an idle connection gives way to a new one after this
 _MOST_EVENTS = 256  # taken at a time
 _ENDINGS = 3  # times that one is told to end, which may wait for something on its way out
 _RESTING = 64  # greenlets that are kept for what runs next

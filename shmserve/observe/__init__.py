@@ -1,1 +1,1 @@
-"""What a process tells of itself and its machine: logs, CPU and memory, connections, GPUs."""
+"""Observation of a process and the machine: logs, CPU and memory, connections, GPUs."""

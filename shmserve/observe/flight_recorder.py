@@ -1,9 +1,9 @@
-"""The flight recorder: what happened last, in files that survive every process.
+"""Flight recorder: the latest events of a service, in files that survive every process.
 
-Each process that records writes a ring of its own (`core.stats.event_ring`) in the folder `events`
-of the run directory, from its first event on; one that has nothing to tell has none. A lock of the
-file says that its writer lives. Of rings whose writers have ended the latest are kept.
-`shmserve show events` reads them all, whether anybody lives or not.
+Each process writes a ring (`core.stats.event_ring`) in the folder `events` of the run directory,
+from its first event on. A process without events has no ring. A lock on the file shows that the
+writer lives. The latest rings of ended processes are kept. `shmserve show events` reads all rings,
+even if no process lives.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from shmserve.log_fields import with_fields
 
 _log = logging.getLogger(__name__)
 
-_RECORDS = 1000  # of a ring; and rows that are shown or kept
-KEPT_RINGS = 24  # of processes that have ended
-BAD_END = "bad-end.json"  # the rows as they were when the service or a process of it had to go
+_RECORDS = 1000  # records of a ring; also limit of rows to show or keep
+KEPT_RINGS = 24  # rings of ended processes to keep
+BAD_END = "bad-end.json"  # rows at the moment of a failure or a forced end, as `keep` writes them
 _FOLDER = "events"
 _RING = ".ring"
-_MAX_BYTES = 64 << 20  # of a ring that is read
-_AGAIN_S = 1.0  # making a ring looks at all rings and at the file system
-_SPARE_INODES = 8  # left to the sockets of executors that are started again
+_MAX_BYTES = 64 << 20  # limit of a ring to read
+_AGAIN_S = 1.0  # making a ring reads all rings and asks the file system
+_SPARE_INODES = 8  # left for the sockets of restarted executors
 
 
 class _Recorder:
-    """This process's ring."""
+    """The ring of this process."""
 
     def __init__(self, run_dir: str, process: str, records: int = _RECORDS) -> None:
         self._folder = _folder(run_dir)
         self._process = process
         self._ring = EventRing(records)
         self._fd = -1
-        self._again_at = 0.0  # a ring that could not be made is not tried before
-        self._broken = ""  # why the last event could not be written
+        self._again_at = 0.0  # no new attempt to make the ring before this time
+        self._broken = ""  # reason why the last event could not be written
         self._lock = threading.Lock()
 
     def add(self, kind: str, subject: str, text: str) -> None:
@@ -62,7 +62,7 @@ class _Recorder:
                 offset, record = self._ring.add(time.time(), kind, subject, text)
                 os.pwrite(self._fd, record, offset)
                 self._broken = ""
-            except OSError as ex:  # the service is worth more than its history
+            except OSError as ex:  # the service goes on even if its history cannot be written
                 if self._broken != str(ex.strerror):
                     self._broken = str(ex.strerror)
                     _log.error("events are not recorded for now: %s", ex.strerror)
@@ -80,7 +80,8 @@ def start(run_dir: str, process: str) -> None:
 
 
 def follow(take: Callable[[RecordedEvent], None]) -> None:
-    """Give every event of this process to `take` as well, each by itself, from now on."""
+    """From now on, also pass each event of this process to `take`, without joining repeated
+    events."""
     global _follow
     _follow = take
 
@@ -88,7 +89,7 @@ def follow(take: Callable[[RecordedEvent], None]) -> None:
 def record(
     kind: str, subject: str, text: str = "", fields: Mapping[str, object] = _NO_FIELDS
 ) -> None:
-    """Record an event; never fails. Do nothing before `start` was called."""
+    """Record an event. Never fails, and records nothing before `start`."""
     if _recorder is not None:
         _recorder.add(kind, subject, with_fields(text, fields) if fields else text)
     if _follow is not None:
@@ -97,7 +98,7 @@ def record(
 
 
 def rows(run_dir: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """The last events of all processes that have recorded some, the newest last."""
+    """Return the last events of all processes that have a ring, the newest last."""
     count = _RECORDS if limit is None else min(limit, _RECORDS)
     folder = _folder(run_dir)
     merged = [(event, name) for name in _rings(folder) for event in _read(folder, name)]
@@ -109,8 +110,8 @@ def rows(run_dir: str, limit: int | None = None) -> list[dict[str, Any]]:
 
 
 def keep(run_dir: str) -> None:
-    """Write what `rows` says to a file of its own: something has ended badly, and what is recorded
-    from now on must not push that out."""
+    """Write the result of `rows` to a file after a bad end, so that later events cannot replace
+    it."""
     path = os.path.join(_folder(run_dir), BAD_END)
     try:
         with open(path + ".new", "wb") as file:
@@ -121,7 +122,7 @@ def keep(run_dir: str) -> None:
 
 
 def _folder(run_dir: str) -> str:
-    """One for all generations of a service."""
+    """Return the folder of the rings, shared by all generations of a service."""
     above, name = os.path.split(run_dir)
     return os.path.join(above if GENERATION.fullmatch(name) else run_dir, _FOLDER)
 
@@ -144,7 +145,7 @@ def _moment(seconds: float) -> str:
 
 
 def _create(folder: str, process: str) -> int:
-    """A new ring, its lock held for as long as this process lives."""
+    """Create a ring and lock it for as long as this process lives."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     _sweep(folder)
@@ -153,17 +154,18 @@ def _create(folder: str, process: str) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(os.path.join(folder, process + _RING), flags, 0o600)
-    with contextlib.suppress(OSError):  # a file system without such locks, or just being looked at
+    # a file system without locks, or another process is just testing the lock
+    with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return fd
 
 
 def _sweep(folder: str) -> None:
-    """Remove rings of processes that have ended, but not the latest."""
+    """Remove the older rings of ended processes."""
     dead = [name for name in _rings(folder) if not _is_written(os.path.join(folder, name))]
     if len(dead) <= KEPT_RINGS:
         return
-    # An empty one has just been made: its writer is about to lock it.
+    # An empty ring counts as the newest: its writer has just made it and is about to lock it.
     last = {name: max((e.last for e in _read(folder, name)), default=inf) for name in dead}
     for name in sorted(dead, key=last.__getitem__)[:-KEPT_RINGS]:
         with contextlib.suppress(FileNotFoundError):
@@ -192,5 +194,5 @@ def _read(folder: str, name: str) -> list[RecordedEvent]:
     try:
         with open(os.path.join(folder, name), "rb") as file:
             return event_ring.decode(file.read(_MAX_BYTES))
-    except OSError:  # it has just been swept
+    except OSError:  # another process has just swept the ring
         return []

@@ -1,4 +1,4 @@
-"""Numbers that only a process's outermost layer knows, for those who publish them."""
+"""Numbers known only to the outermost layer of a process, made available for publication."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _sources: list[Callable[[], int]] = []
 
 
 def provide_connections(source: Callable[[], int]) -> None:
-    """From now on `source` says how many clients are connected to this process."""
+    """Set the function that returns the number of clients connected to this process."""
     _sources[:] = [source]
 
 
 def connections() -> int:
-    """Connections of clients; 0 where nobody provides them."""
+    """Return the number of connected clients, or 0 without a provider."""
     return sum(source() for source in _sources)

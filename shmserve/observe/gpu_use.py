@@ -1,7 +1,6 @@
-"""How busy the visible GPUs are, read from NVML once a second by a thread of its own.
+"""Use of the visible GPUs, read from NVML once a second by a separate thread.
 
-Nobody waits for a driver that hangs, and what it said long ago is not told: a reading is told
-for `FRESH_S` at most.
+No caller waits for a driver that hangs. A reading is reported for at most `FRESH_S`.
 """
 
 from __future__ import annotations
@@ -20,17 +19,16 @@ from shmserve.observe import gpus, nvml
 from shmserve.protocol.control.stats_messages import GpuReport
 
 FRESH_S = 5.0
-MOST = 64  # GPUs that are told of
+MOST = 64  # limit of reported GPUs
 _EVERY_S = 1.0
-_REST_S = 30.0  # where there is no driver, or none yet
+_REST_S = 30.0  # pause without a driver
 _LOOK_S = 60.0  # MIG devices may come and go
 
 _log = logging.getLogger(__name__)
 
 
 class GpuUse:
-    """A thread that reads, and what it has read last. Where there is no driver, or no package
-    for it, there is no GPU."""
+    """A thread that reads GPUs, and the latest reading. Without driver or package, no GPU."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -43,22 +41,22 @@ class GpuUse:
         threading.Thread(target=self._run, name="gpu-use", daemon=True).start()
 
     def stop(self) -> None:
-        """Read no more. A reading that hangs is not waited for."""
+        """Stop reading. Does not wait for a reading that hangs."""
         self._over.set()
 
     def latest(self) -> tuple[GpuReport, ...]:
-        """Every visible GPU of which there is a fresh reading."""
+        """Return every visible GPU with a fresh reading."""
         moment, reports = self._read
         return reports if time.monotonic() - moment < FRESH_S else ()
 
     def sample(self) -> None:
-        """Read all; what `start`'s thread does once a second. Takes a few seconds at most."""
+        """Read all visible GPUs: done once a second by the thread, in a few seconds at most."""
         module = nvml.bindings()
         if module is None:
             return
         begun = time.monotonic()
-        wanted = self._look(begun)
-        reports = nvml.bounded(lambda: read(module, wanted)) if wanted is not None else None
+        visible = self._look(begun)
+        reports = nvml.bounded(lambda: read(module, visible)) if visible is not None else None
         if reports is not None:
             self._read = begun, reports
         if reports is None and not self._silent:
@@ -68,7 +66,8 @@ class GpuUse:
         self._silent = reports is None
 
     def _look(self, now: float) -> frozenset[str] | None:
-        """Which GPUs are visible, as last known; None: the driver has never said."""
+        """Return the uuids of the visible GPUs as last known, or None without any answer so
+        far."""
         if now >= self._look_at:
             seen = visible_uuids()
             if seen is not None:
@@ -81,7 +80,10 @@ class GpuUse:
 
 
 def visible_uuids() -> frozenset[str] | None:
-    """The GPUs that this service sees, or has a MIG device of; None: the driver is silent."""
+    """Return the uuids of GPUs that this service sees, in whole or as a MIG device.
+
+    Return None if the driver does not answer.
+    """
     present = gpus.present()
     if not all(gpu.uuid for gpu in present):
         return None
@@ -94,16 +96,20 @@ def visible_uuids() -> frozenset[str] | None:
 
 
 def _is_of(token: str, index: int, gpu: Gpu) -> bool:
-    """Whether a token of `devices.visible` stands for the GPU or for a part of it."""
-    parent = token.removeprefix("MIG-").partition("/")[0]  # of a part's older name
+    """Return True if a token of visible devices means the GPU or a part of the GPU."""
+    # older names of MIG devices hold the GPU's uuid
+    parent = token.removeprefix("MIG-").partition("/")[0]
     return token == str(index) or token in gpu.parts or gpu.uuid.startswith(parent)
 
 
 def read(module: ModuleType, wanted: Collection[str]) -> tuple[GpuReport, ...]:
-    """The wanted GPUs (uuids) right now. `module`: pynvml, initialised; may hang.
+    """Return the present reading of the `wanted` GPUs (uuids).
+
+    Args:
+        module: pynvml, initialised. Calls may hang.
 
     Raises:
-        module.NVMLError: the driver has gone.
+        module.NVMLError: the driver was unloaded.
     """
     count = min(module.nvmlDeviceGetCount(), MOST)
     reports = (_gpu(module, index, wanted) for index in range(count))
@@ -111,7 +117,7 @@ def read(module: ModuleType, wanted: Collection[str]) -> tuple[GpuReport, ...]:
 
 
 def least_memory() -> int:
-    """Bytes of the smallest of the visible GPUs; 0: there is none."""
+    """Return the bytes of the smallest visible GPU, or 0 without a GPU."""
     module = nvml.bindings()
     if module is None:
         return 0
@@ -120,12 +126,12 @@ def least_memory() -> int:
 
 
 def _gpu(module: ModuleType, index: int, wanted: Collection[str]) -> GpuReport | None:
-    """One GPU; None: it is lost, or not wanted."""
+    """Return the reading of a GPU, or None if the GPU is lost or not wanted."""
 
     def value(query: Callable[[], Any]) -> Any:
         try:
             return query()
-        except module.NVMLError:  # most often: this kind of GPU does not tell that
+        except module.NVMLError:  # usually this kind of GPU does not report the value
             return None
 
     def parts(query: Callable[[], int], of_a_unit: int) -> float | None:

@@ -1,6 +1,6 @@
-"""Which CUDA devices this service sees, found without any CUDA call.
+"""CUDA devices visible to this service, found without any CUDA call.
 
-NVML is asked where nvidia-ml-py is installed; elsewhere the driver's device files are counted.
+NVML is asked if nvidia-ml-py is installed. Otherwise the driver's device files are counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEEP_S = 5.0
 
 
 class _Cache:
-    """The tokens of the devices that were visible last, and until when they count. Any thread."""
+    """Tokens of the visible devices, cached for some seconds. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class _Cache:
         self._until = 0.0
 
     def tokens(self) -> tuple[str, ...]:
-        """Looked up again when they are too old."""
+        """Return the tokens, looked up again if too old."""
         with self._lock:
             if time.monotonic() >= self._until:
                 self._tokens = device_names.visible(
@@ -45,20 +45,20 @@ _cache = _Cache()
 def visible_devices() -> tuple[str, ...]:
     """Return a token per visible device (see `core.device_names.visible`), at most seconds old.
 
-    May take `nvml.DEADLINE_S` where the driver hangs.
+    Takes up to `nvml.DEADLINE_S` if the driver hangs.
     """
     return _cache.tokens()
 
 
 def present() -> list[Gpu]:
-    """The devices that are physically there, in the driver's order."""
+    """Return the physically present devices, in the driver's order."""
     library = nvml.bindings()
-    known = nvml.bounded(lambda: _ask(library)) if library is not None else None
-    return [Gpu()] * _device_files() if known is None else known
+    devices = nvml.bounded(lambda: _ask(library)) if library is not None else None
+    return [Gpu()] * _device_files() if devices is None else devices
 
 
 def _ask(library: Any) -> list[Gpu]:
-    """Raises NVML's errors."""
+    """Return the devices as NVML reports them. Raises NVML's errors."""
     count = library.nvmlDeviceGetCount()
     return [_gpu(library, library.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
 
@@ -67,13 +67,13 @@ def _gpu(library: Any, handle: Any) -> Gpu:
     uuid = library.nvmlDeviceGetUUID(handle)
     try:
         mig = library.nvmlDeviceGetMigMode(handle)[0] != 0
-    except library.NVMLError:  # a kind of device that has none
+    except library.NVMLError:  # this kind of device has no MIG mode
         mig = False
     return Gpu(uuid, mig, tuple(_parts(library, handle)) if mig else ())
 
 
 def _parts(library: Any, handle: Any) -> list[str]:
-    """Names of a device's MIG devices; numbers that are not taken raise."""
+    """Return the names of a device's MIG devices. NVML raises for unused numbers."""
     names = []
     for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:

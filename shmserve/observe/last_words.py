@@ -1,7 +1,8 @@
-"""``python -m shmserve.observe.last_words MODULE ...``: run a module whose end is explained.
+"""``python -m shmserve.observe.last_words MODULE ...``: run a module and record why it ended.
 
-A program's standard input, which it has no other use for, is a file in memory; its parent keeps it.
-The exception that ends the program is written there, be it while the module is still imported.
+The program has no other use for its standard input. So standard input is a file in memory, which
+the parent keeps. An exception that ends the program is written to this file, even if the module is
+still being imported.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from types import TracebackType
 from typing import BinaryIO
 
 _NAME = "shmserve-last-words"
-_MOST_BYTES = 1000
+_MAX_BYTES = 1000
 
 
 def make() -> BinaryIO:
-    """Open a file to be a program's standard input; the caller closes it."""
+    """Open a file for a program's standard input. The caller closes the file."""
     return as_stdin(name=_NAME)
 
 
 def as_stdin(data: bytes = b"", name: str = "stdin") -> BinaryIO:
-    """Open a file in memory with `data`, to be a program's standard input: unlike a pipe it never
-    blocks the caller, who closes it."""
+    """Open a file in memory with `data`, for a program's standard input.
+
+    Unlike a pipe, the file never blocks the caller. The caller closes the file.
+    """
     file = os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "w+b")
     file.write(data)
     file.seek(0)
@@ -33,19 +36,19 @@ def as_stdin(data: bytes = b"", name: str = "stdin") -> BinaryIO:
 
 
 def read(file: BinaryIO) -> str:
-    """Return what the program has told; empty: nothing."""
-    return os.pread(file.fileno(), _MOST_BYTES, 0).decode(errors="replace")
+    """Return the text that the program has written, or an empty text."""
+    return os.pread(file.fileno(), _MAX_BYTES, 0).decode(errors="replace")
 
 
 def tell(words: str) -> None:
-    """Explain why this program ends, in a line; without effect if nobody keeps a file for that."""
+    """Record in a line why this program ends. Without effect if the parent keeps no file."""
     with contextlib.suppress(OSError):
         if os.readlink("/proc/self/fd/0").startswith(f"/memfd:{_NAME}"):
-            os.pwrite(0, words.encode()[:_MOST_BYTES], 0)
+            os.pwrite(0, words.encode()[:_MAX_BYTES], 0)
 
 
 def main() -> None:
-    """Run the module that the command line names, as a program with the remaining arguments."""
+    """Run the module named on the command line as a program with the remaining arguments."""
     sys.excepthook = _tell_and_print
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Output of this process: threads write it, or, of a process that forks, the supervisor does."""
+"""Output of this process: written by threads, or by the supervisor for a process that forks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shmserve.observe.log_writer import LogWriter
 
 
 class _Output:
-    """State of one process, and of its forks until they begin anew.
+    """State of one process, inherited by forks until each fork calls `begin`.
 
     Attributes:
-        relay: socket of a process that forks. Its forks keep it for supervisors that they start.
-        writers: what writes, by descriptor.
+        relay: socket of a process that forks. Forks keep the socket for supervisors started later.
+        writers: log writers, by descriptor.
     """
 
     def __init__(self) -> None:
@@ -79,10 +79,10 @@ begin, end = _output.begin, _output.end
 
 
 def relayed_to() -> int:
-    """Return the descriptor that a supervisor is given for `receive`, or -1 without a relay."""
+    """Return the descriptor for the supervisor's `receive`, or -1 without a relay."""
     return _output.relay.receiving if _output.relay is not None else -1
 
 
 def receive(fd: int) -> None:
-    """In the supervisor: write the lines of the process that forks."""
+    """Write the lines of the forking process. Called in the supervisor."""
     log_relay.receive(fd, _output.writers)

@@ -1,10 +1,11 @@
-"""Log lines of a process that forks, and so may have no thread: gunicorn's master.
+"""Log lines of a process that forks and so may have no thread: gunicorn's master.
 
-The master, and what it forks until that has a thread, sends lines through a socket that is ours
-alone and never blocks; the supervisor writes them. Before the first supervisor, and between two of
-them, lines wait in the socket's buffer; those that find no room there are dropped and counted. What
-is still in the socket when the master ends (a start that fails has no supervisor) the master writes
-itself: nothing waits for it any more but its own end, which an alarm bounds.
+The master sends lines through a socket that never blocks and that no other program uses. So do its
+forks until they have a thread. The supervisor writes the lines. Before the first supervisor, and
+between two supervisors, lines wait in the socket's buffer; lines that find no room are dropped and
+counted. Lines still in the socket when the master ends are written by the master itself: a start
+that fails has no supervisor. Nothing but the master's own end then waits for this write, and an
+alarm bounds the wait.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from shmserve.observe.log_writer import Dropped, LogWriter, lines_of
 _LONGEST = 65536  # bytes of a message: a descriptor's number, then text
 _END_S = 1.0  # for the master's last lines to go out
 _PAUSE_S = 1.0  # after a failed receive
-_STDERR = 2  # takes what comes for a descriptor that this process does not write to
-_AGAIN_S = 0.05  # an alarm that came before the write that it is to end
+_STDERR = 2  # takes messages for a descriptor that this process does not write to
+_AGAIN_S = 0.05  # repeats the alarm, in case the first came before the write began
 
 
 class LogRelay:
-    """Both ends of the socket. `line` makes a line of the log of a text.
+    """Both ends of the socket. `line` makes a line of the log from a text.
 
     Attributes:
-        receiving: descriptor that the supervisor is given.
+        receiving: descriptor for the supervisor.
     """
 
     def __init__(self, line: Callable[[str], str]) -> None:
@@ -39,7 +40,7 @@ class LogRelay:
         self._dropped = Dropped(line)
 
     def write(self, fd: int, text: str) -> None:
-        """Have text written to `fd`, or drop it."""
+        """Send a text to be written to `fd`, or drop the text."""
         data = self._dropped.before(text, _LONGEST - 1)
         try:
             self._sending.send(bytes((fd,)) + data, socket.MSG_DONTWAIT)
@@ -49,14 +50,14 @@ class LogRelay:
             self._dropped.take()
 
     def flush(self) -> None:
-        """Write what nobody has received. For the master's end: it forks no more, and it ends."""
+        """Write the lines that no supervisor has received. For the end of the master."""
         signal.signal(signal.SIGALRM, _give_up)
         with contextlib.suppress(OSError):
             signal.setitimer(signal.ITIMER_REAL, _END_S, _AGAIN_S)
             while data := self._receiving.recv(_LONGEST, socket.MSG_DONTWAIT):
-                left = memoryview(data)[1:]
-                while left:
-                    left = left[os.write(data[0], left) :]
+                remaining = memoryview(data)[1:]
+                while remaining:
+                    remaining = remaining[os.write(data[0], remaining) :]
         with contextlib.suppress(OSError):
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 
@@ -66,14 +67,14 @@ def _give_up(*_: object) -> None:
 
 
 def receive(receiving: int, writers: Mapping[int, LogWriter]) -> None:
-    """In the supervisor: write what comes through the relay's socket, in a thread."""
+    """Write, in a thread of the supervisor, the lines that come through the relay's socket."""
     sock = socket.socket(fileno=receiving)
 
     def run() -> None:
         while True:
             try:
                 data = sock.recv(_LONGEST)
-            except OSError:  # of this message: later lines are not to be lost, too
+            except OSError:  # only this message is lost: go on with later lines
                 time.sleep(_PAUSE_S)
                 continue
             if not data:

@@ -1,5 +1,8 @@
-"""Text streams in place of `sys.stdout` and `sys.stderr`: logging's handlers, warnings, tracebacks
-and prints all become whole lines for a writer that keeps nobody waiting."""
+"""Text streams in place of `sys.stdout` and `sys.stderr`.
+
+Output of logging's handlers, warnings, tracebacks and prints becomes whole lines for a writer that
+never blocks.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, TextIO
 
-_LONGEST = 8192  # characters without a line's end
+_LONGEST = 8192  # characters without a line end
 
 
 class LogStream(io.TextIOBase):
-    """Hands whole lines on. What C code writes goes past it, to the descriptor.
+    """Stream that passes on whole lines. Output of C code goes to the descriptor directly.
 
     Args:
-        below: the stream that was there.
+        below: the replaced stream.
     """
 
     def __init__(self, below: TextIO) -> None:
@@ -27,11 +30,11 @@ class LogStream(io.TextIOBase):
         os.register_at_fork(after_in_child=self._forked)
 
     def use(self, write_lines: Callable[[str], object]) -> None:
-        """From now on `write_lines` takes texts of one or more whole lines."""
+        """Set the function that takes texts of one or more whole lines."""
         self._write_lines = write_lines
 
     def write(self, text: str) -> int:
-        """Hand on what is whole lines by now."""
+        """Pass on the complete lines and keep the incomplete line."""
         with self._lock:
             lines, end, self._begun = (self._begun + text).rpartition("\n")
             if end:
@@ -41,10 +44,10 @@ class LogStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back but a line that has no end yet."""
+        """Do nothing: only an incomplete line is held back."""
 
     def flush_begun(self) -> None:
-        """End the line that has been begun."""
+        """End the incomplete line and pass it on."""
         with self._lock:
             if self._begun:
                 begun, self._begun = self._begun, ""
@@ -68,15 +71,16 @@ class LogStream(io.TextIOBase):
         return self._below.encoding
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._below, name)  # errors, reconfigure
+        return getattr(self._below, name)  # for attributes such as errors and reconfigure
 
     def _forked(self) -> None:
-        """Another thread may have held the lock; what was begun is the parent's to end."""
+        """Begin anew in a fork: another thread may have held the lock; the parent ends the
+        line."""
         self._lock = threading.RLock()
         self._begun = ""
 
     def _take(self, lines: str) -> None:
-        """Lines that are whole, without the last one's end."""
+        """Pass on complete lines, given without the last line end."""
         self._write_lines(f"{lines}\n")
 
 

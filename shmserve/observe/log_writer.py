@@ -1,10 +1,11 @@
-"""Log writer: writes log lines without making a process wait for whoever reads them.
+"""Log writer: writes log lines without blocking the process.
 
-A pipe, terminal, socket or file below a log may stop taking lines at any moment. A look beforehand
-does not help, because processes share such a file: two see the same room. O_NONBLOCK would change
-the file for all its other users, and a file of another user cannot be opened anew. So a thread
-writes, and only this thread waits. stdout and stderr stay as they are. The queue of a process holds
-1 MiB of lines. At its end a process waits up to a second for its lines to go out.
+A pipe, terminal, socket or file below a log may stop taking lines at any moment. A check
+beforehand does not help, because processes share such a file: two of them see the same room.
+O_NONBLOCK would change the file for all its other users, and a file of another user cannot be
+opened anew. So a thread writes, and only this thread waits. stdout and stderr stay unchanged. The
+queue of a process holds 1 MiB of lines. At its end a process waits up to a second for its lines to
+go out.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 _QUEUE_BYTES = 1 << 20
-_AT_ONCE = select.PIPE_BUF  # bytes that a pipe takes as a whole, not mixed with others' lines
-_GATHER_S = 0.005  # for lines that go out with the first: waking the thread costs more than a line
-_END_S = 1.0  # for lines to go out at the end of a process
-_LOOK_S = 0.002  # between two looks whether they have
+# bytes that a pipe takes as a whole, not mixed with lines of other processes
+_AT_ONCE = select.PIPE_BUF
+_GATHER_S = 0.005  # gathers lines that go out together: waking the thread costs more than a line
+_END_S = 1.0  # wait for lines to go out at the end of a process
+_LOOK_S = 0.002  # pause between two checks of the queue at the end
 
 
 def lines_of(text: str) -> int:
@@ -29,22 +31,25 @@ def lines_of(text: str) -> int:
 
 
 class Dropped:
-    """Count of lines that could not go out. `line` makes a line of the log of a text."""
+    """Count of lines that could not go out. `line` makes a line of the log from a text."""
 
     def __init__(self, line: Callable[[str], str]) -> None:
         self._count = 0
         self._line = line
 
     def before(self, text: str, limit: int | None = None) -> bytes:
-        """Return `text`, behind a line that tells the count, if any. `limit`: most bytes of both,
-        to which the text is cut at its beginning: the end of a traceback says what it was."""
-        told = b""
+        """Return `text`, preceded by a line with the count, if any.
+
+        With `limit`, `text` loses its beginning so that both have at most `limit` bytes: the end
+        of a traceback names the error.
+        """
+        notice = b""
         if self._count:
-            told = self._line(f"({self._count} lines of the log were dropped)").encode() + b"\n"
+            notice = self._line(f"({self._count} lines of the log were dropped)").encode() + b"\n"
         data = text.encode(errors="replace")
         if limit is not None:
-            data = data[max(0, len(told) + len(data) - limit) :]
-        return told + data
+            data = data[max(0, len(notice) + len(data) - limit) :]
+        return notice + data
 
     def add(self, lines: int) -> None:
         """Count lines that were dropped."""
@@ -57,11 +62,11 @@ class Dropped:
 
 
 class LogWriter:
-    """Writes lines to a descriptor in a thread of its own, from a bounded queue.
+    """Writer of lines to a descriptor, in a separate thread, from a bounded queue.
 
-    Lines are dropped while the queue is full, and when the descriptor fails (the reader is gone, a
-    disk is full). The next line that goes out tells how many. Any thread and any signal handler may
-    write: the lock is reentrant, and nobody waits while holding it.
+    Lines are dropped while the queue is full, and when the descriptor fails (the reader has ended,
+    a disk is full). The next line that goes out gives the number of dropped lines. Any thread and
+    any signal handler may write: the lock is reentrant, and no thread waits while holding it.
     """
 
     def __init__(self, fd: int, line: Callable[[str], str]) -> None:
@@ -71,7 +76,7 @@ class LogWriter:
         os.register_at_fork(after_in_child=self._forked)
 
     def write(self, text: str) -> None:
-        """Have a text of one or more whole lines written, or drop it."""
+        """Queue a text of one or more whole lines, or drop the text."""
         with self._lock:
             data = self._dropped.before(text)
             if self._queued and self._queued + len(data) > _QUEUE_BYTES:
@@ -82,12 +87,14 @@ class LogWriter:
             self._queue.put((data, lines))
             if self._thread is None:
                 self._start()
-        if self._is_fork:  # a model's fork may end with `os._exit` right behind this line
+        if self._is_fork:  # a model's fork may call `os._exit` right after this line
             self.flush()
 
     def flush(self) -> None:
-        """Wait until everything is written, at most a second, and not at all for a descriptor that
-        has taken nothing for a second. For a process's end."""
+        """Wait until everything is written, at most a second. For a process's end.
+
+        A descriptor that has taken nothing for a second is not waited for.
+        """
         until = time.monotonic() + _END_S
         while self._queued and time.monotonic() < min(until, self._since + _END_S):
             time.sleep(_LOOK_S)
@@ -96,12 +103,12 @@ class LogWriter:
         self._lock = threading.RLock()
         self._queue: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
         self._queued = 0  # bytes
-        self._since = float("inf")  # when the write that goes on was begun
+        self._since = float("inf")  # start of the present write; infinite without a write
         self._thread: threading.Thread | None = None
         self._is_fork = False
 
     def _forked(self) -> None:
-        """A thread does not live on in a fork, and what is queued is the parent's to write."""
+        """Begin anew in a fork, which has no thread. The parent writes the queued lines."""
         self._begin()
         self._is_fork = True
 
@@ -109,7 +116,7 @@ class LogWriter:
         self._thread = threading.Thread(target=self._run, name="shmserve-log", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # no thread is to be had; perhaps with the next line
+        except RuntimeError:  # no thread is available now; the next line tries again
             self._thread = None
 
     def _run(self) -> None:
@@ -136,14 +143,14 @@ class LogWriter:
                     self._dropped.add(lines)
 
     def _write_all(self, data: bytes) -> bool:
-        """Return whether the descriptor has taken it, however long that took."""
-        left = memoryview(data)
+        """Return True once the descriptor has taken all data, or False if the descriptor fails."""
+        remaining = memoryview(data)
         try:
-            while left:
+            while remaining:
                 self._since = time.monotonic()
                 try:
-                    left = left[os.write(self._fd, left) :]
-                except BlockingIOError:  # somebody else has made it non-blocking
+                    remaining = remaining[os.write(self._fd, remaining) :]
+                except BlockingIOError:  # another program has made the file non-blocking
                     select.select([], [self._fd], [])
         except (OSError, ValueError):
             return False

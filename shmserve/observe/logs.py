@@ -1,8 +1,8 @@
-"""Logs: stderr, one line an event, who speaks in every line.
+"""Logs: written to stderr, one line per event, with the speaker's name in every line.
 
-What is logged can be changed while a process runs (`apply`, for all processes by the
-coordinator). One filter and one formatter do it, on every handler of the process, gunicorn's as
-well: all processes write the same lines.
+Log settings can change while a process runs (`apply`; the coordinator changes the settings of all
+processes). One filter and one formatter serve every handler of the process, including gunicorn's,
+so all processes write lines of the same form.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from shmserve.core.live_settings import LogSettings, initial_log
 from shmserve.log_fields import ATTRIBUTE, with_fields
 from shmserve.observe import log_output
 
-TRACES = "shmserve.trace"  # its lines are wanted whatever the log settings say
+TRACES = "shmserve.trace"  # logger of traces, not subject to the log settings
 TEXT, JSON = "text", "json"  # forms of a line
 ACCESS_GRPC = "shmserve.access"
 _ACCESS = "gunicorn.access"
 _LIBRARIES = ("gunicorn.error",)  # loggers with handlers of their own
-_EXTRA = ("request", "status")  # of any record: keys of the object beside its message
+_EXTRA = ("request", "status")  # attributes of any record that become keys of the JSON object
 _encode = msgspec.json.Encoder(enc_hook=str).encode  # a field may be an exception
 
 
 class _SettingsFilter(logging.Filter):
-    """Lets through what the settings want.
+    """Filter for records, by the log settings.
 
     Attributes:
-        settings: those of this process, now.
-        final: they are the coordinator's, whose word counts from then on.
+        settings: present log settings of this process.
+        final: the settings come from the coordinator and take precedence from now on.
     """
 
     def __init__(self) -> None:
@@ -56,8 +56,11 @@ class _SettingsFilter(logging.Filter):
 
 
 class _Line(logging.Formatter):
-    """An event of any logger as one line (text, with a traceback below it where there is one) or as
-    one object of JSON. Timestamps of text are in ISO 8601 and UTC where that is wanted."""
+    """Formatter of all loggers: one line of text per event, or one JSON object.
+
+    In text form, a traceback follows the line. Timestamps of text are in ISO 8601 and UTC if the
+    settings say so.
+    """
 
     def __init__(self, who: str = "", form: str = TEXT) -> None:
         super().__init__(
@@ -79,7 +82,7 @@ class _Line(logging.Formatter):
         return with_fields(super().formatMessage(record), _fields_of(record))
 
     def printed(self, text: str) -> str:
-        """What something has printed, like any other event; before `setup` as it is."""
+        """Return printed text in the form of an event, or unchanged before `setup`."""
         if self.form == TEXT and not self._who:
             return text
         return self.format(logging.LogRecord("stdout", logging.INFO, "", 0, "%s", (text,), None))
@@ -87,7 +90,8 @@ class _Line(logging.Formatter):
     def line(
         self, moment: float, level: str, logger: str, message: str, more: dict[str, object]
     ) -> str:
-        """Return an object of JSON. Fields of `more` that it has itself get the prefix `other_`."""
+        """Return a JSON object. Keys of `more` that the object has already get the prefix
+        `other_`."""
         own = {
             "time": _iso(moment),
             "level": level.lower(),
@@ -108,7 +112,7 @@ class _Line(logging.Formatter):
 
 
 def _fields_of(record: logging.LogRecord) -> Mapping[str, object]:
-    """Return what `log_fields` has given to the log call."""
+    """Return the fields that `log_fields` gave to the log call."""
     fields: Mapping[str, object] = getattr(record, ATTRIBUTE, {})
     return fields
 
@@ -123,10 +127,10 @@ _line = _Line()
 
 
 def setup(who: str, level: str, line_format: str = "default", forks: bool = False) -> None:
-    """Log to stderr.
+    """Set up logging to stderr.
 
     Args:
-        who: the process's role, and instance if it has one.
+        who: role of the process, with the instance if any.
         level: the setting `log_level`.
         line_format: the setting `log_format`.
         forks: this process may have no thread, and the supervisor writes its lines.
@@ -135,33 +139,33 @@ def setup(who: str, level: str, line_format: str = "default", forks: bool = Fals
     _line = _Line(who, JSON if line_format == JSON else TEXT)
     log_output.begin(printed, forks)
     logging.basicConfig()
-    for wanted in (TRACES, ACCESS_GRPC):
-        logging.getLogger(wanted).setLevel(logging.INFO)
+    for name in (TRACES, ACCESS_GRPC):
+        logging.getLogger(name).setLevel(logging.INFO)
     if not _filter.final:
         _filter.use(initial_log(level, line_format), final=False)
     _install()
 
 
 def apply(settings: LogSettings) -> None:
-    """From now on this process logs so."""
+    """Log by these settings from now on."""
     _filter.use(settings, final=True)
     _install()
 
 
 def adopt() -> None:
-    """There are other handlers now: they log as this process was set up to."""
+    """Set up handlers that were added since `setup`."""
     _install()
 
 
 def printed(text: str) -> str:
-    """A line that something has printed, as the log has it: a model's has its instance's name."""
+    """Return a printed text in the form of a log line. A model's line has its instance's name."""
     return _line.printed(text)
 
 
 def _install() -> None:
-    """On every handler there is."""
+    """Set filter and formatter on every handler."""
     for handler in logging.getLogger(_ACCESS).handlers:
-        handler.setFormatter(_line)  # whoever wants it has it, whatever the log settings say
+        handler.setFormatter(_line)  # no filter: the setting `access_log` alone switches this log
     for name in ("", *_LIBRARIES):
         logger = logging.getLogger(name)
         if not logger.handlers:
@@ -174,7 +178,7 @@ def _install() -> None:
 
 
 def _least(settings: LogSettings) -> int:
-    """The least level that anybody wants: what is below costs nothing."""
+    """Return the lowest level that any setting asks for. Lower levels cost nothing."""
     if settings.verbose:
         return logging.DEBUG
     if settings.info:

@@ -1,4 +1,4 @@
-"""What models print, in bounds: lines beyond so many a second are dropped and counted."""
+"""Bounded output of models: lines beyond a rate per second are dropped and counted."""
 
 from __future__ import annotations
 
@@ -12,50 +12,53 @@ from typing import TextIO
 from shmserve.observe import logs
 from shmserve.observe.log_stream import LogStream
 
-_LONGEST = 8192  # characters of a line; what is longer is several
+_LONGEST = 8192  # characters of a line; longer lines are split
 _OWN = "shmserve."  # the server's loggers
-_MODEL = ("shmserve.model", "shmserve.model.")  # the one that models are given, and those below it
+# the logger given to models, and the loggers below it
+_MODEL = ("shmserve.model", "shmserve.model.")
 
 
 class LineRate:
-    """How many lines there may be: so many a second, and as many at once. For any thread."""
+    """Rate limit of lines: `per_s` lines a second, and as many in a burst. For any thread."""
 
     def __init__(self, per_s: int, now: Callable[[], float] = monotonic) -> None:
         self._per_s = float(per_s)
-        self._left = self._per_s
+        self._allowance = self._per_s
         self._now = now
         self._at = now()
         self._dropped = 0
         self._lock = threading.Lock()
 
     def take(self) -> int | None:
-        """Take a line's place: how many have been dropped since the last; None: drop it."""
+        """Return how many lines were dropped since the last allowed line, or None to drop this
+        line."""
         with self._lock:
             now = self._now()
-            self._left = min(self._per_s, self._left + (now - self._at) * self._per_s)
+            self._allowance = min(self._per_s, self._allowance + (now - self._at) * self._per_s)
             self._at = now
-            if self._left < 1.0:
+            if self._allowance < 1.0:
                 self._dropped += 1
                 return None
-            self._left -= 1.0
+            self._allowance -= 1.0
             dropped, self._dropped = self._dropped, 0
             return dropped
 
 
 class ModelOutput(LogStream):
-    """In place of `sys.stdout` or `sys.stderr`: every line has the instance's name and counts."""
+    """Replacement of `sys.stdout` or `sys.stderr`: names the instance in each line, limits the
+    rate."""
 
     def __init__(self, below: TextIO, rate: LineRate) -> None:
         super().__init__(below)
         self._rate = rate
 
     def flush(self) -> None:
-        """Write what has no end yet, too: a question without a line's end, or the last words."""
+        """Write an incomplete line, too: a question without a line end, or the last words."""
         self.flush_begun()
 
     def _take(self, lines: str) -> None:
         for line in lines.split("\n"):
-            for start in range(0, max(len(line), 1), _LONGEST):  # an empty one is one, too
+            for start in range(0, max(len(line), 1), _LONGEST):  # an empty line counts as a line
                 self._write_line(line[start : start + _LONGEST])
 
     def _write_line(self, line: str) -> None:
@@ -63,15 +66,15 @@ class ModelOutput(LogStream):
         if dropped is None:
             return
         if dropped:
-            lost = f"({dropped} lines of this model were dropped: it prints too many)"
-            line = f"{logs.printed(lost)}\n{logs.printed(line)}"
+            notice = f"({dropped} lines of this model were dropped: it prints too many)"
+            line = f"{logs.printed(notice)}\n{logs.printed(line)}"
         else:
             line = logs.printed(line)
         super()._take(line)
 
 
 class _ModelLines(logging.Filter):
-    """Lets through what is the server's own, of all else no more than the rate."""
+    """Filter that passes the server's own records, and other records up to the rate."""
 
     def __init__(self, rate: LineRate) -> None:
         super().__init__()
@@ -89,11 +92,11 @@ class _ModelLines(logging.Filter):
 
 
 def limit(per_s: int) -> None:
-    """From now on models in this process print and log no more than this many lines a second."""
+    """Limit the lines that models in this process print and log to `per_s` a second."""
     rate = LineRate(per_s)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_ModelLines(rate))
     sys.stdout, sys.stderr = (
-        below and ModelOutput(below, rate)  # a process may have been started without
+        below and ModelOutput(below, rate)  # a process may have been started without this stream
         for below in (sys.stdout, sys.stderr)
     )

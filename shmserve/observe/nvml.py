@@ -1,7 +1,7 @@
 """NVML, the driver's management library, through the package nvidia-ml-py.
 
-It tells of devices without any CUDA call, so any process may ask it. A sick driver can hang
-whoever calls it: every call goes through `bounded`.
+NVML reports on devices without any CUDA call, so any process may use NVML. A sick driver can hang
+the caller: every call goes through `bounded`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TypeVar
 
 DEADLINE_S = 2.0  # for one call; a healthy driver answers within milliseconds
-_AGAIN_S = 30.0  # a driver may be loaded after this process has begun
+_AGAIN_S = 30.0  # pause between attempts: a driver may be loaded after the start of this process
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ _calling = threading.Lock()
 
 
 class _Library:
-    """The module `pynvml` of this process, once it could be initialised. Any thread."""
+    """The module `pynvml` of this process, once initialised. Any thread."""
 
     def __init__(self) -> None:
         self._loading = threading.Lock()
@@ -31,8 +31,8 @@ class _Library:
         self._next_try = 0.0
 
     def module(self) -> ModuleType | None:
-        """None: not yet; tried again from time to time."""
-        with self._loading:  # who comes meanwhile waits for the answer
+        """Return the module, or None if not loaded yet. Tries again from time to time."""
+        with self._loading:  # other callers meanwhile wait for the result
             if self._module is None and time.monotonic() >= self._next_try:
                 self._next_try = time.monotonic() + _AGAIN_S
                 bounded(self._load)
@@ -50,18 +50,19 @@ _library = _Library()
 
 
 def bindings() -> ModuleType | None:
-    """The module `pynvml`, initialised; None: there is no driver, or the package is missing.
+    """Return the initialised module `pynvml`, or None without a driver or without the package.
 
-    Its functions raise its own `NVMLError` and may hang: call them inside `bounded`.
+    The module's functions raise `NVMLError` and may hang: call them inside `bounded`.
     """
     return _library.module()
 
 
 def bounded(call: Callable[[], T], seconds: float | None = None) -> T | None:
-    """What `call` returns; None: it raised, or took longer than `seconds` (DEADLINE_S).
+    """Return the result of `call`, or None if `call` raised or took longer than `seconds`.
 
-    Calls run one at a time, each in a thread of its own. One that hangs keeps its thread, and
-    the calls after it get None when their seconds are over, until it returns.
+    The default of `seconds` is DEADLINE_S. Calls run one at a time, each in a new thread. A
+    hanging call keeps its thread, and later calls return None after their deadline until the
+    hanging call returns.
     """
     seconds = DEADLINE_S if seconds is None else seconds
     results: list[T] = []
@@ -80,7 +81,7 @@ def bounded(call: Callable[[], T], seconds: float | None = None) -> T | None:
 
     try:
         threading.Thread(target=run, name="nvml", daemon=True).start()
-    except RuntimeError:  # the system has no thread left: ask again later
+    except RuntimeError:  # the system has no thread left; a later call may succeed
         _calling.release()
         return None
     return results[0] if over.wait(seconds) and results else None

@@ -1,4 +1,4 @@
-"""Whether what exporting takes is installed."""
+"""Check for the packages of the extra `otlp`, which exporting needs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PACKAGES = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
 
 
 def require(settings: Settings) -> None:
-    """See that the packages of the extra are there, if a setting needs them.
+    """Check that the packages of the extra are installed, if a setting needs exporting.
 
     Raises:
-        ConfigError: they are not; says which setting, and what to install.
+        ConfigError: a package is missing; the text names the setting and the package.
     """
     if not settings.exports:
         return

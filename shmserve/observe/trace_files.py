@@ -1,7 +1,7 @@
-"""The files of the setting `trace_file`: JSON arrays that several processes write.
+"""Files of the setting `trace_file`: JSON arrays that several processes write.
 
-Each file is a whole array whenever nobody writes it: what is added goes over its end, under a lock
-of the file. Only the operator says where they are.
+Between writes each file is a complete array: new entries overwrite the array's end, under a lock
+of the file. Only the operator chooses the path.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _BEGIN, _BETWEEN, _END = b"[\n", b",\n", b"\n]\n"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _MODE = 0o600
 _LOCK_S, _LOCK_TICK_S = 2.0, 0.01
-_TELL_S = 60.0  # the same trouble again
-MAX_FILE_BYTES = 256 << 20  # entries beyond it are lost
+_TELL_S = 60.0  # pause before the log repeats a problem
+MAX_FILE_BYTES = 256 << 20  # further entries are lost
 MAX_FILES = 1000  # entries for further files are lost
 
 
 def begin(settings: Settings) -> None:
-    """Make the files of an earlier service room for those of this one, as Triton does.
+    """Empty the trace file and remove the numbered files of an earlier service, as Triton does.
 
     Raises:
-        ConfigError: the setting names no place that can be written.
+        ConfigError: the file cannot be written.
     """
     path = settings.trace_file
     if not path:
@@ -50,41 +50,41 @@ def begin(settings: Settings) -> None:
 
 
 class TraceWriter:
-    """For one thread of a process.
+    """Writer of trace files, for one thread of a process.
 
     Args:
-        settings: `trace_file`.
+        settings: gives `trace_file`.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._path = settings.trace_file
-        self._told: deque[tuple[str, float]] = deque(maxlen=4)
+        self._logged: deque[tuple[str, float]] = deque(maxlen=4)
 
     def append(self, number: int, entries: list[bytes]) -> None:
-        """Add entries to a file, by its number or `ALL_IN_ONE`; what goes wrong is in the log."""
+        """Add entries to a file, given by number or as `ALL_IN_ONE`. Failures are logged."""
         path = self._path if number == ALL_IN_ONE else f"{self._path}.{number}"
         try:
             if number >= MAX_FILES:
-                self._tell(f"there are {MAX_FILES} files already")
+                self._log_loss(f"there are {MAX_FILES} files already")
                 return
             with _locked(path) as fd:
                 if fd is None:
-                    self._tell("somebody else has locked the file")
+                    self._log_loss("somebody else has locked the file")
                 elif not _add(fd, _BETWEEN.join(entries), MAX_FILE_BYTES):
-                    self._tell(f"the file is full ({MAX_FILE_BYTES >> 20} MiB), or not ours")
+                    self._log_loss(f"the file is full ({MAX_FILE_BYTES >> 20} MiB), or not ours")
         except OSError as ex:
-            self._tell(ex.strerror or "it cannot be written")
+            self._log_loss(ex.strerror or "it cannot be written")
 
-    def _tell(self, trouble: str) -> None:
+    def _log_loss(self, loss: str) -> None:
         now = time.monotonic()
-        if not any(told == trouble and now < until for told, until in self._told):
-            self._told.append((trouble, now + _TELL_S))
-            _log.warning("traces for trace_file are lost: %s", trouble)
+        if not any(problem == loss and now < until for problem, until in self._logged):
+            self._logged.append((loss, now + _TELL_S))
+            _log.warning("traces for trace_file are lost: %s", loss)
 
 
 @contextmanager
 def _locked(path: str) -> Iterator[int | None]:
-    """The file; None: others do not let it go."""
+    """Open and lock the file. Yield None if other processes keep the lock."""
     fd = os.open(path, _FLAGS, _MODE)
     try:
         yield fd if _lock(fd) else None
@@ -105,19 +105,22 @@ def _lock(fd: int) -> bool:
             return True
 
 
-def _add(fd: int, data: bytes, most: int) -> bool:
-    """Over the end of the array; False: it would be larger than `most`, or the file holds none."""
+def _add(fd: int, data: bytes, limit: int) -> bool:
+    """Write entries over the end of the array.
+
+    Return False if the file would be larger than `limit`, or does not hold an array.
+    """
     size = os.fstat(fd).st_size
-    kept = size - len(_END)
-    if size and (kept < len(_BEGIN) or os.pread(fd, len(_END), kept) != _END):
+    end = size - len(_END)
+    if size and (end < len(_BEGIN) or os.pread(fd, len(_END), end) != _END):
         return False
-    at = kept if size else 0
+    at = end if size else 0
     data = (_BETWEEN if size else _BEGIN) + data + _END
-    if at + len(data) > most:
+    if at + len(data) > limit:
         return False
     try:
         _write(fd, data, at)
-    except OSError:  # no space: the file is what it was
+    except OSError:  # no space: restore the former content
         os.ftruncate(fd, size)
         if size:
             _write(fd, _END, at)

@@ -1,4 +1,4 @@
-"""What processes use of the machine, from /proc. What cannot be read is left out."""
+"""Resource use of processes, from /proc. Values that cannot be read are left out."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import os
 from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_LINE = 4096  # bytes at most
+_LINE = 4096  # limit of a line, in bytes
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Usage(NamedTuple):
-    """`cpu_s`: processor time since its start. `private`: bytes of memory that are its own,
-    without what it shares (arenas, regions, libraries). `started`: in clock ticks since boot;
-    with the pid it names a process for good. `sleeps`: it waits, and was not stopped."""
+    """Resource use of a process.
+
+    Attributes:
+        cpu_s: processor time since the start of the process, in seconds.
+        private: bytes of private memory, without shared memory (arenas, regions, libraries).
+        started: start time, in clock ticks since boot; pid and start time identify a process for
+            good.
+        sleeps: the process waits, and was not stopped.
+    """
 
     cpu_s: float
     private: int
@@ -22,7 +28,7 @@ class Usage(NamedTuple):
 
 
 def of_process(pid: int) -> Usage | None:
-    """Of one process; None: it has ended, or is not ours to look at."""
+    """Return the use of a process, or None if the process has ended or cannot be read."""
     try:
         fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         _, resident, shared, *_ = _read(f"/proc/{pid}/statm").split()
@@ -34,7 +40,7 @@ def of_process(pid: int) -> Usage | None:
 
 
 def _read(path: str) -> bytes:
-    """A file of one short line; in a third of the system calls that `open` makes."""
+    """Return a file of one short line, in a third of the system calls of `open`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, _LINE)
@@ -43,7 +49,7 @@ def _read(path: str) -> bytes:
 
 
 def machine_memory() -> int:
-    """Bytes of memory this machine has; 0: unknown."""
+    """Return the machine's memory in bytes, or 0 if unknown."""
     try:
         with open("/proc/meminfo", "rb") as file:
             return int(file.readline().split()[1]) * 1024

@@ -1,1 +1,1 @@
-"""What is said on the wire and written in model configurations: parsing, checking, writing."""
+"""Wire formats and model configurations: parsing, checking, writing."""

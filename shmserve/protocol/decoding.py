@@ -1,8 +1,8 @@
-"""How bytes of a peer, a client or a file become values: the only way, and it has one error.
+"""Decoders of bytes from peers, clients and files, with a single error: `UnreadableMessage`.
 
-msgspec raises more than its own errors: UnicodeDecodeError for a string that is no UTF-8,
-RecursionError for what is nested too deep. Whoever reads what others wrote must not end by
-any of them, so every decoder is made here.
+msgspec also raises errors of other libraries: UnicodeDecodeError for a string that is not UTF-8,
+RecursionError for values nested too deep. Foreign input must not end a process with such an error,
+so every decoder is made here.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Decode = Callable[[Bytes], Any]
 
 
 def msgpack_decoder(kind: Any) -> Decode:
-    """A function from MessagePack to a `kind`, which raises nothing but `UnreadableMessage`."""
+    """Return a decoder from MessagePack to a `kind` that raises only `UnreadableMessage`."""
     return _guarded(msgspec.msgpack.Decoder(kind).decode)
 
 
 def json_decoder(kind: Any = Any) -> Decode:
-    """As `msgpack_decoder`, from JSON."""
+    """Return a decoder from JSON to a `kind` that raises only `UnreadableMessage`."""
     return _guarded(msgspec.json.Decoder(kind).decode)
 
 

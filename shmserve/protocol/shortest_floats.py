@@ -1,8 +1,8 @@
-"""FP32 numbers as the shortest decimals that read back as them, in bulk.
+"""FP32 numbers as the shortest decimals that read back as the same number, in bulk.
 
-JSON libraries print doubles. The double of the nearest short decimal prints as just that
-decimal, so all that is needed is, for each number, that double: the number rounded to 6
-significant digits, or as many more (up to 9) as it takes to get the same FP32 back.
+JSON libraries print doubles. The double nearest to a short decimal prints as exactly that decimal.
+So each FP32 number is rounded to the double with 6 significant digits, or with more (up to 9)
+until the double converts back to the same FP32.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# Powers of ten that a double holds exactly. A quotient of two exact doubles is rounded once,
-# so it is the very double that the decimal text stands for.
+# Powers of ten that a double holds exactly. A quotient of two exact doubles is rounded once, so
+# the result is the double nearest to the decimal text.
 _EXACT = 22
 _POWERS = np.array([10.0**exponent for exponent in range(_EXACT + 1)])
 _FEWEST = 6
-_WHOLE = 1e6  # below it integers are short as they are
+_WHOLE = 1e6  # integers below this limit are short already
 
 
 def shortest(values: Array) -> Array:
-    """Doubles that print as the shortest decimals for these FP32 values."""
-    with np.errstate(all="ignore"):  # NaN and Infinity come and go as they are
+    """Return doubles that print as the shortest decimals for these FP32 values."""
+    with np.errstate(all="ignore"):  # NaN and Infinity stay unchanged
         doubles = values.astype(np.float64)
         plain = (doubles == np.rint(doubles)) & (np.abs(doubles) < _WHOLE)
         todo = np.flatnonzero(~plain & np.isfinite(doubles))
@@ -33,7 +33,7 @@ def shortest(values: Array) -> Array:
 
 
 def _shorten(doubles: Array, values: Array) -> Array:
-    """The work for finite numbers other than small integers."""
+    """Do the work of `shortest` for finite numbers other than small integers."""
     places = _FEWEST - 1 - np.floor(np.log10(np.abs(doubles))).astype(np.int64)
     if places.min() >= -_EXACT and places.max() <= _EXACT - 3:
         return _search(doubles, values, places)
@@ -45,7 +45,7 @@ def _shorten(doubles: Array, values: Array) -> Array:
 
 
 def _search(doubles: Array, values: Array, places: Array) -> Array:
-    # Most numbers that were computed need 8 digits, most that were typed in need 6
+    # Most computed numbers need 8 digits, most typed numbers need 6.
     shortest = _rounded(doubles, places + 2)
     good = shortest.astype(np.float32) == values
     at = np.flatnonzero(good)
@@ -57,13 +57,13 @@ def _search(doubles: Array, values: Array, places: Array) -> Array:
     at = np.flatnonzero(~good)
     if at.size:
         shortest[at] = _rounded(doubles[at], places[at] + 3)
-        left = at[shortest[at].astype(np.float32) != values[at]]
-        shortest[left] = _one_by_one(values[left])
+        remaining = at[shortest[at].astype(np.float32) != values[at]]
+        shortest[remaining] = _one_by_one(values[remaining])
     return shortest
 
 
 def _rounded(doubles: Array, places: Array) -> Array:
-    """The numbers with so many decimal places; fewer than none round before the point."""
+    """Return the numbers rounded to `places` decimals. Negative places round before the point."""
     if places.size == 0 or places.min() >= 0:
         power = _POWERS[places]
         rounded: Array = np.rint(doubles * power) / power
@@ -75,6 +75,6 @@ def _rounded(doubles: Array, places: Array) -> Array:
 
 
 def _one_by_one(values: Array) -> Array:
-    """What numpy prints is the shortest, too; it takes ten times as long."""
+    """Shorten the numbers by numpy's printing: as short, but ten times slower."""
     printed: Array = values.astype("U16").astype(np.float64)
     return printed

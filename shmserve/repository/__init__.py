@@ -1,7 +1,7 @@
-"""The model repository: folders on disk to what can be served, or why not.
+"""The model repository: folders on disk, turned into models to serve or reasons for failure.
 
-`scan` looks at every model, `find` at one, `survey` only at whether they have changed. They
-read configuration, labels and the presence of model files; models are loaded by executors.
+`scan` looks at every model, `find` at one model, `survey` only for changes. All of them read
+configuration, labels and the presence of model files. Executors load the models.
 """
 
 from shmserve.repository.fingerprint import fingerprint, survey

@@ -1,10 +1,10 @@
-"""What is known of a remote repository: its models, and where in the cache each lies.
+"""Catalog of a remote repository: its models and the places of their snapshots in the cache.
 
-The fetcher writes a catalog and everybody reads it: it is replaced as a whole, and what it names
-is complete and never changes (`shmserve.fetcher.cache` has the layout).
+The fetcher writes a catalog and all other processes read it. A catalog is replaced as a whole. Its
+snapshots are complete and never change (`shmserve.fetcher.cache` describes the layout).
 
-    <repository_cache_dir>/repositories/<…>.catalog     here
-    <repository_cache_dir>/snapshots/<digest>/<model>/  a model as it was once
+    <repository_cache_dir>/repositories/<…>.catalog     catalog
+    <repository_cache_dir>/snapshots/<digest>/<model>/  a model at some moment
 """
 
 from __future__ import annotations
@@ -23,15 +23,24 @@ NOT_FETCHED = "it has not been fetched"
 
 
 class CatalogEntry(Struct, frozen=True):
-    """One model. `snapshot`: the digest of the latest that is complete; "": there is none.
-    `problem`: why what the repository has now is not there; "": it is."""
+    """Entry of a model.
+
+    Attributes:
+        snapshot: digest of the latest complete snapshot; "": no snapshot.
+        problem: reason why the repository's present state is not in the cache; "": it is.
+    """
 
     snapshot: str = ""
     problem: str = ""
 
 
 class Catalog(Struct, frozen=True):
-    """All models of a repository. `url`: for people; `problem`: why it could not be listed."""
+    """All models of a repository.
+
+    Attributes:
+        url: address for people to read.
+        problem: reason why the repository could not be listed.
+    """
 
     url: str
     models: dict[str, CatalogEntry] = {}
@@ -42,12 +51,12 @@ _decode = json_decoder(Catalog)
 
 
 def is_catalog(path: str) -> bool:
-    """Whether a path of the repository is that of a catalog."""
+    """Return True if a path of the repository is a catalog."""
     return path.endswith(SUFFIX)
 
 
 def read(path: str) -> Catalog | None:
-    """The catalog; None: the repository has never been listed, or its list is lost."""
+    """Return the catalog, or None if the repository was never listed or the list is lost."""
     try:
         with open(path, "rb") as file:
             catalog: Catalog = _decode(file.read())
@@ -57,30 +66,33 @@ def read(path: str) -> Catalog | None:
 
 
 def folder(path: str, snapshot: str, name: str) -> str:
-    """Where a model of the catalog at `path` lies."""
+    """Return the folder of a model's snapshot, for the catalog at `path`."""
     return os.path.join(os.path.dirname(os.path.dirname(path)), SNAPSHOTS, snapshot, name)
 
 
 def snapshot_of(directory: str, cache_dir: str) -> str:
-    """The snapshot that a model's folder is of; "": it is no folder of the cache."""
+    """Return the snapshot of a model's folder, or "" for a folder outside the cache."""
     parent, name = os.path.split(os.path.dirname(directory))
     return name if parent == os.path.join(cache_dir, SNAPSHOTS) else ""
 
 
 def folders(path: str) -> dict[str, str]:
-    """Model -> its folder, of those that have one."""
+    """Return the folder of each model that has a folder in the cache."""
     return {name: directory for name, directory, _ in _entries(path) if directory}
 
 
 def absent(path: str) -> dict[str, str]:
-    """Model -> why there is none, in words for clients."""
-    return {name: why for name, directory, why in _entries(path) if not directory}
+    """Return, for each model without a folder, the reason in words for clients."""
+    return {name: reason for name, directory, reason in _entries(path) if not directory}
 
 
 def _entries(path: str) -> Iterator[tuple[str, str, str]]:
-    """Name, folder or "", why there is none. What nobody has used may have been evicted."""
+    """Yield name, folder (or "") and the reason for a missing folder.
+
+    A folder may be missing because the cache evicts unused snapshots.
+    """
     catalog = read(path)
     for name, entry in (catalog.models if catalog is not None else {}).items():
         directory = folder(path, entry.snapshot, name) if entry.snapshot else ""
-        there = directory if directory and os.path.isdir(directory) else ""
-        yield name, there, entry.problem or NOT_FETCHED
+        existing = directory if directory and os.path.isdir(directory) else ""
+        yield name, existing, entry.problem or NOT_FETCHED

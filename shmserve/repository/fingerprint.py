@@ -1,4 +1,4 @@
-"""Whether a model's folder has changed, by looking at its files and not into them."""
+"""Fingerprints of model folders: detect changes from file names, sizes and times, not contents."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from collections.abc import Iterator, Sequence
 from shmserve.repository.scan import absent, candidates
 from shmserve.repository.text_files import IGNORED, printable
 
-_MOST = 10_000  # files of one model that are looked at
+_MAX_FILES = 10_000  # files that are looked at in one model
 _DEPTH = 6
 
 
 def fingerprint(directory: str) -> str:
-    """Names, sizes, times and inodes of a model's files, as one short text."""
+    """Return names, sizes, times and inodes of a model's files as a short text."""
     digest = hashlib.blake2b(digest_size=16)
     for count, line in enumerate(_lines(directory, "", _DEPTH)):
-        if count >= _MOST:
+        if count >= _MAX_FILES:
             break
         digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
 def survey(paths: Sequence[str]) -> dict[str, str]:
-    """Every model of the repository by name, with its fingerprint (all of them, if several);
-    raises as `scan.folders`."""
+    """Return the fingerprint of every model of the repository. Raises as `scan.folders`.
+
+    A model in several folders has the fingerprints of all folders, joined.
+    """
     marks = {
         printable(name): "+".join(fingerprint(directory) for directory in directories)
         for name, directories in candidates(paths).items()

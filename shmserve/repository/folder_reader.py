@@ -1,7 +1,7 @@
-"""Readers of model folders: one a backend, found by `extensions.FOLDER_READERS`.
+"""Readers of model folders, one per backend, found by `extensions.FOLDER_READERS`.
 
-They run wherever folders are read: in the coordinator (in a thread of its own, when a model is
-loaded), in ``shmserve check``, and in executors. They only look: a model's code is not run.
+Readers run in the coordinator (in a separate thread, when a model is loaded), in ``shmserve
+check``, and in executors. A reader never runs a model's code.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class FolderReader:
-    """Models that are one file a version, named as `kind` says. Others override what differs.
+    """Reader for models with one file per version, named as in `kind`. Base of other readers.
 
-    Its name as an extension is that of the backend, `kind.name`. Methods may be called by any
-    thread, one at a time or not; `directory` is the model's folder, absolute. They raise nothing
-    but ConfigError, whose text clients see: it names fields and files, never a path.
+    The reader's name as an extension is the backend's name, `kind.name`. Any thread may call the
+    methods, also at the same time. `directory` is the absolute path of the model's folder. Methods
+    raise only ConfigError. Clients see the text, so the text names fields and files, never a path.
     """
 
     def __init__(self, kind: BackendKind) -> None:
         self.kind = kind
 
     def plain_versions(self, directory: str) -> list[int]:
-        """The versions of a model in a folder that has no version folders."""
+        """Return the versions of a model whose folder has no version folders."""
         return []
 
     def recognises(self, directory: str, version: int) -> bool:
-        """Whether a version looks like one of this backend, where no config.pbtxt says so."""
+        """Return True if a version looks like this backend's. Asked if no backend is
+        configured."""
         return os.path.exists(os.path.join(directory, str(version), self.kind.model_file))
 
     def missing(self, directory: str, version: int, config: ModelConfig) -> str:
-        """Why a version cannot be served, for clients; "": nothing is missing."""
+        """Return the reason, for clients, why a version cannot be served, or ""."""
         file = config.model_file
         path = os.path.join(directory, str(version), file)
-        if os.path.isdir(path):  # a model with its parts: the file of the same name inside
+        if os.path.isdir(path):  # a model in several files, of which this is the main file
             path = os.path.join(path, MODEL_FILE_IN_FOLDER)
         if not os.path.isfile(path):
             return f"version {version} has no file '{file}'"
@@ -55,25 +56,26 @@ class FolderReader:
     def completed(
         self, directory: str, spec: ModelSpec, groups: tuple[InstanceGroup, ...]
     ) -> tuple[ModelSpec, tuple[InstanceGroup, ...]]:
-        """A version of this backend, and where its instances are, with what its files say.
+        """Return a version of this backend and its groups, completed from the model's files.
 
         Raises:
-            ConfigError: it cannot be served.
+            ConfigError: the version cannot be served.
         """
         return spec, groups
 
     def with_parameters(self, spec: ModelSpec) -> ModelSpec:
-        """A version of any backend with a parameter that has the reader's name, or begins with
-        it and "_": with what those parameters mean for inputs and outputs.
+        """Return a version of any backend, with this reader's parameters applied to its tensors.
+
+        Called if a parameter's name is the reader's name, or begins with this name and "_".
 
         Raises:
-            ConfigError: a parameter has a value that cannot be meant.
+            ConfigError: a parameter has a senseless value.
         """
         return spec
 
 
 class EnsembleReader(FolderReader):
-    """Ensembles: their versions are empty folders."""
+    """Reader for ensembles, whose versions are empty folders."""
 
     def recognises(self, directory: str, version: int) -> bool:
         return False
@@ -89,10 +91,10 @@ python, onnxruntime, pytorch = (
 
 
 def readers() -> dict[str, FolderReader]:
-    """All readers, by backend; raises as `extensions.load`."""
+    """Return all readers by backend. Raises as `extensions.load`."""
     return extensions.load_all(extensions.FOLDER_READERS)
 
 
 def kinds() -> Mapping[str, BackendKind]:
-    """What configurations of every backend may say; raises as `readers`."""
+    """Return the description of every backend, by name. Raises as `readers`."""
     return {name: reader.kind for name, reader in readers().items()}

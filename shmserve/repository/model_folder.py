@@ -1,4 +1,4 @@
-"""One model's folder: its configuration, its versions, its labels."""
+"""A model's folder: configuration, versions, labels."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class ModelFolder(Struct, frozen=True):
-    """A model that can be described.
+    """A model whose folder could be read.
 
-    `specs` has one entry for each version to serve, ascending; `failures` tells of
-    versions that should be served but cannot (version -> reason fit for clients).
-    `directory` is absolute; `groups` by version, on this host's devices. A spec of an ONNX
-    model may lack inputs and outputs: its executor completes it.
+    Attributes:
+        directory: absolute path.
+        specs: specs of the versions to serve, ascending. The spec of an ONNX model may lack inputs
+            and outputs, which the executor completes.
+        failures: by version to serve, the reason for clients why the version cannot be served.
+        groups: instance groups by version, on this host's devices.
     """
 
     name: str
@@ -45,7 +47,7 @@ class ModelFolder(Struct, frozen=True):
     groups: dict[str, tuple[InstanceGroup, ...]]
 
     def instances(self, spec: ModelSpec | None = None) -> list[Instance]:
-        """Every instance to run, of one version or of all of them."""
+        """Return the instances to run for one version, or for all versions if `spec` is None."""
         return [
             Instance(
                 name=ids.instance_name(self.name, version_spec.version, index),
@@ -60,12 +62,13 @@ class ModelFolder(Struct, frozen=True):
 
 
 def read_folder(directory: str, override: str | None = None) -> ModelFolder:
-    """Describe the model in a folder; its name is the folder's.
+    """Read the model in a folder. The folder's name is the model's name.
 
-    `override`: a configuration as JSON that stands in for config.pbtxt.
+    Args:
+        override: configuration as JSON, used in place of config.pbtxt.
 
     Raises:
-        ConfigError: the model cannot be served at all; the text is fit for clients.
+        ConfigError: no version of the model can be served; the text is fit for clients.
     """
     directory = os.path.abspath(directory)
     name = os.path.basename(directory)
@@ -100,21 +103,21 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
 
 
 def looks_like_model(directory: str) -> bool:
-    """Whether a folder has a configuration or a version, or cannot be looked at."""
+    """Return True if a folder has a configuration or a version, or cannot be read."""
     try:
         with os.scandir(directory) as entries:
-            found = any(e.name == CONFIG_FILE or _VERSION.fullmatch(e.name) for e in entries)
+            has_model = any(e.name == CONFIG_FILE or _VERSION.fullmatch(e.name) for e in entries)
     except OSError:
-        return True  # the reason is told with the model
+        return True  # `read_folder` reports the reason
     readers = folder_reader.readers()
-    return found or any(reader.plain_versions(directory) for reader in readers.values())
+    return has_model or any(reader.plain_versions(directory) for reader in readers.values())
 
 
 def read_labels(config: ModelConfig, directory: str) -> dict[str, tuple[str, ...]]:
-    """Class names by output, of the outputs that have a label_filename.
+    """Return class names by output, for outputs with a label_filename.
 
     Raises:
-        ConfigError: a file that is missing, too large, not text or outside of the folder.
+        ConfigError: a label file that is missing, too large, not text or outside the folder.
     """
     return {
         output: _labels(directory, config.name, output, file)
@@ -148,14 +151,13 @@ def _config(
     if os.path.lexists(path):
         text = text_files.read_text(path, MAX_CONFIG_BYTES, f"model '{name}': {CONFIG_FILE}")
     elif guess is None or not guess.kind.config_optional:
-        why = " (a TorchScript model does not tell its tensors)" if backend == "pytorch" else ""
-        raise ConfigError(f"model '{name}': {CONFIG_FILE} is missing{why}")
+        hint = " (a TorchScript model does not tell its tensors)" if backend == "pytorch" else ""
+        raise ConfigError(f"model '{name}': {CONFIG_FILE} is missing{hint}")
     return model_config.parse(text, name, backend, kinds)
 
 
 def _guess(directory: str, present: list[int], readers: Readers) -> FolderReader | None:
-    """The reader that recognises the newest version. Those that look for more than one file of
-    ours are asked first."""
+    """Return the reader that recognises the newest version, asking extensions first."""
     ordered = sorted(readers.values(), key=lambda reader: reader.kind.name in BUILT_IN)
     for version in reversed(present):
         for reader in ordered:
@@ -167,7 +169,7 @@ def _guess(directory: str, present: list[int], readers: Readers) -> FolderReader
 def _completed(
     directory: str, spec: ModelSpec, groups: tuple[InstanceGroup, ...], readers: Readers
 ) -> tuple[ModelSpec, tuple[InstanceGroup, ...]]:
-    """The spec and groups with what the model's files and its parameters say."""
+    """Return the spec and groups, completed from the model's files and parameters."""
     spec, groups = readers[spec.backend].completed(directory, spec, groups)
     spec = replace(spec, config=instance_groups.shown(spec.config, groups))
     for reader in extensions.concerned(extensions.FOLDER_READERS, spec.parameters):
@@ -176,7 +178,7 @@ def _completed(
 
 
 def _labels(directory: str, name: str, output: str, file: str) -> tuple[str, ...]:
-    """Class names by index, one a line; blank lines at the end do not count."""
+    """Return class names by index, one per line. Blank lines at the end do not count."""
     what = f"model '{name}': label_filename '{file}' of output '{output}'"
     path = os.path.join(directory, file)
     if not text_files.is_inside(path, directory):

@@ -1,4 +1,4 @@
-"""Which devices the instances of a model are on: what it asks for, and what this host has."""
+"""Placement of a model's instances on this host's devices, as the configuration asks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shmserve.protocol.triton_config.model_config import ModelConfig
 
 
 def groups_of(config: ModelConfig, kind: BackendKind) -> tuple[InstanceGroup, ...]:
-    """A configuration's groups on this host's devices.
+    """Return a configuration's groups on this host's devices.
 
     Raises:
-        ConfigError: a device is not there, or what the backend needs for it.
+        ConfigError: a device is missing, or software that the backend needs for the device.
     """
     visible = len(gpus.visible_devices())
-    cupy = util.find_spec("cupy") is not None  # found, not imported: that is for executors
+    cupy = util.find_spec("cupy") is not None  # only executors import CuPy
     return instance_groups.placed(config.instance_groups, config.name, kind, visible, cupy)

@@ -1,4 +1,4 @@
-"""The file `index.json` of a repository that cannot be listed, such as one of a web server."""
+"""The file `index.json`, for repositories that cannot be listed, such as a web server."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ VERSION = 1
 
 
 class IndexFile(Struct, frozen=True):
-    """A file: its size in bytes, and SHA-256 in hexadecimal digits."""
+    """A file: size in bytes, SHA-256 in hexadecimal digits."""
 
     size: int
     sha256: str
 
 
 class RemoteIndex(Struct, frozen=True):
-    """What a repository has. `models`: model -> path below its folder -> file; a path that ends
-    with "/" is an empty folder."""
+    """Contents of a repository.
+
+    Attributes:
+        models: by model, each path below the model's folder with its file. A path that ends with
+            "/" is an empty folder.
+    """
 
     version: int
     models: dict[str, dict[str, IndexFile]]
@@ -30,7 +34,11 @@ _decode = json_decoder(RemoteIndex)
 
 
 def read(data: bytes) -> RemoteIndex:
-    """Raises ConfigError: it is none, or of another version."""
+    """Return the index.
+
+    Raises:
+        ConfigError: the data is not an index, or has another version.
+    """
     try:
         index: RemoteIndex = _decode(data)
     except UnreadableMessage:

@@ -1,4 +1,4 @@
-"""All repository paths together: which models there are, and which names are taken twice."""
+"""All repository paths together: the models, and names that occur twice."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shmserve.repository.text_files import IGNORED, is_folder, printable
 
 _log = logging.getLogger(__name__)
 
-_TOLD = 8  # folders that are no models
+_MAX_LOGGED = 8  # folders without a model that a log line names
 
 
 class ScanResult(Struct, frozen=True):
-    """What the repository holds: every folder that may be a model is in exactly one of the two.
+    """Contents of the repository: every folder that may be a model is in exactly one field.
 
-    `failures`: folder name -> reason fit for clients.
+    `failures`: by folder name, the reason for clients.
     """
 
     models: dict[str, ModelFolder]
@@ -30,15 +30,15 @@ class ScanResult(Struct, frozen=True):
 
 
 def scan(paths: Sequence[str]) -> ScanResult:
-    """Look at every model of the repository; raises as `folders`. The log has what is none."""
+    """Read every model of the repository, and log the skipped folders. Raises as `folders`."""
     models: dict[str, ModelFolder] = {}
     failures: dict[str, str] = {}
-    found = folders(paths)
-    candidates = _candidates(found)
-    if other := [printable(name) for name in sorted(found.keys() - candidates.keys())]:
-        more = f" and {len(other) - _TOLD} more" if len(other) > _TOLD else ""
+    by_name = folders(paths)
+    candidates = _candidates(by_name)
+    if skipped := [printable(name) for name in sorted(by_name.keys() - candidates.keys())]:
+        more = f" and {len(skipped) - _MAX_LOGGED} more" if len(skipped) > _MAX_LOGGED else ""
         what = "skipped folders without a version and config.pbtxt: %s%s"
-        _log.info(what, ", ".join(other[:_TOLD]), more)
+        _log.info(what, ", ".join(skipped[:_MAX_LOGGED]), more)
     failures.update(absent(paths))
     for name, directories in sorted(candidates.items()):
         try:
@@ -49,26 +49,26 @@ def scan(paths: Sequence[str]) -> ScanResult:
 
 
 def find(paths: Sequence[str], name: str, override: str | None = None) -> ModelFolder:
-    """Look at one model, as the load request does; `override` is its configuration as JSON.
+    """Read one model, as for a load request. `override` is the model's configuration as JSON.
 
     Raises:
-        NotFound: there is no such folder.
-        ConfigError: it cannot be served.
+        NotFound: the model has no folder.
+        ConfigError: the model cannot be served.
     """
     return read_folder(locate(paths, name), override)
 
 
 def locate(paths: Sequence[str], name: str) -> str:
-    """The folder of one model.
+    """Return the folder of a model.
 
     Raises:
-        NotFound: there is no such folder.
-        ConfigError: there are several.
+        NotFound: the model has no folder.
+        ConfigError: the model has several folders, or is not in the cache yet.
     """
     directories = folders(paths).get(name) if ids.is_model_name(name) else None
     if not directories:
-        if why := absent(paths).get(name):
-            raise ConfigError(why)
+        if reason := absent(paths).get(name):
+            raise ConfigError(reason)
         raise NotFound(f"model '{name}' is not in the repository")
     return _only(name, directories)
 
@@ -80,21 +80,23 @@ def _only(name: str, directories: list[str]) -> str:
 
 
 def names(paths: Sequence[str]) -> list[str]:
-    """Names of the folders that can be models, sorted; raises as `folders`."""
+    """Return the sorted names of folders that can be models. Raises as `folders`."""
     return sorted(filter(ids.is_model_name, {*candidates(paths), *absent(paths)}))
 
 
 def absent(paths: Sequence[str]) -> dict[str, str]:
-    """Models that remote repositories have and the cache has not, each with why."""
-    found: dict[str, str] = {}
+    """Return the models of remote repositories that are not in the cache, each with the reason."""
+    reasons: dict[str, str] = {}
     for path in filter(catalog.is_catalog, paths):
-        found.update(catalog.absent(path))
-    return found
+        reasons.update(catalog.absent(path))
+    return reasons
 
 
 def pending(paths: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether a remote repository was never listed, or one of the wanted models ("*": all) is
-    known of and was never fetched."""
+    """Return True if a repository was never listed, or a wanted model was never fetched.
+
+    `wanted`: names of models; "*": all.
+    """
     if any(catalog.read(path) is None for path in paths if catalog.is_catalog(path)):
         return True
     missing = absent(paths)
@@ -102,23 +104,23 @@ def pending(paths: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def candidates(paths: Sequence[str]) -> dict[str, list[str]]:
-    """As `folders`, without those that nobody can have meant as a model."""
+    """Return `folders` without folders that cannot be meant as models."""
     return _candidates(folders(paths))
 
 
-def _candidates(found: dict[str, list[str]]) -> dict[str, list[str]]:
+def _candidates(by_name: dict[str, list[str]]) -> dict[str, list[str]]:
     return {
         name: directories
-        for name, directories in found.items()
+        for name, directories in by_name.items()
         if name not in IGNORED and any(map(looks_like_model, directories))
     }
 
 
 def folders(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Folder name -> where it is, in the order of the paths; hidden ones are left out.
+    """Return the paths of each visible folder name, in the order of the repository paths.
 
     Raises:
-        ConfigError: a path of the repository itself is not a readable folder.
+        ConfigError: a repository path is not a readable folder.
     """
     directories: dict[str, list[str]] = {}
     seen: set[str] = set()
@@ -128,14 +130,14 @@ def folders(paths: Sequence[str]) -> dict[str, list[str]]:
                 directories.setdefault(name, []).append(directory)
             continue
         real = os.path.realpath(path)
-        if real in seen:  # the same folder named twice is no duplicate of its models
+        if real in seen:  # a folder named twice does not duplicate its models
             continue
         seen.add(real)
         try:
             with os.scandir(real) as entries:
                 names = [e.name for e in entries if not e.name.startswith(".") and is_folder(e)]
         except OSError as ex:
-            # for the operator, who wrote this path: raised when the service starts
+            # may show the path: the operator wrote it, and the error ends the start of the service
             raise ConfigError(
                 f"model_repository: '{path}' is not a readable folder ({ex.strerror})"
             ) from None

@@ -1,4 +1,4 @@
-"""Reading small text files of the repository with errors that show no path."""
+"""Small text files of the repository, read with errors that show no path."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import stat
 
 from shmserve.errors import ConfigError
 
-IGNORED = ("__pycache__",)  # folders that running Python code leaves behind
+IGNORED = ("__pycache__",)  # folders that Python creates when running a model's code
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder, symlinks followed; a symlink that leads nowhere is none."""
+    """Return True for a folder or a symlink to a folder, False for a dangling symlink."""
     try:
         return entry.is_dir()
     except OSError:
@@ -19,24 +19,24 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def printable(name: str) -> str:
-    """A file name as text that can be shown and encoded, whatever bytes it is made of."""
+    """Return a file name as printable text, whatever its bytes are."""
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether a path, all symlinks followed, lies below a folder."""
+    """Return True if a path lies below a folder, with all symlinks followed."""
     root = os.path.realpath(folder)
     return os.path.commonpath([root, os.path.realpath(path)]) == root
 
 
 def read_text(path: str, limit: int, what: str) -> str:
-    """The text of a regular file of at most `limit` bytes.
+    """Return the text of a regular file of at most `limit` bytes.
 
     Raises:
-        ConfigError: it begins with `what`.
+        ConfigError: the file is unreadable, too large or not UTF-8; the text begins with `what`.
     """
     try:
-        # O_NONBLOCK: opening a FIFO that lies there must not hang the coordinator
+        # O_NONBLOCK: opening a FIFO must not block the coordinator.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as ex:
         raise ConfigError(f"{what} cannot be read ({ex.strerror})") from None

@@ -1,1 +1,1 @@
-"""Settings: kind, bounds, default and description of each."""
+"""Settings: kind, bounds, default and description of each setting."""

@@ -1,4 +1,4 @@
-"""Settings of clients' shared memory, and of who may do what."""
+"""Settings of clients' shared memory, and of callers' rights."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class ClientMemorySettings(DeadlineSettings, frozen=True):
     ] = 1 << 42
 
 
-# Default of `allowed_hosts`: where all addresses are loopback or Unix sockets, localhost's names,
-# loopback addresses and the host's own name; where others are bound (or fd://), any.
+# Default of `allowed_hosts`: if all addresses are loopback or Unix sockets, localhost's names,
+# loopback addresses and the host's own name. With any other address (or fd://), all hosts.
 class AccessSettings(ClientMemorySettings, frozen=True):
     """Who may do what"""
 

@@ -1,4 +1,4 @@
-"""Types of settings in words, and texts with units as numbers."""
+"""Types of settings in words, and conversion of values with units."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _WITH_UNIT = re.compile(r"([0-9]+)(\.[0-9]+)? *([A-Za-z]+)")
 
 
 def is_size(name: str) -> bool:
-    """Whether a setting is a number of bytes, which its name says."""
+    """Return True if a setting is a number of bytes, as its name says."""
     return name.endswith(("_bytes", "_bytes_per_s"))
 
 
 def is_time(name: str) -> bool:
-    """Whether it is a number of seconds."""
+    """Return True if a setting is a number of seconds, as its name says."""
     return name.endswith("_s") and not name.endswith("_per_s")
 
 
 def without_unit(name: str, text: str) -> str | int | float:
-    """A number that had a unit; any other text as it is."""
+    """Return the number for a text with a unit, or any other text unchanged."""
     match = _WITH_UNIT.fullmatch(text.strip())
     units = _SIZES if is_size(name) else _TIMES if is_time(name) else {}
     factor = units.get(match[3].lower()) if match else None
@@ -51,7 +51,7 @@ def without_unit(name: str, text: str) -> str | int | float:
 
 
 def bare(kind: Any) -> Any:
-    """A type without its bounds."""
+    """Return a type without its bounds."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
@@ -64,7 +64,7 @@ def is_table(kind: Any) -> bool:
 
 
 def describe(name: str, kind: Any) -> str:
-    """What values a setting takes."""
+    """Return the values that a setting takes, in words."""
     words = _words(inspect.type_info(kind))
     if is_size(name):
         return words.replace("a whole number", "a size in bytes or with a unit (64k, 512MiB, 1GB)")
@@ -74,7 +74,7 @@ def describe(name: str, kind: Any) -> str:
 
 
 def description(kind: Any) -> str:
-    """The text beside a field (`field_kinds.about`); "" if there is none."""
+    """Return the text beside a field (`field_kinds.about`), or "" without a text."""
     info = inspect.type_info(kind)
     found = isinstance(info, inspect.Metadata) and (info.extra_json_schema or {}).get("description")
     return found or ""
@@ -122,7 +122,7 @@ def _number(bound: float) -> str:
 
 
 def size_text(value: int) -> str:
-    """A number of bytes with the largest unit that needs no fraction."""
+    """Return a number of bytes with the largest unit that needs no fraction."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if value and value % _SIZES[unit.lower()] == 0:
             return f"{value // _SIZES[unit.lower()]}{unit}"
@@ -130,12 +130,12 @@ def size_text(value: int) -> str:
 
 
 def shown(name: str, value: Any, separator: str = ",") -> str:
-    """A value as an environment variable has it, sizes with a unit."""
+    """Return a value as text for an environment variable, sizes with a unit."""
     return size_text(value) if is_size(name) else text(value, separator)
 
 
 def text(value: Any, separator: str = ",") -> str:
-    """A value as an environment variable has it."""
+    """Return a value as text for an environment variable."""
     if isinstance(value, dict):
         return ";".join(f"{name}={text(items)}" for name, items in value.items())
     if isinstance(value, tuple):

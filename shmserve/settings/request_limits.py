@@ -1,4 +1,4 @@
-"""Settings that bound requests, in size, number and time."""
+"""Settings for the bounds of requests: size, number and time."""
 
 from __future__ import annotations
 

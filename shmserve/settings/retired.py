@@ -1,7 +1,7 @@
-"""Settings of earlier releases, which are known until 0.4.
+"""Settings of earlier releases, still recognised until release 0.4.
 
-A retired setting does no harm in a file where it says what holds anyway: the server warns of it.
-Any other value is refused, because the server cannot do what the setting asks for.
+A retired setting may stay in a file if it states the present behaviour: the server only warns. Any
+other value is refused, because the server cannot do what the setting asks for.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from shmserve.settings.field_kinds import KIB, MIB
 
 
 class Retired(NamedTuple):
-    """A setting that is gone.
+    """A setting of an earlier release.
 
-    value: the value that describes what holds now.
-    reason: why the setting is gone, and what to do; "": the value is fixed.
-    since: release that had the setting no more.
+    Attributes:
+        value: the value that describes the present behaviour.
+        reason: why the setting was removed, and what to do; "": the value is fixed.
+        since: first release without the setting.
     """
 
     value: Any
@@ -27,7 +28,7 @@ class Retired(NamedTuple):
     since: str = "0.2"
 
     def holds(self, name: str, given: Any) -> bool:
-        """Return True if the value `given` for the setting `name` is what holds now."""
+        """Return True if the value `given` for setting `name` describes the present behaviour."""
         if isinstance(given, str):
             given = kinds.without_unit(name, given)
         try:
@@ -36,7 +37,7 @@ class Retired(NamedTuple):
             return False
 
     def advice(self, name: str) -> str:
-        """Return why the setting is gone, and what to do."""
+        """Return why the setting was removed, and what to do."""
         shown = self.shown(name)
         fixed = f"it is always {shown}, as no service needed another value; delete the setting"
         return self.reason or fixed
@@ -46,11 +47,11 @@ class Retired(NamedTuple):
         return kinds.shown(name, self.value) + ("s" if kinds.is_time(name) else "")
 
     def explanation(self, name: str) -> str:
-        """Return in a sentence since when the setting is gone, why, and what to do."""
+        """Return a sentence: since when the setting is gone, why, and what to do."""
         return f"since {self.since} {self.advice(name)}"
 
 
-FORMER = {"grps_pipelines": "pipelines"}  # names that settings had once: they are still taken
+FORMER = {"grps_pipelines": "pipelines"}  # former names of settings, still accepted
 RETIRED = {
     "grpc_server": Retired(
         "http2", "gRPC has one engine, the one that was called http2; delete the setting"
@@ -85,7 +86,7 @@ RETIRED = {
     "grpc_small_silence_s": Retired(0.25),
     "grpc_stream_idle_s": Retired(3600.0),
     "grpc_stream_silence_s": Retired(60.0),
-    # Memory of others, keys
+    # Client memory, executors, keys
     "client_shm_max_region_bytes": Retired(1 << 40),
     "executor_oom_score_adj": Retired(500),
     "max_keys": Retired(1024),

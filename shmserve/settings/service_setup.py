@@ -1,4 +1,4 @@
-"""Settings of what is served, where the server listens, and how much memory there is."""
+"""Settings for the models, addresses and memory of a service."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Shared memory itself: segments, arenas, pages, clients' regions, and what is mapped of them."""
+"""Shared memory: segments, arenas, pages, clients' regions, and the mappings of a process."""

@@ -1,7 +1,7 @@
 """The arena of this process: `core.memory.slot_allocator`'s bookkeeping with memory behind it.
 
-The one writer (I1) of its segments. Thread-safe: every decision runs under one lock,
-making and mapping segments does not.
+The arena is the only writer (I1) of its segments. Thread-safe: every decision is made under one
+lock. Segments are made and mapped without the lock.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from shmserve.protocol.control.data_messages import Descriptor, SegmentOffer
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.segment import Segment
 
-_GRANT_TIMEOUT_S = 2.0  # a restarted coordinator is back by then
+_GRANT_TIMEOUT_S = 2.0  # a restarted coordinator needs less time
 
 
 class Budget(Protocol):
-    """Who grants the pool's bytes: the coordinator, through the process's link."""
+    """Source of the pool's bytes: the coordinator, asked through the process's link."""
 
     @property
     def pool_bytes(self) -> int:
-        """What there is to grant to all; 0: not known."""
+        """Bytes that all arenas together may have; 0: unknown."""
         ...
 
     def grant(self, nbytes: int, timeout_s: float) -> bool: ...
@@ -37,16 +37,16 @@ class Budget(Protocol):
 
 
 class ArenaMemory:
-    """Slots one can write to.
+    """Memory for slots that this process writes.
 
     Args:
-        budget: who grants bytes.
-        epoch: goes into segment names.
-        shared_size: bytes of a shared segment, asked for when one is made.
-        now: the clock, seconds.
-        mappings: the process's book of what it has mapped.
-        first_size: bytes of the first shared segment, where it should begin small: each that
-            follows doubles what there is, up to `shared_size`. 0: all have that.
+        budget: source of bytes.
+        epoch: part of segment names.
+        shared_size: returns the size of a shared segment, in bytes; called when one is made.
+        now: clock, in seconds.
+        mappings: record of the process's mappings.
+        first_size: bytes of a small first shared segment. Each further segment doubles the total,
+            up to `shared_size`. 0: every segment has `shared_size`.
     """
 
     def __init__(
@@ -69,26 +69,27 @@ class ArenaMemory:
         self._next_segment = 1
         self._now = now
         self._mappings = mappings
-        self._held = 0
-        self.drops = 0  # how many segments were given back so far
-        # Lets go of slots that are kept without need, of so many bytes; False: there are none
+        self._held_bytes = 0
+        self.drops = 0  # number of segments given back so far
+        # Frees unneeded slots of about so many bytes; returns False if there are none.
         self.spare: Callable[[int], bool] = lambda nbytes: False
 
     def prepare(self) -> None:
-        """Make the first segment now, so that no request pays for it.
+        """Make the first segment now, so that no request waits for it.
 
         Raises:
-            ArenaExhausted: no budget, or no shared memory.
+            ArenaExhausted: the budget or the shared memory is used up.
         """
         self.reclaim(self.reserve(1))
 
     def reserve(self, nbytes: int) -> Slot:
-        """A slot to write to: its `view` is exactly `nbytes` long.
+        """Return a slot to write to. The slot's `view` has exactly `nbytes` bytes.
+
+        Waits only for the coordinator's grant, for a bounded time.
 
         Raises:
-            ArenaExhausted: the pool's budget or the shared memory is used up. Waits for
-                nothing but the coordinator's word, and for that a bounded time.
-            TooLarge: the whole pool is smaller.
+            ArenaExhausted: the pool's budget or the shared memory is used up.
+            TooLarge: the whole pool is smaller than the slot.
         """
         with self._lock:
             slot = self._arena.reserve(nbytes)
@@ -99,7 +100,7 @@ class ArenaMemory:
     def _reserve_more(self, nbytes: int) -> Slot:
         slot: Slot | NeedSegment | None = None
         while not isinstance(slot, Slot):
-            # One thread makes the shared segment all are waiting for.
+            # One thread makes the shared segment for all waiting threads.
             if not self._growing.acquire(timeout=_GRANT_TIMEOUT_S):
                 raise ArenaExhausted("no memory for tensors could be made ready in time")
             try:
@@ -114,7 +115,7 @@ class ArenaMemory:
         return slot
 
     def reserve_now(self, nbytes: int) -> Slot | None:
-        """As `reserve`, of the segments that are there; None: none has room."""
+        """Return a slot in an existing segment, or None if no segment has room."""
         with self._lock:
             slot = self._arena.reserve(nbytes)
         return None if isinstance(slot, NeedSegment) else slot
@@ -122,10 +123,10 @@ class ArenaMemory:
     def _grow(self, need: NeedSegment) -> None:
         size = need.size
         if need.shared:
-            wanted = self._shared_size()
+            shared_size = self._shared_size()
             if self._first_size:
-                wanted = min(wanted, max(self._first_size, self._arena.shared_bytes))
-            size = max(size, wanted // size * size)
+                shared_size = min(shared_size, max(self._first_size, self._arena.shared_bytes))
+            size = max(size, shared_size // size * size)
         pool = self._budget.pool_bytes
         if 0 < pool < size:
             raise TooLarge(
@@ -135,7 +136,7 @@ class ArenaMemory:
         if not self._budget.grant(size, _GRANT_TIMEOUT_S):
             if self.spare(size):
                 self.trim(0.0, size)
-                return  # who wants the memory looks again
+                return  # the caller tries to reserve again
             raise ArenaExhausted(
                 f"the pool (pool_bytes) has no {size} bytes more for tensors right now"
             )
@@ -146,27 +147,28 @@ class ArenaMemory:
             raise
         with self._lock:
             number = self._next_segment
-            self._next_segment += 1  # never reused: a peer may still map an old one
+            self._next_segment += 1  # never reused: a peer may still map an old segment
             self._segments[number] = segment
-            self._held += size
+            self._held_bytes += size
             self._arena.add_segment(number, size, need.shared, self._now(), segment.view)
         if self._mappings is not None:
             self._mappings.mapped(segment.address, size, writable=True)
 
     def read(self, at: Descriptor) -> memoryview:
-        """The bytes that a descriptor of this arena names; whoever asks holds a lease on them."""
+        """Return the bytes of a descriptor of this arena. The caller must hold a lease."""
         return self._segments[at.segment].view[at.offset : at.offset + at.nbytes].toreadonly()
 
     def descriptor(self, slot: Slot) -> Descriptor:
-        """What a peer needs to read the slot."""
+        """Return the descriptor with which a peer reads the slot."""
         return Descriptor(slot.segment, slot.number, slot.generation, slot.offset, slot.nbytes)
 
     def seal_and_lease(self, slot: Slot, offset: int = 0, nbytes: int = -1) -> Descriptor:
-        """Writing is over (I2); what a reader is told, who has the right to read from now on.
+        """End writing (I2), add a lease for a reader, and return the reader's descriptor.
 
-        With `nbytes`, it is told of that many bytes from `offset` on; they must lie within.
+        With `nbytes`, the descriptor covers `nbytes` bytes from `offset` on, which must lie in the
+        slot.
         """
-        self._arena.seal_and_lease(slot)  # without the lock: nobody else knows the slot yet
+        self._arena.seal_and_lease(slot)  # without the lock: no other thread knows the slot yet
         return Descriptor(
             slot.segment,
             slot.number,
@@ -176,15 +178,15 @@ class ArenaMemory:
         )
 
     def lease(self, slot: Slot) -> None:
-        """One more reader has the right to the slot."""
+        """Add a lease on the slot for another reader."""
         with self._lock:
             self._arena.lease(slot)
 
     def release(self, number: int, generation: int) -> None:
-        """A lease comes back.
+        """Take a lease back.
 
         Raises:
-            StaleDescriptor: there is no such lease.
+            StaleDescriptor: no such lease exists.
         """
         if number < 0:
             self._release_foreign(number)
@@ -193,20 +195,20 @@ class ArenaMemory:
             self._arena.release(number, generation, self._now())
 
     def _release_foreign(self, number: int) -> None:
-        """What has a negative number lies in no arena; a subclass may know it."""
+        """Release a lease with a negative number. The arena has none; a subclass may."""
         raise StaleDescriptor(f"no lease on slot {number}")
 
     def reclaim(self, slot: Slot) -> None:
-        """Take back a slot that no reader was given."""
+        """Take back a slot that no reader has a lease on."""
         with self._lock:
             self._arena.reclaim(slot, self._now())
 
     def offers(
         self, segments: Iterable[int], known: set[int]
     ) -> tuple[list[SegmentOffer], list[int]]:
-        """Offers and read-only fds of the segments a peer does not know; updates `known`.
+        """Return offers and read-only fds of the segments that are not in a peer's `known` set.
 
-        The caller closes the fds once they are sent.
+        Adds the offered segments to `known`. The caller closes the fds after sending them.
 
         Raises:
             Unavailable: this process has no descriptor left; nothing is offered then.
@@ -227,18 +229,18 @@ class ArenaMemory:
         return offers, fds
 
     def dropped(self, known: set[int]) -> tuple[int, ...]:
-        """Which of a peer's known segments were given back; takes them out of `known`."""
-        gone = tuple(number for number in known if number not in self._segments)
-        known.difference_update(gone)
-        return gone
+        """Return the peer's known segments that were given back, and remove them from `known`."""
+        dropped = tuple(number for number in known if number not in self._segments)
+        known.difference_update(dropped)
+        return dropped
 
     def trim(self, idle_s: float = 0.0, nbytes: int | None = None) -> None:
-        """Free segments nobody used for `idle_s` seconds, at most until `nbytes` are found."""
+        """Free segments unused for `idle_s` seconds, stopping once `nbytes` bytes are free."""
         with self._lock:
             numbers = self._arena.idle(self._now() - idle_s, nbytes)
             segments = [self._segments.pop(number) for number in numbers]
             freed = sum(segment.size for segment in segments)
-            self._held -= freed
+            self._held_bytes -= freed
             self.drops += len(segments)
         for segment in segments:
             self._unmapping(segment)
@@ -248,12 +250,12 @@ class ArenaMemory:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of segments this process holds."""
-        return self._held
+        """Bytes of the segments that this process holds."""
+        return self._held_bytes
 
     @property
     def may_shrink(self) -> bool:
-        """Whether there is a segment that `trim` frees, now or once its slots are free."""
+        """True if `trim` can free a segment, now or once its slots are free."""
         return self._arena.may_shrink
 
     def stats(self) -> ArenaStats:
@@ -261,7 +263,8 @@ class ArenaMemory:
             return self._arena.stats()
 
     def rows(self, what: str) -> list[dict[str, Any]]:
-        """Rows for `shmserve show segments` and `show slots`; none for anything else."""
+        """Return the rows of `shmserve show segments` or `show slots`; for other tables no
+        rows."""
         with self._lock:
             if what == "segments":
                 return [{"segment": n, "bytes": s.size} for n, s in self._segments.items()]
@@ -281,7 +284,7 @@ class ArenaMemory:
         return []
 
     def close(self) -> None:
-        """Let go of everything; what peers still read lives until they are done."""
+        """Close all segments. Memory that peers still read lives until they have finished."""
         with self._lock:
             segments = list(self._segments.values())
             self._segments.clear()

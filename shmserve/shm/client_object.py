@@ -1,7 +1,7 @@
-"""Client memory as the coordinator sees it: open an object by its key, look at it.
+"""Client memory in the coordinator: opens an object by its key and looks at its facts.
 
-The only place that opens what a client names. The object is opened once; from then on the
-descriptor stands for it, whatever becomes of the name. Nothing here unlinks anything.
+No other module opens a path that a client names. The object is opened once. From then on the
+descriptor stands for the object, whatever happens to the name. Nothing here unlinks a file.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument, PermissionDenied, ResourceExhausted, ShmserveError
 
 _DIRECTORY = "/dev/shm"
-# Without waiting (a FIFO), without following a link, without keeping it over an exec.
+# Do not block (a FIFO), do not follow a link, do not keep the descriptor over an exec.
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def open_object(key: str, region: str) -> int:
-    """A descriptor of the object a well-formed key names.
+    """Return a descriptor of the object that a well-formed key names.
 
     Raises:
-        InvalidArgument: there is no such object.
-        PermissionDenied: the server's user may not open it.
+        InvalidArgument: the object does not exist.
+        PermissionDenied: the server's user may not open the object.
         ResourceExhausted: this process has no descriptors left.
     """
     name = object_name(key, region)
@@ -37,14 +37,15 @@ def open_object(key: str, region: str) -> int:
     except OSError as ex:
         if ex.errno in (23, 24):  # ENFILE, EMFILE
             raise ResourceExhausted("the server can hold no more shared memory regions") from None
-        # A link (ELOOP), a directory (EISDIR), a device: all the same to the caller
+        # A link (ELOOP), a directory (EISDIR) and a device get the same answer.
         raise InvalidArgument(
             f"Unable to open shared memory region '{region}': its key leads to no memory object"
         ) from None
 
 
 def facts(fd: int, own: frozenset[tuple[int, int]] = frozenset()) -> ObjectFacts:
-    """What the kernel says of an open object; `own`: (device, inode) of the server's files."""
+    """Return the kernel's facts on an open object. `own`: (device, inode) of the server's
+    files."""
     info = os.fstat(fd)
     device, inode = info.st_dev, info.st_ino
     regular, ours = stat.S_ISREG(info.st_mode), (device, inode) in own
@@ -52,13 +53,13 @@ def facts(fd: int, own: frozenset[tuple[int, int]] = frozenset()) -> ObjectFacts
 
 
 def is_object_of(region: Region, fd: int) -> bool:
-    """Whether it is the object a region was registered on."""
+    """Return True if the descriptor is the object on which the region was registered."""
     info = os.fstat(fd)
     return (info.st_dev, info.st_ino) == (region.device, region.inode)
 
 
 def reopen(region: Region) -> int | None:
-    """The object a region was registered on, if its key still leads there."""
+    """Return the object on which a region was registered, or None if its key leads elsewhere."""
     if not region.memory.has_key:
         return None
     try:
@@ -72,7 +73,11 @@ def reopen(region: Region) -> int | None:
 
 
 def own_files(run_dir: str) -> frozenset[tuple[int, int]]:
-    """(device, inode) of everything in the run directory: a link to it may lie elsewhere."""
+    """Return (device, inode) of every file in the run directory.
+
+    A hard link elsewhere has the same (device, inode), so clients cannot register the server's
+    files.
+    """
     with os.scandir(run_dir) as entries:
         stats = [entry.stat(follow_symlinks=False) for entry in entries]
     return frozenset((info.st_dev, info.st_ino) for info in stats)

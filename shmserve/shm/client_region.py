@@ -1,18 +1,18 @@
-"""Client memory as an executor sees it: mapped once, or copied from and to.
+"""Client memory in an executor: mapped once, or copied from and to.
 
-The client can shrink its object at any moment; touching a page that is no more is a SIGBUS
-that nothing can catch. So only executors touch mappings, the size is looked at before each
-use, and `read` and `write` are there for those who cannot risk the rest: the kernel copies
-for them and tells what is missing.
+The client can shrink its object at any moment. Touching a page beyond the end then raises SIGBUS,
+which the process cannot catch. So only executors touch mappings, and the size is checked before
+each use. `read` and `write` avoid the remaining risk: the kernel copies and reports missing bytes.
 
-After the death of an executor the coordinator looks at the object of every region. A region whose
-object is too small is quarantined, and the log names its owner. The request that used it gets 400
-and is never run again; other requests run again if their model allows (`rerun`), or get 502.
-From then on all regions of that owner are served by copying (`Region.copy`). The model was not to
-blame and is started again without a pause.
+After the death of an executor the coordinator checks the object of every region. A region whose
+object is too small is quarantined, and the log names its owner. The request that used the region
+gets 400 and is never run again. Other requests run again if their model allows (`rerun`), or get
+502. From then on all regions of this owner are served by copying (`Region.copy`). The model was
+not to blame and is started again without a pause.
 
 `client_shm_mode = "copy"`, for the server or for one model (a parameter of config.pbtxt), uses
-`preadv` and `pwritev` from the start. That costs two copies, and truncation is an ordinary error.
+`preadv` and `pwritev` from the start. This mode costs two copies and turns truncation into an
+ordinary error.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from shmserve.protocol.control.data_messages import RegionRef
 
 
 class ClientRegion:
-    """One region in this process. Views keep the mapping alive, nothing else must."""
+    """A region, mapped into this process or copied. The mapping lives as long as a view of it."""
 
     def __init__(self, region: Region, fd: int, copy: bool) -> None:
-        """Take over `fd`; it is closed in any case.
+        """Take over `fd` and close it later, in case of an error at once.
 
         Raises:
             InvalidArgument: the object has become smaller than the region.
@@ -39,7 +39,7 @@ class ClientRegion:
         self.region = region
         self._may_shrink = not region.memory.keeps_size
         self.copy = copy
-        self.address = self.size = 0  # of the mapping; none: where it is copied
+        self.address = self.size = 0  # of the mapping; both 0 if the region is copied
         self._fd = fd
         self._view = memoryview(b"")
         try:
@@ -63,41 +63,42 @@ class ClientRegion:
             raise
 
     def check(self) -> None:
-        """Refuse to touch it if its object is smaller than it was registered.
+        """Refuse a region whose object is smaller than at registration.
 
         Raises:
-            InvalidArgument: for the request at hand; the region is of no use any more.
+            InvalidArgument: for the present request; the region is useless from now on.
         """
-        # A seek costs less than fstat; the position is used by nobody: we read and write at offsets
+        # A seek costs less than fstat. No code uses the position: reads and writes name their
+        # offset.
         if self._may_shrink and os.lseek(self._fd, 0, os.SEEK_END) < self.region.end:
             raise Shrunk(self.region)
 
     def view(self, at: RegionRef) -> memoryview:
-        """The writable bytes of a window. Bounds are those that were registered.
+        """Return the writable bytes of a window, within the registered bounds.
 
         Raises:
-            InvalidArgument: it reaches outside of the region.
+            InvalidArgument: the window reaches outside the region.
         """
         self._check_bounds(at)
         return self._view[at.offset : at.offset + at.nbytes]
 
     def address_of(self, at: RegionRef) -> int:
-        """Where the bytes that `view` gives lie in this process."""
+        """Return the address, in this process, of the bytes that `view` returns."""
         return self.address + self.region.offset % mmap.ALLOCATIONGRANULARITY + at.offset
 
     def read(self, at: RegionRef) -> memoryview:
-        """A private copy of a window.
+        """Return a private copy of a window.
 
         Raises:
-            InvalidArgument: outside of the region, or the object has been cut off.
+            InvalidArgument: the window reaches outside the region, or the object was truncated.
         """
         self._check_bounds(at)
-        target = np.empty(at.nbytes, np.uint8).data  # unlike a bytearray not zeroed first
+        target = np.empty(at.nbytes, np.uint8).data  # not zeroed first, unlike a bytearray
         self.read_into(at, target)
         return target
 
     def read_into(self, at: RegionRef, target: memoryview) -> None:
-        """Copy a window to `target`, which is as long; raises as `read`."""
+        """Copy a window to `target`, which has the window's size. Raises as `read`."""
         self._check_bounds(at)
         position = self.region.offset + at.offset
         done = 0
@@ -108,7 +109,7 @@ class ClientRegion:
             done += count
 
     def write(self, at: RegionRef, data: memoryview) -> None:
-        """Copy `data` to the start of a window; raises as `read`, writes nothing outside."""
+        """Copy `data` to the start of a window and write nothing outside. Raises as `read`."""
         self._check_bounds(at)
         assert len(data) <= at.nbytes
         self.check()
@@ -117,7 +118,8 @@ class ClientRegion:
         try:
             while done < len(data):
                 done += os.pwritev(self._fd, [data[done:]], position + done)
-        except OSError as ex:  # tmpfs full: the client's object was never filled
+        # tmpfs is full, and the client has never written this part of the object
+        except OSError as ex:
             raise InvalidArgument(
                 f"shared memory region '{self.region.name}' cannot be written: {ex.strerror}"
             ) from None
@@ -129,7 +131,7 @@ class ClientRegion:
             )
 
     def close(self) -> None:
-        """Forget it; the mapping goes with its last view."""
+        """Close the descriptor. The mapping goes with its last view."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -140,7 +142,7 @@ class ClientRegion:
 
 
 class Shrunk(InvalidArgument):
-    """A client has taken memory away from under its own region."""
+    """Error for a client that has truncated the object of its own region."""
 
     def __init__(self, region: Region) -> None:
         super().__init__(

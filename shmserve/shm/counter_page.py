@@ -1,7 +1,7 @@
-"""A process's page of counters as memory: made by its writer, read by the coordinator.
+"""A process's page of counters in shared memory: made by the writer, read by the coordinator.
 
-The reader does not map what others own: it copies the page with `pread`, so that a page cut
-short by its owner is an error and no SIGBUS.
+The coordinator does not map pages of other processes, but copies a page with `pread`. So a page
+that its owner truncates causes an error, not a SIGBUS.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from shmserve.shm.segment import Segment
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES = 64 << 20  # of a page that is read
+MAX_BYTES = 64 << 20  # limit of a page to read
 
 
 class OwnCounterPage:
-    """The writer's side: `words` to count on, a segment of its own."""
+    """The writer's side: `words` to count in, in a separate segment."""
 
     def __init__(self, epoch: str, nwords: int) -> None:
         self.nbytes = nwords * 8
@@ -27,7 +27,7 @@ class OwnCounterPage:
         try:
             self._segment = Segment(epoch, self.nbytes)
             view = self._segment.view
-        except ArenaExhausted as ex:  # requests are worth more than statistics
+        except ArenaExhausted as ex:  # requests are served even without statistics
             log.error("this process counts for itself only: %s", ex)
             view = self._private()
         self.words = view.cast("Q")
@@ -36,11 +36,11 @@ class OwnCounterPage:
         return memoryview(bytearray(self.nbytes))
 
     def reader_fd(self) -> int | None:
-        """A new descriptor for reading, the caller's; None: there is no shared page."""
+        """Return a new descriptor for reading, which the caller closes, or None without a page."""
         return None if self._segment is None else self._segment.reader_fd()
 
     def close(self) -> None:
-        """Let go of the segment; from now on `words` are this process's own."""
+        """Free the segment. From now on `words` are private memory of this process."""
         if self._segment is not None:
             self._segment.close()
             self._segment = None
@@ -48,7 +48,7 @@ class OwnCounterPage:
 
 
 def read(fd: int, nbytes: int) -> Words | None:
-    """The page as it is now; None: it is not there as announced."""
+    """Return the page as it is now, or None if the page does not have the announced size."""
     if not 0 < nbytes <= MAX_BYTES or nbytes % 8:
         return None
     try:

@@ -1,7 +1,8 @@
-"""Which shared memory this process has mapped: what a GPU's driver must know before it copies.
+"""Record of the shared memory that this process has mapped, for a GPU's driver.
 
-Pure bookkeeping, on any thread. Models may keep views of a mapping beyond `unmapping`: they
-stay valid, only the driver has let go of it.
+Before a copy, the driver must know the mapping. Pure bookkeeping, on any thread. Models may keep
+views of a mapping beyond `unmapping`: the views stay valid, but the driver no longer knows the
+memory.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
 
 
 class Mapped(NamedTuple):
-    """`size` bytes from `address`; not `writable`: a peer's.
+    """A mapping of `size` bytes from `address`.
 
-    `again` maps a peer's once more, for writing; None: it cannot be.
+    Attributes:
+        writable: False for a peer's memory.
+        again: maps a peer's memory once more, for writing; None: not possible.
     """
 
     address: int
@@ -28,22 +31,22 @@ class Mapped(NamedTuple):
 
 
 class Mappings:
-    """The mappings of one process that tensors lie in.
+    """The mappings of one process in which tensors lie.
 
     Attributes:
-        pins_writable_only: its GPU's driver pins no other memory, so whoever maps a peer's must
-            be able to do that `again`.
+        pins_writable_only: the GPU's driver pins only writable memory, so every mapping of a
+            peer's memory needs `again`.
     """
 
     def __init__(self) -> None:
         self.pins_writable_only = False
         self._lock = threading.Lock()
         self._starts: list[int] = []  # sorted
-        self._known: dict[int, Mapped] = {}
+        self._by_address: dict[int, Mapped] = {}
         self._listener: Callable[[Mapped], None] | None = None
 
     def listen(self, listener: Callable[[Mapped], None], pins_writable_only: bool = False) -> None:
-        """Have a driver's side told of each mapping right before it is given up."""
+        """Call `listener` with each mapping shortly before the memory is unmapped."""
         self._listener = listener
         self.pins_writable_only = pins_writable_only
 
@@ -55,27 +58,27 @@ class Mappings:
         again: Callable[[], WritableMapping] | None = None,
     ) -> None:
         with self._lock:
-            if address not in self._known:
+            if address not in self._by_address:
                 bisect.insort(self._starts, address)
-            self._known[address] = Mapped(address, size, writable, again)
+            self._by_address[address] = Mapped(address, size, writable, again)
 
     def unmapping(self, address: int) -> None:
-        """It is given up; unknown ones are nothing."""
+        """Remove a mapping, which is about to end. Unknown addresses are ignored."""
         with self._lock:
-            mapping = self._known.pop(address, None)
+            mapping = self._by_address.pop(address, None)
             if mapping is not None:
                 self._starts.remove(address)
         if mapping is not None and self._listener is not None:
             self._listener(mapping)
 
     def find(self, address: int, nbytes: int) -> Mapped | None:
-        """The mapping that these bytes lie in as a whole."""
+        """Return the mapping that contains all of these bytes, or None."""
         with self._lock:
-            at = bisect.bisect_right(self._starts, address) - 1
-            mapping = self._known[self._starts[at]] if at >= 0 else None
+            index = bisect.bisect_right(self._starts, address) - 1
+            mapping = self._by_address[self._starts[index]] if index >= 0 else None
         if mapping is None or address + nbytes > mapping.address + mapping.size:
             return None
         return mapping
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._by_address)

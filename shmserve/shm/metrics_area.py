@@ -1,17 +1,17 @@
-"""Where an executor publishes the metrics of its model: behind its status page.
+"""Area in which an executor publishes its model's metrics, behind the status page.
 
-The area is in the same object, so whoever has the page's descriptor has it as well, from the
-moment it is made. It is made for the first metric, and made larger when it has to be.
+The area lies in the status page's object, so a reader with the page's descriptor can read the area
+as soon as it exists. The area is made for the first metric and grows when needed.
 
     word 0   magic and version of this layout
-    word 1   how often the directory was written; odd while it is being written
-    word 2   how many values there are
+    word 1   number of changes of the directory; odd during a change
+    word 2   number of values
     word 3   bytes of the directory
     then     the values, doubles, one word each
     then     the directory: `Family`s in MessagePack, without values
 
-A value is one aligned word, so a reader sees each as it was at some moment. The directory changes
-seldom; whoever reads while it does looks again.
+A value is one aligned word, so a reader never sees half of a value. The directory changes seldom;
+a reader that meets a change reads again.
 """
 
 from __future__ import annotations
@@ -35,24 +35,28 @@ MAX_BYTES = 4 << 20
 _HEAD = 4 * 8
 _CHANGES, _VALUES, _DIRECTORY = 1, 2, 3
 _FIRST = 16 << 10
-_LOOKS = 5  # of a reader, where it finds the directory being written
+_LOOKS = 5  # attempts of a reader that finds the directory being written
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgpack_decoder(tuple[Family, ...])
 
 
 class MetricsArea:
-    """The writer's side. `fd`: of the object that the status page is in; it stays the caller's."""
+    """The writer's side.
+
+    Args:
+        fd: descriptor of the status page's object, which the caller keeps and closes.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._view = memoryview(b"")
 
     def write(self, families: Sequence[Family], values: Sequence[float]) -> memoryview[float]:
-        """Publish other families than before; gives the words of the values, as doubles.
+        """Publish a new set of families. Return the words of the values, as doubles.
 
         Raises:
-            ArenaExhausted: there is no memory for it; what was published stays.
+            ArenaExhausted: no memory is left; the former families stay published.
         """
         directory = _encode(families)
         nbytes = _HEAD + 8 * len(values) + len(directory)
@@ -79,7 +83,7 @@ class MetricsArea:
         if size > MAX_BYTES:
             raise ArenaExhausted(f"there is no room for more than {MAX_BYTES} bytes of metrics")
         try:
-            os.posix_fallocate(self._fd, SIZE, size)  # ENOSPC now instead of SIGBUS later
+            os.posix_fallocate(self._fd, SIZE, size)  # get ENOSPC now, not SIGBUS later
             self._view = memoryview(mmap.mmap(self._fd, size, offset=SIZE))
         except OSError as ex:
             log.error("no shared memory for %d bytes of metrics: %s", size, ex.strerror)
@@ -87,10 +91,10 @@ class MetricsArea:
 
 
 def read(fd: int) -> tuple[Family, ...]:
-    """What is published behind the status page that `fd` is of.
+    """Return the families published behind the status page with the descriptor `fd`.
 
     Raises:
-        UnreadableMessage: nothing that can be understood, or it changed whenever it was read.
+        UnreadableMessage: the area makes no sense, or changed at every attempt.
     """
     for _ in range(_LOOKS):
         data = os.pread(fd, max(0, min(os.fstat(fd).st_size - SIZE, MAX_BYTES)), SIZE)

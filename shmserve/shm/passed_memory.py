@@ -1,4 +1,4 @@
-"""Memory that clients pass as descriptors: which kinds are known, and what is checked of each."""
+"""Memory that clients pass as descriptors: the supported kinds and their checks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class PassedKind(Struct, frozen=True):
     """A kind of memory that clients pass.
 
     Attributes:
-        kind: what is known of all such memory.
-        recognizes: returns whether a descriptor is of the kind. Never waits.
-        check: raises InvalidArgument if the memory (of the region named) cannot be mapped, now
-            and later, without surprises.
+        kind: properties of all such memory.
+        recognizes: returns True if a descriptor is of the kind. Never waits.
+        check: raises InvalidArgument if the memory cannot be mapped without surprises, now and
+            later. Takes the descriptor and the region's name.
     """
 
     kind: RegionKind
@@ -31,15 +31,16 @@ class PassedKind(Struct, frozen=True):
 
 
 def recognized(fd: int) -> PassedKind | None:
-    """Return the kind of memory that a descriptor of a client is of; None: of none."""
+    """Return the kind of memory of a client's descriptor, or None for any other descriptor."""
     return next((passed for passed in PASSED if passed.recognizes(fd)), None)
 
 
 def is_sealed_memory(fd: int) -> bool:
-    """Whether it is memory that keeps its size; never waits, whatever `fd` is.
+    """Return True if `fd` is memory of constant size. Never waits, whatever `fd` is.
 
-    Only memfds can be sealed: objects of shm_open refuse it. The order matters to callers
-    that do not trust `fd`: fstat of a file may wait for whoever serves its file system.
+    Only memfds can be sealed; objects of shm_open cannot. Callers that do not trust `fd` rely on
+    the order: fstat of a file may wait for the server of its file system, so this check comes
+    first.
     """
     needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
     try:
@@ -49,11 +50,11 @@ def is_sealed_memory(fd: int) -> bool:
 
 
 def check_sealed(fd: int, region: str) -> None:
-    """Check that a sealed object can be mapped, now and later, without surprises.
+    """Check that a sealed object can be mapped without surprises, now and later.
 
     Raises:
-        InvalidArgument: it cannot be written, or consists of huge pages, which may be missing
-            when they are touched.
+        InvalidArgument: the object is not writable, or has huge pages, which may be missing when
+            touched.
     """
     readonly = fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10)
     mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE

@@ -1,7 +1,7 @@
-"""The segments of peers that this process has mapped, and views into them.
+"""Segments of peers that this process has mapped, and views into these segments.
 
-Keyed by the peer process: a mapping is made once, whichever channel brought the fd.
-Descriptors are checked against what was announced, never against shared memory.
+Keyed by the peer process: a segment is mapped once, whichever channel brought the fd. Descriptors
+are checked against the announced sizes, never against data in shared memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from shmserve.shm.segment import Mapping
 
 
 class PeerSegments:
-    """Segments of one peer process. `keep`: their descriptors, too, to pass them on.
+    """Segments of one peer process.
 
-    `mappings`: the process's book of what it has mapped.
+    Args:
+        keep: keep the segments' descriptors, too, to pass them on.
+        mappings: record of the process's mappings.
     """
 
     def __init__(self, keep: bool = False, mappings: Mappings | None = None) -> None:
@@ -29,7 +31,7 @@ class PeerSegments:
         self._lock = threading.Lock()
 
     def accept(self, offers: Sequence[SegmentOffer], fds: Sequence[int]) -> None:
-        """Map what a message offered; the fds are closed in any case.
+        """Map the segments that a message offers. The fds are closed in any case.
 
         Raises:
             ProtocolViolation: fds and offers do not match, or an fd cannot be mapped.
@@ -57,16 +59,16 @@ class PeerSegments:
         return mapping
 
     def drop(self, segments: Iterable[int]) -> None:
-        """Forget segments their owner gave back; the memory goes with the last view."""
+        """Forget segments that the owner gave back. The memory goes with the last view."""
         with self._lock:
-            gone = [self._mappings.pop(n) for n in segments if n in self._mappings]
-        self._unmapping(gone)
+            dropped = [self._mappings.pop(n) for n in segments if n in self._mappings]
+        self._unmapping(dropped)
 
     def view(self, at: Descriptor) -> memoryview:
-        """A read-only view of exactly the bytes a descriptor names.
+        """Return a read-only view of exactly the bytes that a descriptor names.
 
         Raises:
-            ProtocolViolation: an unknown segment, or bytes outside of it.
+            ProtocolViolation: an unknown segment, or bytes outside the segment.
         """
         mapping = self._mappings.get(at.segment)
         if mapping is None:
@@ -77,15 +79,15 @@ class PeerSegments:
         return mapping.view[at.offset : end]
 
     def mapping(self, at: Descriptor) -> Mapping:
-        """The segment that a descriptor lies in, checked as by `view`."""
+        """Return the segment of a descriptor, checked as by `view`."""
         self.view(at)
         return self._mappings[at.segment]
 
     def clear(self) -> None:
         with self._lock:
-            gone = list(self._mappings.values())
+            dropped = list(self._mappings.values())
             self._mappings.clear()
-        self._unmapping(gone)
+        self._unmapping(dropped)
 
     def _unmapping(self, mappings: Iterable[Mapping]) -> None:
         for mapping in mappings:

@@ -1,23 +1,22 @@
-"""The registry on shared pages: every process reads it, the coordinator alone writes it.
+"""The registry in shared memory: every process reads it, only the coordinator writes it.
 
 Two files in the run directory:
 
     registry.msgpack   the `Snapshot`, replaced as a whole (rename)
-    registry.page      4096 bytes, mapped by all
+    registry.page      4096 bytes, mapped by all processes
         offset 0   u64   magic and version of this layout
-        offset 8   u64   generation of the newest snapshot; 0: none yet
+        offset 8   u64   generation of the newest snapshot; 0: no snapshot yet
 
-A change is: write the new file, rename it over the old one, then store the generation
-word. So whoever sees generation g finds a file of generation >= g, and a change whose
-publication has returned is seen by every read that begins afterwards, in any process,
-at the price of one load.
+A change writes the new file, renames it over the old file, then stores the generation word. So a
+reader of generation g finds a file of generation >= g. Once `publish` has returned, every later
+read in any process sees the change, at the price of one load.
 
 INVARIANT: one writer, one aligned 8-byte word, stored through `memoryview.cast("Q")`
-(`struct.pack_into` would zero it first). The word is only ever compared for being equal;
-what is read afterwards is a file that only this user's processes can write.
+(`struct.pack_into` would zero the word first). The word is only compared for equality. The file is
+trusted, because only processes of the server's user can write it.
 
-A process that waits for a change (a request whose executor died on client memory) is woken by
-`RegistryChanged`. A restarted coordinator continues the generation of the file.
+`RegistryChanged` wakes a process that waits for a change (a request whose executor died on client
+memory). A restarted coordinator continues the generation of the file.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ _decode = msgpack_decoder(Snapshot)
 
 
 class RegistryWriter:
-    """The writing end; exists once, in the coordinator.
+    """The writing end. Exists once, in the coordinator.
 
-    `previous` is what an earlier coordinator of the same epoch published, or None. A page
-    of another epoch is replaced by a fresh one (its readers have gone with its service).
+    `previous` is the last snapshot of an earlier coordinator of this epoch, or None. A page of
+    another epoch is replaced by a fresh page: its readers ended with their service.
     """
 
     def __init__(self, run_dir: str, epoch: str) -> None:
@@ -64,12 +63,15 @@ class RegistryWriter:
             self._map = mmap.mmap(file.fileno(), PAGE_BYTES)
         self._words = memoryview(self._map).cast("Q")
         self._generation = self._words[_GENERATION_WORD]
-        if self.previous is not None:  # it may have died between the file and the word
+        # the earlier coordinator may have died between file and word
+        if self.previous is not None:
             self._generation = max(self._generation, self.previous.generation)
 
     def publish(self, snapshot: Snapshot) -> Snapshot | None:
-        """Make `snapshot` the current one. Return it with its generation, or None if the file
-        cannot be written: then the snapshot before stays the current one."""
+        """Make `snapshot` the current snapshot. Return the snapshot with its generation.
+
+        Return None if the file cannot be written: the former snapshot stays current.
+        """
         numbered = msgspec.structs.replace(
             snapshot, epoch=self.epoch, generation=self._generation + 1
         )
@@ -80,7 +82,7 @@ class RegistryWriter:
         return numbered
 
     def keep_room(self) -> None:
-        """Allocate room for the next snapshot, if there is none yet."""
+        """Allocate room for the next snapshot, unless it is allocated already."""
         self._file.keep_room()
 
     def close(self) -> None:
@@ -104,7 +106,7 @@ class RegistryWriter:
 
 
 class RegistryReader:
-    """The reading end: `current()` costs one load while nothing has changed."""
+    """The reading end. `current()` costs one load while nothing has changed."""
 
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
@@ -114,7 +116,7 @@ class RegistryReader:
         self._cached: Snapshot | None = None
 
     def current(self) -> Snapshot:
-        """The newest published snapshot, as of this moment. Any thread may call it.
+        """Return the newest published snapshot. Any thread may call this method.
 
         Raises:
             Unavailable: nothing has been published yet.
@@ -130,7 +132,7 @@ class RegistryReader:
             return self._refresh()
 
     def newer(self, snapshot: Snapshot, timeout_s: float) -> Snapshot | None:
-        """What is published after `snapshot`, as soon as it is; None: nothing within the timeout.
+        """Wait for a snapshot newer than `snapshot` and return it, or None after the timeout.
 
         Raises:
             Unavailable: as `current`.
@@ -147,7 +149,7 @@ class RegistryReader:
                 self._published.wait(remaining_s)
 
     def changed(self) -> None:
-        """Somebody says that something was published: whoever waits in `newer` looks again."""
+        """Wake the threads that wait in `newer`, because something was published."""
         with self._published:
             self._published.notify_all()
 
@@ -182,7 +184,7 @@ def _is_page(path: str) -> bool:
 
 
 def _open_page(run_dir: str) -> memoryview:
-    """Map the page read-only; the mapping lives as long as the view."""
+    """Map the page read-only. The mapping lives as long as the view."""
     with open(os.path.join(run_dir, PAGE_FILE), "rb") as file:
         mapping = mmap.mmap(file.fileno(), PAGE_BYTES, prot=mmap.PROT_READ)
     words = memoryview(mapping).cast("Q")

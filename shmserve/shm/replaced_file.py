@@ -1,15 +1,15 @@
-"""Files that are replaced as a whole, also while their file system is full.
+"""Files that are replaced as a whole, even on a full file system.
 
-The next content goes to `<path>.new`, which is renamed over the file. Room for that content is
-allocated beforehand, right after a rename has freed the content before. So a file keeps being
-replaced on a full file system while its size grows by no more than the spare room. A published
-file is never written to: readers see one content or the next one, nothing in between.
+The next content goes to `<path>.new`, which is renamed over the file. Room for the next content is
+allocated right after a rename has freed the former content. So a file can be replaced on a full
+file system as long as its size grows by no more than the spare room. A published file is never
+written to: readers see one content or the next, nothing in between.
 
-So executors are still replaced and published while the file system of the run directory is full. A
-file that cannot be written nevertheless is told once in the log and tried again every second. Until
-then frontends have the snapshot before, registrations of client memory wait, and decisions are lost
-if the coordinator dies, too. The last inodes are left to sockets: no flight recorder begins a ring
-with them.
+So executors are replaced and published even while the file system of the run directory is full. If
+a file cannot be written nevertheless, the log says so once, and the owner tries again every
+second. Until then frontends have the former snapshot, registrations of client memory wait, and
+decisions are lost if the coordinator dies, too. The last inodes are left for sockets: no flight
+recorder creates a ring then.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from shmserve.log_fields import log_fields
 
 _log = logging.getLogger(__name__)
 
-_SPARE = 16 * 1024  # bytes of room beyond the last content, and a quarter of that content
+# bytes of spare room, in addition to the last content and a quarter of its size
+_SPARE = 16 * 1024
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 class ReplacedFile:
-    """One file and its only writer.
+    """A file with its only writer.
 
     Attributes:
-        late: whether the last content could not be written. The owner tries again.
+        late: the last content could not be written. The owner tries again.
     """
 
     def __init__(self, path: str) -> None:
@@ -44,7 +45,7 @@ class ReplacedFile:
         return bool(self._reason)
 
     def write(self, data: bytes) -> bool:
-        """Replace the content. Return False, with the reason in the log, if that cannot be done."""
+        """Replace the content. Return False and log the reason if the file cannot be written."""
         try:
             self._replace(data)
         except OSError as ex:
@@ -57,7 +58,7 @@ class ReplacedFile:
         return True
 
     def keep_room(self) -> None:
-        """Allocate room for the next content, if there is none yet."""
+        """Allocate room for the next content, unless it is allocated already."""
         if self._has_room:
             return
         try:
@@ -68,16 +69,16 @@ class ReplacedFile:
             finally:
                 os.close(fd)
         except OSError:
-            # Full: whoever frees space first may have it, and the next call tries again.
+            # The file system is full: a later call tries again.
             return
 
     def _replace(self, data: bytes) -> None:
-        # Not truncated before: the blocks that are allocated may be the last ones.
+        # Not truncated before: the allocated blocks may be the last blocks available.
         fd = os.open(self._coming, _FLAGS, 0o666)
         with open(fd, "r+b", buffering=0) as file:
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
+            remaining = memoryview(data)
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
             file.truncate(len(data))
         os.replace(self._coming, self._path)
         self._has_room, self._size = False, len(data)

@@ -1,15 +1,14 @@
-"""Segments: POSIX shared-memory objects of our own.
+"""Segments: POSIX shared-memory objects of shmserve.
 
-Every name is made in this file and removed in this file. A name lives for the few
-microseconds between `shm_open` and `shm_unlink`: peers get a read-only file
-descriptor (SCM_RIGHTS), never a name, so nothing can be found, guessed or left
-behind. What a process killed in that window leaves is removed by `sweep`.
+This file makes and removes every name. A name lives for the few microseconds between `shm_open`
+and `shm_unlink`. Peers get a read-only file descriptor (SCM_RIGHTS), never a name, so no name can
+be found, guessed or left behind. A process killed in between leaves a name, which `sweep` removes.
 
-A segment is made by the process that writes it, under a budget that the coordinator grants. Making
-and populating 256 MiB takes over 100 ms, and the coordinator must stay able to answer.
+The process that writes a segment makes it, within a budget that the coordinator grants. Making and
+populating 256 MiB takes over 100 ms, and the coordinator must stay able to answer.
 
-A segment that is given back is emptied with MADV_REMOVE first. Its memory is free at once, although
-executors still have it mapped; its size stays, so nobody gets a SIGBUS.
+A segment that is given back is first emptied with MADV_REMOVE. The memory is free at once,
+although executors still have it mapped. The size stays, so no reader gets a SIGBUS.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ log = logging.getLogger(__name__)
 
 _PREFIX = "shmserve."
 _DIRECTORY = "/dev/shm"
-_POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; not in the mmap module of 3.11
+_POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; missing in the mmap module of Python 3.11
 _POPULATE_WRITE = 23
 
-# The mmap module's madvise keeps the GIL; populating 256 MiB takes over 100 ms.
+# The mmap module's madvise holds the GIL, and populating 256 MiB takes over 100 ms.
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Segment:
-    """A segment this process owns and writes: `view` is its memory, `size` its bytes."""
+    """A segment that this process owns and writes: `view` is the memory, `size` its bytes."""
 
     def __init__(self, epoch: str, size: int) -> None:
         """Make, reserve and populate a segment.
@@ -60,44 +59,45 @@ class Segment:
         self.address = _populate(self._map, size, _POPULATE_WRITE)
 
     def reader_fd(self) -> int:
-        """A new descriptor that can be mapped for reading only; the caller closes it."""
+        """Return a new descriptor, mappable only for reading. The caller closes it."""
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let go; the kernel frees the memory with the last mapping."""
+        """Close the segment. The kernel frees the memory with the last mapping."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
             self.view = memoryview(b"")  # the mapping goes with its last view
 
     def free(self) -> None:
-        """Close, and free the memory at once even while readers still have it mapped.
+        """Close the segment and free the memory at once, even while readers still have it mapped.
 
-        Readers that look at it again see zeros (MADV_REMOVE keeps the object's size, so
-        nobody gets a SIGBUS); by the slot rules none does.
+        A reader that looks again would see zeros; the slot rules exclude such a read. MADV_REMOVE
+        keeps the object's size, so no reader gets a SIGBUS.
         """
         if self.fd < 0:
             return
         try:
             self._map.madvise(mmap.MADV_REMOVE)
-        except OSError as ex:  # the memory then goes with its last mapping
+        except OSError as ex:  # the memory is then freed with its last mapping
             log.warning("segment not freed early: %s", ex)
         self.close()
 
 
 class Mapping:
-    """A peer's segment, mapped read-only. It is unmapped with its last view.
+    """A peer's segment, mapped read-only. The memory is unmapped with the last view.
 
-    `fd`: a descriptor to pass on, closed with this object; -1: none is kept.
+    `fd`: descriptor to pass on, closed with this object; -1: not kept.
     """
 
     def __init__(self, fd: int, size: int, keep: bool = False) -> None:
-        """Map `size` bytes of `fd` (stays the caller's).
+        """Map `size` bytes of `fd`, which stays the caller's.
 
         Raises:
-            OSError: not a mappable object, or smaller than `size`.
+            OSError: the object cannot be mapped, or is smaller than `size`.
         """
-        if os.fstat(fd).st_size < size:  # the peer's word is not trusted: beyond the end is SIGBUS
+        # Do not trust the peer's size: access beyond the end is a SIGBUS.
+        if os.fstat(fd).st_size < size:
             raise OSError(errno.EINVAL, "segment is smaller than announced")
         self.size = size
         self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -109,19 +109,19 @@ class Mapping:
             weakref.finalize(self, os.close, self.fd)
 
     def writable(self) -> WritableMapping:
-        """The same memory once more, for a GPU's driver; only if the descriptor was kept.
+        """Map the memory once more, for a GPU's driver. Requires a kept descriptor.
 
         Raises:
-            OSError: it cannot be mapped.
+            OSError: the memory cannot be mapped.
         """
         return WritableMapping(self.fd, self.size)
 
 
 class WritableMapping:
-    """A peer's segment mapped once more, for writing, until this object is gone.
+    """A second, writable mapping of a peer's segment, for as long as this object lives.
 
-    For drivers that pin nothing else. Its `address` is for them alone: nobody writes there, and
-    models see the mapping that cannot be written.
+    Some drivers pin only writable memory. Only the driver uses `address`: no code writes to this
+    mapping, and models see the read-only mapping.
     """
 
     def __init__(self, fd: int, size: int) -> None:
@@ -144,10 +144,10 @@ def _create(epoch: str, size: int) -> int:
             raise ArenaExhausted("the server cannot make shared memory") from ex
         break
     fd = int(memory.fd)
-    with contextlib.suppress(posix_ipc.ExistentialError):  # a `sweep` was quicker
+    with contextlib.suppress(posix_ipc.ExistentialError):  # a `sweep` was faster
         posix_ipc.unlink_shared_memory(name)
     try:
-        os.posix_fallocate(fd, 0, size)  # ENOSPC now instead of SIGBUS later
+        os.posix_fallocate(fd, 0, size)  # get ENOSPC now, not SIGBUS later
     except OSError as ex:
         os.close(fd)
         log.error("no shared memory for a segment of %d bytes: %s", size, ex.strerror)
@@ -156,15 +156,15 @@ def _create(epoch: str, size: int) -> int:
 
 
 def _populate(memory: mmap.mmap, size: int, advice: int) -> int:
-    """Fill the page tables, without the GIL; the mapping's address.
+    """Fill the page tables without holding the GIL. Return the mapping's address.
 
-    Not possible on old kernels: then they are filled at first touch.
+    Old kernels cannot; there, first accesses fill the page tables.
     """
     array = ctypes.c_char if advice == _POPULATE_WRITE else None
     if array is not None:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     else:
-        import numpy as np  # a read-only mapping's address; ctypes wants a writable one
+        import numpy as np  # for the address of a read-only mapping, which ctypes cannot give
 
         address = int(np.frombuffer(memory, np.uint8, 1).ctypes.data)
     if _libc.madvise(address, size, advice) != 0:
@@ -173,10 +173,10 @@ def _populate(memory: mmap.mmap, size: int, advice: int) -> int:
 
 
 def sweep() -> int:
-    """Remove names that processes killed at birth of a segment left; returns how many.
+    """Remove names left by processes killed while making a segment. Return their number.
 
-    Only our prefix, regular files and our own uid. A name never matters to a live
-    process (it holds the descriptor), so removing one that was just born is harmless.
+    Only regular files with shmserve's prefix and this user's uid are removed. Removing the name of
+    a new segment does no harm: the living process holds the descriptor.
     """
     removed = 0
     try:
@@ -191,5 +191,5 @@ def sweep() -> int:
                 posix_ipc.unlink_shared_memory("/" + name)
                 removed += 1
         except (OSError, posix_ipc.Error):
-            continue  # somebody else removed it
+            continue  # another process removed the name
     return removed

@@ -1,9 +1,9 @@
-"""An executor's published words: how much is waiting, since when it is busy, what it has done.
+"""An executor's status page: waiting requests, busy time, counters and live sequences.
 
-One segment, one writer (the executor), 8-byte aligned words stored through a cast
-memoryview (never `struct.pack_into`, which zeroes first). Frontends use the first two, and which
-sequences live here, as hints for picking an executor; the coordinator reads the counters
-(`core.stats.executor_counters`). Nobody trusts them for more (I7).
+One segment with one writer, the executor. Words are 8 bytes, aligned, and stored through a cast
+memoryview (never `struct.pack_into`, which zeroes first). Frontends use the first two words and
+the live sequences as hints for choosing an executor. The coordinator reads the counters
+(`core.stats.executor_counters`). No process trusts the words for more (I7).
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from shmserve.shm.segment import Mapping, Segment
 
 _PAGE = 4096
 DEPTH = 0  # requests waiting or running
-BUSY_SINCE = 8  # when the model began, CLOCK_MONOTONIC ns, 0: idle; a cache line of its own
-RUNNING = 9  # how many of DEPTH the model works on
-VALUES = 10  # how many values the model has reported of itself
-COUNTERS = 16  # from here on: a page of counters
-_SEQUENCES = COUNTERS + executor_counters.NWORDS  # how many words of digests are in use
-_FREE_SLOTS = _SEQUENCES + 1  # for sequences
-_DIGESTS = _SEQUENCES + 2  # of the sequences that live here, 0: none
+BUSY_SINCE = 8  # when the model began, in CLOCK_MONOTONIC ns; 0: idle; a separate cache line
+RUNNING = 9  # requests that the model works on, part of DEPTH
+VALUES = 10  # values that the model has reported about itself
+COUNTERS = 16  # first word of the counters
+_SEQUENCES = COUNTERS + executor_counters.NWORDS  # number of digest words in use
+_FREE_SLOTS = _SEQUENCES + 1  # free slots for sequences
+_DIGESTS = _SEQUENCES + 2  # digests of the live sequences; 0: unused word
 MOST_SEQUENCES = 2048
 SIZE = -(-(_DIGESTS + MOST_SEQUENCES) * 8 // _PAGE) * _PAGE
 
 
 def digest(sequence: int | str) -> int:
-    """What stands for a sequence's id on the page. Whoever is led astray by two that are equal is
-    told by the executor that it knows no such sequence."""
+    """Return the word that stands for a sequence's id on the page.
+
+    If two digests are equal, a frontend may choose the wrong executor, which then answers that the
+    sequence is unknown.
+    """
     data = f"{type(sequence).__name__} {sequence}".encode()
     return int.from_bytes(blake2b(data, digest_size=8).digest()) or 1
 
@@ -41,16 +44,17 @@ class StatusPage:
         self.segment = Segment(epoch, SIZE)
         self.words = self.segment.view.cast("Q")
         self.counters = self.words[COUNTERS:]
-        self._places: dict[int | str, int] = {}  # words, by the sequences whose digests are there
-        self._unused = _DIGESTS  # from here on no word has had one
-        self._free: list[int] = []  # a heap of those before it that have none any more
+        # word number, by sequence with a digest on the page
+        self._places: dict[int | str, int] = {}
+        self._unused = _DIGESTS  # first word that was never used for a digest
+        self._free: list[int] = []  # heap of used words that are free again
 
     @property
     def busy_since(self) -> int:
         return self.words[BUSY_SINCE]
 
     def show_sequence(self, sequence: int | str) -> None:
-        """Tell that a sequence lives here. There are at most `MOST_SEQUENCES`."""
+        """Publish that a sequence lives here. At most `MOST_SEQUENCES` sequences can be shown."""
         place = heappop(self._free) if self._free else self._unused
         self._unused = max(self._unused, place + 1)
         self._places[sequence] = place
@@ -58,7 +62,7 @@ class StatusPage:
         self.words[_SEQUENCES] = max(self.words[_SEQUENCES], place + 1 - _DIGESTS)
 
     def hide_sequence(self, sequence: int | str) -> None:
-        """Tell that it does not any more."""
+        """Publish that a sequence has ended here."""
         place = self._places.pop(sequence)
         heappush(self._free, place)
         self.words[place] = 0
@@ -77,7 +81,7 @@ class StatusPage:
 
 
 class StatusView:
-    """A reader's side, of the fd that came with `ExecutorHello`."""
+    """The reader's side, made from the fd that came with `ExecutorHello`."""
 
     def __init__(self, fd: int) -> None:
         self._mapping = Mapping(fd, SIZE)
@@ -89,10 +93,10 @@ class StatusView:
 
     @property
     def free_slots(self) -> int:
-        """How many sequences could begin at once."""
+        """Number of sequences that could begin at once."""
         return self._words[_FREE_SLOTS]
 
     def has_sequence(self, number: int) -> bool:
-        """Whether a sequence with this digest lives there."""
+        """Return True if a sequence with this digest lives on the executor."""
         used = min(self._words[_SEQUENCES], MOST_SEQUENCES)
         return number in self._words[_DIGESTS : _DIGESTS + used].tolist()

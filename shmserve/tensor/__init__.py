@@ -1,1 +1,1 @@
-"""What all processes agree on of tensors and models: datatypes, BYTES framing, descriptions."""
+"""Facts on tensors and models for all processes: datatypes, BYTES framing, descriptions."""

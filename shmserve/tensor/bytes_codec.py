@@ -1,7 +1,7 @@
-"""The framing of BYTES tensors: each element is a 4-byte little-endian length and its bytes.
+"""Framing of BYTES tensors: each element is a 4-byte little-endian length followed by its bytes.
 
-Source: binary tensor data extension. All arithmetic is in exact integers, every
-length is checked against what is really there before it is used.
+Source: binary tensor data extension. All arithmetic uses exact integers. Every length is checked
+against the available bytes before use.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MAX_ELEMENT_BYTES = (1 << 32) - 1
 
 
 def to_bytes(elements: Iterable[bytes | str]) -> list[bytes]:
-    """Elements as bytes; text travels as UTF-8.
+    """Return the elements as bytes. Text is encoded as UTF-8.
 
     Raises:
-        InvalidArgument: an element longer than its length field can tell, or text
-            that is no Unicode (a lone surrogate).
+        InvalidArgument: an element too long for the length field, or text that is not Unicode (a
+            lone surrogate).
     """
     encoded: list[bytes] = []
     for index, element in enumerate(elements):
@@ -40,12 +40,12 @@ def to_bytes(elements: Iterable[bytes | str]) -> list[bytes]:
 
 
 def encoded_size(elements: Sequence[bytes]) -> int:
-    """Bytes that `write` needs for these elements."""
+    """Return the number of bytes that `write` needs for these elements."""
     return LENGTH_BYTES * len(elements) + sum(map(len, elements))
 
 
 def write(elements: Iterable[bytes | memoryview], view: memoryview) -> int:
-    """Write the framed elements to the start of `view`; returns the bytes written.
+    """Write the framed elements to the start of `view`. Return the number of bytes written.
 
     Raises:
         ValueError: `view` is too small.
@@ -62,7 +62,7 @@ def write(elements: Iterable[bytes | memoryview], view: memoryview) -> int:
 
 
 def encode(elements: Iterable[bytes | str]) -> bytes:
-    """The framed elements as one bytes object."""
+    """Return the framed elements as one bytes object."""
     pack = _LENGTH.pack
     return b"".join(part for e in to_bytes(elements) for part in (pack(len(e)), e))
 
@@ -70,28 +70,28 @@ def encode(elements: Iterable[bytes | str]) -> bytes:
 def decode(
     data: memoryview | bytes, count: int, name: str, model: str, kind: str = "input"
 ) -> list[bytes]:
-    """The elements, copied out of `data`, which must hold exactly `count` of them.
+    """Return the elements, copied out of `data`, which must hold exactly `count` elements.
 
-    `name`, `model` and `kind` ("input" or "output") are for the message of an error.
+    `name`, `model` and `kind` ("input" or "output") are for the error message.
 
     Raises:
-        InvalidArgument: a cut-off length or element, too few elements or too many.
+        InvalidArgument: a cut-off length or element, too few or too many elements.
     """
     view = memoryview(data)
     return [bytes(view[start:end]) for start, end in _spans(view, count, name, model, kind)]
 
 
 def check(data: memoryview | bytes, count: int, name: str, model: str) -> None:
-    """Check that `data` is exactly `count` framed elements; raises like `decode`."""
+    """Check that `data` is exactly `count` framed elements. Raises as `decode`."""
     for _ in _spans(memoryview(data), count, name, model, "input"):
         pass
 
 
 def extent(data: memoryview | bytes, count: int) -> int:
-    """Bytes that `count` framed elements take at the start of `data`, whatever is behind them.
+    """Return the bytes of the first `count` framed elements of `data`. More bytes may follow.
 
     Raises:
-        InvalidArgument: they go on behind its end.
+        InvalidArgument: the elements extend beyond the end of `data`.
     """
     position, total = 0, len(data)
     for _ in range(count):
@@ -105,7 +105,7 @@ def extent(data: memoryview | bytes, count: int) -> int:
 def _spans(
     view: memoryview, count: int, name: str, model: str, kind: str
 ) -> Iterable[tuple[int, int]]:
-    """Start and end of each element, checked one by one."""
+    """Yield start and end of each element, checked one by one."""
     position, seen, total = 0, 0, view.nbytes
     unpack = _LENGTH.unpack_from
     where = f"for inference {kind} '{name}' for model '{model}'"

@@ -1,8 +1,8 @@
 """A model's configuration as clients see it: the body of ``GET /v2/models/{m}/config``, typed.
 
-The Structs have the names of Triton's ModelConfig in its order, enums as their names, and int64
-as numbers, so their JSON form is the document itself. A field that is UNSET is not shown. What
-no process of ours reads stays plain JSON (`JsonObject`, `JsonArray`).
+The Structs have the names of Triton's ModelConfig in its order, enums as names and int64 as
+numbers. So the JSON form of a Struct is the document itself. UNSET fields are not shown. Fields
+that shmserve never reads stay plain JSON (`JsonObject`, `JsonArray`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ JsonArray = tuple[Any, ...]
 
 
 class ReshapeEntry(Struct, frozen=True):
-    """The shape that the model sees of a tensor, without the batch."""
+    """Shape of a tensor inside the model, without the batch dimension."""
 
     shape: tuple[int, ...] = ()
 
 
 class InputEntry(Struct, frozen=True):
-    """An input. `data_type`: TYPE_INVALID, and `dims`: empty, where the model tells them."""
+    """An input. `data_type` TYPE_INVALID or empty `dims`: the model itself supplies the value."""
 
     name: str
     data_type: str = "TYPE_INVALID"
@@ -47,7 +47,7 @@ class OutputEntry(Struct, frozen=True):
 
 
 class BatchInputEntry(Struct, frozen=True):
-    """What the model is told of a batch: `target_name` are inputs that no client sends."""
+    """Information about a batch for the model. `target_name`: inputs that no client sends."""
 
     kind: str = "BATCH_ELEMENT_COUNT"
     target_name: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class BatchInputEntry(Struct, frozen=True):
 
 
 class BatchOutputEntry(Struct, frozen=True):
-    """How outputs are taken apart: each request's has the shape of its `source_input`."""
+    """Split of a batch's outputs: each request's output has the shape of its `source_input`."""
 
     target_name: tuple[str, ...] = ()
     kind: str = "BATCH_SCATTER_WITH_INPUT_SHAPE"
@@ -79,7 +79,7 @@ class OptimizationEntry(Struct, frozen=True):
 
 
 class QueuePolicyEntry(Struct, frozen=True):
-    """How requests wait for a batch. `timeout_action`: REJECT or DELAY."""
+    """Waiting of requests for a batch. `timeout_action` is REJECT or DELAY."""
 
     timeout_action: str = "REJECT"
     default_timeout_microseconds: int = 0
@@ -100,8 +100,11 @@ class BatchingEntry(Struct, frozen=True):
 
 
 class ControlEntry(Struct, frozen=True):
-    """What a control input tells. `kind`: CONTROL_SEQUENCE_START, _READY, _END or _CORRID; of the
-    first three one pair says which values mean false and true, of the last `data_type` its type."""
+    """Meaning of a control input. `kind` is CONTROL_SEQUENCE_START, _READY, _END or _CORRID.
+
+    For the first three kinds, one pair gives the values for false and true. For _CORRID,
+    `data_type` gives the type of the id.
+    """
 
     kind: str = "CONTROL_SEQUENCE_START"
     int32_false_true: tuple[int, ...] = ()
@@ -116,7 +119,7 @@ class ControlInputEntry(Struct, frozen=True):
 
 
 class InitialStateEntry(Struct, frozen=True):
-    """What a state is when its sequence begins. `data_file`: in the model's `initial_state`."""
+    """State at the start of a sequence. `data_file` lies in the model's folder `initial_state`."""
 
     data_type: str = "TYPE_INVALID"
     dims: tuple[int, ...] = ()
@@ -126,7 +129,7 @@ class InitialStateEntry(Struct, frozen=True):
 
 
 class StateEntry(Struct, frozen=True):
-    """What one run of a sequence leaves for the next: an output that becomes an input."""
+    """State of a sequence: an output of one run that becomes an input of the next run."""
 
     input_name: str
     output_name: str
@@ -161,7 +164,7 @@ class SequenceEntry(Struct, frozen=True):
 
 
 class ResourceEntry(Struct, frozen=True):
-    """So much of a resource. `is_global`: there is one for all devices, not one for each."""
+    """Amount of a resource. `is_global`: one resource for all devices, not one per device."""
 
     name: str = ""
     is_global: bool = field(default=False, name="global")
@@ -176,7 +179,7 @@ class RateLimiterEntry(Struct, frozen=True):
 
 
 class GroupEntry(Struct, frozen=True):
-    """One `instance_group`. `kind` and `gpus`: where its instances are, once it is placed."""
+    """An `instance_group`. Once placed, `kind` and `gpus` show the devices of the instances."""
 
     name: str
     kind: str
@@ -224,7 +227,7 @@ class ConfigDocument(Struct, frozen=True):
         return msgspec.json.encode(self)
 
     def as_dict(self) -> JsonObject:
-        """A copy for those whose interface is a dictionary: protobuf, models of Triton."""
+        """Return a copy as a dictionary, the interface of protobuf and of Triton's models."""
         document: JsonObject = msgspec.json.decode(self.json())
         return document
 
@@ -234,17 +237,17 @@ class ConfigDocument(Struct, frozen=True):
 
     @property
     def model_file(self) -> str:
-        """What `default_model_filename` says; "" if nothing."""
+        """The value of `default_model_filename`, or "" without the field."""
         return "" if self.default_model_filename is UNSET else self.default_model_filename
 
     @property
     def is_iterative(self) -> bool:
-        """Whether the model may have a request run again: `iterative_sequence`."""
+        """True if the model may have a request run again (`iterative_sequence`)."""
         return self.sequence_batching is not UNSET and self.sequence_batching.iterative_sequence
 
     @property
     def graph_level(self) -> int:
-        """What `optimization.graph.level` says."""
+        """The value of `optimization.graph.level`, 0 by default."""
         if self.optimization is UNSET or self.optimization.graph is UNSET:
             return 0
         return self.optimization.graph.level

@@ -1,8 +1,9 @@
-"""Table of datatypes: every fact that differs between them. A new datatype is a new row.
+"""Table of datatypes, with every fact in which they differ. A new datatype is a new row.
 
 Source: Open Inference Protocol V2, "Tensor Data Types"; Triton adds BF16 (2 bytes, little-endian)
 and its ModelConfig names (``TYPE_FP32``, ``TYPE_STRING``). The server adds numpy's types
-(`dtypes.py`); the client, which may lack ml_dtypes, its own (`client/tensors.py`).
+(`dtypes.py`). The client, which may run without ml_dtypes, adds its own types
+(`client/tensors.py`).
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ class DatatypeRow(Struct, frozen=True):
     """Facts about one datatype.
 
     Attributes:
-        name: in the protocol.
-        numpy_name: name of the numpy type; of an extension type, in the package ml_dtypes.
+        name: name in the protocol.
+        numpy_name: name of the numpy type; for an extension type, name in the package ml_dtypes.
         itemsize: bytes of an element; 0 for BYTES, whose elements vary.
-        contents_field: field of InferTensorContents that has the elements; 0 without one.
+        contents_field: number of the field in InferTensorContents that holds the elements; 0: no
+            field.
         dlpack: type code of DLPack.
-        config_name: in a model's configuration.
+        config_name: name in a model's configuration.
         json_ok: elements can travel as JSON. FP16 and BF16 travel in binary form only.
-        extension: numpy has the type from ml_dtypes only.
+        extension: numpy has the type only through ml_dtypes.
         cupy: CuPy has arrays of the type.
     """
 

@@ -1,4 +1,4 @@
-"""Datatypes of the protocol with numpy's types: the table (`datatype_table.py`) by names."""
+"""Datatypes of the protocol with numpy's types: the rows of `datatype_table.py`, by name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shmserve.tensor.datatype_table import ROWS, DatatypeRow
 
 
 class Datatype(DatatypeRow, frozen=True, kw_only=True):
-    """A row of the table, with numpy's type."""
+    """A row of the table, with the numpy type."""
 
     numpy: np.dtype[Any]
 
     @property
     def classifiable(self) -> bool:
-        """Whether elements are numbers that a classification can rank."""
+        """True if elements are numbers that a classification can rank."""
         return self.json_ok and self.numpy.kind in "iuf"
 
 
@@ -40,7 +40,7 @@ _BY_NUMPY: Final[dict[np.dtype[Any], Datatype]] = {d.numpy: d for d in _ALL}
 
 
 def from_numpy(dtype: np.dtype[Any]) -> Datatype | None:
-    """The datatype a numpy array travels as; strings and bytes are BYTES; None if there is none."""
+    """Return the datatype of a numpy array, or None. Strings, bytes and objects are BYTES."""
     datatype = _BY_NUMPY.get(dtype)
     if datatype is None and dtype.kind in "SUO":
         return DATATYPES["BYTES"]
@@ -50,7 +50,7 @@ def from_numpy(dtype: np.dtype[Any]) -> Datatype | None:
 
 
 def object_array(elements: Objects, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """An array of Python objects, such as bytes or text, in a shape; numpy looks into none."""
+    """Return an array of unconverted Python objects, such as bytes or text, with a shape."""
     array = np.empty(prod(shape), np.object_)
     array[:] = elements
     return array.reshape(shape)

@@ -1,4 +1,4 @@
-"""Named tensor: the bytes of a tensor, and what it is, wherever it lies."""
+"""Named tensor: a tensor's bytes, in any memory, with name, datatype and shape."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class NamedTensor(Protocol):
-    """A tensor's bytes, and what it is."""
+    """A tensor's bytes with name, datatype and shape."""
 
     @property
     def name(self) -> str: ...

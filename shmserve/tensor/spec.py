@@ -1,4 +1,4 @@
-"""What a model takes and gives: the static description every process shares."""
+"""Inputs and outputs of a model: the static description that all processes share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from shmserve.tensor.config_document import ConfigDocument
 
 
 class TensorSpec(Struct, frozen=True, omit_defaults=True):
-    """One input or output of a model.
+    """An input or output of a model.
 
-    `shape` is the full shape of the protocol: -1 marks a variable dimension, and
-    if the model batches (`ModelSpec.max_batch_size` > 0) the first dimension is
-    the batch (-1). `labels` are the class names of an output, by index
-    (classification extension). `scalar_batch` and the like belong elsewhere.
+    `shape` is the full shape of the protocol, where -1 marks a variable dimension. If the model
+    batches (`ModelSpec.max_batch_size` > 0), the first dimension is the batch (-1). `labels` are
+    the class names of an output, by index (classification extension).
     """
 
     name: str
@@ -24,18 +23,24 @@ class TensorSpec(Struct, frozen=True, omit_defaults=True):
 
 
 def fits(described: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a shape is one that a description (-1: any size) allows."""
+    """Return True if a description (-1: any size) allows the shape."""
     return len(described) == len(shape) and all(
         want in (-1, dim) for want, dim in zip(described, shape, strict=True)
     )
 
 
 class EnsembleStep(Struct, frozen=True, omit_defaults=True):
-    """One model of an ensemble. `version`: empty: the newest that is ready.
+    """A model of an ensemble. An empty version means the newest ready version.
 
-    `inputs` and `outputs`: the model's tensors by name -> the ensemble's. Once its model is known:
-    `streams`: it may answer more than once. `behind`: the step that streams for each of whose
-    answers it runs; -1: it runs once. `in_turn`: its runs follow each other, in that order.
+    `streams`, `behind` and `in_turn` are set once the model is known.
+
+    Attributes:
+        inputs: by name of the model's input, the ensemble's tensor.
+        outputs: by name of the model's output, the ensemble's tensor.
+        streams: the model may answer more than once.
+        behind: number of the streaming step that starts a run of this step with each answer; -1:
+            this step runs once.
+        in_turn: the runs follow each other in the order of these answers.
     """
 
     model: str
@@ -48,12 +53,13 @@ class EnsembleStep(Struct, frozen=True, omit_defaults=True):
 
 
 class ModelSpec(Struct, frozen=True, omit_defaults=True):
-    """One version of one model, as published in the registry.
+    """A version of a model, as published in the registry.
 
-    `config` is the configuration that clients are shown. `rerun` tells
-    whether a request whose executor died may be run again on another instance
-    (config.pbtxt parameter ``rerun``: "true" or "false"). `steps`: an ensemble has them, and no
-    instances of its own.
+    Attributes:
+        config: the configuration that clients see.
+        rerun: a request may run again on another instance if its executor died (config.pbtxt
+            parameter ``rerun``: "true" or "false").
+        steps: steps of an ensemble, which has no instances.
     """
 
     name: str
@@ -71,18 +77,18 @@ class ModelSpec(Struct, frozen=True, omit_defaults=True):
 
     @property
     def caches_answers(self) -> bool:
-        """Whether answers may be kept for requests that are the same."""
+        """True if answers may be kept and given again to identical requests."""
         cache = self.config.response_cache
         return cache is not UNSET and bool(cache.get("enable"))
 
     @property
     def max_inflight_requests(self) -> int:
-        """How many answers of a step that streams may be on their way; 0: as many as is usual."""
+        """Limit of a streaming step's answers that are on their way; 0: the usual limit."""
         scheduling = self.config.ensemble_scheduling
         return 0 if scheduling is UNSET else int(scheduling.get("max_inflight_requests", 0))
 
     def takes_the_same(self, other: ModelSpec) -> bool:
-        """Whether a request that was checked against the other spec suits this one."""
+        """Return True if a request that was checked against the other spec fits this spec, too."""
         return self is other or (
             self.inputs == other.inputs
             and self.outputs == other.outputs

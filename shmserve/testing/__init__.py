@@ -1,1 +1,1 @@
-"""What tests and benchmarks run against: a real server, a backend, a dispatcher without one."""
+"""Tools for tests and benchmarks: a real server, a backend, a dispatcher without a server."""

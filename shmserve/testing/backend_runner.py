@@ -1,7 +1,9 @@
-"""Run a backend without an executor: requests over plain numpy memory.
+"""Run a backend without an executor: requests in plain numpy memory.
 
-backend, spec = load(ModelFolder_or_directory)
-response = ask(backend, spec, INPUT0=np.zeros(4, np.float32))
+    backend, spec = load(ModelFolder_or_directory)
+    response = ask(backend, spec, INPUT0=np.zeros(4, np.float32))
+
+For a decoupled model, use `ask_stream`.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class FakeInput:
 
 
 class FakeDeviceInput:
-    """An input in a GPU's memory: a CuPy array, as if it lay in a client's region."""
+    """An input in a GPU's memory: a CuPy array, as if in a client's region."""
 
     def __init__(self, name: str, array: Any) -> None:
         datatype = from_numpy(array.dtype)
@@ -87,11 +89,11 @@ class FakeDeviceInput:
 
 
 class FakeResponses:
-    """Collects the answers of a decoupled model; `ended` is set with the last one."""
+    """Collector of a decoupled model's answers. The last answer sets `ended`."""
 
     def __init__(self) -> None:
         self.sent: list[Response] = []
-        self.errors: list[ShmserveError] = []  # the stream's own, not those of answers
+        self.errors: list[ShmserveError] = []  # errors of the stream; answers have their own
         self.ended = threading.Event()
 
     def send(self, response: Response | None, final: bool = False) -> None:
@@ -112,8 +114,10 @@ class FakeResponses:
 
 
 class FakeBackendRequest:
-    """A request whose offered outputs are ordinary arrays, kept in `offered`. `arrays` are its
-    inputs, numpy's or CuPy's."""
+    """A request with ordinary arrays as memory: `offered` has the offered outputs by name.
+
+    `arrays` are the inputs, from numpy or CuPy.
+    """
 
     def __init__(
         self,
@@ -155,8 +159,10 @@ class FakeBackendRequest:
 def load(
     directory: str, device: str = CPU, auto: bool = False, models: OtherModels = NO_MODELS
 ) -> tuple[Backend, ModelSpec]:
-    """Load the newest version of a model's folder as an executor of an instance on `device`
-    would; `auto` and `models` as in `Context`."""
+    """Load the newest version of a model's folder, as an executor of an instance on `device` does.
+
+    `auto` and `models` are as in `Context`.
+    """
     folder = repository.read_folder(directory)
     spec = folder.specs[-1]
     instance = f"{spec.name}/{spec.version}/0"
@@ -176,7 +182,7 @@ def ask(
     parameters: dict[str, Parameter] | None = None,
     **arrays: Any,
 ) -> Response:
-    """Run one request; all outputs are requested unless told otherwise."""
+    """Run one request. All outputs are requested if `requested` is empty."""
     names = requested or tuple(output.name for output in spec.outputs)
     return backend.execute([FakeBackendRequest(names, parameters, **arrays)])[0]
 
@@ -184,7 +190,7 @@ def ask(
 def ask_stream(
     backend: Backend, spec: ModelSpec, parameters: dict[str, Parameter] | None = None, **arrays: Any
 ) -> FakeResponses:
-    """Run one request of a decoupled model; wait for `ended` before looking."""
+    """Run one request of a decoupled model. Wait for `ended` before reading the answers."""
     names = tuple(output.name for output in spec.outputs)
     responses = FakeResponses()
     assert not backend.execute([FakeBackendRequest(names, parameters, responses, **arrays)])
@@ -192,7 +198,7 @@ def ask_stream(
 
 
 def arrays(response: Response) -> dict[str, Any]:
-    """A good response's outputs by name; raises a failed one's error."""
+    """Return a response's outputs by name, or raise the response's error."""
     if response.error is not None:
         raise response.error
     outputs: tuple[Output, ...] = response.outputs

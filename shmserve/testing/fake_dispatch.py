@@ -1,7 +1,7 @@
-"""A dispatcher without shared memory and processes: models are plain functions.
+"""A dispatcher without shared memory and processes, in which models are plain functions.
 
-For tests of the frontends. It keeps the contract of `shmserve.dispatch.Dispatcher` as
-far as they see it, and counts what they must give back.
+For tests of the frontends. The fakes keep the contract of `shmserve.dispatch.Dispatcher` as far as
+frontends see it, and count the objects that frontends must give back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FakeRequest(Struct, frozen=True):
     parameters: dict[str, Parameter]
 
 
-# A model that streams gives several; their `final` is set for it.
+# A streaming model returns several outcomes, without setting `final`.
 Function = Callable[[FakeRequest], Outcome | Iterable[Outcome]]
 Model = tuple[ModelSpec, Function]
 
@@ -56,11 +56,12 @@ class FakeReservation(Slot):
 
 
 class FakeMemory:
-    """Slots that come before their call.
+    """Slots that are reserved before their call.
 
     Attributes:
-        held: which were reserved, and neither adopted nor reclaimed.
-        ready: whether memory is there without waiting for it; `exhausted`: none ever is.
+        held: slots that were reserved, and neither adopted nor reclaimed.
+        ready: memory is available without waiting.
+        exhausted: memory is never available.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class FakeMemory:
 
 
 class FakeAccount:
-    """The account of one request: `outcomes` lists what it was told."""
+    """The account of a request. `outcomes` lists the reported outcomes."""
 
     def __init__(self, receipt: Receipt) -> None:
         self.outcomes: list[str] = []
@@ -98,7 +99,7 @@ class FakeAccount:
 
 
 class FakeCall:
-    """One request; `closed` counts the calls of `close`."""
+    """A call. `closed` counts the calls of `close`."""
 
     def __init__(self, dispatcher: FakeDispatcher, entry: ModelEntry, options: RunOptions) -> None:
         self.receipt = Receipt(executor="fake/1/0")
@@ -114,7 +115,7 @@ class FakeCall:
         self._inputs: dict[str, OutputTensor] = {}
 
     def reserve(self, nbytes: int) -> FakeReservation:
-        """Room for a tensor, within the fake's budget."""
+        """Reserve memory for a tensor, within the fake's budget."""
         budget = self._dispatcher.budget
         if budget is not None and nbytes + sum(len(r.view) for r in self.reserved) > budget:
             raise ArenaExhausted(f"no slot of {nbytes} bytes is free")
@@ -123,7 +124,7 @@ class FakeCall:
         return reservation
 
     def adopt(self, reservation: FakeReservation) -> FakeReservation:
-        """As if reserved here."""
+        """Take over a reservation as if this call had made it."""
         self._dispatcher.memory.reclaim(reservation)
         self.reserved.append(reservation)
         return reservation
@@ -138,7 +139,7 @@ class FakeCall:
         self._inputs[name] = OutputTensor(name, datatype, shape, view)
 
     def add_region_input(self, name: str, datatype: str, shape: Shape, at: RegionRef) -> None:
-        """An input in client memory: zeros here."""
+        """Add an input in client memory, which holds only zeros here."""
         self._inputs[name] = OutputTensor(name, datatype, shape, memoryview(bytes(at.nbytes)))
 
     def execute(self) -> Outcome:
@@ -147,7 +148,7 @@ class FakeCall:
         return result
 
     def stream(self) -> Iterator[Outcome]:
-        """Run the model's function in place; of several outcomes the last is final."""
+        """Run the model's function in place. An empty final outcome follows several outcomes."""
         result = self._run()
         if isinstance(result, Outcome):
             yield msgspec.structs.replace(result, final=True)
@@ -170,7 +171,7 @@ class FakeCall:
         self.cancelled = True
 
     def lend(self) -> Callable[[], None]:
-        """Its outputs are ordinary memory: there is nothing to give back."""
+        """Return a function that does nothing: outputs are ordinary memory."""
         return lambda: None
 
     def close(self) -> None:
@@ -178,15 +179,18 @@ class FakeCall:
 
 
 class FakeCoordinator:
-    """Notes what it is told, by the real rules where there are some.
+    """Coordinator that records the calls of frontends and applies the real rules where it can.
 
     Attributes:
-        book: of regions, as if every object had 4096 bytes of the caller's.
-        devices: how many GPUs there are.
-        numbers, histories: what a test makes up; None, or no such level: nobody answers.
-        asked: for which histories.
-        tuning: the settings.
-        loads, unloads: of models; `refusal` is raised instead, if there is one.
+        book: record of regions, as if every object had 4096 bytes and belonged to the caller.
+        devices: number of GPUs.
+        numbers: report made up by a test; None: the coordinator does not answer.
+        histories: by level, history made up by a test; a missing level is not answered.
+        asked: arguments of the requested histories.
+        tuning: runtime settings.
+        loads: arguments of loads.
+        unloads: names of unloaded models.
+        refusal: error to raise for a load.
         in_repository: names of models.
     """
 
@@ -220,7 +224,7 @@ class FakeCoordinator:
         self.book.unregister(caller, name, kind)
 
     def report(self) -> Report:
-        """What `numbers` are; None: the coordinator is away."""
+        """Return `numbers`. Raise Unavailable if `numbers` is None."""
         if self.numbers is None:
             raise Unavailable("the coordinator did not answer within 3 s")
         return self.numbers
@@ -228,7 +232,7 @@ class FakeCoordinator:
     def history(
         self, level: int, since: int = 0, life: str = "", brief: bool = False
     ) -> HistoryReport:
-        """What `histories` has of this level."""
+        """Return `histories` of a level. Raise Unavailable if the level is missing."""
         self.asked.append((level, since, life, brief))
         if level not in self.histories:
             raise Unavailable("the coordinator did not answer within 3 s")
@@ -254,7 +258,7 @@ class FakeCoordinator:
 
 
 class FakeDispatcher:
-    """Models by name; `calls` are all calls ever made, `budget` bounds each one's bytes."""
+    """Models by name. `calls` has every call ever made; `budget` bounds the bytes of each call."""
 
     def __init__(self, models: Iterable[Model], budget: int | None = None) -> None:
         self.functions: dict[str, Function] = {}
@@ -263,10 +267,10 @@ class FakeDispatcher:
         self.budget = budget
         self.coordinator = FakeCoordinator()
         self.memory = FakeMemory()
-        self.pool_bytes = 0  # for the shares of callers; 0: these have no bounds
+        self.pool_bytes = 0  # size of the pool that callers share; 0: unbounded
         self.shares = CallerShares(config.Settings(), lambda: self.pool_bytes)
         self.refusals: list[tuple[str, str]] = []
-        self.keys: Counter[str] = Counter()  # requests by their keys' names
+        self.keys: Counter[str] = Counter()  # requests by name of their key
         self.refused_models: dict[str, str] = {}
         self.published = True
         self.draining = False
@@ -276,7 +280,7 @@ class FakeDispatcher:
             self.put(spec, ModelState.READY)
 
     def put(self, spec: ModelSpec, state: ModelState) -> None:
-        """Publish a version of a model in a state."""
+        """Publish a version of a model with a state."""
         name = f"{spec.name}/{spec.version}/0"
         live = (LiveInstance(name, "fake", "fake", 1),) if state is ModelState.READY else ()
         self.entries.setdefault(spec.name, {})[spec.version] = ModelEntry(spec, state, live)
@@ -321,13 +325,13 @@ class FakeDispatcher:
     def trace_refused(
         self, error: ShmserveError, traceparent: str, attributes: dict[str, Attribute]
     ) -> None:
-        """Nothing is traced."""
+        """Do nothing: fakes are not traced."""
 
     def count_key(self, name: str) -> None:
         self.keys[name] += 1
 
     def start(self) -> None:
-        """Nothing to connect to."""
+        """Do nothing: fakes have no connections."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: fakes hold no resources."""

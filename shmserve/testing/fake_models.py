@@ -33,8 +33,8 @@ def add_sub(request: FakeRequest) -> Outcome:
     datatype = request.inputs["INPUT0"].datatype
     a, b = array_of(request.inputs["INPUT0"]), array_of(request.inputs["INPUT1"])
     results = {"OUTPUT0": a + b, "OUTPUT1": a - b}
-    wanted = request.requested or tuple(results)
-    return Outcome(tuple(tensor_of(name, datatype, results[name]) for name in wanted))
+    requested = request.requested or tuple(results)
+    return Outcome(tuple(tensor_of(name, datatype, results[name]) for name in requested))
 
 
 def failing(request: FakeRequest) -> Outcome:

@@ -1,4 +1,4 @@
-"""Writes small Python models for tests of what loads or runs them."""
+"""Small Python models, written to folders for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] },
 
 
 def model_maker(repository: Path) -> Make:
-    """A function that writes a model's folder with version 1 and returns its path."""
+    """Return a function that writes a model's folder with version 1 and returns its path."""
 
     def write(code: str, config: str = X_TO_Y, name: str = "m") -> str:
         version = repository / name / "1"
@@ -30,12 +30,12 @@ def model_maker(repository: Path) -> Make:
 
 
 def native(body: str) -> str:
-    """A model.py whose `Model.infer(self, request)` is `body`."""
+    """Return a model.py whose `Model.infer(self, request)` has the body `body`."""
     return f"import numpy as np\nclass Model:\n    def infer(self, request):\n{_deep(body)}\n"
 
 
 def triton(body: str, more: str = "") -> str:
-    """A model.py whose `TritonPythonModel.execute(self, requests)` is `body`.
+    """Return a model.py whose `TritonPythonModel.execute(self, requests)` has the body `body`.
 
     `more` is further text of the class, indented.
     """

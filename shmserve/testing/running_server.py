@@ -1,11 +1,11 @@
-"""A real shmserve for tests: gunicorn, coordinator, supervisor, executors, and what is left.
+"""A real shmserve for tests: gunicorn, coordinator, supervisor, executors, and a check for leaks.
 
     with RunningServer(repository=path) as server:
         requests.get(server.url("/v2"))
     assert server.leaks() == []
 
-Every process of a server is found by the run directory in its environment, so that a
-leak is told from what other servers on the machine do.
+Processes of a server have its run directory in their environment. So leaks of this server are told
+apart from other servers on the machine.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from shmserve.errors import Unavailable
 
 WATCHDOG_S = 90.0
 _UNLINKED = ("keeper", "master", "template")  # roles without a link to the coordinator
-_SIDE_BY_SIDE = 16  # processes of pytest-xdist whose ports are apart
-_BIRTH_S = 10.0  # a segment has a name for microseconds, unless its process starves right then
+_SIDE_BY_SIDE = 16  # pytest-xdist workers with distinct ports
+# a segment has a name for microseconds, or longer if its process gets no processor time
+_BIRTH_S = 10.0
 ROOT = Path(__file__).parents[2]
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WATCHDOG_S) -> None:
-    """Poll until `condition` holds; a watchdog, not an assertion about speed.
+    """Poll until `condition` is true. The timeout is a watchdog, not an assertion about speed.
 
     Raises:
-        TimeoutError: it never did; says what.
+        TimeoutError: the condition never became true; the text has `what`.
     """
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -52,11 +53,12 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WA
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody has, none twice in one process, nor in those that run
-    other tests of the same session.
+    """Return a free TCP port on 127.0.0.1.
 
-    It lies below those the kernel gives out: a client that tries such a one again and again before
-    anybody listens there can be given it as its own, connect to itself, and keep the server out.
+    No port is returned twice in one process, nor in parallel processes of the test session. The
+    port lies below the kernel's ephemeral ports. A client that repeatedly connects to a port
+    before the server listens could otherwise be given this port as its own, connect to itself, and
+    keep the server out.
     """
     for port in _PORTS:
         with socket.socket() as sock:
@@ -69,8 +71,8 @@ def free_port() -> int:
 
 
 def _ports() -> Iterator[int]:
-    given_out = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
-    first, end = 10_000, max(11_000, int(given_out.split()[0]))
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    first, end = 10_000, max(11_000, int(ephemeral.split()[0]))
     first += int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _SIDE_BY_SIDE
     ports = range(first, end, _SIDE_BY_SIDE)
     start = random.randrange(len(ports))
@@ -84,32 +86,38 @@ _REMOVALS: list[Callable[[], object]] = []
 
 
 def folder_of(owner: object) -> str:
-    """A temporary folder that is removed when its owner goes, at the latest with this process."""
+    """Return a temporary folder, removed when its owner is collected or this process ends."""
     folder = tempfile.mkdtemp(prefix="shmserve-")
     _REMOVALS.append(weakref.finalize(owner, _remove, folder, os.getpid()))
     return folder
 
 
 def remove_folders() -> None:
-    """Remove them now, whoever still refers to their owners."""
+    """Remove all these folders now, even if references to the owners remain."""
     for removal in _REMOVALS:
         removal()
     _REMOVALS.clear()
 
 
 def _remove(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # not a fork that ends
+    if os.getpid() == pid:  # a fork that ends must not remove the folder
         shutil.rmtree(folder, ignore_errors=True)
 
 
-STARTED: weakref.WeakSet[RunningServer] = weakref.WeakSet()  # those that have a log, still
+# started servers whose log still exists
+STARTED: weakref.WeakSet[RunningServer] = weakref.WeakSet()
 
 
 class RunningServer:
-    """One service in a run directory of its own. `settings` are keys of `config.Settings`, `within`
-    is a command that runs its command, such as ``ip netns exec <name>``, `output` a descriptor for
-    its output instead of a file. `kept`: it is started by ``shmserve serve`` and so has a keeper,
-    which then is `master`; False: by gunicorn."""
+    """A service with a separate run directory.
+
+    Args:
+        settings: keys of `config.Settings`.
+        within: command that runs another command, such as ``ip netns exec <name>``.
+        output: descriptor for the server's output; None: a file.
+        kept: True: ``shmserve serve`` starts the service with a keeper, which is then `master`;
+            False: gunicorn starts the service.
+    """
 
     def __init__(
         self,
@@ -142,16 +150,18 @@ class RunningServer:
             **settings,
         }
         self.environ.update({f"SHMSERVE_{k.upper()}": str(v) for k, v in values.items()})
-        # A process that sets its title may write it over its environment, by which we find it.
+        # A process that sets its title may overwrite its environment, which `processes` searches.
         self.environ["SPT_NOENV"] = "1"
         self.environ.update(environ or {})
-        self.tls: ssl.SSLContext | None = None  # of this side, where the server's HTTP has it
+        # the client's context, if the server has TLS for HTTP
+        self.tls: ssl.SSLContext | None = None
         self.master: subprocess.Popen[bytes] | None = None
 
     # ------------------------------------------------------------------ life
 
     def start(self, wait_ready: bool = True) -> None:
-        """Run the command of the README; returns when every model and everybody else is there."""
+        """Start the service. By default, wait until all models are loaded and all processes
+        linked."""
         STARTED.add(self)
         command = ["gunicorn", "-c", str(ROOT / "gunicorn.conf.py"), *self._gunicorn]
         command += ["shmserve.app"]
@@ -172,10 +182,10 @@ class RunningServer:
             self.wait_linked()
 
     def wait_ready(self) -> None:
-        """Until the readiness endpoint says so.
+        """Wait for the readiness endpoint.
 
         Raises:
-            TimeoutError: it never did; the log's end is in the message.
+            TimeoutError: the server never became ready; the text has the log's end.
         """
         try:
             wait_until(self.ready, "the server is not ready")
@@ -183,11 +193,11 @@ class RunningServer:
             raise TimeoutError(f"{ex}\n{self.log()[-6000:]}") from None
 
     def ready(self) -> bool:
-        """Whether every model is loaded."""
+        """Return True if every model is loaded."""
         return self._healthy("ready")
 
     def lives(self) -> bool:
-        """Whether HTTP is answered, whatever is loaded."""
+        """Return True if the server answers over HTTP, with or without models."""
         return self._healthy("live")
 
     def _healthy(self, state: str) -> bool:
@@ -199,7 +209,7 @@ class RunningServer:
             return False
 
     def stop(self) -> int:
-        """SIGTERM, and wait for the master to end; its exit status."""
+        """Send SIGTERM and wait for all processes to end. Return the master's exit status."""
         assert self.master is not None
         if self.master.poll() is None:
             self.master.send_signal(signal.SIGTERM)
@@ -208,7 +218,7 @@ class RunningServer:
         return status
 
     def kill_all(self) -> None:
-        """SIGKILL for everything of this server; for tests that failed."""
+        """Send SIGKILL to every process of this server. For tests that failed."""
         for pid in self.processes():
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -241,7 +251,7 @@ class RunningServer:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = WATCHDOG_S,
     ) -> tuple[int, dict[str, str], bytes]:
-        """One request on a connection of its own: status, headers (lower case), body."""
+        """Send a request on a new connection. Return status, headers (lower case) and body."""
         place = (self.http_host, self.http_port)
         connection = http.client.HTTPConnection(*place, timeout=timeout_s)
         if self.tls is not None:
@@ -259,7 +269,7 @@ class RunningServer:
         return status, json.loads(body) if body else None
 
     def infer(self, model: str, document: Any, **headers: str) -> tuple[int, Any]:
-        """Status and JSON of an inference with JSON tensors."""
+        """Return status and JSON of an inference with JSON tensors."""
         body = json.dumps(document).encode()
         status, _, answer = self.request("POST", f"/v2/models/{model}/infer", body, headers)
         return status, json.loads(answer)
@@ -271,10 +281,10 @@ class RunningServer:
     # ------------------------------------------------------------ inspection
 
     def show(self, table: str) -> list[dict[str, Any]]:
-        """Rows of ``shmserve show <table>``; waits for a coordinator that is being replaced.
+        """Return the rows of ``shmserve show <table>``, waiting for a coordinator if need be.
 
         Raises:
-            Unavailable: there never was one.
+            Unavailable: no coordinator has answered.
         """
         give_up = time.monotonic() + WATCHDOG_S
         while True:
@@ -286,9 +296,10 @@ class RunningServer:
                 time.sleep(0.02)
 
     def wait_instances(self) -> None:
-        """Until every instance of every model runs; readiness waits for one of each.
+        """Wait until every instance of every model runs. Readiness needs one instance per model.
 
-        Of one that has just been killed the coordinator may not know yet.
+        Each instance's process is looked up, too: the coordinator may not know yet of a recent
+        kill.
         """
 
         def all_run() -> bool:
@@ -301,9 +312,10 @@ class RunningServer:
         wait_until(all_run, "instances are not ready")
 
     def wait_linked(self) -> None:
-        """Until every process has its link to the coordinator; none is needed to be ready.
+        """Wait until every process has a link to the coordinator, which readiness does not need.
 
-        Only then it has the name and the descriptors that it keeps, and hears what is told to all.
+        Without a link, a process lacks its final name and descriptors and does not hear the
+        coordinator.
         """
 
         def all_linked() -> bool:
@@ -315,7 +327,7 @@ class RunningServer:
         wait_until(all_linked, "processes have no link")
 
     def wait_arenas(self) -> None:
-        """Until whoever takes part in requests has its first memory, granted by the coordinator."""
+        """Wait until every process that serves requests has its first memory."""
 
         def all_hold() -> bool:
             rows = [r for r in self.show("processes") if r["role"] in ("http", "grpc", "executor")]
@@ -327,7 +339,7 @@ class RunningServer:
         return self.log_path.read_text(errors="replace")
 
     def processes(self) -> dict[int, str]:
-        """Live processes of this server: pid to title."""
+        """Return the live processes of this server: pid to title."""
         mark = f"SHMSERVE_RUN_DIR={self.run_dir}".encode()
         titles: dict[int, str] = {}
         for entry in os.listdir("/proc"):
@@ -345,26 +357,26 @@ class RunningServer:
         return titles
 
     def pids(self, title: str) -> list[int]:
-        """Pids of the processes whose title starts with ``shmserve: <title>``."""
-        wanted = f"shmserve: {title}"
-        return sorted(pid for pid, name in self.processes().items() if name.startswith(wanted))
+        """Return the pids of processes whose title starts with ``shmserve: <title>``."""
+        prefix = f"shmserve: {title}"
+        return sorted(pid for pid, name in self.processes().items() if name.startswith(prefix))
 
     def leaks(self) -> list[str]:
-        """What a stopped server left behind: names in /dev/shm, processes, sockets."""
-        left = segments_left()
-        left += [f"process {pid}: {title}" for pid, title in self.processes().items()]
-        left += [
+        """Return the traces of a stopped server: names in /dev/shm, processes, sockets."""
+        leaks = segments_left()
+        leaks += [f"process {pid}: {title}" for pid, title in self.processes().items()]
+        leaks += [
             f"{self.run_dir}/{name}"
             for name in os.listdir(self.run_dir)
             if name.endswith(".sock") and name != "http.sock"
         ]
-        return left
+        return leaks
 
 
 def segments_left() -> list[str]:
-    """Names of segments that nobody removes any more, of whichever server."""
+    """Return the names of segments, of any server, that stay for longer than a moment."""
     names, give_up = _segment_names(), time.monotonic() + _BIRTH_S
-    while names and time.monotonic() < give_up:  # of other servers, for a moment
+    while names and time.monotonic() < give_up:  # other servers may just be making segments
         time.sleep(0.02)
         names &= _segment_names()
     return [f"/dev/shm/{name}" for name in sorted(names)]
@@ -375,12 +387,12 @@ def _segment_names() -> set[str]:
 
 
 def open_fds(pid: int) -> int:
-    """How many file descriptors a process has open."""
+    """Return the number of open file descriptors of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory of a process that is its own: anonymous pages, without shared memory."""
+    """Return the private resident memory of a process, in bytes: anonymous pages only."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

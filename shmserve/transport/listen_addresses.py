@@ -142,8 +142,17 @@ def reserve(setting: str, address: ListenAddress) -> list[socket.socket]:
     return held
 
 
-def listeners(setting: str, address: ListenAddress, backlog: int) -> list[socket.socket]:
-    """Listen at a TCP address that was reserved: non-blocking sockets, one for each family.
+def listeners(
+    setting: str, address: ListenAddress, backlog: int, takes_ipv4: bool = False
+) -> list[socket.socket]:
+    """Listen at an address: non-blocking sockets, one for each family that the host has there. They
+    share one port, which the kernel chooses for port 0. Other processes may listen there, too.
+
+    Args:
+        setting: name of the setting, for errors.
+        address: a free path, or a TCP address that is free or was reserved.
+        backlog: connections that wait at most.
+        takes_ipv4: whether an IPv6 socket takes IPv4 connections, too, if it is the only one.
 
     Raises:
         ConfigError: the address is none.
@@ -151,15 +160,24 @@ def listeners(setting: str, address: ListenAddress, backlog: int) -> list[socket
     """
     made: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, place in _resolve(setting, address):
+        if address.path:
+            made.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            made[0].bind(address.path)
+            made[0].listen(backlog)
+            return made
+        found = _resolve(setting, address)
+        port = address.port
+        for family, kind, protocol, _, place in found:
             sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
             made.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(place)
+                alone = takes_ipv4 and len(found) == 1
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
+            sock.bind((place[0], port, *place[2:]))
             sock.listen(backlog)
+            port = port or sock.getsockname()[1]
     except BaseException:
         for sock in made:
             sock.close()

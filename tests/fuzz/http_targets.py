@@ -105,7 +105,7 @@ _SERVING = _serving()
 def connection(data: bytes) -> None:
     """A whole connection: its first byte says in what pieces the others come."""
     sock: Any = FakeSocket(data[1:], 1 + 40 * data[0] if data else 1)
-    served = HttpConnection(_SERVING, sock, ("192.0.2.1", 5), ("192.0.2.2", 80))
+    served = HttpConnection(_SERVING, lambda _: sock, ("192.0.2.1", 5), ("192.0.2.2", 80))
     served._caller = Caller()
     served.serve()
     _check_calls()

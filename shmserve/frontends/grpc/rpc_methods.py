@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import grpc
 from msgspec import Struct
@@ -104,16 +104,4 @@ class RpcSubjects(Protocol):
 
     def refused(self, subject: bytes, error: ShmserveError) -> None:
         """A call was refused, since there were too many of its subject."""
-        ...
-
-
-class Ports(Protocol):
-    """Takes addresses, as `grpc.Server` does. Raises RuntimeError where it cannot listen."""
-
-    def add_insecure_port(self, address: str) -> int:
-        """Listen there; the port's number."""
-        ...
-
-    def add_secure_port(self, address: str, server_credentials: Any) -> int:
-        """As `add_insecure_port`, with TLS: what `transport.trust.tls.certificates` gave."""
         ...

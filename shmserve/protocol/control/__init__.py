@@ -1,1 +1,1 @@
-"""Messages of the control plane, one file a subject; `messages` has the unions per channel."""
+"""Messages of the control plane, a file per subject. `messages` has the unions per channel."""

@@ -1,10 +1,10 @@
-"""Messages of the client socket, where local programs pass their memory to the server.
+"""Messages of the client socket, through which local programs pass memory to the server.
 
-The peer is any local program, so these messages are apart from those of the link: what can
-be said here is all that a stranger can say. One request at a time, each gets one reply;
-a malformed one ends the connection. Fields are only ever appended and then have defaults.
+The peer is any local program. So these messages are separate from the messages of the link, and a
+stranger can send nothing else. A program sends one request at a time and gets one reply to each. A
+malformed request ends the connection. Fields are only ever appended, with defaults.
 
-Needs nothing but msgspec: the Python client imports it.
+Needs nothing but msgspec: the Python client imports this module.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from shmserve.protocol.control.message import Message
 from shmserve.protocol.decoding import msgpack_decoder
 
 VERSION = 1
-SOCKET_NAME = "client.sock"  # in the run directory, unless the setting names another path
+# in the run directory, unless the setting `client_socket` names another path
+SOCKET_NAME = "client.sock"
 
 
 class ClientHello(Message, frozen=True):
-    """First message; the reply is `ServerHello`, and with another version the end."""
+    """First message of a program, answered by `ServerHello`. Another version ends the
+    connection."""
 
     version: int
 
 
 class RegisterMemfd(Message, frozen=True):
-    """Register `byte_size` bytes from `offset` of the memfd that rides along.
+    """Request to register `byte_size` bytes from `offset` of the memfd that rides along.
 
-    It must be sealed with F_SEAL_SHRINK and F_SEAL_GROW.
+    The memfd must be sealed with F_SEAL_SHRINK and F_SEAL_GROW.
     """
 
     name: str
@@ -37,36 +39,41 @@ class RegisterMemfd(Message, frozen=True):
 
 
 class Unregister(Message, frozen=True):
-    """Remove system regions of the caller's user by name; unknown ones are none. No names: all
-    that the calling process has registered (others of its user keep theirs)."""
+    """Request to remove system regions of the caller's user by name. Unknown names are ignored.
+
+    Without names, all regions that the calling process has registered are removed. Regions of the
+    user's other processes stay.
+    """
 
     names: tuple[str, ...] = ()
 
 
 class ListRegions(Message, frozen=True, tag="Status"):
-    """The caller's system regions in the order of their names, from the first one after
-    `after`."""
+    """Request for the caller's system regions, ordered by name, from after the name `after`."""
 
     after: str = ""
 
 
 class OpenLane(Message, frozen=True):
-    """Give me a lane to an executor of this model; version "": the newest. The reply is
-    `LaneOpened`, and the lane rides along; or `Failed`: ask over HTTP."""
+    """Request for a lane to an executor of a model. An empty version means the newest.
+
+    The reply is `LaneOpened` with the lane's descriptor, or `Failed`. After `Failed` the program
+    sends its requests over HTTP.
+    """
 
     model: str
     version: str = ""
 
 
 class ServerHello(Message, frozen=True):
-    """`lanes`: `OpenLane` is understood."""
+    """Reply to `ClientHello`. `lanes`: the server understands `OpenLane`."""
 
     version: int
     lanes: bool = False
 
 
 class RegionInfo(Struct, frozen=True, array_like=True):
-    """One region. `key` is empty for memory that was passed here."""
+    """A registered region. `key` is empty for memory that a program passed through this socket."""
 
     name: str
     key: str
@@ -75,29 +82,32 @@ class RegionInfo(Struct, frozen=True, array_like=True):
 
 
 class Ok(Message, frozen=True):
-    """It is done, and every request that begins from now on finds it so. `more`: ask for
-    the regions after the last one of these."""
+    """Reply to a successful request. Every inference that begins from now on sees the change.
+
+    `more`: further regions follow; ask again with the name of the last region in this reply.
+    """
 
     regions: tuple[RegionInfo, ...] = ()
     more: bool = False
 
 
 class Failed(Message, frozen=True):
-    """`code` is a value of `errors.Code`; `text` is written for the client."""
+    """Reply to a failed request. `code`: a value of `errors.Code`; `text`: for the client."""
 
     code: str
     text: str
 
 
 class LaneOpened(Message, frozen=True):
-    """One end of a socket pair rides along, of type SEQPACKET: the messages on it are those of
-    `lane_messages`.
+    """Reply to `OpenLane`. One end of a socket pair of type SEQPACKET rides along.
+
+    The messages on the lane are defined in `lane_messages`.
 
     Attributes:
-        version: of the model, which answers.
-        instance: whose executor has the other end.
-        rerun: a request that an executor died of may be sent again.
-        timeout_ns: how long the server would wait for an answer.
+        version: version of the model that answers on this lane.
+        instance: instance whose executor has the other end of the lane.
+        rerun: a request may be sent again if an executor died of it.
+        timeout_ns: longest time, in nanoseconds, that the server would wait for an answer.
     """
 
     version: str

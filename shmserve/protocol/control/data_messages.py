@@ -1,4 +1,4 @@
-"""Messages of the data channel, frontend <-> executor; `messages` has their unions."""
+"""Messages of the data channel, frontend <-> executor. `messages` has the unions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from msgspec import Struct
 
 from shmserve.protocol.control.message import Message
 
-# What a request parameter can be (Open Inference Protocol V2, "parameters")
+# Types of a request parameter (Open Inference Protocol V2, "parameters")
 Parameter = bool | int | float | str
 
 
 @final
 class Descriptor(Struct, frozen=True, array_like=True, gc=False, tag=0):
-    """A tensor's bytes in an arena: `segment` is an id of the arena's owner.
+    """Place of a tensor's bytes in an arena. `segment` is an id given by the arena's owner.
 
-    `offset` and `nbytes` are bytes within the segment; `slot` and `generation`
-    name the lease to give back.
+    `offset` and `nbytes` are bytes within the segment. `slot` and `generation` name the lease to
+    give back.
     """
 
     segment: int
@@ -30,7 +30,7 @@ class Descriptor(Struct, frozen=True, array_like=True, gc=False, tag=0):
 
 @final
 class RegionRef(Struct, frozen=True, array_like=True, gc=False, tag=1):
-    """A tensor's bytes in client memory: `offset` from the start of region number `region`."""
+    """Place of a tensor's bytes in client memory: `offset` bytes into region `region`."""
 
     region: int
     offset: int
@@ -38,7 +38,7 @@ class RegionRef(Struct, frozen=True, array_like=True, gc=False, tag=1):
 
 
 class SegmentOffer(Struct, frozen=True, array_like=True, gc=False):
-    """A segment the sender owns, whose read-only fd rides along (SCM_RIGHTS, same order)."""
+    """A segment of the sender. A read-only fd rides along (SCM_RIGHTS, in the offers' order)."""
 
     segment: int
     size: int
@@ -47,10 +47,10 @@ class SegmentOffer(Struct, frozen=True, array_like=True, gc=False):
 class WireTensor(Struct, frozen=True, array_like=True, gc=False):
     """A tensor of a request or an answer.
 
-    `alias` >= 0 (answers only): the bytes are those of the request's input of that
-    index (among the inputs that lie in slots), at `at.offset` from its start; the frontend
-    reads its own arena. In an answer a `RegionRef` says that the output lies in the client's
-    memory already.
+    In an answer, `alias` >= 0 means that the output's bytes are bytes of a request input. `alias`
+    is then the input's index among the inputs that lie in slots, and `at.offset` counts from the
+    input's start. The frontend reads these bytes in its own arena. In an answer, a `RegionRef`
+    means that the output lies in the client's memory already.
     """
 
     name: str
@@ -61,19 +61,19 @@ class WireTensor(Struct, frozen=True, array_like=True, gc=False):
 
 
 class OutputPlace(Struct, frozen=True, array_like=True, gc=False):
-    """Where the client wants an output: at most `at.nbytes` bytes of its region."""
+    """Client memory for an output: at most `at.nbytes` bytes of the client's region."""
 
     name: str
     at: RegionRef
 
 
 class CallingModel(Struct, frozen=True, array_like=True, gc=False):
-    """A model that has asked for a request, and waits for its answer.
+    """A model that has made a request of another model and waits for the answer.
 
     Attributes:
-        process: the executor that runs it.
-        depth: how many models there are from the client's request on, this one included.
-        blocked: that executor runs nothing else before it has the answer.
+        process: executor that runs the calling model.
+        depth: number of models from the client's request down to and including this model.
+        blocked: the executor runs nothing else until the answer arrives.
     """
 
     model: str
@@ -84,35 +84,36 @@ class CallingModel(Struct, frozen=True, array_like=True, gc=False):
 
 @final
 class Execute(Message, frozen=True):
-    """Run one request. Times are CLOCK_MONOTONIC nanoseconds (0: no deadline)."""
+    """Order to run one request. Times are CLOCK_MONOTONIC nanoseconds (0: no deadline)."""
 
     request: int
     id: str
     inputs: tuple[WireTensor, ...]
-    outputs: tuple[str, ...]  # requested outputs, empty: all
+    outputs: tuple[str, ...]  # requested outputs; empty: all
     parameters: dict[str, Parameter]
     sent_ns: int
     deadline_ns: int
     release: tuple[tuple[int, int], ...] = ()  # (slot, generation) of earlier outputs
     offers: tuple[SegmentOffer, ...] = ()
-    dropped: tuple[int, ...] = ()  # segments of the sender that are no more
-    places: tuple[OutputPlace, ...] = ()  # outputs that go into client memory
-    credit: int = 0  # how many answers of a stream may be on their way; 0: one answer only
-    callers: tuple[CallingModel, ...] = ()  # models that wait for the answer, the first one first
-    caller_number: int = 0  # whose it is, for turns: `core.scheduling.caller_number`
-    traceparent: str = ""  # what the model's own calls are part of, if it is traced in spans
+    dropped: tuple[int, ...] = ()  # segments that the sender has freed
+    places: tuple[OutputPlace, ...] = ()  # outputs to be written into client memory
+    credit: int = 0  # answers of a stream that may be on their way; 0: a single answer
+    callers: tuple[CallingModel, ...] = ()  # models that wait for the answer, outermost first
+    caller_number: int = 0  # the caller, for fair turns (`core.scheduling.caller_number`)
+    # parent span of the model's own calls, if the request is traced in spans
+    traceparent: str = ""
 
 
 class Cancel(Message, frozen=True):
-    """The request is not wanted any more; if it has not started it never will."""
+    """Order to cancel a request. A request that has not started never starts."""
 
     request: int
 
 
 class Credit(Message, frozen=True):
-    """The frontend has consumed `answers` answers of a stream: as many more may come.
+    """Credit for a stream: the frontend has consumed `answers` answers, so as many more may come.
 
-    `slots` are the output slots they held (slot, generation).
+    `slots`: (slot, generation) of the output slots of the consumed answers.
     """
 
     request: int
@@ -121,7 +122,7 @@ class Credit(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Output slots the frontend is done with."""
+    """Output slots that the frontend has finished reading, as (slot, generation)."""
 
     slots: tuple[tuple[int, int], ...]
 
@@ -134,7 +135,7 @@ class FrontendHello(Message, frozen=True):
 
 
 class Timing(Struct, frozen=True, array_like=True, gc=False):
-    """Nanoseconds per stage as the executor saw them."""
+    """Nanoseconds per stage, measured by the executor."""
 
     queue: int = 0
     input: int = 0
@@ -143,7 +144,7 @@ class Timing(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Copied(Struct, frozen=True, array_like=True, gc=False):
-    """Bytes of tensor data that the executor copied, by stage of the receipt."""
+    """Bytes of tensor data that the executor copied, per stage of the receipt."""
 
     batch: int = 0
     out: int = 0
@@ -153,11 +154,11 @@ class Copied(Struct, frozen=True, array_like=True, gc=False):
 
 @final
 class Answer(Message, frozen=True):
-    """Result of one `Execute`: outputs, or `error_code` and `error`.
+    """Result of an `Execute`: outputs, or `error_code` and `error`.
 
-    A stream has any number of answers, each but the last with `final` False; an answer
-    with an error that is not final is the model's word about one response of many. A final
-    answer without outputs or error only ends the stream.
+    A stream has any number of answers; `final` is False in all but the last. An error in an answer
+    that is not final is the model's error response for a single answer of the stream. A final
+    answer without outputs and error only ends the stream.
     """
 
     request: int
@@ -170,13 +171,14 @@ class Answer(Message, frozen=True):
     offers: tuple[SegmentOffer, ...] = ()
     dropped: tuple[int, ...] = ()
     final: bool = True
-    retained: tuple[int, ...] = ()  # inputs (as for alias) the model holds: they stay leased
+    # inputs (indexed as for alias) that the model still holds: their slots stay leased
+    retained: tuple[int, ...] = ()
     freed: tuple[tuple[int, int], ...] = ()  # (slot, generation) of earlier retained inputs
-    refused: bool = False  # the model's queue did not take it, or not let it wait any longer
+    refused: bool = False  # the model's queue refused the request, or timed it out
 
 
 class ExecutorHello(Message, frozen=True):
-    """Reply to `FrontendHello`; the fd of the executor's status page rides along."""
+    """Reply to `FrontendHello`. The fd of the executor's status page rides along."""
 
     version: int
     process: str
@@ -184,7 +186,7 @@ class ExecutorHello(Message, frozen=True):
 
 
 def leases(outputs: Iterable[WireTensor]) -> list[tuple[int, int]]:
-    """(slot, generation) of the outputs that lie in slots of the executor."""
+    """Return (slot, generation) of the outputs that lie in slots of the executor."""
     return [
         (tensor.at.slot, tensor.at.generation)
         for tensor in outputs

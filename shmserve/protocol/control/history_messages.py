@@ -1,4 +1,4 @@
-"""Messages of the link about what happened lately; `messages` has their unions."""
+"""Messages of the link about recent history. `messages` has the unions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from shmserve.protocol.control.stats_messages import Report
 
 
 class AskHistory(Message, frozen=True):
-    """A frontend wants the series of one level of `core.stats.time_series.LEVELS`.
+    """Request of a frontend for the series of one level of `core.stats.time_series.LEVELS`.
 
-    Of history `life` it has all periods before number `since`. `brief`: without models'
-    series, processes and counters.
+    Attributes:
+        since: number of the first period to send; the frontend has all earlier periods of history
+            `life`.
+        brief: omit the models' series, processes, incidents and the report.
     """
 
     ticket: int
@@ -25,7 +27,10 @@ class AskHistory(Message, frozen=True):
 
 
 class HistoryGiven(Message, frozen=True):
-    """Reply: a `HistoryReport` lies in the file that rides along; `nbytes` 0: none is kept."""
+    """Reply to `AskHistory`. The file that rides along holds a `HistoryReport`.
+
+    `nbytes` is 0 if there is no such history.
+    """
 
     ticket: int
     nbytes: int
@@ -42,8 +47,9 @@ class ModelHistory(Struct, frozen=True, array_like=True):
 class ValueHistory(Struct, frozen=True, array_like=True):
     """Series of a value that a model reports about itself.
 
-    `kind`: avg, max, min, inc or cdf; `latest`: of cdf, the last second's by
-    `core.stats.aggregation.PERCENTS`, or empty.
+    Attributes:
+        kind: avg, max, min, inc or cdf.
+        latest: for cdf, the last second's values at `core.stats.aggregation.PERCENTS`, or empty.
     """
 
     model: str
@@ -55,8 +61,11 @@ class ValueHistory(Struct, frozen=True, array_like=True):
 
 
 class GpuHistory(Struct, frozen=True, array_like=True):
-    """Series of one GPU: utilization (percent), memory (bytes), temperature (degrees Celsius),
-    power (watts)."""
+    """Series of one GPU.
+
+    The columns: utilization (percent), memory (bytes), temperature (degrees Celsius), power
+    (watts).
+    """
 
     uuid: str
     index: int
@@ -65,7 +74,10 @@ class GpuHistory(Struct, frozen=True, array_like=True):
 
 
 class ProcessUse(Struct, frozen=True, array_like=True):
-    """A process of the service right now. `cpu_percent`: 100 is one core; None: unknown."""
+    """Present resource use of a process of the service.
+
+    `cpu_percent`: 100 is one core; None: unknown.
+    """
 
     role: str
     instance: str
@@ -75,17 +87,19 @@ class ProcessUse(Struct, frozen=True, array_like=True):
 
 
 class HistoryReport(Struct, frozen=True, array_like=True):
-    """What the coordinator tells of the last periods of one level.
+    """The coordinator's series for the last periods of one level.
 
     Attributes:
-        life: another one means that all numbers have begun anew.
-        first, until: number of the first period, and of the one that runs now.
-        running: whether all columns have one value more, of the period that runs.
-        ended_at: when period `until` began, in seconds since 1970.
-        age_s: how old this history is.
-        latest: milliseconds by `core.stats.aggregation.PERCENTS` of the last second's requests,
-            or empty.
-        machine_bytes, processors: what the machine has.
+        life: identifier of the history; a new identifier means that all numbers have begun anew.
+        first: number of the first period in the series.
+        until: number of the running period.
+        running: True if every column has one value more, for the running period.
+        ended_at: start of period `until`, in seconds since 1970.
+        age_s: age of the history, in seconds.
+        latest: latency of the last second's requests at `core.stats.aggregation.PERCENTS`, in
+            milliseconds, or empty.
+        machine_bytes: memory of the machine, in bytes.
+        processors: number of the machine's processors.
     """
 
     life: str

@@ -1,12 +1,12 @@
 """Messages of a lane: a local program's own channel to one executor.
 
-The peer is any local program, so these are all that a stranger can say: tensors lie in regions
-of its own, by the names it registered them with, or, if they have less than `INLINE_BYTES`, in
-the message itself (the one place where tensor bytes go through a socket). One message is
-one packet, MessagePack, an array that begins with the type's name. Fields are only ever
-appended and then have defaults.
+The peer is any local program, and a stranger can send nothing but these messages. Tensors lie in
+the program's own registered regions, referred to by name. Tensors smaller than `INLINE_BYTES` may
+travel in the message itself; no other control-plane message carries tensor bytes. A message is one
+packet: a MessagePack array that begins with the type's name. Fields are only ever appended, with
+defaults.
 
-Needs nothing but msgspec: the Python client imports it.
+Needs nothing but msgspec: the Python client imports this module.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shmserve.protocol.control.message import Message
 from shmserve.protocol.decoding import msgpack_decoder
 
 Parameter = bool | int | float | str
-INLINE_BYTES = 4096  # a tensor of so many bytes has to lie in a region
-INLINE_TOTAL = 64 * 1024  # bytes of all outputs in one answer
-READ_AHEAD = 16  # answers of one lane that may be under way: no more requests, no more credit
+INLINE_BYTES = 4096  # tensors of this size and larger must lie in a region
+INLINE_TOTAL = 64 * 1024  # bytes of all inline outputs in one answer
+READ_AHEAD = 16  # answers of one lane that may be under way; bounds its requests and its credit
 
 
 class LaneWindow(Struct, frozen=True, array_like=True, gc=False):
-    """`nbytes` bytes from `offset` of the region that the caller registered as `region`."""
+    """`nbytes` bytes from `offset` of the caller's region with the name `region`."""
 
     region: str
     offset: int
@@ -32,10 +32,10 @@ class LaneWindow(Struct, frozen=True, array_like=True, gc=False):
 
 
 class LaneTensor(Struct, frozen=True, array_like=True, gc=False):
-    """A tensor and its bytes. None (outputs only): they are where the request wanted them.
+    """A tensor with its bytes. For outputs, None means that the bytes lie in the requested window.
 
-    Elements are laid out as in binary HTTP bodies: little-endian, row-major; BYTES elements each
-    behind their length in four bytes.
+    Elements are laid out as in binary HTTP bodies: little-endian, row-major. Each BYTES element
+    follows its length in four bytes.
     """
 
     name: str
@@ -45,24 +45,27 @@ class LaneTensor(Struct, frozen=True, array_like=True, gc=False):
 
 
 class LaneOutput(Struct, frozen=True, array_like=True, gc=False):
-    """An output that is wanted; `at` None: in the answer. A stream's window has one answer at a
-    time: the next one is written there when `LaneCredit` has come for it."""
+    """A requested output. `at` is its window, or None to receive the bytes in the answer.
+
+    A stream writes one answer at a time into a window: the next answer is written after
+    `LaneCredit` for the present answer.
+    """
 
     name: str
     at: LaneWindow | None = None
 
 
 class LaneRequest(Message, frozen=True):
-    """Run the lane's model once.
+    """Request to run the lane's model once.
 
     Attributes:
-        number: the caller's; no two requests that are under way have the same.
-        outputs: what is wanted, in this order; none: everything.
-        timeout_ns: how long the answer is of use, from when the executor reads this; 0, and at
-            most: the server's `request_timeout_s`. Of a stream as a whole: 0, and at most, the
-            server's `stream_timeout_s`.
-        credit: how many answers of a decoupled model may be under way, 1 where an output has a
-            window. Other models have one answer, whatever it says.
+        number: number chosen by the caller, unique among the requests under way.
+        outputs: requested outputs, in the order of the answer; empty: all outputs.
+        timeout_ns: longest useful wait for an answer, in nanoseconds, from when the executor reads
+            the request. 0 means the server's limit, which is also the maximum:
+            `request_timeout_s`, or `stream_timeout_s` for a stream as a whole.
+        credit: answers of a decoupled model that may be under way; 1 if an output has a window.
+            Ignored for other models, which give a single answer.
     """
 
     number: int
@@ -75,22 +78,24 @@ class LaneRequest(Message, frozen=True):
 
 
 class LaneCredit(Message, frozen=True):
-    """So many answers of a stream were taken: as many more may come. Of more than came, the lane
-    ends; of a stream that is over, nothing happens."""
+    """Credit for a stream: the caller has taken `answers` answers, so as many more may come.
+
+    Credit for more answers than were sent ends the lane. Credit for a finished stream has no
+    effect.
+    """
 
     number: int
     answers: int
 
 
 class LaneCancel(Message, frozen=True):
-    """The answer is not wanted any more. One comes nevertheless, of whatever kind."""
+    """Order to cancel a request. The lane still sends a final answer, with or without an error."""
 
     number: int
 
 
 class LaneReceipt(Struct, frozen=True, array_like=True, gc=False):
-    """What the request has cost: nanoseconds by stage, bytes that were copied, and how many of
-    these went through the socket."""
+    """Cost of a request: nanoseconds per stage, copied bytes, bytes sent through the socket."""
 
     queue_ns: int = 0
     compute_ns: int = 0
@@ -102,16 +107,20 @@ class LaneReceipt(Struct, frozen=True, array_like=True, gc=False):
 
 
 class LaneAnswer(Message, frozen=True):
-    """The answer to one request, or one of a stream's, which ends with its `final` one. With a
-    `status` other than 200 it has no outputs, and windows may have been written to or not.
+    """Answer to a request. A stream has several answers and ends with the `final` answer.
+
+    With a `status` other than 200 an answer has no outputs, and windows may or may not have been
+    written.
 
     Attributes:
-        status: as over HTTP.
-        code: a value of `errors.Code`; empty: it succeeded.
-        error: written for the client.
-        receipt: of a stream, what this answer has cost.
-        final: none follows. Without outputs, parameters and error, it only ends a stream.
-        moved: nobody has the request, which other lanes take: this one is about to end.
+        status: status code as over HTTP.
+        code: value of `errors.Code`; empty on success.
+        error: error message for the client.
+        receipt: cost of the request; in a stream, cost of this answer.
+        final: True in the last answer. Without outputs, parameters and error, the answer only ends
+            a stream.
+        moved: the executor did not take the request, because the lane is about to end. Another
+            lane takes the request.
     """
 
     number: int

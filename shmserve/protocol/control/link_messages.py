@@ -1,4 +1,4 @@
-"""Messages of the link, every process <-> coordinator; `messages` has their unions."""
+"""Messages of the link between every process and the coordinator. `messages` has the unions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class Loaded(Message, frozen=True):
-    """The instance can take requests at `endpoint` (a socket's name in the run directory).
+    """Report of an executor: the instance takes requests at `endpoint`.
 
-    `device`: where its model computes; empty: where it should (`Instance`). `rate_limit`: what
-    it must acquire before it executes.
+    Attributes:
+        endpoint: name of a socket in the run directory.
+        device: device on which the model computes; empty: the device of the `Instance`.
+        rate_limit: resources that the instance must acquire before each execution.
     """
 
     instance: str
@@ -26,18 +28,24 @@ class Loaded(Message, frozen=True):
 
 
 class LoadFailed(Message, frozen=True):
-    """The instance could not load its model; `reason` may be shown to clients."""
+    """Report of an executor: the instance could not load its model.
+
+    `reason` may be shown to clients.
+    """
 
     instance: str
     reason: str
 
 
 class Hello(Message, frozen=True):
-    """First message of a link. `held_bytes`: pool budget already granted to this process.
+    """First message of a link.
 
-    `loaded` repeats an executor's `Loaded` after the coordinator was restarted; `acquired` is the
-    ticket of the resources that it holds (0: none). `first_bytes`: of its arena's first segment,
-    which it keeps; 0: as many as the Welcome says.
+    Attributes:
+        held_bytes: pool budget that was already granted to the process, in bytes.
+        loaded: an executor's `Loaded`, repeated for a restarted coordinator.
+        acquired: ticket of the resources that an executor holds; 0: no resources.
+        first_bytes: size of the arena's first segment, which the process keeps; 0: the size from
+            the Welcome.
     """
 
     version: int
@@ -46,13 +54,13 @@ class Hello(Message, frozen=True):
     pid: int
     held_bytes: int = 0
     loaded: Loaded | None = None
-    instance: str = ""  # executors: what they run, also before it is loaded
+    instance: str = ""  # executors: name of the instance, sent also before the model is loaded
     acquired: int = 0
     first_bytes: int = 0
 
 
 class Grant(Message, frozen=True):
-    """Ask for `nbytes` of the pool's budget."""
+    """Request for `nbytes` of the pool's budget."""
 
     ticket: int
     nbytes: int
@@ -63,29 +71,34 @@ class GiveBack(Message, frozen=True):
 
 
 class AcquireResources(Message, frozen=True):
-    """Executor: wants to execute once, and to hold what `Loaded.rate_limit` says meanwhile. What
-    it held until now it gives back."""
+    """Request of an executor for the resources of one execution (`Loaded.rate_limit`).
+
+    The request also gives back the resources that the executor has held until now.
+    """
 
     ticket: int
 
 
 class ReleaseResources(Message, frozen=True):
-    """Executor: holds nothing any more, and has nothing to execute."""
+    """Report of an executor: nothing to execute, and no resources held any more."""
 
 
 class Started(Message, frozen=True):
-    """Supervisor: the instance's process runs. `instance` may be a role of frontends, such as
-    ``grpc``: then a process of this role serves, and `pid` is 0."""
+    """Report of the supervisor: the instance's process runs.
+
+    `instance` may instead name a role of frontends, such as ``grpc``: then a process of this role
+    serves, and `pid` is 0.
+    """
 
     instance: str
     pid: int
 
 
 class Exited(Message, frozen=True):
-    """Supervisor: the instance's process has ended. `reason` is written for operators.
+    """Report of the supervisor: the instance's process has ended.
 
-    `instance` may be a role of frontends, as in `Started`: then no process of this role serves, for
-    longer than a restart takes.
+    `instance` may instead name a role of frontends, as in `Started`: then no process of this role
+    has served for longer than a restart takes. `reason` is written for operators.
     """
 
     instance: str
@@ -94,23 +107,24 @@ class Exited(Message, frozen=True):
 
 
 class Show(Message, frozen=True):
-    """CLI: what is going on? `what`: processes, models, segments, slots, queues."""
+    """Request of the command line for a table: processes, models, segments, slots or queues."""
 
     ticket: int
     what: str
 
 
 class Stats(Message, frozen=True):
-    """Reply to `AskStats`: the process's own numbers (`ProcessStats` as plain data)."""
+    """Reply to `AskStats`: numbers of the replying process (`ProcessStats` as plain data)."""
 
     ticket: int
     stats: dict[str, Any]
 
 
 class Drain(Message, frozen=True):
-    """Supervisor: the service is about to stop; tell frontends and executors.
+    """Report of the supervisor: the service is about to stop. Frontends and executors are told.
 
-    `announce`: frontends only; executors are still needed, until this is said again.
+    With `announce`, only frontends are told. Executors are needed until a second `Drain` comes
+    without `announce`.
     """
 
     reason: str
@@ -118,8 +132,13 @@ class Drain(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Reply to `Hello`. `arena_bytes`: what the first segment of an arena should have;
-    `pool_bytes`: what all arenas together may have, 0 from a coordinator that does not say."""
+    """Reply to `Hello`.
+
+    Attributes:
+        arena_bytes: size for the first segment of an arena, in bytes.
+        pool_bytes: limit of all arenas together, in bytes; 0 from a coordinator that does not send
+            the limit.
+    """
 
     version: int
     epoch: str
@@ -134,13 +153,16 @@ class Granted(Message, frozen=True):
 
 
 class ResourcesAcquired(Message, frozen=True):
-    """The executor holds its resources until it says otherwise or its link ends."""
+    """Reply to `AcquireResources`: the executor holds the resources.
+
+    They are free again when the executor releases them or its link ends.
+    """
 
     ticket: int
 
 
 class Trim(Message, frozen=True):
-    """Others need budget: give back up to `nbytes` of unused segments."""
+    """Order to give back up to `nbytes` of unused segments: other processes need budget."""
 
     nbytes: int
 
@@ -151,11 +173,13 @@ class AskStats(Message, frozen=True):
 
 
 class Instance(Struct, frozen=True, array_like=True):
-    """What the supervisor must run: one instance of one model version.
+    """An instance of a model version, for the supervisor to run.
 
-    `directory` is the model's folder, `config` the config.pbtxt-derived JSON
-    (`ModelSpec.config`), `device` e.g. ``cpu`` or ``cuda:0`` (numbered among the devices
-    that are visible to the service). `auto`: if the device cannot be used, the CPU will do.
+    Attributes:
+        directory: folder of the model.
+        device: for example ``cpu`` or ``cuda:0``, numbered among the devices visible to the
+            service.
+        auto: the instance may run on the CPU if the device cannot be used.
     """
 
     name: str
@@ -166,11 +190,11 @@ class Instance(Struct, frozen=True, array_like=True):
 
 
 class Desired(Message, frozen=True):
-    """Coordinator to supervisor: exactly these instances should run.
+    """Order of the coordinator to the supervisor: run exactly these instances.
 
-    A message is bounded by the socket's buffer: the list comes in parts, all but the
-    last with `more`. Executors of other instances finish what they have accepted, but for
-    those of `hurry`, which are stuck.
+    The socket's buffer bounds a message, so the list comes in parts; all parts but the last have
+    `more`. Executors of other instances finish the requests they have accepted. The supervisor
+    does not wait for the stuck instances in `hurry`.
     """
 
     instances: tuple[Instance, ...]
@@ -179,16 +203,18 @@ class Desired(Message, frozen=True):
 
 
 class Forgive(Message, frozen=True):
-    """Coordinator to supervisor: a client is to blame for the latest end of this instance's
-    process, so it is started again without a pause."""
+    """Order of the coordinator to the supervisor: restart an instance's process without a pause.
+
+    A client is to blame for the latest end of the process.
+    """
 
     instance: str
 
 
 class Adopt(Message, frozen=True):
-    """Coordinator to a new supervisor: executors that run already.
+    """Running executors, sent by the coordinator to a new supervisor.
 
-    Each as (instance, pid, process id).
+    Each entry is (instance, pid, name of the process).
     """
 
     instances: tuple[tuple[str, int, str], ...]
@@ -204,19 +230,23 @@ class Shown(Message, frozen=True):
 
 
 class RegistryChanged(Message, frozen=True):
-    """Coordinator to frontends: something was published. Requests find that out by themselves;
-    this is for those who wait for it."""
+    """Report of the coordinator to frontends and the supervisor: a snapshot was published.
+
+    Requests read the registry anyway; the message wakes threads that wait for a change.
+    """
 
 
 class Stop(Message, frozen=True):
-    """Finish what was accepted and exit."""
+    """Order to finish the accepted requests and exit."""
 
     reason: str
 
 
 class LaneOffered(Message, frozen=True):
-    """Coordinator to an executor: a local program's lane rides along. `uid`, `pid`, `started`: who
-    asked for it, as the kernel says."""
+    """Offer of the coordinator to an executor: a local program's lane rides along.
+
+    `uid`, `pid` and `started` identify the program, as read from the kernel.
+    """
 
     uid: int
     pid: int
@@ -224,12 +254,18 @@ class LaneOffered(Message, frozen=True):
 
 
 class LanesOpen(Message, frozen=True):
-    """Executor: to a new coordinator: whose lanes it has; else: of which users one has ended."""
+    """Report of an executor about its lanes, by the uid of the program's user.
+
+    With `ended`: users of lanes that have ended. Without: users of all lanes, sent to a new
+    coordinator.
+    """
 
     uids: tuple[int, ...]
     ended: bool = False
 
 
 class MoveLanes(Message, frozen=True):
-    """Coordinator to an executor: its lanes take no further requests; their programs ask for
-    others, and are told where to go."""
+    """Order of the coordinator to an executor: take no further requests from lanes.
+
+    The programs ask the coordinator for new lanes and learn their new executor.
+    """

@@ -1,4 +1,4 @@
-"""What all messages of the control plane have in common."""
+"""Base of all control-plane messages."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from msgspec import Struct
 
 
 class Message(Struct, frozen=True, array_like=True, gc=False, tag=True):
-    """Base: tagged by class name, encoded as an array."""
+    """Base class: messages are tagged by class name and encoded as arrays."""

@@ -1,9 +1,9 @@
-"""Messages of the control plane: frozen Structs, msgpack, one union per channel.
+"""Messages of the control plane: frozen Structs, MessagePack, one union per channel.
 
-docs/messages.md lists every message. Rules: tagged, array-like, fields are only
-ever appended and then have defaults, encoders and decoders are reused, and a peer
-of another `VERSION` is refused at hello. Decoding raises nothing but `UnreadableMessage`.
-Tensor bytes never travel in a message; descriptors name them.
+docs/messages.md lists every message. Rules: messages are tagged and array-like. Fields are only
+ever appended, with defaults. Encoders and decoders are reused. A peer of another `VERSION` is
+refused at the hello. Decoding raises only `UnreadableMessage`. Messages never carry tensor bytes,
+only descriptors.
 
 Two kinds of channel:
 - *data channel*, frontend <-> executor: `ToExecutor`, `ToFrontend`
@@ -51,7 +51,8 @@ FromCoordinator = (
     | model.ModelAnswer | model.FetchModels
 )  # fmt: skip
 
-# Void for a new coordinator: what the hello tells it, or what it asks or is asked again.
+# Unsent messages to drop when the coordinator is replaced: the next Hello repeats their content,
+# or the sender or the new coordinator asks again.
 VOID = (
     *(link.GiveBack, link.Grant, link.Stats, link.Loaded, link.LanesOpen),
     *(link.AcquireResources, link.ReleaseResources),
@@ -63,7 +64,8 @@ VOID = (
     model.ModelsFetched,
 )
 
-# Replies to `transport.link.Link.ask`: each has a `ticket`, and brings its request to an end.
+# Replies to `transport.link.Link.ask`. Each has a `ticket` and completes the request of that
+# ticket.
 ANSWERS = (
     *(region.RegionAnswer, region.RegionGiven, stats.ReportGiven, history.HistoryGiven),
     *(settings.SettingsAnswer, settings.FlagSet, model.ModelAnswer, link.Granted),

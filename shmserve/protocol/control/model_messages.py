@@ -1,4 +1,4 @@
-"""Messages of model control, frontend <-> coordinator; `messages` has their unions."""
+"""Messages of model control, frontend <-> coordinator. `messages` has the unions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from shmserve.protocol.control.message import Message
 
 
 class LoadModel(Message, frozen=True):
-    """Load a model, or load it again.
+    """Request to load a model, or to load it again.
 
-    `overrides` names a folder of the run directory (`transport.rundir.overrides`) that the
-    asker has filled with a configuration and files and now leaves to the coordinator. Asked
-    again of a coordinator's successor, it joins what its predecessor began.
+    `overrides` names a folder of the run directory (`transport.rundir.overrides`) with a
+    configuration and files. The frontend has filled the folder and leaves it to the coordinator.
+    Sent again to a new coordinator, the request joins the load that the former coordinator began.
     """
 
     ticket: int
@@ -21,8 +21,10 @@ class LoadModel(Message, frozen=True):
 
 
 class UnloadModel(Message, frozen=True):
-    """Serve a model no more. `dependents`: nor the models of an ensemble that were loaded for it
-    alone."""
+    """Request to serve a model no more.
+
+    With `dependents`, models that were loaded only for this ensemble are unloaded, too.
+    """
 
     ticket: int
     name: str
@@ -30,7 +32,10 @@ class UnloadModel(Message, frozen=True):
 
 
 class ModelAnswer(Message, frozen=True):
-    """Reply to both, when all is done and published; `error_code` is empty if it went well."""
+    """Reply to `LoadModel` and `UnloadModel`, sent when the change is complete and published.
+
+    `error_code` is empty on success.
+    """
 
     ticket: int
     error_code: str = ""
@@ -38,8 +43,12 @@ class ModelAnswer(Message, frozen=True):
 
 
 class FetchModels(Message, frozen=True):
-    """Coordinator -> fetcher: have these models ("*": all) of the remote repositories in the cache,
-    as they are there now. `keep`: snapshots that must stay, because executors run from them."""
+    """Order of the coordinator to the fetcher: bring models of remote repositories into the cache.
+
+    Attributes:
+        names: models to fetch in their present state; "*": all.
+        keep: snapshots that must stay, because executors run from them.
+    """
 
     ticket: int
     names: tuple[str, ...]
@@ -47,8 +56,12 @@ class FetchModels(Message, frozen=True):
 
 
 class ModelsFetched(Message, frozen=True):
-    """Reply, when that is done or has failed. `problems`: model -> why the cache has not what its
-    repository has now; `unlisted`: why repositories could not be looked at."""
+    """Reply to `FetchModels`, sent when the fetch is complete or has failed.
+
+    Attributes:
+        problems: by model, the reason why the cache does not hold the repository's present state.
+        unlisted: reasons why repositories could not be listed.
+    """
 
     ticket: int
     problems: dict[str, str] = msgspec.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Messages of the link about client memory; `messages` has the unions they belong to."""
+"""Messages of the link about client memory. `messages` has the unions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from shmserve.protocol.control.message import Message
 
 
 class RegisterRegion(Message, frozen=True):
-    """A frontend's client registers memory. `uid` (-1: remote), `pid` and `started` are its
-    own, from the kernel. `again`: asked before, and the answer may have been lost."""
+    """Request of a frontend: register memory for a client.
+
+    Attributes:
+        uid: the client's user id, from the kernel; -1: a remote client.
+        pid: the client's process id, from the kernel.
+        started: start time of the client's process, from the kernel.
+        again: the request was sent before, and the answer may have been lost.
+    """
 
     ticket: int
     name: str
@@ -23,7 +29,10 @@ class RegisterRegion(Message, frozen=True):
 
 
 class RegisterCudaRegion(Message, frozen=True):
-    """As `RegisterRegion`, of GPU memory that a cudaIpcMemHandle_t names."""
+    """Request of a frontend: register GPU memory, named by a cudaIpcMemHandle_t, for a client.
+
+    Other fields are as in `RegisterRegion`.
+    """
 
     ticket: int
     name: str
@@ -35,12 +44,15 @@ class RegisterCudaRegion(Message, frozen=True):
     started: int
     again: bool = False
 
-    def __repr__(self) -> str:  # without the handle: whoever has it can open the memory
+    def __repr__(self) -> str:  # without the handle, which lets any process open the memory
         return f"RegisterCudaRegion({self.ticket}, {self.name!r}, {self.byte_size} bytes)"
 
 
 class UnregisterRegions(Message, frozen=True):
-    """A frontend's client removes one of its regions of a kind, or all of them (empty name)."""
+    """Request of a frontend: remove a region of a client, by name and kind.
+
+    An empty name removes all of the client's regions of the kind.
+    """
 
     ticket: int
     name: str
@@ -49,9 +61,11 @@ class UnregisterRegions(Message, frozen=True):
 
 
 class RegionProbed(Message, frozen=True):
-    """Reply to `ProbeRegion`: the handle leads to an allocation with `nbytes` bytes. With
-    `error_code` INVALID_ARGUMENT it does not: `error` tells the client why, without any
-    handle or address. Any other error: the executor cannot tell."""
+    """Reply to `ProbeRegion`: the handle leads to an allocation of `nbytes` bytes.
+
+    With `error_code` INVALID_ARGUMENT, the handle leads nowhere: `error` tells the client the
+    reason, without handles or addresses. Any other error means that the executor cannot decide.
+    """
 
     ticket: int
     nbytes: int = 0
@@ -60,28 +74,32 @@ class RegionProbed(Message, frozen=True):
 
 
 class RegionsClosed(Message, frozen=True):
-    """An executor has closed the handles of CUDA regions that are no more, or that it was given
-    and could not open."""
+    """Report of an executor: CUDA regions are closed, after unregistration or a failed opening."""
 
     numbers: tuple[int, ...]
 
 
 class NeedRegion(Message, frozen=True):
-    """An executor wants to map a region, or to open its handle."""
+    """Request of an executor for a region, to map the memory or to open the handle."""
 
     ticket: int
     number: int
 
 
 class RegionShrunk(Message, frozen=True):
-    """An executor found a region's object smaller than it was registered."""
+    """Report of an executor: a region's object is smaller than at registration."""
 
     number: int
 
 
 class StoredRegions(Message, frozen=True):
-    """Supervisor to a new coordinator: fds it keeps, which ride along; the last has no `more`.
-    `regions`: what is known of them."""
+    """Descriptors kept by the supervisor, sent to a new coordinator in parts. The fds ride along.
+
+    Attributes:
+        numbers: numbers of the regions, in the order of the fds.
+        more: further parts follow.
+        regions: descriptions that the supervisor has kept with the fds.
+    """
 
     numbers: tuple[int, ...]
     more: bool = False
@@ -89,8 +107,10 @@ class StoredRegions(Message, frozen=True):
 
 
 class RegionAnswer(Message, frozen=True):
-    """Reply to `RegisterRegion`, `RegisterCudaRegion` and `UnregisterRegions`, sent after the
-    change is published."""
+    """Reply to `RegisterRegion`, `RegisterCudaRegion` and `UnregisterRegions`.
+
+    Sent after publication.
+    """
 
     ticket: int
     error_code: str = ""
@@ -98,9 +118,11 @@ class RegionAnswer(Message, frozen=True):
 
 
 class RegionGiven(Message, frozen=True):
-    """Reply to `NeedRegion`; the fd of a system region rides along unless there is an error.
-    `gone`: it has been unregistered since, so it serves requests accepted before and must not
-    be kept."""
+    """Reply to `NeedRegion`. Unless there is an error, the fd of a system region rides along.
+
+    `gone`: the region has been unregistered since. The region serves requests that were accepted
+    before, and the executor must not keep the mapping.
+    """
 
     ticket: int
     region: Region | None = None
@@ -110,30 +132,39 @@ class RegionGiven(Message, frozen=True):
 
 
 class ProbeRegion(Message, frozen=True):
-    """To an executor on a GPU: can this handle be opened, and what does it lead to? The region
-    is not registered yet and has no number."""
+    """Question to an executor on a GPU: can the handle be opened, and how large is the memory?
+
+    The region is not registered yet and has no number.
+    """
 
     ticket: int
     region: Region
 
 
 class RegionsGone(Message, frozen=True):
-    """To executors: these regions are no more."""
+    """Report to executors: regions were unregistered."""
 
     numbers: tuple[int, ...]
 
 
 class StoreRegions(Message, frozen=True):
-    """To the supervisor: keep the fds that ride along for the next coordinator, and with `regions`,
-    as `StoredRegions`, for the next service."""
+    """Order to the supervisor: keep the fds that ride along for the next coordinator.
+
+    `regions`: descriptions to keep with the fds, as in `StoredRegions`, for the next service.
+    """
 
     numbers: tuple[int, ...]
     regions: tuple[Region, ...] = ()
 
 
 class SharedRegions(Message, frozen=True):
-    """Between the coordinators of two generations, both ways: these regions have come, the fds of
-    those that have any riding along, and these are gone. `next_number`: of the sender's next."""
+    """Changes of regions, exchanged by the coordinators of two generations in both directions.
+
+    Attributes:
+        regions: new regions; fds ride along for those that have fds.
+        gone: numbers of removed regions.
+        next_number: number of the sender's next region.
+    """
 
     ticket: int
     regions: tuple[Region, ...] = ()
@@ -142,12 +173,12 @@ class SharedRegions(Message, frozen=True):
 
 
 class RegionsTaken(Message, frozen=True):
-    """Reply to `SharedRegions`, after publication."""
+    """Reply to `SharedRegions`, sent after publication."""
 
     ticket: int
 
 
 class DropRegions(Message, frozen=True):
-    """To the supervisor: close the fds of these regions."""
+    """Order to the supervisor: close the fds of these regions."""
 
     numbers: tuple[int, ...]

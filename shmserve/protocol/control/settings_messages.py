@@ -1,4 +1,4 @@
-"""Messages about what can be changed while the service runs: logs, traces, flags."""
+"""Messages about runtime settings: logs, traces, flags."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from shmserve.protocol.control.message import Message
 
 
 class ChangeLog(Message, frozen=True):
-    """A frontend's client changes what is logged, everywhere and for good."""
+    """Request of a frontend: change what all processes log, until the next change."""
 
     ticket: int
     change: LogChange
 
 
 class ChangeTrace(Message, frozen=True):
-    """A frontend's client changes what is traced: of one model, or (empty) of all others."""
+    """Request of a frontend: change what is traced of a model.
+
+    An empty name stands for all models without settings of their own.
+    """
 
     ticket: int
     model: str
@@ -23,8 +26,12 @@ class ChangeTrace(Message, frozen=True):
 
 
 class TakeTraces(Message, frozen=True):
-    """A frontend has sampled `wanted` requests of a model whose number of traces is limited, or
-    that are written to files; `ids`: how many traces they are with those of their steps."""
+    """Request of a frontend to write traces whose number is limited, or which go to files.
+
+    Attributes:
+        wanted: number of sampled requests of the model.
+        ids: number of traces, including the traces of ensemble steps.
+    """
 
     ticket: int
     model: str
@@ -33,7 +40,7 @@ class TakeTraces(Message, frozen=True):
 
 
 class SetFlag(Message, frozen=True):
-    """A frontend's client changes a flag of an extension (`config.ExtensionSettings.FLAGS`)."""
+    """Request of a frontend: change a flag of an extension (`config.ExtensionSettings.FLAGS`)."""
 
     ticket: int
     name: str
@@ -47,8 +54,12 @@ class FlagSet(Message, frozen=True):
 
 
 class SettingsAnswer(Message, frozen=True):
-    """Reply to all but `SetFlag`, sent after publication; `granted`: traces to be written, and
-    `traces`: which ids and places they have."""
+    """Reply to `ChangeLog`, `ChangeTrace` and `TakeTraces`, sent after publication.
+
+    Attributes:
+        granted: number of traces that may be written.
+        traces: ids of these traces and their places in files.
+    """
 
     ticket: int
     granted: int = 0
@@ -58,6 +69,6 @@ class SettingsAnswer(Message, frozen=True):
 
 
 class LogChanged(Message, frozen=True):
-    """To every process, after its Welcome and after each change."""
+    """Report to every process: the log settings, sent after each Welcome and each change."""
 
     log: LogSettings

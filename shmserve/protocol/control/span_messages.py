@@ -1,6 +1,7 @@
-"""What frontends send the exporter: spans of requests that are over, as OpenTelemetry has them.
+"""Messages from frontends to the exporter: spans of finished requests, as in OpenTelemetry.
 
-It goes one way, on a channel of its own that nobody waits for: what finds no room is dropped.
+The channel goes one way, is used for nothing else, and never blocks a frontend. Spans that find no
+room are dropped.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ class Span(Struct, frozen=True, array_like=True):
     """A part of a request.
 
     Attributes:
-        trace_id, span_id, parent_id: 32, 16 and 16 hexadecimal digits; no parent: empty.
-        start_ns, end_ns: of the wall clock, since 1970.
-        server: it is a whole request of a client.
-        error: what it failed with, for people.
+        trace_id: 32 hexadecimal digits.
+        span_id: 16 hexadecimal digits.
+        parent_id: 16 hexadecimal digits; empty without a parent.
+        start_ns: wall clock, nanoseconds since 1970.
+        end_ns: wall clock, nanoseconds since 1970.
+        server: the span is a whole request of a client.
+        error: error message for people.
     """
 
     name: str
@@ -36,7 +40,7 @@ class Span(Struct, frozen=True, array_like=True):
 
 
 class Spans(Struct, frozen=True, array_like=True):
-    """`dropped`: how many spans the process has not sent since it sent some."""
+    """A batch of spans. `dropped`: number of spans that the process lost since its last batch."""
 
     spans: tuple[Span, ...]
     dropped: int = 0

@@ -1,4 +1,4 @@
-"""Messages of the link about counters; `messages` has the unions they belong to."""
+"""Messages of the link about counters. `messages` has the unions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmserve.protocol.control.message import Message
 
 
 class PageOwner(Struct, frozen=True, array_like=True):
-    """Whose page of counters it is. `model`, `version`, `instance`: of executors."""
+    """Owner of a page of counters. Executors also name their model, version and instance."""
 
     process: str
     role: str
@@ -26,7 +26,7 @@ class PageOwner(Struct, frozen=True, array_like=True):
 
 
 class CounterPage(Message, frozen=True):
-    """Sent after each Welcome: the page this process counts on; its fd rides along."""
+    """Counter page of the sending process, sent after each Welcome. The page's fd rides along."""
 
     nbytes: int
     model: str = ""
@@ -35,26 +35,29 @@ class CounterPage(Message, frozen=True):
 
 
 class StorePages(Message, frozen=True):
-    """To the supervisor: keep the fds that ride along for the next coordinator."""
+    """Order to the supervisor: keep the fds that ride along for the next coordinator."""
 
     owners: tuple[PageOwner, ...]
 
 
 class DropPages(Message, frozen=True):
-    """To the supervisor: these pages have been added up."""
+    """Order to the supervisor: drop these pages, because they are part of the totals."""
 
     owners: tuple[PageOwner, ...]
 
 
 class StoredPages(Message, frozen=True):
-    """Supervisor to a new coordinator: fds it keeps, which ride along; the last has no `more`."""
+    """Descriptors kept by the supervisor, sent to a new coordinator in parts. The fds ride along.
+
+    `more`: further parts follow.
+    """
 
     owners: tuple[PageOwner, ...]
     more: bool = False
 
 
 class RequestFailed(Message, frozen=True):
-    """What a client was told for this reason (a `Reason`): the latest text since the last one."""
+    """Report of a frontend: the latest client error text of a `Reason` since the last report."""
 
     model: str
     version: str
@@ -63,20 +66,20 @@ class RequestFailed(Message, frozen=True):
 
 
 class AskReport(Message, frozen=True):
-    """A frontend wants all numbers."""
+    """Request of a frontend for all numbers."""
 
     ticket: int
 
 
 class ReportGiven(Message, frozen=True):
-    """Reply to `AskReport`: a `Report` lies in the file that rides along."""
+    """Reply to `AskReport`. The file that rides along holds a `Report`."""
 
     ticket: int
     nbytes: int
 
 
 class ModelReport(Struct, array_like=True):
-    """What a model version has done; `requests` by the frontends' role (http, grpc)."""
+    """Counts of a model version. `requests` is keyed by the frontends' role (http, grpc)."""
 
     model: str
     version: str
@@ -84,7 +87,7 @@ class ModelReport(Struct, array_like=True):
     requests: dict[str, RequestCounts] = field(default_factory=dict)
 
     def all_requests(self) -> RequestCounts:
-        """Over all protocols."""
+        """Return the sum over all protocols."""
         total = RequestCounts()
         for counts in self.requests.values():
             total.add(counts)
@@ -92,8 +95,14 @@ class ModelReport(Struct, array_like=True):
 
 
 class ProcessReport(Struct, frozen=True, array_like=True):
-    """A process that counts. `depth`, `busy_ns`: of executors, requests waiting or running
-    and since when with one of them; `running`: those that do not wait."""
+    """A process that counts.
+
+    Attributes:
+        depth: executors: requests that wait or run.
+        busy_ns: executors: when the running request began, in CLOCK_MONOTONIC nanoseconds; 0:
+            idle.
+        running: executors: requests that run.
+    """
 
     owner: PageOwner
     gauges: Gauges
@@ -112,15 +121,18 @@ class RegionsReport(Struct, frozen=True, array_like=True):
 
 
 class GpuReport(Struct, frozen=True, array_like=True):
-    """A GPU as its driver sees it; None: that is not told of this one.
+    """A GPU as its driver reports it. None: the driver does not report the value for this GPU.
 
     Attributes:
-        uuid, name: NVML's, e.g. GPU-4f0c… and NVIDIA H200.
-        index: NVML's number, that of nvidia-smi.
-        utilization: 0 to 1, for how much of the last moments anything ran.
-        memory_used, memory_total: bytes; what the driver keeps for itself is used.
+        uuid: NVML's identifier, e.g. GPU-4f0c….
+        name: NVML's name, e.g. NVIDIA H200.
+        index: NVML's number, as in nvidia-smi.
+        utilization: 0 to 1, part of the last moments in which a kernel ran.
+        memory_used: bytes, including the driver's own memory.
+        memory_total: bytes.
         temperature: degrees Celsius.
-        power, power_limit: watts.
+        power: watts.
+        power_limit: watts.
         energy: joules since the driver was loaded.
     """
 
@@ -139,10 +151,14 @@ class GpuReport(Struct, frozen=True, array_like=True):
 class Report(Struct, frozen=True, array_like=True):
     """All numbers at one moment.
 
-    `starts` and `ends`: processes by role since the service began. `unreadable`: pages
-    that could not be read, left out of everything above. `gpus`: those that answer. `keys`:
-    requests by the names of the keys they came with. `resources`: of the rate limiter, with the
-    names of instances. `custom`: metrics that models make for themselves.
+    Attributes:
+        starts: started processes by role, since the service began.
+        ends: ended processes by role, since the service began.
+        unreadable: number of pages that could not be read and are missing from the other numbers.
+        gpus: GPUs whose driver answers.
+        keys: requests by name of the caller's key.
+        resources: use of the rate limiter's resources, with the names of instances.
+        custom: metrics that models report about themselves.
     """
 
     models: tuple[ModelReport, ...]
@@ -159,8 +175,11 @@ class Report(Struct, frozen=True, array_like=True):
     custom: tuple[InstanceMetrics, ...] = ()
 
     def pending(self) -> dict[tuple[str, str], int]:
-        """Requests that wait to be executed, by model version: those that frontends have sent to
-        executors, wherever they are on their way, but those that the models work on."""
+        """Return the number of requests waiting to be executed, by model version.
+
+        Counted are requests that frontends have sent to executors, minus the requests that models
+        work on.
+        """
         running: Counter[tuple[str, str]] = Counter()
         for process in self.processes:
             running[process.owner.model, process.owner.version] += process.running

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol's JSON: requests, answers, tensor data."""
+"""JSON of the Open Inference Protocol: requests, answers, tensor data."""

@@ -1,7 +1,7 @@
 """Answers of the Open Inference Protocol: values to the JSON part of a response.
 
-JSON data is always flat. NaN and Infinity go out as bare tokens, as Triton's clients
-expect; 64-bit integers keep every bit; FP32 is written as the double it equals.
+JSON data is always flat. NaN and Infinity are written as bare tokens, as Triton's clients expect.
+64-bit integers keep every bit. FP32 is written as the equal double.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BinarySize(Struct, frozen=True, gc=False):
 
 
 class InferAnswerOutput(Struct, frozen=True):
-    """One output: `data`, or `parameters` telling its binary size, or neither (region)."""
+    """An output: `data`, or `parameters` with a binary size, or neither if it lies in a region."""
 
     name: str
     datatype: str
@@ -55,7 +55,7 @@ class InferAnswer(Struct, frozen=True):
 def answer_parameters(
     parameters: Mapping[str, Parameter],
 ) -> Mapping[str, Parameter] | msgspec.Raw:
-    """A model's parameters as the JSON part can hold them: floats may be infinite or NaN."""
+    """Return a model's parameters for the JSON part. Floats may be infinite or NaN."""
     finite = all(np.isfinite(v) for v in parameters.values() if isinstance(v, float))
     return parameters if finite else msgspec.Raw(json.dumps(dict(parameters)).encode())
 
@@ -63,7 +63,7 @@ def answer_parameters(
 def json_data(
     view: memoryview | bytes, datatype: str, shape: tuple[int, ...], name: str, model: str
 ) -> JsonData:
-    """A tensor's bytes as the flat JSON array of its elements.
+    """Return a tensor's bytes as the flat JSON array of its elements.
 
     Raises:
         InvalidArgument: a datatype or a string that has no JSON form.

@@ -1,4 +1,4 @@
-"""An inference request as it stands in its JSON: what both parsers make, unchecked."""
+"""An inference request as its JSON says, unchecked: the result of both parsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_DATA = msgspec.Raw(b"")
 
 
 class InputParameters(Struct, frozen=True, gc=False):
-    """Parameters of an input that mean something; others are ignored, as Triton does."""
+    """Known parameters of an input. Unknown parameters are ignored, as in Triton."""
 
     binary_data_size: UInt | UnsetType = UNSET
     shared_memory_region: str | UnsetType = UNSET
@@ -24,7 +24,7 @@ class InputParameters(Struct, frozen=True, gc=False):
 
 
 class OutputParameters(Struct, frozen=True, gc=False):
-    """Parameters of a requested output that mean something."""
+    """Known parameters of a requested output."""
 
     classification: UInt = 0
     binary_data: bool | UnsetType = UNSET

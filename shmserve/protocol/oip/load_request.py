@@ -1,4 +1,4 @@
-"""What a request to load a model may say, whoever makes it: a client, or a model."""
+"""Checks of a request to load a model, made by a client or by a model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MAX_CONFIG = 1 << 20
 
 
 def check_name(name: str, settings: Settings) -> None:
-    """Whether a model of this name may be loaded or unloaded by request.
+    """Check that a model of this name may be loaded or unloaded by request.
 
     Raises:
-        NotConfigured: no model may be.
-        InvalidArgument: no model can be called that.
+        NotConfigured: the setting `model_control` allows no model to be loaded by request.
+        InvalidArgument: the name is not a valid model name.
     """
     if settings.model_control != "explicit":
         raise NotConfigured(NOT_EXPLICIT)
@@ -39,12 +39,12 @@ def check_name(name: str, settings: Settings) -> None:
 def overrides(
     name: str, parameters: Mapping[str, Parameter | bytes], settings: Settings
 ) -> tuple[str | None, dict[str, bytes]]:
-    """The configuration (None: none) and the files, by relative path, that come with a request.
+    """Return the configuration (or None) and the files, by relative path, of a load request.
 
     Raises:
-        InvalidArgument: a parameter that is unknown or of a wrong type, a path that leads out of
-            the model's folder, files without a configuration.
-        TooLarge: more than the settings allow.
+        InvalidArgument: an unknown parameter, a parameter of a wrong type, a path that leads out
+            of the model's folder, or files without a configuration.
+        TooLarge: more than the limits allow.
     """
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -82,7 +82,7 @@ def _check_sizes(config: str, files: dict[str, bytes], settings: Settings) -> No
 
 
 def _path(name: str, key: str) -> str:
-    """The relative path a file override names, if it cannot lead out of the model's folder."""
+    """Return the relative path of a file override, which cannot lead out of the model's folder."""
     path = key.removeprefix(_FILE)
     parts = path.split("/")
     fine = len(path) <= _LONGEST_PATH and len(parts) <= _DEEPEST and path.isprintable()

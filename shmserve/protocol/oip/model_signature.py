@@ -1,4 +1,4 @@
-"""What every request to a model is checked against, worked out once per model version."""
+"""Model signature: inputs and outputs for the checks of requests, made once per version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class InputSignature(Struct, frozen=True):
-    """One input of a model. `count` is -1 if the shape is variable."""
+    """An input of a model. `count` is the number of elements, or -1 if the shape is variable."""
 
     name: str
     datatype: Datatype
@@ -21,7 +21,7 @@ class InputSignature(Struct, frozen=True):
 
 
 class OutputSignature(Struct, frozen=True):
-    """One output of a model."""
+    """An output of a model."""
 
     name: str
     datatype: str
@@ -31,17 +31,17 @@ class OutputSignature(Struct, frozen=True):
 
 
 class ModelSignature(Struct, frozen=True):
-    """A model version as the checks see it."""
+    """Signature of a model version."""
 
     spec: ModelSpec
     inputs: dict[str, InputSignature]
     required: frozenset[str]
     outputs: dict[str, OutputSignature]
-    all_outputs: tuple[InferOutput, ...]  # what a request without "outputs" asks for
+    all_outputs: tuple[InferOutput, ...]  # outputs of a request without "outputs"
 
 
 def make_signature(spec: ModelSpec) -> ModelSignature:
-    """The signature of a model version."""
+    """Return the signature of a model version."""
     inputs = {
         tensor.name: InputSignature(
             tensor.name,
@@ -62,5 +62,5 @@ def make_signature(spec: ModelSpec) -> ModelSignature:
         for tensor in spec.outputs
     }
     required = frozenset(tensor.name for tensor in spec.inputs if not tensor.optional)
-    wanted = tuple(InferOutput(name) for name in outputs)
-    return ModelSignature(spec, inputs, required, outputs, wanted)
+    all_outputs = tuple(InferOutput(name) for name in outputs)
+    return ModelSignature(spec, inputs, required, outputs, all_outputs)

@@ -1,4 +1,4 @@
-"""Raw requests: the body is the tensor and the model tells everything else.
+"""Raw requests: the body is the tensor, and the model's configuration gives everything else.
 
 Source: binary tensor data extension, "Raw Binary Request".
 """
@@ -16,10 +16,10 @@ Shape = tuple[int, ...]
 
 
 def deduce(signature: ModelSignature, nbytes: int) -> InferRequest:
-    """The request that a raw body of `nbytes` bytes stands for: batch 1, outputs binary.
+    """Return the request for a raw body of `nbytes` bytes: batch 1, outputs binary.
 
-    For a BYTES input the body is its one element; `binary_size` then counts the
-    4-byte length too, which the caller puts before the body.
+    The body of a BYTES input is a single element. `binary_size` then includes the 4-byte length
+    that the caller puts before the body.
 
     Raises:
         InvalidArgument: the shape cannot be deduced, or the size does not fit.
@@ -56,7 +56,7 @@ def _shape(name: str, model: str, dims: Shape, nbytes: int, itemsize: int) -> Sh
         )
     unit = prod(tuple(dim for dim in dims if dim >= 0)) * itemsize
     if not variable:
-        return dims  # a wrong size is found when the request is checked
+        return dims  # the check of the request refuses a wrong size
     if unit == 0 or nbytes % unit:
         raise InvalidArgument(
             f"The shape of the raw input '{name}' for model '{model}' can not be deduced:"

@@ -1,8 +1,8 @@
 """Requests of the Open Inference Protocol: the JSON part as frozen values.
 
-The fast path is one typed msgspec decoder that leaves tensor data alone
-(`msgspec.Raw`). Only when it refuses is `strict_parser` asked: it accepts what msgspec
-does not know (NaN and Infinity tokens) and names the field that is wrong.
+The fast path is a single typed msgspec decoder that does not parse tensor data (`msgspec.Raw`). If
+the decoder refuses the text, `strict_parser` runs: it accepts NaN and Infinity tokens, which
+msgspec does not know, and names the wrong field.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class RegionWindow(Struct, frozen=True, gc=False):
 
 
 class InferInput(Struct, frozen=True):
-    """One input. Exactly one of `data`, `binary_size` and `region` is not None.
+    """An input. Exactly one of `data`, `binary_size` and `region` is set.
 
-    `data` is the JSON text of the array, or the parsed list if the text was not
-    plain JSON. `where` is the field's name in messages, e.g. ``inputs[0]``.
+    Attributes:
+        data: JSON text of the array, or the parsed list if the text was not plain JSON.
+        where: name of the field in messages, e.g. ``inputs[0]``.
     """
 
     name: str
@@ -48,7 +49,7 @@ class InferInput(Struct, frozen=True):
 
 
 class InferOutput(Struct, frozen=True, gc=False):
-    """One requested output. `binary` is None where the request's default counts."""
+    """A requested output. `binary` is None if the request's default applies."""
 
     name: str
     classification: int = 0
@@ -57,7 +58,7 @@ class InferOutput(Struct, frozen=True, gc=False):
 
 
 class InferRequest(Struct, frozen=True):
-    """The JSON part of an inference request. `parameters` are those for the model."""
+    """The JSON part of an inference request. `parameters` are the parameters for the model."""
 
     inputs: tuple[InferInput, ...]
     outputs: tuple[InferOutput, ...] = ()
@@ -73,7 +74,7 @@ def parse_request(text: bytes, limits: Settings) -> InferRequest:
     """Parse the JSON part of an inference request.
 
     Raises:
-        InvalidArgument: it is malformed; the message names the field.
+        InvalidArgument: malformed text; the message names the field.
         TooLarge: more JSON than `max_json_bytes`.
     """
     if len(text) > limits.max_json_bytes:
@@ -113,7 +114,7 @@ def _input(wire: JsonInput, index: int) -> InferInput:
     where = f"inputs[{index}]"
     parameters = wire.parameters
     size, name = parameters.binary_data_size, parameters.shared_memory_region
-    # A list is what the slow path gives; an empty list is data, empty text is none.
+    # The slow path gives a list. An empty list is data, empty text is no data.
     data = wire.data if isinstance(wire.data, list) or len(memoryview(wire.data)) else None
     if (data is not None) + (size is not UNSET) + (name is not UNSET) != 1:
         raise InvalidArgument(_source_error(where, data is not None, size, name))
@@ -173,14 +174,14 @@ def _output(wire: JsonOutput, index: int) -> InferOutput:
 
 
 def refuse_duplicates(kind: str, names: list[str]) -> None:
-    """Refuse a second tensor of the same name; `kind`: "input" or "output".
+    """Refuse a second tensor with the same name. `kind` is "input" or "output".
 
     Raises:
-        InvalidArgument: there is one.
+        InvalidArgument: a name occurs twice.
     """
     seen: set[str] = set()
     for index, name in enumerate(names):
-        if name in seen and kind == "output":  # each as Triton words it
+        if name in seen and kind == "output":  # both messages have Triton's wording
             raise InvalidArgument(f"Duplicate output name '{name}' is not allowed in a request")
         if name in seen:
             raise InvalidArgument(f"{kind}s[{index}]: {kind} '{name}' already exists in request")
@@ -188,7 +189,7 @@ def refuse_duplicates(kind: str, names: list[str]) -> None:
 
 
 def _parameters(given: dict[str, Parameter]) -> tuple[dict[str, Parameter], bool]:
-    """The parameters for the model, and whether outputs are binary by default."""
+    """Return the parameters for the model, and True if outputs are binary by default."""
     if len(given) > bounds.MAX_INPUTS:
         raise InvalidArgument(
             f"the request has {len(given)} parameters, at most {bounds.MAX_INPUTS} are allowed"

@@ -1,8 +1,8 @@
 """The slow path of request parsing: the standard library's JSON, then field by field.
 
-It runs only when the typed decoder refused the text: because it is wrong (then the
-message names the first wrong field) or because it holds NaN or Infinity tokens,
-which Triton's clients send and msgspec does not know.
+The slow path runs only after the typed decoder has refused the text. Either the text is wrong, and
+the message names the first wrong field. Or the text holds NaN or Infinity tokens, which Triton's
+clients send and msgspec does not know.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from shmserve.protocol import bounds
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.oip import json_request as wire
 
-# Levels around a "data" array: the request, "inputs" and the input itself
+# Levels around a "data" array: the request, "inputs" and the input itself.
 _OUTER_LEVELS = 3
-# What a window of a region may say, for whoever looks up the region to refuse in its own words
+# Largest number in a region's window. The lookup of the region refuses a window outside the
+# region.
 _MAX_UINT64 = (1 << 64) - 1
 _SHOWN = 64  # characters of a client's value that a message repeats
 _IN_WORDS: dict[type, str] = {dict: "an object", list: "an array", str: "a string"}
@@ -32,12 +33,12 @@ _T = TypeVar("_T")
 Pairs = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_STEP = np.zeros(256, np.int8)  # what a bracket does to the depth
+_STEP = np.zeros(256, np.int8)  # change of the depth at a bracket
 _STEP[list(b"[{")], _STEP[list(b"]}")] = 1, -1
 
 
 def parse(text: bytes) -> wire.JsonRequest:
-    """Parse or explain; raises `InvalidArgument` naming the field."""
+    """Parse a request. Raise `InvalidArgument` naming the first wrong field."""
     document = loads(text)
     if not isinstance(document, dict):
         raise InvalidArgument(f"the request must be a JSON object, got {_show(document)}")
@@ -54,10 +55,10 @@ def parse(text: bytes) -> wire.JsonRequest:
 
 
 def loads(text: bytes | memoryview, pairs: Pairs | None = None) -> Any:
-    """The standard library's `json.loads`, with every way to fail made `InvalidArgument`.
+    """Parse JSON with the standard library. Every failure is an `InvalidArgument`.
 
-    NaN, Infinity and -Infinity are accepted; numbers no double can hold are not. `pairs` makes
-    an object of its members, for callers to whom a key that occurs twice is a mistake.
+    NaN, Infinity and -Infinity are accepted; numbers outside the range of a double are refused.
+    `pairs` makes an object of its members, for callers that refuse duplicate keys.
     """
     data = bytes(text)
     try:
@@ -68,7 +69,7 @@ def loads(text: bytes | memoryview, pairs: Pairs | None = None) -> Any:
     try:
         document = json.loads(characters, parse_float=_finite, object_pairs_hook=pairs)
         if "\\ud" in characters or "\\uD" in characters:
-            # Lone surrogates are no Unicode: they could not be sent back.
+            # Lone surrogates are not Unicode and could not be sent back.
             json.dumps(document, ensure_ascii=False).encode()
     except json.JSONDecodeError as ex:
         raise InvalidArgument(
@@ -84,9 +85,9 @@ def loads(text: bytes | memoryview, pairs: Pairs | None = None) -> Any:
 
 
 def check_nesting(text: bytes, limit: int, outer: int = _OUTER_LEVELS) -> None:
-    """Refuse text whose arrays and objects are nested too deep, before anything recurses.
+    """Refuse text whose arrays and objects are nested too deep, before any recursion.
 
-    `outer` levels are allowed beyond the limit, which counts within "data".
+    The limit applies within "data"; `outer` more levels are allowed around it.
     """
     allowed = limit + outer
     if text.count(b"[") + text.count(b"{") <= allowed:
@@ -181,7 +182,8 @@ def _parameters(value: Any, where: str) -> dict[str, Parameter]:
 
 
 def _array(value: Any, where: str) -> list[Any]:
-    return _typed(value, list, where)[: bounds.MAX_INPUTS + 1]  # one too many: it is refused
+    # one element beyond the limit, so that the caller refuses the list
+    return _typed(value, list, where)[: bounds.MAX_INPUTS + 1]
 
 
 def _typed(value: Any, kind: type[_T], where: str) -> _T:
@@ -191,10 +193,10 @@ def _typed(value: Any, kind: type[_T], where: str) -> _T:
 
 
 def uint(value: Any, where: str, most: int = wire.MAX_INT64) -> int:
-    """A number of bytes, of a device or the like, that a signed 64-bit integer can hold.
+    """Return a non-negative integer of at most `most`, such as a number of bytes or of a device.
 
     Raises:
-        InvalidArgument: it is something else; the text has `where` and the value.
+        InvalidArgument: another value; the text names `where` and the value.
     """
     if type(value) is not int or value < 0:
         raise InvalidArgument(f"{where} must be a non-negative integer, got {_show(value)}")
@@ -204,7 +206,7 @@ def uint(value: Any, where: str, most: int = wire.MAX_INT64) -> int:
 
 
 def _show(value: Any) -> str:
-    """A value as JSON, shortened: containers only by their kind."""
+    """Return a value as shortened JSON; containers are shown only by their kind."""
     if isinstance(value, dict | list):
         return _IN_WORDS[type(value)]
     text = json.dumps(value)

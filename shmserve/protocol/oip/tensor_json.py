@@ -1,10 +1,10 @@
-"""Tensor data as JSON arrays: to elements and into a tensor's bytes.
+"""Tensor data as JSON arrays: to elements, and into a tensor's bytes.
 
-The usual case, a flat array of the right type, is one typed msgspec decode and one
-numpy assignment. Nested numbers lose their inner brackets first and then go the same
-way; nested strings, NaN tokens and whatever is wrong take slower ones.
-Strict as the protocol is: integers only for integer types, true and false only for
-BOOL, strings only for BYTES; floating point types take integers, too.
+The usual case, a flat array of the right type, takes one typed msgspec decode and one numpy
+assignment. Nested numbers lose their inner brackets first and then take the same path. Nested
+strings, NaN tokens and errors take slower paths. Types are as strict as in the protocol: integers
+only for integer types, true and false only for BOOL, strings only for BYTES. Floating point types
+accept integers, too.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _Decode = Callable[[Any], list[Any]]
 
 
 class _Kind(Struct, frozen=True):
-    """How the elements of one datatype look in JSON. Bounds are inclusive."""
+    """JSON form of the elements of a datatype. Bounds are inclusive."""
 
     flat: _Decode
     types: tuple[type, ...]
     what: str
-    in_triton: str = ""  # what its clients look for where an element is of another type
+    in_triton: str = ""  # text that Triton's clients look for in the error for a wrong type
     low: int | None = None
     high: int | None = None
 
@@ -44,7 +44,8 @@ def _kind(datatype: Datatype) -> _Kind:
     if char in "iu":
         info = np.iinfo(datatype.numpy)
         low, high = int(info.min), int(info.max)
-        # msgspec knows bounds of 64 signed bits only; numpy refuses what UINT64 cannot hold
+        # msgspec knows only bounds of 64 signed bits. numpy refuses integers that UINT64 cannot
+        # hold.
         element = Annotated[int, Meta(ge=low, le=min(high, (1 << 63) - 1))]
         if datatype.name == "UINT64":
             element = Annotated[int, Meta(ge=0)]
@@ -84,7 +85,7 @@ class JsonTensor(Struct, frozen=True):
         array = np.frombuffer(view, self.datatype.numpy)
         try:
             if self.datatype.name == "FP32":
-                with np.errstate(over="ignore"):  # too big for FP32 becomes Infinity
+                with np.errstate(over="ignore"):  # numbers too large for FP32 become Infinity
                     array[:] = self.elements
             else:
                 array[:] = np.array(self.elements, self.datatype.numpy)
@@ -95,10 +96,11 @@ class JsonTensor(Struct, frozen=True):
 
 
 def decode(data: JsonData, datatype: Datatype, count: int, where: str) -> JsonTensor:
-    """The elements of an input's "data", checked against type and `count`.
+    """Return the elements of an input's "data", checked against the type and `count`.
 
     Raises:
-        InvalidArgument: wrong JSON, a wrong element (its index is told), too few or many.
+        InvalidArgument: wrong JSON, a wrong element (named by index), too few or too many
+            elements.
     """
     kind = _KINDS[datatype.name]
     elements = _elements(data, kind, where)
@@ -127,7 +129,7 @@ def _elements(data: JsonData, kind: _Kind, where: str) -> list[Any]:
         try:
             return kind.flat(b"[%b]" % text.translate(None, b"[]"))
         except UnreadableMessage:
-            pass  # empty lists, NaN, or an element that is wrong
+            pass  # empty lists, NaN, or a wrong element
     document = strict_parser.loads(text)
     if not isinstance(document, list):
         raise InvalidArgument(f"{where}.data must be an array, got {json.dumps(document)[:64]}")
@@ -139,7 +141,7 @@ def _checked(data: list[Any], kind: _Kind, where: str) -> list[Any]:
     elements = _flatten(data, bounds.MAX_JSON_NESTING)
     allowed = kind.types
     for index, element in enumerate(elements):
-        # By exact type: a bool is an int to Python, but not to JSON
+        # The exact type counts: a bool is an int in Python, but not in JSON.
         good = type(element) in allowed
         if good and kind.low is not None and kind.high is not None:
             good = kind.low <= element <= kind.high
@@ -152,7 +154,7 @@ def _checked(data: list[Any], kind: _Kind, where: str) -> list[Any]:
 
 
 def _flatten(data: list[Any], limit: int) -> list[Any]:
-    """All elements in order; iterative, each element is looked at once."""
+    """Return all elements in order. Iterative; each element is visited once."""
     flat: list[Any] = []
     levels = [iter(data)]
     while levels:

@@ -1,4 +1,4 @@
-"""A request against its model: names, datatypes, shapes, sizes. No bytes are touched here.
+"""Check of a request against its model: names, datatypes, shapes, sizes. No tensor bytes are read.
 
 The wording follows Triton's where clients or their tests look at it.
 """
@@ -27,14 +27,16 @@ from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
 
 UNKNOWN_ID = "<id_unknown>"
-_MOST_NAMES, _LONGEST_NAME = 16, 64  # of tensors that an error lists
-Find = Callable[[ModelSpec, RegionWindow], RegionRef]  # raises what `Regions.find` does
+_MOST_NAMES, _LONGEST_NAME = 16, 64  # limits of the tensor names that an error lists
+Find = Callable[[ModelSpec, RegionWindow], RegionRef]  # raises the errors of `Regions.find`
 
 
 class CheckedInput(Struct, frozen=True):
-    """An input that fits its model. `nbytes` is -1 where only the data tells (BYTES as JSON).
+    """An input that fits its model.
 
-    `at`: where it lies, if that is in client memory.
+    Attributes:
+        nbytes: size in bytes, or -1 if only the data shows the size (BYTES as JSON).
+        at: place of the input in client memory, if any.
     """
 
     source: InferInput
@@ -45,12 +47,15 @@ class CheckedInput(Struct, frozen=True):
 
 
 def slot_bytes(inputs: Iterable[CheckedInput]) -> int:
-    """How many bytes inputs take that lie in no client memory, as far as that is known."""
+    """Return the bytes of inputs outside client memory, counting only inputs of known size."""
     return sum([item.nbytes for item in inputs if item.at is None and item.nbytes > 0])
 
 
 def refuse_decoupled(signature: ModelSignature, where: str) -> None:
-    """Models that answer more than once cannot be asked for one answer. `where`: by what.
+    """Refuse decoupled models, which cannot be asked for a single answer.
+
+    Args:
+        where: kind of request, for the message.
 
     Raises:
         Unimplemented: the model is decoupled.
@@ -62,8 +67,10 @@ def refuse_decoupled(signature: ModelSignature, where: str) -> None:
 def check_inputs(
     signature: ModelSignature, request: InferRequest, limits: Settings, find: Find | None
 ) -> list[CheckedInput]:
-    """Check every input; the result is in the request's order. `find` looks up regions; None:
-    nobody does, yet.
+    """Check every input. Return the inputs in the request's order.
+
+    Args:
+        find: function that looks up regions, or None to leave regions unresolved for now.
 
     Raises:
         InvalidArgument: an input is missing, unknown or of the wrong type, shape or size.
@@ -84,7 +91,7 @@ def check_inputs(
 
 
 def locate_inputs(spec: ModelSpec, checked: list[CheckedInput], find: Find) -> list[CheckedInput]:
-    """The same inputs with `at` told, by `find` and as of now, of those in client memory.
+    """Return the inputs with `at` set for inputs in client memory, as `find` sees the regions now.
 
     Raises:
         NotFound: a shared-memory region that is not registered.
@@ -102,24 +109,24 @@ def locate_inputs(spec: ModelSpec, checked: list[CheckedInput], find: Find) -> l
 def check_outputs(
     signature: ModelSignature, request: InferRequest, find: Find
 ) -> tuple[tuple[InferOutput, ...], tuple[OutputPlace, ...]]:
-    """The outputs the client wants, in its order; all the model has if it named none.
+    """Return the requested outputs in the client's order, or all outputs if the client named none.
 
-    Also the places of those that go into client memory.
+    The second value has the places of outputs that go into client memory.
 
     Raises:
-        InvalidArgument: an unknown output, one that the wanted form is not there for, or more
-            than `bounds.MAX_CLASSES` of one.
+        InvalidArgument: an unknown output, an output without the requested form, or a
+            classification of more than `bounds.MAX_CLASSES`.
         NotFound: a shared-memory region that is not registered.
     """
     default = request.binary_output
-    wanted = request.outputs or signature.all_outputs
-    for output in wanted:
+    requested = request.outputs or signature.all_outputs
+    for output in requested:
         spec = signature.outputs.get(output.name)
         if spec is None:
             raise InvalidArgument(
                 f"[request id: {request.id or UNKNOWN_ID}] unexpected inference output"
                 f" '{output.name}' for model '{signature.spec.name}'"
-                f"{_those_there('outputs', signature.outputs)}"
+                f"{_own_names('outputs', signature.outputs)}"
             )
         if output.region is not None:
             continue
@@ -136,13 +143,13 @@ def check_outputs(
                 )
         elif not spec.json_ok and not (default if output.binary is None else output.binary):
             raise InvalidArgument(no_json_form("sending", spec.datatype, f"output {output.name}"))
-    return wanted, locate_outputs(signature.spec, wanted, find)
+    return requested, locate_outputs(signature.spec, requested, find)
 
 
 def locate_outputs(
     spec: ModelSpec, wanted: tuple[InferOutput, ...], find: Find
 ) -> tuple[OutputPlace, ...]:
-    """Where the wanted outputs go that go into client memory, by `find` and as of now.
+    """Return the places of outputs that go into client memory, as `find` sees the regions now.
 
     Raises:
         NotFound: a shared-memory region that is not registered.
@@ -153,13 +160,13 @@ def locate_outputs(
 
 
 def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> CheckedInput:
-    """One input, after comparing what the model, the shape and the request say of its size."""
+    """Check an input: the model, the shape and the request must agree on its size."""
     spec = signature.inputs.get(source.name)
     model = signature.spec.name
     if spec is None:
         raise InvalidArgument(
             f"unexpected inference input '{source.name}' for model '{model}'"
-            f"{_those_there('inputs', signature.inputs)}"
+            f"{_own_names('inputs', signature.inputs)}"
         )
     datatype = spec.datatype
     if source.datatype != datatype.name:
@@ -192,7 +199,7 @@ def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> C
     if nbytes is None:
         if not datatype.json_ok:
             raise InvalidArgument(no_json_form("receiving", datatype.name, f"input {source.name}"))
-        # Every element takes a character at least: the JSON limit bounds these tensors.
+        # Every element takes at least one character, so the JSON limit bounds these tensors.
         return CheckedInput(source, spec, count, count * itemsize if itemsize else -1)
     if itemsize and nbytes != count * itemsize:
         raise InvalidArgument(
@@ -268,12 +275,12 @@ def _missing(signature: ModelSignature, request: InferRequest) -> str:
     )
 
 
-def _those_there(kind: str, names: Iterable[str]) -> str:
-    """What the model has instead, as far as it is short."""
-    known = list(names)
-    shown = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in known]
-    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    return f", whose {kind} are {_names(shown[:_MOST_NAMES])}{more}" if known else ""
+def _own_names(kind: str, names: Iterable[str]) -> str:
+    """Return the model's own tensor names for an error message, as far as the list is short."""
+    own = list(names)
+    shown = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in own]
+    more = f" and {len(own) - _MOST_NAMES} more" if len(own) > _MOST_NAMES else ""
+    return f", whose {kind} are {_names(shown[:_MOST_NAMES])}{more}" if own else ""
 
 
 def _names(names: list[str]) -> str:

@@ -1,15 +1,16 @@
-"""A ModelInferRequest taken apart while it comes: large tensors go to places of their own.
+"""Incremental parser of a ModelInferRequest: large tensors are received into places of their own.
 
-Only the fields of the message itself are looked at, and of these only where they begin and end:
-each raw_input_contents gets a place, all others stay together as what `parse_request` reads.
-What cannot be told apart (groups, large fields of other kinds, more or larger tensors than
-allowed) is left to it from there on, and with it the error, if it is one.
+The parser looks only at the top-level fields of the message, and only for their boundaries. Each
+raw_input_contents is kept apart. All other fields are collected and parsed later by
+`parse_request`. Some fields cannot be separated: groups, large fields of other kinds, more or
+larger tensors than allowed. From such a field on, the whole rest is collected for `parse_request`,
+which raises the error, if any.
 
-Each raw_input_contents of 64 KiB and more gets a slot of its own. So models find every tensor at
-the start of a block, aligned to 256 bytes at least, wherever it lay in the message. One receive
-takes what is left of a DATA frame and the head of the next, nothing else. Where such a message is
-expected, its head is looked at first (MSG_PEEK), and nothing of a tensor is received before its
-slot is there.
+Each raw_input_contents of 64 KiB and more gets a slot. So models find every large tensor at the
+start of a block, aligned to at least 256 bytes, whatever its position in the message. A receive
+call takes the rest of a DATA frame and the head of the next frame, no more. Where such a message
+is expected, the receiver first looks at its head (MSG_PEEK) and takes no tensor byte before the
+slot exists.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from shmserve.protocol.protobuf.wire import (
     varint,
 )
 
-LARGE_BYTES = 64 << 10  # from here on a copy costs more than a place of its own
+LARGE_BYTES = 64 << 10  # from this size on, a copy costs more than a place
 _RAW = 0x3A
-_LARGEST_FIELD = 64 << 10  # of others; they are copied once
-_MOST_FIELDS = 1024  # to be looked at, by who has other things to do
+_LARGEST_FIELD = 64 << 10  # bytes of any other field; such fields are copied once
+_MOST_FIELDS = 1024  # fields that the hub's loop may look at without delaying other connections
 _SCRATCH_BYTES = 64
 _FIXED = {FIXED32: 4, FIXED64: 8}
 
 
 class Place(Protocol):
-    """Memory for a tensor; `view` is writable and exactly as large as was asked for."""
+    """Memory for a tensor. `view` is writable and has exactly the requested size."""
 
     @property
     def view(self) -> memoryview: ...
 
     def take(self) -> Any:
-        """Whose memory it is, for who gives that back from now on."""
+        """Return the owner of the memory and pass on the duty to give the memory back."""
         ...
 
 
@@ -55,28 +56,28 @@ def _nowhere(_: int) -> None:
 
 
 class IncomingRequest:
-    """Takes the bytes of one message, in order.
+    """Receiver of one message, whose bytes come in order.
 
     Args:
-        size: of the message.
-        limits: what a request may have.
-        reserve: what `placed` asks; a subclass has its own.
-        sparing: `feed` takes nothing of a tensor that begins and has a place, or wants one, until
-            `stop_sparing`.
-        free_bytes: bytes without a place that are not told to `keep`.
+        size: bytes of the message.
+        limits: bounds of a request.
+        reserve: function that `placed` calls; subclasses override `placed`.
+        sparing: until `stop_sparing`, `feed` takes no bytes of a tensor that has or wants a place.
+        free_bytes: bytes outside places before `keep` is called.
 
     Attributes:
-        wanted: bytes of a place without which it cannot go on; 0: it can.
-        left: bytes of the message to come.
-        raw: the raw_input_contents, each a place or bytes; those after them are in `rest`.
-        copied: bytes of tensors in places that were not received there.
-        gathered: bytes that have come and have no place.
+        wanted: bytes of a place that the receiver needs before going on; 0: no place is needed.
+        left: bytes of the message still to come.
+        raw: raw_input_contents received so far, each a place or bytes; later entries are in
+            `rest`.
+        copied: bytes of tensors that were copied into a place, not received there.
+        gathered: bytes received so far outside places.
     """
 
     __slots__ = (
-        "_fields", "_filled", "_free_bytes", "_limits", "_partial", "_placed", "_reserve", "_rest",
-        "_scratch", "_since", "_spared", "_sparing", "_target", "_whole", "copied", "gathered",
-        "left", "raw", "wanted",
+        "_fields", "_filled", "_free_bytes", "_held_back", "_limits", "_partial", "_placed",
+        "_reserve", "_rest", "_scratch", "_spared", "_sparing", "_target", "_whole", "copied",
+        "gathered", "left", "raw", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -90,14 +91,15 @@ class IncomingRequest:
         self._limits = limits
         self._reserve = reserve
         self._rest = bytearray()
-        self._whole: memoryview | None = None  # the same with all that is still to come
-        self._partial = b""  # a field that has not come entirely
+        # the rest with all bytes still to come, after `_give_up`
+        self._whole: memoryview | None = None
+        self._partial = b""  # a field that has not come completely
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._target: memoryview | None = None  # what is being filled
+        self._target: memoryview | None = None  # memory that is being filled
         self._placed = False  # the target is a place
         self._filled = 0
         self._fields = 0
-        self._since = b""  # what has come since a place is wanted
+        self._held_back = b""  # bytes that came while a place was wanted
         self.wanted = 0
         self.left = size
         self.raw: list[Place | memoryview] = []
@@ -107,7 +109,7 @@ class IncomingRequest:
         self._spared = 0
 
     def space(self) -> memoryview | None:
-        """Where the next bytes may be received; None: nowhere while a place is wanted."""
+        """Return memory for the next bytes, or None while a place is wanted."""
         if self.wanted:
             return None
         if self._target is not None:
@@ -115,7 +117,7 @@ class IncomingRequest:
         return self._scratch[: self.left]
 
     def filled(self, count: int) -> None:
-        """So many bytes were received in `space`."""
+        """Take `count` bytes that were received into `space`."""
         if self._target is None:
             self.feed(self._scratch[:count])
             return
@@ -127,7 +129,7 @@ class IncomingRequest:
         self._advance(count)
 
     def feed(self, data: memoryview) -> None:
-        """Bytes that were received elsewhere."""
+        """Take bytes that were received elsewhere."""
         self.gathered += len(data)
         if self.gathered > self._free_bytes:
             self.keep(len(data))
@@ -135,29 +137,28 @@ class IncomingRequest:
         self._take(data)
 
     def placed(self, nbytes: int) -> Place | None:
-        """A place for so many bytes; None: not now, see `wanted`."""
+        """Return a place for `nbytes` bytes, or None if none is available now."""
         return self._reserve(nbytes)
 
     def keep(self, count: int) -> None:
-        """So many bytes come that have no place; raises where there is no memory for them."""
+        """Account for `count` bytes outside places. Subclasses raise if memory is short."""
 
     def grant(self, place: Place | None) -> None:
-        """The place that was wanted; None: there is none, and the bytes of the tensor will be
-        copied once more."""
+        """Give the wanted place. With None, the tensor's bytes are copied once more."""
         size, self.wanted = self.wanted, 0
-        since, self._since = self._since, b""
+        held_back, self._held_back = self._held_back, b""
         self._begin(size, place)
-        self._take(memoryview(since))
+        self._take(memoryview(held_back))
 
     def stop_sparing(self) -> int:
-        """How many bytes at the end of what was fed were not taken: they are to come again."""
+        """End sparing. Return how many bytes at the end of the fed data must be fed again."""
         spared, self._spared = self._spared, 0
         self._sparing = False
         self.left += spared
         return spared
 
     def rest(self) -> memoryview:
-        """All that is not in `raw`, as a message. Once nothing is left."""
+        """Return everything outside `raw` as a message, once all bytes have come."""
         if self._partial:
             self._rest += self._partial
             self._partial = b""
@@ -170,7 +171,7 @@ class IncomingRequest:
                 self._spared = end - position
                 return
             if self.wanted:
-                self._since += data[position:]
+                self._held_back += data[position:]
                 return
             if self._target is None:
                 position = self._scan(data[position:], position)
@@ -189,26 +190,28 @@ class IncomingRequest:
             self._target = None
 
     def _scan(self, data: memoryview, before: int) -> int:
-        """Take fields until a tensor begins; where in the data that is.  `before`: what was
-        taken of it."""
+        """Take fields until a tensor begins. Return the position after the last byte taken.
+
+        `before`: bytes of the caller's data that were taken earlier.
+        """
         offset = before - len(self._partial)
         if self._partial:
             data = memoryview(self._partial + data)
             self._partial = b""
         position, end = 0, len(data)
         while position < end:
-            found = _field(data, position)
-            if found is None:
+            field = _field(data, position)
+            if field is None:
                 break
-            tag, start, size = found
+            tag, start, size = field
             self._fields += 1
-            left = self.left + end - start  # of the message, from the field's value on
-            if tag == _RAW and self._allowed(size, left):
+            remaining = self.left + end - start  # bytes of the message from the field's value on
+            if tag == _RAW and self._allowed(size, remaining):
                 self._rest += data[:position]
                 self._want(size)
                 return offset + start
-            other = tag == _RAW or size > _LARGEST_FIELD or self._fields > _MOST_FIELDS
-            if other or not 0 <= size <= left:
+            inseparable = tag == _RAW or size > _LARGEST_FIELD or self._fields > _MOST_FIELDS
+            if inseparable or not 0 <= size <= remaining:
                 return offset + self._give_up(data)
             if start + size > end:
                 break
@@ -222,12 +225,15 @@ class IncomingRequest:
         return size <= min(left, limits.max_tensor_bytes) and len(self.raw) < bounds.MAX_INPUTS
 
     def expected(self, size: int, head: memoryview) -> bool:
-        """Whether the next of `raw`, of so many bytes, may have a place; raises where it is not
-        wanted at all. `head`: what came before the first tensor."""
+        """Return True if the next entry of `raw`, of `size` bytes, may have a place.
+
+        Subclasses raise if the model cannot take the request. `head`: the fields before the first
+        tensor.
+        """
         return True
 
     def _want(self, size: int) -> None:
-        # A copy, since a view of `_rest` would keep it from growing
+        # A copy: a bytearray with views cannot grow.
         if size < LARGE_BYTES or not self.expected(size, memoryview(bytes(self._rest))):
             self._begin(size, None)
             return
@@ -239,7 +245,7 @@ class IncomingRequest:
 
     def _begin(self, size: int, place: Place | None) -> None:
         if place is None:
-            self._target = np.empty(size, np.uint8).data  # pages come when written
+            self._target = np.empty(size, np.uint8).data  # pages are allocated when written
             self.raw.append(self._target)
         else:
             self._target = place.view
@@ -250,10 +256,11 @@ class IncomingRequest:
             self._target = None
 
     def _give_up(self, data: memoryview) -> int:
-        """All that comes from here on belongs together."""
+        """Collect everything from here on as one piece. Return the number of bytes taken."""
         self._rest += data
         begun = len(self._rest)
-        self._whole = np.empty(begun + self.left, np.uint8).data  # pages come when written
+        # pages are allocated when written
+        self._whole = np.empty(begun + self.left, np.uint8).data
         self._whole[:begun] = self._rest
         self._target = self._whole[begun:] if self.left else None
         self._placed = False
@@ -262,10 +269,12 @@ class IncomingRequest:
 
 
 def _field(data: memoryview, position: int) -> tuple[int, int, int] | None:
-    """A field's tag, where its value begins, and that value's size, -1 if it is of no simple
-    kind; None: too little of it has come."""
+    """Return a field's tag, start and size of the value, or None if too few bytes have come.
+
+    The size is -1 for a field that cannot be separated.
+    """
     try:
-        tag, start = data[position], position + 1  # most often a byte is all
+        tag, start = data[position], position + 1  # usually the tag is a single byte
         if tag >= 0x80:
             tag, start = uint32(data, position, "a tag")
         kind = tag & 7

@@ -1,9 +1,9 @@
-"""Typed tensor contents (InferTensorContents): to the bytes of a tensor, in bulk.
+"""Typed tensor contents (InferTensorContents), converted to a tensor's bytes in bulk.
 
-Packed fixed-size elements are the tensor's bytes already. Packed varints are decoded by
-numpy, a block at a time; an unpacked element is encoded as it would be in a packed
-field, so elements in any mixture of both are the pieces of one packed field.
-Stricter than Triton: an integer that does not fit its datatype is refused, not cut.
+Packed fixed-size elements are the tensor's bytes already. Packed varints are decoded by numpy, a
+block at a time. An unpacked element has the encoding of an element in a packed field, so any
+mixture of both forms is one packed field in pieces. Stricter than Triton: an integer that does not
+fit its datatype is refused, not truncated.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from shmserve.protocol.protobuf import varints, wire
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 
-_BLOCK = 1 << 18  # bytes of varints decoded at a time: what the temporary arrays come to
+_BLOCK = 1 << 18  # bytes of varints decoded at a time; bounds the temporary arrays
 _BYTES_FIELD = 8
-# Field number to the datatype that its elements are told as
+# Field number to the datatype named in error messages
 _ELEMENTS = ("", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32", "FP64", "BYTES")
 _FIELDS = {kind.name: kind.contents_field for kind in DATATYPES.values() if kind.contents_field}
-_WIDTH = {6: 4, 7: 8}  # of an element on the wire; the others are varints
+_WIDTH = {6: 4, 7: 8}  # bytes of an element on the wire; other fields hold varints
 _UNPACKED = {6: wire.FIXED32, 7: wire.FIXED64}
 _TAGS = {number << 3 | wire.LEN: number for number in range(1, 9)}
 _TAGS |= {number << 3 | _UNPACKED.get(number, wire.VARINT): number for number in range(1, 8)}
@@ -34,12 +34,13 @@ _TAGS |= {number << 3 | _UNPACKED.get(number, wire.VARINT): number for number in
 _NONE = array("q")
 _Array = NDArray[Any]
 
-# Field number to start, stop, start, stop, … of its pieces; none is empty, save of BYTES
+# Field number to start, stop, start, stop, … of the field's pieces. Only pieces of BYTES may be
+# empty.
 Spans = dict[int, "array[int]"]
 
 
 def collect(walk: wire.Walk, start: int, stop: int, spans: Spans) -> None:
-    """Add what an InferTensorContents holds to `spans`; several are merged, as protobuf does."""
+    """Add the pieces of an InferTensorContents to `spans`, merging messages as protobuf does."""
     data = walk.data
     for tag, first, end in walk.fields(start, stop):
         number = _TAGS.get(tag)
@@ -59,9 +60,9 @@ def collect(walk: wire.Walk, start: int, stop: int, spans: Spans) -> None:
 
 
 class Contents(Struct, frozen=True):
-    """The explicit data of input `name` of a request to `model`: `spans` of `data`.
+    """Explicit data of input `name` of a request to `model`: the pieces `spans` of `data`.
 
-    Varints of more than ten bytes are found only when they are written.
+    Varints of more than ten bytes are found only by `write`.
     """
 
     data: bytes | memoryview
@@ -70,11 +71,11 @@ class Contents(Struct, frozen=True):
     model: str
 
     def nbytes(self, datatype: str, count: int) -> int:
-        """The size of the tensor: `count` elements of the datatype the request tells.
+        """Return the tensor's size in bytes, for `count` elements of the request's datatype.
 
         Raises:
-            InvalidArgument: elements of another datatype, more or less than `count`, or
-                a datatype that has no typed contents.
+            InvalidArgument: elements of another datatype, more or fewer than `count` elements, or
+                a datatype without typed contents.
         """
         number = _FIELDS.get(datatype)
         if number is None:
@@ -105,10 +106,10 @@ class Contents(Struct, frozen=True):
         return bytes_codec.LENGTH_BYTES * count + self._size(number)
 
     def write(self, view: memoryview, datatype: str) -> None:
-        """Write the elements into `view`, which has exactly the bytes that `nbytes` told.
+        """Write the elements into `view`, which has exactly `nbytes` bytes.
 
         Raises:
-            InvalidArgument: an integer that the datatype cannot hold, a malformed one.
+            InvalidArgument: an integer that the datatype cannot hold, or a malformed integer.
         """
         if not self.spans:
             return
@@ -164,13 +165,13 @@ class Contents(Struct, frozen=True):
 
 
 def _joined(pieces: Iterator[memoryview]) -> memoryview:
-    """One packed field; it is copied only if it came in several."""
+    """Return the pieces as one packed field. Only several pieces are copied."""
     parts = list(pieces)
     return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
 def _narrowed(values: _Array, datatype: str) -> _Array:
-    """Values of 64 bits as those of the wire's type: 32-bit ones drop their upper half."""
+    """Convert 64-bit values to the wire's type. 32-bit types drop the upper half."""
     kind = DATATYPES[datatype].numpy.kind
     if kind == "b":
         return np.not_equal(values, 0)
@@ -187,7 +188,7 @@ def _count_varints(packed: memoryview) -> int:
 
 
 def _varints(packed: memoryview) -> Iterator[_Array]:
-    """The values of packed varints, some at a time; the last byte ends a varint."""
+    """Yield the values of packed varints in blocks. The last byte must end a varint."""
     data = np.frombuffer(packed, np.uint8)
     position = 0
     while position < len(data):

@@ -1,4 +1,4 @@
-"""Maps of InferParameter, which requests, tensors and responses have: both directions."""
+"""Maps of InferParameter in requests, tensors and responses: reading and writing."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _DOUBLE = struct.Struct("<d")
 
 
 class Uint64(int):
-    """A parameter that came as uint64_param, which only some parameters may.
+    """Value of a uint64_param, a type that only some parameters accept.
 
-    Of the others, the Python type tells: bool, int (int64_param), str and float.
+    The Python type tells the other fields apart: bool, int (int64_param), str and float.
     """
 
 
 def add_parameter(
-    walk: Walk, start: int, stop: int, parameters: dict[str, Parameter], most: int
+    walk: Walk, start: int, stop: int, parameters: dict[str, Parameter], limit: int
 ) -> None:
-    """Add an entry of a parameters map; the last one with a key counts.
+    """Add an entry of a parameters map. A repeated key replaces the earlier entry.
 
     Raises:
-        InvalidArgument: a malformed entry, one without a value, or more than `most`.
+        InvalidArgument: a malformed entry, an entry without a value, or more than `limit` entries.
     """
     key = ""
     value: Parameter | None = None
@@ -35,17 +35,17 @@ def add_parameter(
         elif tag == 0x12:
             merged = _value(walk, first, end)
             value = value if merged is None else merged
-        else:  # implementations disagree whether such an entry is there
+        else:  # protobuf implementations disagree whether to keep such an entry
             raise Malformed(f"a parameter's entry has the unknown field {tag >> 3}")
     if value is None:
         raise InvalidArgument(f"parameter '{key}' has no value of a known type")
     parameters[key] = value
-    if len(parameters) > most:
-        raise InvalidArgument(f"there are more than {most} parameters")
+    if len(parameters) > limit:
+        raise InvalidArgument(f"there are more than {limit} parameters")
 
 
 def _value(walk: Walk, start: int, stop: int) -> Parameter | None:
-    """The value of an InferParameter; its last field counts."""
+    """Return the value of an InferParameter. The last field counts."""
     value: Parameter | None = None
     for tag, first, end in walk.fields(start, stop):
         if tag == 0x10:
@@ -62,7 +62,7 @@ def _value(walk: Walk, start: int, stop: int) -> Parameter | None:
 
 
 def encode_parameters(tag: int, parameters: Mapping[str, Parameter]) -> bytes:
-    """The entries of a parameters map."""
+    """Return the encoded entries of a parameters map, each under `tag`."""
     fields = [
         encode_field(0x0A, key.encode()) + encode_field(0x12, _encoded(value))
         for key, value in parameters.items()
@@ -71,7 +71,7 @@ def encode_parameters(tag: int, parameters: Mapping[str, Parameter]) -> bytes:
 
 
 def _encoded(value: Parameter) -> bytes:
-    """The one field of an InferParameter."""
+    """Return an InferParameter, encoded as its single field."""
     if isinstance(value, bool):
         return b"\x08\x01" if value else b"\x08\x00"
     if isinstance(value, str):

@@ -1,13 +1,13 @@
 """ModelInferRequest and ModelInferResponse: bytes to values and back, tensors uncopied.
 
-Generated protobuf classes copy every tensor once more than needed, each way; for small
-messages they would do. proto/grpc_service.proto has the numbers used here.
+Generated protobuf classes copy every tensor once more than needed in each direction; for small
+messages they would suffice. proto/grpc_service.proto defines the field numbers used here.
 
-The walk's raw contents are views of the received bytes, and a response is joined from the slots'
-views in one go. Measured on one machine (`python -m bench.wire`): 16 MiB take 0.1 ms to read and 8
-ms to write, with generated classes 20 to 39 and 33 ms; 64 B take 6 us to read and 5 us to write,
-with generated classes 6 and 3 us. Property tests and 10,000 mutations compare this reader with the
-generated classes. It may only be stricter.
+Raw contents are views of the received bytes. A response is joined from the slots' views in a
+single pass. Measured on one machine (`python -m bench.wire`): 16 MiB take 0.1 ms to read and 8 ms
+to write, with generated classes 20 to 39 and 33 ms; 64 B take 6 us to read and 5 us to write, with
+generated classes 6 and 3 us. Property tests and 10,000 mutations compare this reader with the
+generated classes. This reader may only be stricter.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from shmserve.protocol.protobuf.infer_parameters import add_parameter, encode_pa
 from shmserve.protocol.protobuf.wire import Walk, encode_field, encode_varint, signed
 
 REGION_PARAMETER = "shared_memory_region"
-MAX_RESPONSE_BYTES = (1 << 31) - 1  # what a gRPC message can have
-QUICK_BYTES = 2 << 10  # beside raw tensors; with an element to every two it is a few ms
+MAX_RESPONSE_BYTES = (1 << 31) - 1  # limit of a gRPC message
+# bytes outside raw tensors; even with an element in every two bytes, reading takes only a few ms
+QUICK_BYTES = 2 << 10
 _QUICK_FIELDS = 64
 _RAW = 0x3A
 _OutputRow = tuple[str, str, tuple[int, ...]]  # name, datatype, shape
@@ -36,7 +37,7 @@ Raw = memoryview | Place
 
 
 class WireInput(Struct, frozen=True):
-    """An input as it came. `check_data` tells whether it has data in just one way."""
+    """An input as received. `check_data` checks that the input has data in exactly one form."""
 
     name: str
     datatype: str
@@ -44,18 +45,18 @@ class WireInput(Struct, frozen=True):
     parameters: dict[str, Parameter]
     contents: Contents | None
     raw: memoryview | None  # a part of the message
-    place: Place | None = None  # where `raw` is, if it was received there
+    place: Place | None = None  # the place of `raw`, if the tensor was received into a place
 
 
 class WireOutput(Struct, frozen=True):
-    """A requested output as it came."""
+    """A requested output as received."""
 
     name: str
     parameters: dict[str, Parameter]
 
 
 class WireInferRequest(Struct, frozen=True):
-    """A request as it came; `raw_count` is the number of its raw_input_contents."""
+    """A request as received. `raw_count` is the number of raw_input_contents."""
 
     model_name: str
     model_version: str
@@ -67,18 +68,18 @@ class WireInferRequest(Struct, frozen=True):
 
 
 def parse_request(data: bytes | memoryview, placed: Sequence[Raw] = ()) -> WireInferRequest:
-    """A ModelInferRequest; its raw and typed contents stay where they are in `data`.
+    """Parse a ModelInferRequest. Raw and typed contents stay in `data`.
 
     Args:
         data: the message.
-        placed: raw_input_contents that came before those in `data`, see `incoming_request`.
+        placed: raw_input_contents received before the entries in `data`; see `incoming_request`.
 
     Raises:
-        InvalidArgument: malformed data, a parameter without a value, more inputs, outputs
-            or parameters than `bounds.MAX_INPUTS`, more fields than `bounds.MAX_FIELDS`.
+        InvalidArgument: malformed data, a parameter without a value, more inputs, outputs or
+            parameters than `bounds.MAX_INPUTS`, or more fields than `bounds.MAX_FIELDS`.
     """
     walk = Walk(data, bounds.MAX_FIELDS)
-    most = bounds.MAX_INPUTS
+    limit = bounds.MAX_INPUTS
     model = version = request_id = ""
     parameters: dict[str, Parameter] = {}
     inputs: list[tuple[int, int]] = []
@@ -88,16 +89,16 @@ def parse_request(data: bytes | memoryview, placed: Sequence[Raw] = ()) -> WireI
     for tag, start, stop in walk.fields(0, len(data)):
         if tag == _RAW:
             raw.append(view[start:stop])
-            if len(raw) > most:
-                raise _too_many("raw_input_contents", most)
+            if len(raw) > limit:
+                raise _too_many("raw_input_contents", limit)
         elif tag == 0x2A:
             inputs.append((start, stop))
-            if len(inputs) > most:
-                raise _too_many("inputs", most)
+            if len(inputs) > limit:
+                raise _too_many("inputs", limit)
         elif tag == 0x32:
-            outputs.append(_output(walk, start, stop, most))
-            if len(outputs) > most:
-                raise _too_many("outputs", most)
+            outputs.append(_output(walk, start, stop, limit))
+            if len(outputs) > limit:
+                raise _too_many("outputs", limit)
         elif tag == 0x0A:
             model = walk.text(start, stop, "model_name")
         elif tag == 0x12:
@@ -105,18 +106,20 @@ def parse_request(data: bytes | memoryview, placed: Sequence[Raw] = ()) -> WireI
         elif tag == 0x1A:
             request_id = walk.text(start, stop, "id")
         elif tag == 0x22:
-            add_parameter(walk, start, stop, parameters, most)
-    # Only now the inputs, since the model's name and the raw parts may come after them
+            add_parameter(walk, start, stop, parameters, limit)
+    # Inputs come last, since the model's name and the raw parts may follow them in the message.
     unused = iter(raw)
-    tensors = tuple([_input(walk, span, model, unused, most) for span in inputs])
+    tensors = tuple([_input(walk, span, model, unused, limit) for span in inputs])
     return WireInferRequest(
         model, version, request_id, parameters, tensors, tuple(outputs), len(raw)
     )
 
 
 def quick_to_read(data: bytes | memoryview) -> bool:
-    """Whether a ModelInferRequest holds nobody up who waits until it is read: there is little in it
-    but raw tensors, and few of these. It takes no long look itself."""
+    """Return True if parsing a ModelInferRequest takes at most a few milliseconds.
+
+    Such a message has few raw tensors and little else. The check itself is quick.
+    """
     if len(data) <= QUICK_BYTES:
         return True
     other = len(data)
@@ -130,12 +133,13 @@ def quick_to_read(data: bytes | memoryview) -> bool:
 
 
 def check_data(request: WireInferRequest) -> None:
-    """Check that each input has data in one way, and that no raw_input_contents is left.
+    """Check that each input has data in one form and that every raw_input_contents is used.
 
-    Apart from `parse_request`, since a model that does not exist is to be told first.
+    `parse_request` leaves this check out, because an unknown model must be reported first.
 
     Raises:
-        InvalidArgument: it is not so.
+        InvalidArgument: an input has no data or data in two forms, or a raw_input_contents is
+            unused.
     """
     model = request.model_name
     used = 0
@@ -166,12 +170,12 @@ def check_data(request: WireInferRequest) -> None:
         )
 
 
-def _too_many(what: str, most: int) -> InvalidArgument:
-    return InvalidArgument(f"the request has more than {most} {what}")
+def _too_many(what: str, limit: int) -> InvalidArgument:
+    return InvalidArgument(f"the request has more than {limit} {what}")
 
 
 def _input(
-    walk: Walk, span: tuple[int, int], model: str, unused: Iterable[Raw], most: int
+    walk: Walk, span: tuple[int, int], model: str, unused: Iterable[Raw], limit: int
 ) -> WireInput:
     name = datatype = ""
     shape: list[int] = []
@@ -187,7 +191,7 @@ def _input(
         elif tag == 0x18:
             shape.append(signed(walk.varint(start)))
         elif tag == 0x22:
-            add_parameter(walk, start, stop, parameters, most)
+            add_parameter(walk, start, stop, parameters, limit)
         elif tag == 0x2A:
             spans = {} if spans is None else spans
             collect(walk, start, stop, spans)
@@ -198,14 +202,14 @@ def _input(
     return WireInput(name, datatype, tuple(shape), parameters, contents, raw.view, raw)
 
 
-def _output(walk: Walk, start: int, stop: int, most: int) -> WireOutput:
+def _output(walk: Walk, start: int, stop: int, limit: int) -> WireOutput:
     name = ""
     parameters: dict[str, Parameter] = {}
     for tag, first, end in walk.fields(start, stop):
         if tag == 0x0A:
             name = walk.text(first, end, "outputs.name")
         elif tag == 0x12:
-            add_parameter(walk, first, end, parameters, most)
+            add_parameter(walk, first, end, parameters, limit)
     return WireOutput(name, parameters)
 
 
@@ -217,7 +221,7 @@ def response_parts(
     outputs: Iterable[_OutputRow],
     raw: Iterable[Part],
 ) -> list[Part]:
-    """A ModelInferResponse in parts, the members of `raw` among them as they are."""
+    """Return a ModelInferResponse in parts. The members of `raw` are among the parts, uncopied."""
     texts = ((0x0A, model_name), (0x12, model_version), (0x1A, id))
     head = [encode_field(tag, text.encode()) for tag, text in texts if text]
     if parameters:
@@ -231,7 +235,7 @@ def response_parts(
 
 @lru_cache(1024)
 def _output_field(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """What is said of a model's output besides its bytes: the same as long as its shape is."""
+    """Encode an output's name, datatype and shape. Cached, because shapes repeat."""
     body = encode_field(0x0A, name.encode()) + encode_field(0x12, datatype.encode())
     if shape:
         body += encode_field(0x1A, b"".join([encode_varint(dim) for dim in shape]))
@@ -246,19 +250,19 @@ def encode_response(
     outputs: Iterable[_OutputRow],
     raw: Iterable[Part],
 ) -> bytes:
-    """A ModelInferResponse with one entry of `raw` for each output; copies each once.
+    """Encode a ModelInferResponse with one entry of `raw` per output. Each entry is copied once.
 
     Raises:
-        InvalidArgument: it is larger than a gRPC message can be.
+        InvalidArgument: the response is larger than a gRPC message can be.
     """
     return join_parts(response_parts(model_name, model_version, id, parameters, outputs, raw))
 
 
 def encode_stream_response(error_message: str, response: bytes | list[Part] | None) -> bytes:
-    """A ModelStreamInferResponse; `response` as `response_parts` made it is copied once.
+    """Encode a ModelStreamInferResponse. A `response` from `response_parts` is copied once.
 
     Raises:
-        InvalidArgument: it is larger than a gRPC message can be.
+        InvalidArgument: the response is larger than a gRPC message can be.
     """
     head = encode_field(0x0A, error_message.encode()) if error_message else b""
     if response is None:
@@ -269,13 +273,13 @@ def encode_stream_response(error_message: str, response: bytes | list[Part] | No
 
 
 def join_parts(parts: list[Part]) -> bytes:
-    """One copy of each; raises as `encode_response`."""
+    """Join the parts of a response, copying each once. Raises as `encode_response`."""
     check_size(sum([memoryview(part).nbytes for part in parts]))
     return b"".join(parts)
 
 
 def check_size(size: int) -> None:
-    """Raises InvalidArgument if no gRPC message can have so many bytes."""
+    """Raise InvalidArgument if `size` bytes are more than a gRPC message can have."""
     if size > MAX_RESPONSE_BYTES:
         raise InvalidArgument(
             f"Response has byte size {size} which exceeds gRPC's byte size limit"

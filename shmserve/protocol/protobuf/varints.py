@@ -1,5 +1,5 @@
-"""Packed varints in bulk: a field may hold as many as a tensor has elements, so no Python loop
-looks at them one by one."""
+"""Packed varints in bulk, by numpy: a Python loop is too slow for as many as a tensor has
+elements."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Array = np.ndarray[Any, Any]
 
 
 def unpack(data: memoryview | Array) -> Array:
-    """The numbers of a packed field as an unsigned array, as wide as the longest one needs.
+    """Return the numbers of a packed field as an unsigned array, as wide as the longest needs.
 
     Raises:
-        Malformed: the last number has no end, or one has more than ten bytes.
+        Malformed: the last number is cut off, or a number has more than ten bytes.
     """
     raw = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     last = raw < 0x80
@@ -29,7 +29,7 @@ def unpack(data: memoryview | Array) -> Array:
     starts = np.empty_like(ends)
     starts[0] = 0
     np.add(ends[:-1], 1, out=starts[1:])
-    more = ends - starts  # bytes after the first
+    more = ends - starts  # bytes after the first byte of each varint
     longest = int(more.max())
     if longest >= MAX_VARINT:
         raise Malformed(f"a varint of more than {MAX_VARINT} bytes")
@@ -44,10 +44,10 @@ def unpack(data: memoryview | Array) -> Array:
 
 
 def pack(values: Array) -> Array:
-    """The bytes of a packed field with these integers (an uint8 array).
+    """Return the bytes of a packed field with these integers (a uint8 array).
 
     Raises:
-        InvalidArgument: they are no integers.
+        InvalidArgument: the values are not integers.
     """
     flat = values.reshape(-1)
     if flat.dtype.kind not in "iub":

@@ -1,11 +1,11 @@
-"""The protobuf wire format: walking messages without copying them, and writing fields.
+"""The protobuf wire format: reading messages without copying them, and writing fields.
 
-Source: the encoding chapter of the Protocol Buffers documentation. Where that leaves a
-choice, this reads what the python implementation reads: a known field of another wire
-type is an unknown field, and unknown fields are skipped. Lengths and tags of more than
-five bytes are refused, as its newer versions do.
+Source: the encoding chapter of the Protocol Buffers documentation. Where the chapter leaves a
+choice, this module follows the Python implementation: a known field with another wire type is an
+unknown field, and unknown fields are skipped. As in newer versions of that implementation, lengths
+and tags of more than five bytes are refused.
 
-A tag is a field's number and wire type as they stand on the wire: ``number << 3 | type``.
+A tag is a field's number and wire type as on the wire: ``number << 3 | type``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ VARINT, FIXED64, LEN, GROUP, END_GROUP, FIXED32 = range(6)
 MAX_VARINT = 10  # bytes of a 64-bit varint
 _MASK64 = (1 << 64) - 1
 _SIGN64 = 1 << 63
-_MAX_LENGTH = 5  # bytes of a length or a tag, both of 32 bits
+_MAX_LENGTH = 5  # bytes of a length or a tag, each a 32-bit number
 _MAX_TAG = (1 << 32) - 1
-_MAX_GROUPS = 64  # unknown groups in each other
-_FIRST_TAG = 1 << 3  # there is no field 0
+_MAX_GROUPS = 64  # depth of nested unknown groups
+_FIRST_TAG = 1 << 3  # field number 0 is invalid
 
 
 class Malformed(InvalidArgument):
-    """Bytes that are no message of the expected type: a request's, unless somebody says else."""
+    """Bytes that are no message of the expected type, by default the type of a request."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"the request is not a valid protobuf message: {problem}")
@@ -34,29 +34,29 @@ class Malformed(InvalidArgument):
 
 
 class Walk:
-    """Reads messages out of `data`, at most `most` fields altogether."""
+    """Reader of the messages in `data`, for at most `limit` fields in all."""
 
-    __slots__ = ("_left", "_most", "data")
+    __slots__ = ("_limit", "_remaining", "data")
 
-    def __init__(self, data: bytes | memoryview, most: int = sys.maxsize) -> None:
+    def __init__(self, data: bytes | memoryview, limit: int = sys.maxsize) -> None:
         self.data = data
-        self._most = self._left = most
+        self._limit = self._remaining = limit
 
     def fields(self, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Tag, start and stop of each field's value in data[position:end].
+        """Yield tag, start and stop of each field's value in data[position:end].
 
         The value of a LEN field comes without its length. Groups are skipped.
 
         Raises:
             Malformed: the data is truncated or wrong.
-            InvalidArgument: there are too many fields.
+            InvalidArgument: the data has too many fields.
         """
         data = self.data
-        groups: list[int] = []  # tags of the groups that are open
+        groups: list[int] = []  # tags of the open groups
         try:
             while position < end:
-                self._left -= 1
-                if self._left < 0:
+                self._remaining -= 1
+                if self._remaining < 0:
                     raise self._too_many()
                 tag = data[position]
                 position += 1
@@ -94,21 +94,21 @@ class Walk:
             raise Malformed(f"group {groups[-1] >> 3} has no end")
 
     def text(self, start: int, stop: int, where: str) -> str:
-        """A string; raises Malformed naming `where` if it is not UTF-8."""
+        """Return a string. Raise Malformed, naming `where`, if the bytes are not UTF-8."""
         try:
             return str(self.data[start:stop], "utf-8")
         except UnicodeDecodeError:
             raise Malformed(f"{where} is not valid UTF-8") from None
 
     def varint(self, start: int) -> int:
-        """The unsigned value of a varint that `fields` has found."""
+        """Return the unsigned value of a varint that `fields` has found."""
         value = self.data[start]
         return value if value < 0x80 else varint(self.data, start)[0]
 
     def int64s(self, start: int, stop: int) -> tuple[int, ...]:
-        """Packed int64 elements."""
-        self._left -= stop - start
-        if self._left < 0:
+        """Return packed int64 elements. Each byte counts as a field."""
+        self._remaining -= stop - start
+        if self._remaining < 0:
             raise self._too_many()
         chunk = bytes(self.data[start:stop])
         if chunk.isascii():  # no byte has the continuation bit
@@ -125,7 +125,7 @@ class Walk:
 
     def _too_many(self) -> InvalidArgument:
         return InvalidArgument(
-            f"the request has more than {self._most} fields, each BYTES"
+            f"the request has more than {self._limit} fields, each BYTES"
             " element outside raw_input_contents counting as one"
         )
 
@@ -138,12 +138,17 @@ def _nest(groups: list[int], tag: int, kind: int) -> None:
         groups.append(tag)
     elif kind != END_GROUP:
         raise Malformed(f"unknown wire type {kind}")
-    elif not groups or groups.pop() != tag - 1:  # the tags of a pair differ in the type only
+    elif not groups or groups.pop() != tag - 1:  # the tags of a pair differ only in the type
         raise Malformed(f"the end of group {tag >> 3} has no start")
 
 
 def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """An unsigned value of 64 bits and the position behind it; IndexError at the end."""
+    """Return an unsigned 64-bit value and the position after it.
+
+    Raises:
+        IndexError: the data ends within the value.
+        Malformed: the value has more than ten bytes.
+    """
     value = shift = 0
     for index in range(position, position + MAX_VARINT):
         byte = data[index]
@@ -155,7 +160,7 @@ def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def signed(value: int, bits: int = 64) -> int:
-    """The lowest `bits` bits of an unsigned value as a signed one."""
+    """Return the lowest `bits` bits of an unsigned value as a signed number."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) else value
 
@@ -168,7 +173,11 @@ def _varint_end(data: bytes | memoryview, position: int) -> int:
 
 
 def uint32(data: bytes | memoryview, position: int, what: str) -> tuple[int, int]:
-    """As `varint`, of a tag or a length; raises Malformed if it has more than 32 bits."""
+    """Return a tag or a length and the position after it.
+
+    Raises:
+        Malformed: the value has more than 32 bits.
+    """
     value, stop = varint(data, position)
     if stop - position > _MAX_LENGTH or value > _MAX_TAG:
         raise Malformed(f"{what} of more than 32 bits")
@@ -176,7 +185,7 @@ def uint32(data: bytes | memoryview, position: int, what: str) -> tuple[int, int
 
 
 def encode_varint(value: int) -> bytes:
-    """A value of at most 64 bits; negative ones as two's complement."""
+    """Encode a value of at most 64 bits. Negative values are two's complement."""
     if 0 <= value < 0x80:
         return _SMALL[value]
     value &= _MASK64
@@ -189,7 +198,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_field(tag: int, payload: bytes) -> bytes:
-    """A LEN field with its payload; `tag` is below 128."""
+    """Encode a LEN field with its payload. `tag` is below 128."""
     size = len(payload)
     return b"%c%b%b" % (tag, _SMALL[size] if size < 0x80 else encode_varint(size), payload)
 

@@ -1,1 +1,1 @@
-"""config.pbtxt: text to a checked configuration, and that to what instances need."""
+"""config.pbtxt: text to a checked configuration, and from the configuration to instances."""

@@ -1,4 +1,4 @@
-"""What a configuration must know of a backend, which itself is code of executors alone."""
+"""Facts about backends that the checks of a configuration need. Only executors import backends."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ AUTO, GPU, CPU, MODEL = "KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"
 
 
 class BackendKind(Struct, frozen=True):
-    """One backend, by the name that config.pbtxt has for it.
+    """Description of a backend. `name` is the backend's name in config.pbtxt.
 
     Attributes:
-        model_file: the file that a version's folder must hold, unless
-            `default_model_filename` says otherwise.
-        platforms: values of `platform` that mean this backend.
-        platform: the one that is published for models that name none.
-        config_optional: models are served without a config.pbtxt.
-        completes: models can tell their tensors, so that a configuration may be incomplete.
-        instance_kinds: what `instance_group.kind` may be. KIND_MODEL leaves the device to
+        model_file: file that every version folder must hold, unless `default_model_filename` names
+            another file.
+        platforms: values of `platform` that select the backend.
+        platform: value of `platform` published for models that give none.
+        config_optional: models are served without a config.pbtxt, too.
+        completes: models can name their tensors, so a configuration may be incomplete.
+        instance_kinds: allowed values of `instance_group.kind`. KIND_MODEL leaves the device to
             the model.
         needs_cupy: instances on a GPU need CuPy.
-        device_hint: models tell their devices themselves, and where they do; instance groups
-            then are not placed by us, and have no `gpus`.
+        device_hint: where models of the backend name their devices, as text for error messages.
+            With a hint, shmserve does not place instance groups and refuses `gpus`.
     """
 
     name: str
@@ -35,11 +35,12 @@ class BackendKind(Struct, frozen=True):
     device_hint: str = ""
 
 
-# A model file may be a folder, which has ONNX models with external data
+# The model file may instead be a folder with this file: ONNX models with external data.
 MODEL_FILE_IN_FOLDER = "model.onnx"
 ONNXRUNTIME = "onnxruntime"
 PYTHON = "python"
-# No backend: its models have instances. It must be named by `platform`
+# Not a backend, because an ensemble has no instances. A configuration must select it by
+# `platform`.
 ENSEMBLE = BackendKind("ensemble", "", platforms=("ensemble",), platform="ensemble")
 _ALL = (AUTO, CPU, GPU, MODEL)
 BUILT_IN = {

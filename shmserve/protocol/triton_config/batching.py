@@ -1,4 +1,4 @@
-"""What `dynamic_batching` may say: its values against each other and the rest of the file."""
+"""Checks of `dynamic_batching`: values against each other and against the rest of the file."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 from shmserve.errors import ConfigError
 
-_DELAY = 1  # of TimeoutAction
-_MAX_LEVELS = 1000  # each is a queue of its own
+_DELAY = 1  # number of TimeoutAction
+_MAX_LEVELS = 1000  # each level has a queue
 
 
 def check_batching(message: Any, model: str) -> None:
     """Check a ModelConfig message.
 
     Raises:
-        ConfigError: it names the field and the value.
+        ConfigError: a wrong value; the text names field and value.
     """
     where = f"model '{model}': dynamic_batching"
     batching = message.dynamic_batching
     for size in batching.preferred_batch_size:
-        # 0 may still become what the model's file tells
+        # max_batch_size 0 may still be replaced by the model file's value
         if size < 1 or (message.max_batch_size and size > message.max_batch_size):
             raise ConfigError(
                 f"{where}.preferred_batch_size {size} is not between 1 "

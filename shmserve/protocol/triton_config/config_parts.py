@@ -1,4 +1,4 @@
-"""The parts of a configuration, each checked by itself: tensors, labels, versions."""
+"""The independent parts of a configuration, checked one by one: tensors, labels, versions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shmserve.tensor.spec import TensorSpec
 
 
 class VersionPolicy(Struct, frozen=True):
-    """Which version folders are served; `count` of LATEST, `versions` of SPECIFIC."""
+    """Choice of the version folders to serve. LATEST uses `count`, SPECIFIC uses `versions`."""
 
     kind: Literal["latest", "all", "specific"] = "latest"
     count: int = 1
     versions: tuple[int, ...] = ()
 
     def select(self, present: Iterable[int]) -> tuple[int, ...]:
-        """The versions to serve, ascending; SPECIFIC ones also if they are not present."""
+        """Return the versions to serve, ascending, including absent SPECIFIC versions."""
         ordered = sorted(present)
         if self.kind == "specific":
             return tuple(sorted(self.versions))
@@ -31,10 +31,11 @@ class VersionPolicy(Struct, frozen=True):
 def tensors(
     entries: Any, model: str, kind: str, batched: bool, partial: bool
 ) -> tuple[TensorSpec, ...]:
-    """The tensors that are told completely; `kind`: "input" or "output".
+    """Return the completely described tensors. `kind` is "input" or "output".
 
-    `batched`: whether the batch comes before the dimensions; `partial`: whether the backend can
-    tell a data_type or dims that are missing.
+    Args:
+        batched: a batch dimension precedes `dims`.
+        partial: the backend can supply a missing data_type or dims.
     """
     complete: dict[str, TensorSpec] = {}
     seen: set[str] = set()
@@ -63,8 +64,8 @@ def tensors(
 
 
 def data_type(number: int, where: str, partial: bool = False) -> str:
-    """The protocol's name of a data type; "" where it is not told and need not be."""
-    # an open enum: a number the schema does not know has no name
+    """Return the protocol's name of a data type, or "" if `partial` allows a missing type."""
+    # an open enum: a number outside the schema has no name
     names = pb.DataType.DESCRIPTOR.values_by_number
     name = names[number].name if number in names else str(number)
     if name == "TYPE_INVALID" and partial:
@@ -75,7 +76,7 @@ def data_type(number: int, where: str, partial: bool = False) -> str:
 
 
 def _check_format(entry: Any, where: str) -> None:
-    """A format only tells clients what the dimensions mean, so there must be the right number."""
+    """Check that a format, which names three dimensions for clients, has three dimensions."""
     if entry.format and len(entry.dims) != 3:
         name = pb.ModelInput.Format.Name(entry.format)
         raise ConfigError(f"{where}: format {name} needs 3 dims, got {len(entry.dims)}")
@@ -96,7 +97,7 @@ def _check_reshape(entry: Any, where: str) -> None:
 
 
 def _runs(dims: tuple[int, ...]) -> list[int]:
-    """Numbers of elements before, between and after the variable dimensions."""
+    """Return the numbers of elements before, between and after the variable dimensions."""
     runs = [1]
     for dim in dims:
         if dim == -1:

@@ -1,4 +1,4 @@
-"""`ConfigDocument`s: made of a (normalised) ModelConfig message, and completed by a model."""
+"""`ConfigDocument`s: made from a normalised ModelConfig message, and completed by a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDE = {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}
 
 
 def document_of(config: Message) -> ConfigDocument:
-    """What a message says, defaults included as Triton shows them."""
+    """Return the document of a message, with defaults as Triton shows them."""
     raw = json_format.MessageToDict(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -27,10 +27,10 @@ def document_of(config: Message) -> ConfigDocument:
 
 
 def completed(spec: ModelSpec) -> ModelSpec:
-    """The spec, its document with the inputs, outputs and batch size that it has by now.
+    """Return the spec with a document that has the spec's inputs, outputs and batch size.
 
-    Backends call it after they completed a spec from the model itself; what the configuration
-    told of a tensor stays.
+    Backends call this function after completing a spec from the model itself. Values from the
+    configuration stay.
     """
     inputs = {entry.name: entry for entry in spec.config.input}
     outputs = {entry.name: entry for entry in spec.config.output}
@@ -50,28 +50,28 @@ def completed(spec: ModelSpec) -> ModelSpec:
 
 
 def _filled(entry: _Entry, tensor: TensorSpec, batched: bool) -> _Entry:
-    """An entry of the configuration, completed by what the model tells."""
-    unknown = entry.data_type == "TYPE_INVALID"
+    """Return an entry of the configuration with the missing values taken from the model."""
+    untyped = entry.data_type == "TYPE_INVALID"
     return msgspec.structs.replace(
         entry,
-        data_type=DATATYPES[tensor.datatype].config_name if unknown else entry.data_type,
+        data_type=DATATYPES[tensor.datatype].config_name if untyped else entry.data_type,
         dims=entry.dims or (tensor.shape[1:] if batched else tensor.shape),
     )
 
 
 def require_complete(spec: ModelSpec) -> None:
-    """Check that the configuration tells all of each tensor it mentions.
+    """Check that the configuration fully describes each tensor it mentions.
 
     Raises:
-        ConfigError: it names the tensor that lacks its data_type or dims.
+        ConfigError: a tensor without data_type or dims; the text names the tensor.
     """
     for kind, tensors, entries in (
         ("input", spec.inputs, spec.config.input),
         ("output", spec.outputs, spec.config.output),
     ):
-        known = {tensor.name for tensor in tensors}
+        described = {tensor.name for tensor in tensors}
         for entry in entries:
-            if entry.name not in known:
+            if entry.name not in described:
                 raise ConfigError(
                     f"model '{spec.name}': {kind} '{entry.name}': data_type or dims is missing"
                 )

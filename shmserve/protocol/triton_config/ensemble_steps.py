@@ -1,4 +1,4 @@
-"""`ensemble_scheduling`: the models that an ensemble consists of, and what it cannot have."""
+"""`ensemble_scheduling`: the models of an ensemble, and fields that an ensemble cannot have."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from shmserve import ids
 from shmserve.errors import ConfigError
 from shmserve.tensor.spec import EnsembleStep
 
-# Of models with instances of their own
+# Fields for models with instances of their own.
 _NOT_OF_ENSEMBLES = ("backend", "default_model_filename", "instance_group", "model_warmup")
 _LATEST = -1
-_MOST_IN_FLIGHT = 1024  # answers of a step that streams
+_MOST_IN_FLIGHT = 1024  # answers of a streaming step
 
 
 def ensemble_steps(message: Any, model: str) -> tuple[EnsembleStep, ...]:
-    """The steps of an ensemble's ModelConfig message, in their order.
+    """Return the steps of an ensemble's ModelConfig message, in order.
 
     Raises:
-        ConfigError: it names the field.
+        ConfigError: a wrong field; the text names the field.
     """
     what = f"ensemble '{model}'"
     for field in _NOT_OF_ENSEMBLES:

@@ -1,10 +1,11 @@
-"""Which fields of config.pbtxt are supported: tables, and a walk that refuses the rest.
+"""Supported fields of config.pbtxt: tables, and a walk that refuses all other fields.
 
-Three kinds of fields: those that are honoured; hints that never change a result and have
-no effect here, which is told once when the model loads; all others, which are refused by
-name. The walk goes over every field that is set, so a field that a later schema adds is
-refused until somebody lists it here. A message is listed before its fields: an empty
-`response_cache {}` or an explicit `allow_ragged_batch: false` say nothing and pass.
+Each field is of one of three kinds: a field with effect, a hint without effect, or a refused
+field. A hint never changes a result; the log lists hints without effect once, when the model
+loads. A refusal names the field. The walk visits every field that is set, so a field of a later
+schema is refused until the tables list it. The tables list messages besides their fields, so an
+empty `response_cache {}` passes. An explicit default such as `allow_ragged_batch: false` counts as
+not set.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ SUPPORTED = frozenset(
     }
 )
 
-# Hints that change no result and have no effect here: told when the model loads
+# Hints that change no result and have no effect here; the log lists them when the model loads.
 NO_EFFECT = {
     "optimization.priority": "every instance is a process of its own",
     "optimization.cuda": "CUDA graphs and waits on events belong to TensorRT",
@@ -158,7 +159,7 @@ NO_EFFECT = {
     "model_metrics": "metrics have the same buckets for every model",
 }
 
-# Those of them whose every part is a hint, too
+# Messages of NO_EFFECT in which every field is a hint.
 _WHOLE = (
     "optimization.cuda.",
     "optimization.input_pinned_memory.",
@@ -166,7 +167,7 @@ _WHOLE = (
     "model_metrics.",
 )
 
-# What to tell about a refused field besides that it is not supported
+# Explanations for refused fields.
 HINTS = {
     "runtime": "the backend's own runtime is used",
     "input.is_shape_tensor": "shape tensors belong to TensorRT",
@@ -188,7 +189,7 @@ def refuse_unsupported(config: Message, model: str) -> None:
     """Check every field that is set against the tables.
 
     Raises:
-        ConfigError: it names the first field that is not supported.
+        ConfigError: an unsupported field; the text names the first such field.
     """
     for path in _set_fields(config, ""):
         if path not in SUPPORTED and path not in NO_EFFECT and not path.startswith(_WHOLE):
@@ -197,7 +198,7 @@ def refuse_unsupported(config: Message, model: str) -> None:
 
 
 def without_effect(config: Message) -> list[str]:
-    """What an operator should know of hints that are set: one phrase for each reason."""
+    """Return one phrase per reason, listing the hints without effect for operators."""
     reasons: dict[str, list[str]] = {}
     for path in _set_fields(config, ""):
         if path in NO_EFFECT and path not in reasons.setdefault(NO_EFFECT[path], []):
@@ -206,7 +207,7 @@ def without_effect(config: Message) -> list[str]:
 
 
 def schema_paths() -> Iterator[str]:
-    """Every field of the schema, below its message, in the schema's order (docs/draw.py)."""
+    """Yield every field in the schema's order, each below its message (docs/draw.py)."""
     yield from _paths(pb.ModelConfig.DESCRIPTOR, "")
 
 
@@ -230,7 +231,7 @@ def _set_fields(message: Message, prefix: str) -> Iterator[str]:
 
 
 def _messages(field: Any, value: Any) -> list[Message]:
-    """The messages a field's value holds: itself, its elements, or a map's values."""
+    """Return the messages in a field's value: itself, its elements, or a map's values."""
     if field.message_type is None:
         return []
     if isinstance(value, Message):

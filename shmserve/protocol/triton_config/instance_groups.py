@@ -1,4 +1,4 @@
-"""Instance groups: as a configuration has them, on the devices that there are, one by one."""
+"""Instance groups: read from a configuration, placed on devices, and split into instances."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config.backend_kinds import AUTO, CPU, GPU, MODEL, BackendKind
 from shmserve.tensor.config_document import ConfigDocument
 
-# More instances than this are a slip of the pen: each one is a process
+# A larger number is a typing error: each instance is a process.
 MAX_INSTANCES = 256
 
 
 class InstanceGroup(Struct, frozen=True):
-    """`count` instances on each of `gpus`; on the CPU where there are none.
+    """`count` instances on each GPU of `gpus`, or on the CPU if `gpus` is empty.
 
-    `gpus` are numbers of visible devices (`core.device_names`). A group of KIND_GPU or KIND_AUTO
-    may leave them out until it is `placed`. `host_policy`: a name of the setting `host_policies`.
+    Attributes:
+        gpus: numbers of visible devices (`core.device_names`). A group of KIND_GPU or KIND_AUTO
+            may have no `gpus` until `placed`.
+        host_policy: a name in the setting `host_policies`.
     """
 
     name: str
@@ -37,16 +39,16 @@ class InstanceGroup(Struct, frozen=True):
 
     @property
     def shown_kind(self) -> str:
-        """Its kind once it is placed: where its instances are, unless the model chooses."""
+        """The kind of a placed group: KIND_MODEL, or the kind of device that the group is on."""
         if self.kind == MODEL:
             return MODEL
         return GPU if self.gpus else CPU
 
 
 class InstancePlace(NamedTuple):
-    """Where one instance runs: the `number`th of `group` on `device` ("cpu", "cuda:K").
+    """Place of an instance: number `number` of `group`, on `device` ("cpu" or "cuda:K").
 
-    `auto`: on the CPU if the device cannot be used.
+    `auto`: the instance may run on the CPU if the device cannot be used.
     """
 
     group: InstanceGroup
@@ -56,10 +58,10 @@ class InstancePlace(NamedTuple):
 
 
 def instance_groups(message: Any, model: str, backend: BackendKind) -> tuple[InstanceGroup, ...]:
-    """The groups of a ModelConfig message; one of KIND_AUTO if it has none.
+    """Return the groups of a ModelConfig message, or a single group of KIND_AUTO by default.
 
     Raises:
-        ConfigError: it names the field.
+        ConfigError: a wrong field; the text names the field.
     """
     groups = []
     for index, entry in enumerate(message.instance_group):
@@ -87,12 +89,14 @@ def instance_groups(message: Any, model: str, backend: BackendKind) -> tuple[Ins
 def placed(
     groups: Sequence[InstanceGroup], model: str, backend: BackendKind, devices: int, cupy: bool
 ) -> tuple[InstanceGroup, ...]:
-    """The groups with the devices that their instances are on.
+    """Return the groups with the devices of their instances.
 
-    `devices`: how many CUDA devices are visible; `cupy`: whether CuPy is installed.
+    Args:
+        devices: number of visible CUDA devices.
+        cupy: CuPy is installed.
 
     Raises:
-        ConfigError: a group must have a device that is not there.
+        ConfigError: a required device or CuPy is missing.
     """
     placed_groups = []
     for group in groups:
@@ -114,7 +118,7 @@ def placed(
 
 
 def places(groups: Sequence[InstanceGroup]) -> list[InstancePlace]:
-    """One place for each instance of placed groups, by the instance's index."""
+    """Return the place of each instance of placed groups, in the order of instance numbers."""
     return [
         InstancePlace(group, number, device, group.kind == AUTO and bool(group.gpus))
         for group in groups
@@ -124,7 +128,7 @@ def places(groups: Sequence[InstanceGroup]) -> list[InstancePlace]:
 
 
 def shown(config: ConfigDocument, groups: Sequence[InstanceGroup]) -> ConfigDocument:
-    """A configuration with its groups as they were placed."""
+    """Return a configuration that shows the groups as placed."""
     entries = tuple(
         msgspec.structs.replace(entry, kind=group.shown_kind, gpus=group.gpus)
         for entry, group in zip(config.groups, groups, strict=True)
@@ -133,7 +137,7 @@ def shown(config: ConfigDocument, groups: Sequence[InstanceGroup]) -> ConfigDocu
 
 
 def read(config: ConfigDocument) -> tuple[InstanceGroup, ...]:
-    """The groups of a configuration that clients are shown."""
+    """Return the groups of a configuration document."""
     return tuple(
         InstanceGroup(g.name, g.count, g.kind, g.gpus, g.host_policy) for g in config.groups
     )
@@ -152,7 +156,7 @@ def _check_devices(gpus: tuple[int, ...], model: str, devices: int) -> None:
 
 
 def there_are(devices: int) -> str:
-    """In words, with the numbers they have."""
+    """Return the number and the numbering of devices in words."""
     if devices == 1:
         return "there is 1 device (0)"
     return f"there are {devices} devices (0 to {devices - 1})"

@@ -1,15 +1,15 @@
-"""config.pbtxt: text to a validated `ModelConfig`, and that to `ModelSpec`s.
+"""config.pbtxt: text to a validated `ModelConfig`, and from there to `ModelSpec`s.
 
-Nothing is ignored silently: a field that is not supported is refused by name
-(`shmserve.protocol.triton_config.field_table`), and so is a value that cannot be meant.
+No field is ignored silently. An unsupported field is refused by name
+(`shmserve.protocol.triton_config.field_table`), and so is a value that makes no sense.
 
-The way of a model into an executor: `repository` reads the folder, and this package checks
-config.pbtxt against the tables of `field_table`. What it says becomes a `ConfigDocument`
-(`tensor.config_document`), which travels in the spec. The executor loads the backend, which
-completes what the configuration leaves to the model (an ONNX graph, `auto_complete_config`) and
-returns the spec that is published. Where the configuration reshapes, the loaded backend is wrapped
-once (`executor.backends.reshape`). `executor.process.warmup` runs the samples, then the instance is
-READY.
+From a folder to an executor: `repository` reads the folder, and this package checks config.pbtxt
+against the tables of `field_table`. The result becomes a `ConfigDocument`
+(`tensor.config_document`), which travels in the spec. The executor loads the backend. The backend
+completes the fields that the configuration leaves to the model (an ONNX graph,
+`auto_complete_config`) and returns the spec to publish. If the configuration has reshapes, the
+loaded backend is wrapped once (`executor.backends.reshape`). `executor.process.warmup` runs the
+samples, and then the instance is READY.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ from shmserve.protocol.triton_config.warmup_samples import WarmupSample, warmup_
 from shmserve.tensor.config_document import ConfigDocument
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
 
-_GRAPH_LEVELS = (-1, 0, 1, 2)  # of onnxruntime: basic, all, extended, none
+_GRAPH_LEVELS = (-1, 0, 1, 2)  # onnxruntime's levels: basic, all, extended, none
 
-# Parameters of Triton that would change what a model does; unknown ones are the model's own
+# Triton's parameters that would change a model's behaviour. Unknown parameters belong to the
+# model.
 _REFUSED_PARAMETERS = {
     "EXECUTION_ENV_PATH": "install what the model needs into the server's environment"
 }
@@ -59,10 +60,14 @@ _REFUSED_PARAMETERS = {
 class ModelConfig(Struct, frozen=True):
     """A validated configuration, common to all versions of a model.
 
-    `inputs` and `outputs` have the protocol's full shapes and may lack what the model itself
-    can tell; `label_files` maps outputs to files relative to the model's folder; `notes` are
-    hints of the file that have no effect; `document` is the normalised configuration; `steps`:
-    of an ensemble.
+    Attributes:
+        inputs: full shapes as in the protocol; tensors that only the model can describe may be
+            missing.
+        outputs: as `inputs`.
+        label_files: by output, path relative to the model's folder.
+        document: the normalised configuration.
+        notes: hints in the file that have no effect.
+        steps: steps of an ensemble.
     """
 
     name: str
@@ -84,7 +89,7 @@ class ModelConfig(Struct, frozen=True):
     steps: tuple[EnsembleStep, ...] = ()
 
     def spec(self, version: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> ModelSpec:
-        """What is published of one version; `labels` by output."""
+        """Return the spec to publish for a version. `labels`: class names by output."""
         labels = labels or {}
         outputs = tuple(
             TensorSpec(o.name, o.datatype, o.shape, o.optional, labels.get(o.name, ()))
@@ -109,13 +114,15 @@ class ModelConfig(Struct, frozen=True):
 def parse(
     text: str, model: str, backend: str = "", kinds: Mapping[str, BackendKind] = BUILT_IN
 ) -> ModelConfig:
-    """Read the text of a config.pbtxt ("" where there is none).
+    """Parse the text of a config.pbtxt, "" if the file is missing.
 
-    `model`: the name of its folder; `backend`: what its files suggest, for a text that names no
-    backend; `kinds`: the backends that there are, by name.
+    Args:
+        model: name of the model's folder.
+        backend: backend suggested by the model's files, for a text without backend.
+        kinds: available backends by name.
 
     Raises:
-        ConfigError: it names the field and what is wrong with it.
+        ConfigError: a wrong field; the text names the field and the fault.
     """
     message = _parsed(text_format.Parse, text, f"model '{model}': config.pbtxt")
     return _validated(message, model, backend, True, kinds)
@@ -124,7 +131,7 @@ def parse(
 def parse_json(
     text: str, model: str, backend: str = "", kinds: Mapping[str, BackendKind] = BUILT_IN
 ) -> ModelConfig:
-    """As `parse`, from the JSON form that the load request of the repository API carries."""
+    """Parse the JSON form, as in a load request of the repository API. See `parse`."""
     message = _parsed(json_format.Parse, text, f"model '{model}': config")
     return _validated(message, model, backend, True, kinds)
 
@@ -136,20 +143,20 @@ def parse_dict(
     partial: bool = True,
     kinds: Mapping[str, BackendKind] = BUILT_IN,
 ) -> ModelConfig:
-    """As `parse_json`, once it is decoded; `partial`: the model may tell what is missing."""
+    """Parse the decoded JSON form. See `parse`. `partial`: the model may supply missing values."""
     message = _parsed(json_format.ParseDict, document, f"model '{model}': config")
     return _validated(message, model, backend, partial, kinds)
 
 
 def of_spec(spec: ModelSpec, kinds: Mapping[str, BackendKind] = BUILT_IN) -> ModelConfig:
-    """The configuration that a spec was made of, with what its model has completed."""
+    """Return the configuration of a spec, including the values that the model has supplied."""
     return parse_dict(spec.config.as_dict(), spec.name, spec.backend, kinds=kinds)
 
 
 def _parsed(read: Callable[[Any, Any], Any], source: Any, where: str) -> Any:
     try:
         return read(source, pb.ModelConfig())
-    # A number that is no enum's is a plain ValueError to the text format.
+    # The text format raises a plain ValueError for an unknown enum number.
     except (text_format.ParseError, json_format.ParseError, ValueError) as ex:
         raise ConfigError(f"{where}: {' '.join(str(ex).split())[:500]}") from None
 
@@ -205,16 +212,16 @@ def _validated(
 
 
 def _check_hints(message: Any, model: str, backend: str) -> None:
-    """Values that cannot be meant, also where they would have no effect."""
+    """Refuse senseless values, even in fields that would have no effect."""
     check_batching(message, model)
     check_sequences(message, model)
     check_batch_tensors(message, model)
     if message.response_cache.enable:
-        for kind, is_it in (
+        for kind, applies in (
             ("a decoupled model", message.model_transaction_policy.decoupled),
             ("a model with sequence_batching", message.HasField("sequence_batching")),
         ):
-            if is_it:
+            if applies:
                 raise ConfigError(f"model '{model}': response_cache is not supported for {kind}")
     level = message.optimization.graph.level
     if backend == ONNXRUNTIME and level not in _GRAPH_LEVELS:
@@ -236,13 +243,13 @@ def _backend(message: Any, model: str, guess: str, kinds: Mapping[str, BackendKi
     if message.HasField("ensemble_scheduling"):
         raise ConfigError(f"model '{model}': ensemble_scheduling needs platform 'ensemble'")
     kinds = {name: kind for name, kind in kinds.items() if kind is not ENSEMBLE}
-    known = ", ".join(kinds)
+    names = ", ".join(kinds)
     platforms = {platform: kind.name for kind in kinds.values() for platform in kind.platforms}
     if message.platform and message.platform not in platforms:
         raise ConfigError(f"model '{model}': platform '{message.platform}' is not supported")
     if message.backend and message.backend not in kinds:
         raise ConfigError(
-            f"model '{model}': backend '{message.backend}' is not supported (supported: {known})"
+            f"model '{model}': backend '{message.backend}' is not supported (supported: {names})"
         )
     of_platform = platforms.get(message.platform, "")
     if message.backend and of_platform and message.backend != of_platform:
@@ -252,7 +259,7 @@ def _backend(message: Any, model: str, guess: str, kinds: Mapping[str, BackendKi
         )
     backend: str = message.backend or of_platform or guess
     if not backend:
-        raise ConfigError(f"model '{model}': backend is missing (supported: {known})")
+        raise ConfigError(f"model '{model}': backend is missing (supported: {names})")
     return backend
 
 
@@ -286,9 +293,10 @@ def _normalise(
     groups: tuple[InstanceGroup, ...],
     model_file: str,
 ) -> None:
-    """Write what the server assumes into the message, for its JSON form."""
+    """Write the server's defaults into the message, for its JSON form."""
     message.name, message.platform = model, platform
-    message.backend = backend if backend != ENSEMBLE.name else ""  # as Triton shows ensembles
+    # Triton shows ensembles without backend
+    message.backend = backend if backend != ENSEMBLE.name else ""
     message.default_model_filename = model_file
     if policy.kind == "latest":
         message.version_policy.latest.num_versions = policy.count

@@ -1,4 +1,4 @@
-"""What `batch_input` and `batch_output` may say, against the rest of the file."""
+"""Checks of `batch_input` and `batch_output` against the rest of the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_batch_tensors(message: Any, model: str) -> None:
     """Check a ModelConfig message.
 
     Raises:
-        ConfigError: it names the field and the value.
+        ConfigError: a wrong value; the text names field and value.
     """
     if not message.batch_input and not message.batch_output:
         return
@@ -47,8 +47,8 @@ def check_batch_tensors(message: Any, model: str) -> None:
         _check_source(entry, inputs, f"model '{model}': batch_output")
         for name in entry.target_name:
             if name not in outputs or name in scattered:
-                known = "is there twice" if name in scattered else "is no output"
-                raise ConfigError(f"model '{model}': batch_output.target_name '{name}' {known}")
+                fault = "is there twice" if name in scattered else "is no output"
+                raise ConfigError(f"model '{model}': batch_output.target_name '{name}' {fault}")
             scattered.add(name)
     flat = [inputs[name] for name in inputs if inputs[name].allow_ragged_batch]
     for tensor in [*flat, *(outputs[name] for name in outputs if name in scattered)]:
@@ -60,7 +60,7 @@ def check_batch_tensors(message: Any, model: str) -> None:
 
 
 def _check_source(entry: Any, inputs: dict[str, Any], where: str) -> None:
-    """An entry of either kind: as Triton, it has one source, and targets."""
+    """Check an entry of either field: as in Triton, one source input and at least one target."""
     if len(entry.source_input) != 1:
         raise ConfigError(f"{where}: source_input has {len(entry.source_input)} names, not 1")
     if entry.source_input[0] not in inputs:

@@ -1,4 +1,4 @@
-"""What `sequence_batching` may say: its values against each other and the rest of the file."""
+"""Checks of `sequence_batching`: values against each other and against the rest of the file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAX_CANDIDATES = 1 << 16
 
 
 def check_sequences(message: Any, model: str) -> None:
-    """Check a ModelConfig message, and write the default of the idle time into it.
+    """Check a ModelConfig message, and fill in the default of the idle time.
 
     Raises:
-        ConfigError: it names the field and the value.
+        ConfigError: a wrong value; the text names field and value.
     """
     if not message.HasField("sequence_batching"):
         return
@@ -28,9 +28,9 @@ def check_sequences(message: Any, model: str) -> None:
     sequences = message.sequence_batching
     if sequences.HasField("oldest"):
         _check_oldest(sequences.oldest, message.max_batch_size, f"{where}.oldest")
-    least = sequences.direct.minimum_slot_utilization
-    if not 0 <= least <= 1:
-        raise ConfigError(f"{where}.direct.minimum_slot_utilization {least} is not between 0 and 1")
+    share = sequences.direct.minimum_slot_utilization
+    if not 0 <= share <= 1:
+        raise ConfigError(f"{where}.direct.minimum_slot_utilization {share} is not between 0 and 1")
     kinds = [_control_kind(entry, where) for entry in sequences.control_input]
     _refuse_twice(kinds, f"{where}.control_input: kind")
     for state in sequences.state:
@@ -53,7 +53,7 @@ def _check_oldest(oldest: Any, max_batch_size: int, where: str) -> None:
             f"and {_MAX_CANDIDATES}"
         )
     for size in oldest.preferred_batch_size:
-        # 0 may still become what the model's file tells
+        # max_batch_size 0 may still be replaced by the model file's value
         if size < 1 or (max_batch_size and size > max_batch_size):
             raise ConfigError(
                 f"{where}.preferred_batch_size {size} is not between 1 "
@@ -62,7 +62,7 @@ def _check_oldest(oldest: Any, max_batch_size: int, where: str) -> None:
 
 
 def _control_kind(entry: Any, where: str) -> str:
-    """What a control input tells, once it is known to be complete."""
+    """Return the kind of a control input. Raise ConfigError if the input is incomplete."""
     where = f"{where}.control_input '{entry.name}'"
     if not entry.name:
         raise ConfigError(f"{where} has no name")
@@ -75,8 +75,8 @@ def _control_kind(entry: Any, where: str) -> str:
     kind: str = names[control.kind].name
     pairs = [list(getattr(control, name)) for name in _PAIRS if getattr(control, name)]
     if kind == CORRID:
-        found = data_type(control.data_type, where)
-        if found not in _ID_TYPES or pairs:
+        datatype = data_type(control.data_type, where)
+        if datatype not in _ID_TYPES or pairs:
             raise ConfigError(
                 f"{where}: {CORRID} needs one of the data types TYPE_UINT64, TYPE_INT64, "
                 "TYPE_UINT32, TYPE_INT32 and TYPE_STRING, and no false_true"

@@ -11,23 +11,23 @@ from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config.config_parts import data_type, is_plain_file_name
 from shmserve.tensor.dtypes import DATATYPES
 
-# A sample is made in memory: more than this is a slip of the pen
+# A larger size is a typing error: a sample is made in memory.
 MAX_SAMPLE_BYTES = 1 << 30
 MAX_RUNS = 10_000
 
 
 class WarmupInput(Struct, frozen=True):
-    """One input of a sample; `file` is relative to the folder `warmup` of the model."""
+    """An input of a sample. `file` is relative to the model's folder `warmup`."""
 
     name: str
     datatype: str
-    shape: tuple[int, ...]  # with the batch, if the model has one
+    shape: tuple[int, ...]  # with the batch dimension, if the model has a batch
     source: Literal["zero", "random", "file"]
     file: str = ""
 
 
 class WarmupSample(Struct, frozen=True):
-    """A request that is run `count` times."""
+    """A request to run `count` times."""
 
     name: str
     inputs: tuple[WarmupInput, ...]
@@ -37,18 +37,21 @@ class WarmupSample(Struct, frozen=True):
 def warmup_samples(
     message: Any, model: str, max_batch_size: int, partial: bool
 ) -> tuple[WarmupSample, ...]:
-    """The samples of a configuration, which is `partial` if the model may still complete it.
+    """Return the samples of a configuration.
+
+    Args:
+        partial: the model may still complete the configuration.
 
     Raises:
-        ConfigError: it names the sample and what is wrong with it.
+        ConfigError: a wrong sample; the text names the sample and the fault.
     """
     samples = []
     for index, entry in enumerate(message.model_warmup):
         where = f"model '{model}': model_warmup '{entry.name or index}'"
-        most = max(1, max_batch_size)
-        unknown = partial and not max_batch_size
-        if entry.batch_size > most and not unknown:
-            raise ConfigError(f"{where}: batch_size {entry.batch_size} is more than {most}")
+        limit = max(1, max_batch_size)
+        batch_unknown = partial and not max_batch_size
+        if entry.batch_size > limit and not batch_unknown:
+            raise ConfigError(f"{where}: batch_size {entry.batch_size} is more than {limit}")
         if entry.count > MAX_RUNS:
             raise ConfigError(f"{where}: count {entry.count} is more than {MAX_RUNS}")
         batch = (entry.batch_size or 1,) if max_batch_size else ()

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from shmserve.executor.process.__main__ import Executor
-from shmserve.frontends.grpc.http2_engine.engine import Http2Engine
-from shmserve.frontends.http.server import worker as http_worker
+from shmserve.frontends.connections.acceptor import Acceptor
+from shmserve.frontends.connections.open_connections import OpenConnections
+from shmserve.frontends.connections.refusals import Refusals
+from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
 from shmserve.frontends.http.server.http_connection import HttpConnection
-from shmserve.frontends.http.server.worker import ConnectionWorker
+from shmserve.frontends.http.server.loop_socket import GreenletSocket
 from shmserve.frontends.hub import Hub
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen
 from tests.grpc_client import Rig
@@ -26,139 +28,151 @@ from tests.grpc_client import Rig
 WATCHDOG_S = 60.0
 
 
-class Worker(SimpleNamespace):
-    """As much of an HTTP worker as its acceptor sees; the first connection is one too many."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            alive=True,
-            accepts=0,
-            pauses=0,
-            told=0,
-            vacated=0.0,
-            ended_since_accept=False,
-        )
-        self.cfg = SimpleNamespace(workers=1)
-        self.connections: dict[Any, Any] = {}
-        self.hub = SimpleNamespace(pause=lambda: None, sleep=self.sleep)
-        self.log = SimpleNamespace(exception=self.tell)
-
-    def sleep(self, _: float) -> None:
-        self.pauses += 1
-
-    def tell(self, _: str) -> None:
-        self.told += 1
-
-    def _accept_some(self, *_: object) -> None:
-        self.accepts += 1
-        if self.accepts == 1:
-            raise RuntimeError("of one connection")
-        self.alive = False
-
-
-def test_an_http_worker_goes_on_accepting_a_little_later() -> None:
-    worker: Any = Worker()
-    with socket.socket() as listener:
-        ConnectionWorker._accept_all(worker, listener, SimpleNamespace(wait=lambda _: True))  # type: ignore[arg-type]
-    assert (worker.accepts, worker.pauses, worker.told) == (2, 1, 1)
-
-
 class Client:
-    """In the place of an `HttpConnection`: a client that closes without having asked."""
+    """In the place of a protocol's connection: a client that closes without having asked."""
 
-    watch = ("head", inf)
+    idle_since = inf
 
-    def __init__(self, _service: object, sock: Any, *_: object) -> None:
+    def __init__(self, sock: Any) -> None:
         self.sock = sock
 
-    def serve(self) -> None:
-        assert not self.sock.recv(1)
+    def give_way(self) -> None:
+        raise AssertionError("it is in use")
 
 
-class AcceptingWorker(ConnectionWorker):
-    """One of two workers, without gunicorn: it accepts what its listener has, and counts sleeps."""
+class Accepting:
+    """A process that accepts what its listener has, and counts how often it pauses.
 
-    def __init__(self, stack: contextlib.ExitStack) -> None:
-        self.cfg, self.log, self.alive = SimpleNamespace(workers=2), logging.getLogger(), True
-        self.settings, self.service = SimpleNamespace(max_connections=4096), None  # type: ignore[assignment]
-        self.connections = set()
-        self.vacated, self.ended_since_accept, self.sleeps = 0.0, False, 0
+    Attributes:
+        begin: called with each accepted socket.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, spread: bool = True) -> None:
         self.hub = Hub(1, "")
         stack.callback(self.hub.close)
-        self.hub.sleep, self._sleep = self._count, self.hub.sleep  # type: ignore[method-assign]
-        self.listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=512))
-        self.listener.setblocking(False)
-        ready = self.hub.watch(self.listener.fileno())
-        self.hub.spawn(self._accept_all, self.listener, ready)
+        self.pauses: list[float] = []
+        self._sleep = self.hub.sleep
+        self.hub.sleep = self._count  # type: ignore[method-assign]
+        self.begin: Callable[[socket.socket], None] = lambda _: None
+        self.connections: OpenConnections[Client] = OpenConnections(4096)
+        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.address = listener.getsockname()
+        refusals = Refusals(self.hub, "connections", b"")
+        log = logging.getLogger("shmserve")
+        self.acceptor = Acceptor(
+            self.hub, self.connections, lambda _: 0, refusals, log, spread=spread
+        )
+        self.acceptor.listen(listener, self._connect)
+        stack.callback(self.acceptor.stop)
+
+    def _connect(self, sock: socket.socket, _: object) -> Client:
+        self.begin(sock)
+        waits: Any = SimpleNamespace(watch=("head", inf))
+        connection = Client(GreenletSocket(self.hub, sock, waits))
+        self.hub.spawn(self._serve, connection)
+        return connection
+
+    def _serve(self, connection: Client) -> None:
+        try:
+            assert not connection.sock.recv(1)
+        finally:
+            self.connections.discard(connection)
+            connection.sock.close()
 
     def _count(self, seconds: float) -> None:
-        self.sleeps += 1
+        self.pauses.append(seconds)
         self._sleep(seconds)
 
     def turn_until(self, condition: Callable[[], bool]) -> int:
-        """Run the loop until then, and return how often the acceptor has slept."""
-        before, give_up = self.sleeps, monotonic() + WATCHDOG_S
+        """Run the loop until then, and return how often the acceptor has paused."""
+        before, give_up = len(self.pauses), monotonic() + WATCHDOG_S
         while not condition():
             assert monotonic() < give_up
             self.hub.run(monotonic() + 0.01)
-        return self.sleeps - before
+        return len(self.pauses) - before
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(self.listener.getsockname(), WATCHDOG_S)
+        return socket.create_connection(self.address, WATCHDOG_S)
 
 
-def test_the_pause_before_accepting_is_for_connections_that_last(
-    monkeypatch: pytest.MonkeyPatch,
+def test_after_an_error_a_process_goes_on_accepting_a_little_later(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(http_worker, "HttpConnection", Client)
+    failures = [RuntimeError("of one connection")]
+
+    def fail_once(_: socket.socket) -> None:
+        if failures:
+            raise failures.pop()
+
     with contextlib.ExitStack() as stack:
-        worker = AcceptingWorker(stack)
-        lasting = [stack.enter_context(worker.connect()) for _ in range(200)]
-        paced = worker.turn_until(lambda: len(worker.connections) == len(lasting))
-        # 1 at first, 2 beyond 64, 3 beyond 128: the rest was left to the other worker
+        process = Accepting(stack, spread=False)
+        process.begin = fail_once
+        with process.connect() as first:
+            process.turn_until(lambda: bool(process.pauses))
+            assert first.recv(1) == b"", "it has been closed"
+        with process.connect():
+            process.turn_until(lambda: len(process.connections) == 1)
+        assert process.pauses == [pytest.approx(0.1)]
+    assert caplog.text.count("of one connection") == 1
+
+
+def test_the_pause_before_accepting_is_for_connections_that_last() -> None:
+    with contextlib.ExitStack() as stack:
+        process = Accepting(stack)
+        lasting = [stack.enter_context(process.connect()) for _ in range(200)]
+        paced = process.turn_until(lambda: len(process.connections) == len(lasting))
+        # 1 at first, 2 beyond 64, 3 beyond 128: the rest was left to the other process
         assert paced >= 63 + 64 // 2 + 72 // 3
 
-        gone = [worker.connect() for _ in range(300)]
+        gone = [process.connect() for _ in range(300)]
         for client in gone:
             client.close()
-        last = stack.enter_context(worker.connect())
+        last = stack.enter_context(process.connect())
         name = last.getsockname()
-        slept = worker.turn_until(
+        slept = process.turn_until(
             lambda: (
-                name in (c.sock.getpeername() for c in worker.connections)
-                and len(worker.connections) == len(lasting) + 1
+                name in (c.sock.getpeername() for c in process.connections)
+                and len(process.connections) == len(lasting) + 1
             )
         )
-        before = worker.sleeps
+        before = len(process.pauses)
         assert slept < 30, "those that have gone made room for the next: nobody waits for it"
 
         for _ in range(10):
-            here = worker.connect()
-            assert worker.turn_until(lambda: len(worker.connections) == len(lasting) + 2) <= 1
+            here = process.connect()
+            assert process.turn_until(lambda: len(process.connections) == len(lasting) + 2) <= 1
             here.close()
-            worker.turn_until(lambda: len(worker.connections) == len(lasting) + 1)
-        assert worker.sleeps <= before + 1, "a connection that has ended made room for the next"
+            process.turn_until(lambda: len(process.connections) == len(lasting) + 1)
+        assert len(process.pauses) <= before + 1, "what has ended made room for the next"
 
-        total = len(lasting) + 2
-        stack.enter_context(worker.connect())
-        worker.turn_until(lambda: len(worker.connections) == total)
-        stack.enter_context(worker.connect())
-        assert worker.turn_until(lambda: len(worker.connections) == total + 1) == 1, (
-            "an idle worker goes first, whatever room there is"
+        total = len(lasting) + 1
+        gone = [process.connect() for _ in range(10)]
+        process.turn_until(lambda: len(process.connections) == total + len(gone))
+        for client in gone:
+            client.close()
+        process.turn_until(lambda: len(process.connections) == total)
+        for _ in range(3):
+            stack.enter_context(process.connect())
+        assert process.turn_until(lambda: len(process.connections) == total + 3) == 0, (
+            "there is room for each of a few"
+        )
+        stack.enter_context(process.connect())
+        assert process.turn_until(lambda: len(process.connections) == total + 4) == 1, (
+            "an idle process goes first, whatever room there is"
         )
 
 
 def test_a_grpc_connection_that_cannot_be_set_up_is_closed_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    connected = Http2Engine._connected
+    begin = ServerConnection.__init__
 
-    def first_fails(engine: Http2Engine, *arguments: Any) -> None:
-        monkeypatch.setattr(Http2Engine, "_connected", connected)
+    def first_fails(connection: ServerConnection, *arguments: Any) -> None:
+        monkeypatch.setattr(ServerConnection, "__init__", begin)
         raise RuntimeError("of one connection")
 
     with Rig() as rig:
-        monkeypatch.setattr(Http2Engine, "_connected", first_fails)
+        monkeypatch.setattr(ServerConnection, "__init__", first_fails)
         host, _, port = rig.target.rpartition(":")
         with socket.create_connection((host, int(port)), 30) as sock:
             assert sock.recv(1) == b"", "it has been closed"

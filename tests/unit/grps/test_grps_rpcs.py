@@ -14,7 +14,7 @@ from shmserve.config import Settings
 from shmserve.frontends.grpc.process.server import GrpcServer
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport.trust.peer_credentials import REMOTE
-from tests.grpc_client import OneCaller
+from tests.grpc_client import OneCaller, listen
 from tests.unit.grps import models_of_grps as models
 
 SERVICE = "/grps.protos.v1.GrpsService/"
@@ -29,9 +29,9 @@ class Rpcs:
         self.fake = models.dispatcher(*served)
         made = Settings(**settings)
         self.server = GrpcServer(self.fake, made, OneCaller(REMOTE))  # type: ignore[arg-type]
-        port = self.server.server.add_insecure_port("127.0.0.1:0")
+        target = listen(self.server, "127.0.0.1:0")
         self.server.start()
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self.channel = grpc.insecure_channel(target)
 
     def raw(self, name: str, data: bytes) -> pb.GrpsMessage:
         method = self.channel.unary_unary(SERVICE + name)

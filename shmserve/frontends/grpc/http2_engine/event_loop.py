@@ -47,7 +47,6 @@ class EventLoop:
 
     Attributes:
         hub: for what waits, or is called.
-        sweep: called with the time, soon after a `touch` and whenever it said it wants to.
     """
 
     def __init__(self, threads: int) -> None:
@@ -60,7 +59,6 @@ class EventLoop:
         # Cleared of ended calls once these are more than half: most end before their deadlines
         self._deadlines: list[tuple[float, int, Expiring]] = []
         self._over = 0
-        self.sweep: Callable[[float], float] = lambda now: float("inf")
         self._sweep_at = float("inf")
         self._looks_at = 0.0  # at the time
         self._stopped = False
@@ -98,14 +96,15 @@ class EventLoop:
         self._stopped = True
         self.hub.leave()
 
-    def run(self) -> None:
-        """Until `stop`."""
+    def run(self, sweep: Callable[[float], float] = lambda _: float("inf")) -> None:
+        """Serve until `stop`. Call `sweep` with the time soon after a `touch`, and at the time that
+        the last sweep has returned."""
         waiting.install(self.hub)
         try:
             while not self._stopped:
                 self._looks_at = self._due()
                 self.hub.run(self._looks_at)
-                self._take_time()
+                self._take_time(sweep)
             give_up = monotonic() + _LAST_S
             while self.hub.is_busy and monotonic() < give_up:
                 self.hub.run(min(give_up, monotonic() + 0.01))
@@ -120,14 +119,14 @@ class EventLoop:
             due = min(due, self._deadlines[0][0])
         return min(due, self._timers[0][0]) if self._timers else due
 
-    def _take_time(self) -> None:
+    def _take_time(self, sweep: Callable[[float], float]) -> None:
         now = monotonic()
         while self._timers and self._timers[0][0] <= now:
             guarded(heappop(self._timers)[2])
         while self._deadlines and self._deadlines[0][0] <= now:
             guarded(heappop(self._deadlines)[2].expire)
         if self._sweep_at <= now:
-            self._sweep_at = max(self.sweep(now), now + _SWEEP_S)
+            self._sweep_at = max(sweep(now), now + _SWEEP_S)
 
 
 def guarded(action: Action) -> None:

@@ -32,6 +32,8 @@ _RECEIVE_BYTES = 64 << 10
 _RECEIVES = 32  # of one connection in a turn, then it is another's
 _SENDS = 16
 _LAST_WORDS_S = 2.0  # for what is said of the end to be taken
+_CLOSES_FIRST_S = 1.0  # for a client to close a connection whose drain is over
+_TOO_OLD = "the connection is old (grpc_max_connection_age_s)"
 _ENDED = select.EPOLLHUP | select.EPOLLERR
 
 
@@ -41,7 +43,6 @@ class ServerConnection:
     Attributes:
         due: when `tick` has something to do, as far as was known when that was last looked at.
         touched: something has happened since then.
-        caller: whose it is, as `caller_numbers` numbers them.
     """
 
     def __init__(self, transport: ConnectionTransport, serving: Serving, drains_at: float) -> None:
@@ -57,7 +58,6 @@ class ServerConnection:
         self._calls = ConnectionCalls(
             self._core, serving, client, self._settle_later, self._receive_again
         )
-        self.caller = client.number
         self._active_at = monotonic()
         self._busy = False  # it was in use when it was settled last
         self._next_head = memoryview(bytearray(HEAD_BYTES))
@@ -220,7 +220,7 @@ class ServerConnection:
             self.lose()
             return
         self._busy, self._calls.heard = self._calls.in_use, False
-        if self._core.finished:
+        if self._core.finished and self._may_leave(now):
             self._leave()
             return
         events = 0 if self._calls.begun.waiting else READABLE
@@ -254,11 +254,10 @@ class ServerConnection:
     def tick(self, now: float) -> None:
         """See whether the client has been too slow, or the connection too old."""
         if now >= self._ends_at:
-            self.lose()
+            self._leave()
             return
         if now >= self._drains_at:
-            self._drains_at = float("inf")
-            self._core.drain(now)
+            self.drain(_TOO_OLD)
         self._calls.end_overdue(now)
         self._handle(self._core.tick(now))
         self._settle_later()
@@ -269,10 +268,10 @@ class ServerConnection:
         core, message = self._core.next_tick(now), self._calls.begun.deadlines.next_due
         self.due = min(core, message, self._drains_at, self._ends_at)
 
-    def drain(self) -> None:
-        """Ask the client to go elsewhere."""
+    def drain(self, reason: str) -> None:
+        """Ask the client to go elsewhere, and why: `reason` is ASCII."""
         self._drains_at = float("inf")
-        self._core.drain(monotonic())
+        self._core.drain(monotonic(), reason)
         self._settle_later()
 
     def terminate(self) -> None:
@@ -281,6 +280,17 @@ class ServerConnection:
         self._calls.all_over()
         self._settle()
         self.lose()
+
+    give_way = terminate
+
+    def _may_leave(self, now: float) -> bool:
+        """Return whether the socket may be closed once all is said. After a drain the client
+        closes first: its last frames would else meet a closed socket, and the reset that comes of
+        that takes answers from a client that has not read them yet."""
+        if self._core.failed:
+            return True
+        self._ends_at = min(self._ends_at, now + _CLOSES_FIRST_S)
+        return now >= self._ends_at
 
     def _leave(self) -> None:
         """All is said. What the client still says would, unread, take from it what it was told."""

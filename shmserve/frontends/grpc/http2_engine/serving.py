@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from msgspec import Struct
 
 from shmserve.config import Settings
+from shmserve.frontends.connections.open_connections import OpenConnections
 from shmserve.frontends.grpc.handlers import RpcServices
 from shmserve.frontends.grpc.http2_engine.call_head import Methods
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
-from shmserve.frontends.grpc.http2_engine.open_connections import OpenConnections
 from shmserve.frontends.grpc.http2_engine.rpc_runs import RpcRuns
 from shmserve.frontends.http2 import Limits
 from shmserve.frontends.oip.origins import Origins
@@ -21,7 +22,7 @@ class Serving(Struct, eq=False):
     """Attributes:
     hosts: which a call may be for.
     growth: makes memory that the loop may not wait for.
-    connections: all that are open.
+    connections: open connections, `ServerConnection`s, which are made with this object.
     """
 
     loop: EventLoop
@@ -31,7 +32,7 @@ class Serving(Struct, eq=False):
     settings: Settings
     hosts: Origins
     growth: ThreadPoolExecutor
-    connections: OpenConnections
+    connections: OpenConnections[Any]
 
 
 def serving_of(services: RpcServices, settings: Settings, loop: EventLoop) -> Serving:
@@ -48,7 +49,7 @@ def serving_of(services: RpcServices, settings: Settings, loop: EventLoop) -> Se
         settings,
         Origins(settings, settings.grpc_bind, socket.gethostname()),
         ThreadPoolExecutor(1, thread_name_prefix="slots"),
-        OpenConnections(settings),
+        OpenConnections(settings.max_connections, settings.max_caller_share),
     )
 
 

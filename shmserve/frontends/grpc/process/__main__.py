@@ -69,7 +69,7 @@ def _serve(
         if not await_turn():
             _log.info("ending before it was to listen")
             return 0
-        bound = listening.bind(server.server)
+        bound = listening.bind(server.server.adopt)
         bound += [server.server.adopt(sock, listening.certificates) for sock in sockets]
     except AlreadyRuns:
         _log.info("another process has this number")

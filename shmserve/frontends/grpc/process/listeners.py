@@ -8,16 +8,20 @@ clients would else be those of whoever bound last.
 from __future__ import annotations
 
 import os
+import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
-from shmserve.frontends.grpc.rpc_methods import Ports
 from shmserve.transport import rundir
-from shmserve.transport.listen_addresses import ListenAddress, make_way, parse
+from shmserve.transport.listen_addresses import ListenAddress, listeners, make_way, parse
 from shmserve.transport.trust.tls import Certificates, certificates
 
+Adopt = Callable[[socket.socket, Certificates | None], object]
+"""Serves on a listening socket, with TLS or without."""
+
+_BACKLOG = 1024
 _OTHERS_S = 10.0  # how long another process of this service may take to bind
 
 
@@ -44,8 +48,9 @@ class Listening:
         self.binds = [parse("grpc_bind", text) for text in texts]
         self.certificates = certificates(settings, "grpc", "h2")
 
-    def bind(self, server: Ports) -> list[str]:
-        """Add every address to a server that has not been started; returns what is bound.
+    def bind(self, adopt: Adopt) -> list[str]:
+        """Listen on every address, and have a server that has not been started adopt the sockets.
+        Return the bound addresses.
 
         Raises:
             AlreadyRuns: another process does what this one should.
@@ -55,14 +60,8 @@ class Listening:
         try:
             if self._own.holder() is not None:  # a lock means: listens
                 raise AlreadyRuns
-            bound = []
-            for bind in self.binds:
-                if bind.path:
-                    if self._number == 0:
-                        self._bind_unix(server, bind)
-                        bound.append(bind.text)
-                else:
-                    bound.append(self._bind_tcp(server, bind))
+            binds = [bind for bind in self.binds if not bind.path or self._number == 0]
+            bound = [self._bind(adopt, bind) for bind in binds]
             if not self._own.acquire():
                 raise AlreadyRuns
             return bound
@@ -91,24 +90,20 @@ class Listening:
                 raise ConfigError(f"grpc_bind: process {holder} is binding and does not end")
             time.sleep(0.01)
 
-    def _bind_tcp(self, server: Ports, bind: ListenAddress) -> str:
-        port = _add(server, bind, self.certificates)
-        return f"{bind.text.rpartition(':')[0]}:{port}"
-
-    def _bind_unix(self, server: Ports, bind: ListenAddress) -> None:
-        make_way("grpc_bind", bind.path)
+    def _bind(self, adopt: Adopt, bind: ListenAddress) -> str:
+        if bind.path:
+            make_way("grpc_bind", bind.path)
         umask = os.umask(0o777 & ~int(self._settings.grpc_socket_mode, 8))
         try:
-            _add(server, bind, None)
+            sockets = listeners("grpc_bind", bind, _BACKLOG, takes_ipv4=True)
+        except OSError as ex:
+            reason = f"cannot listen on {bind.text}: {ex.strerror}"
+            raise ConfigError(f"grpc_bind: {reason}") from None
         finally:
             os.umask(umask)
+        for sock in sockets:
+            adopt(sock, self.certificates)
+        if not bind.path:
+            return f"{bind.text.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
         self._sockets.append((bind.path, os.lstat(bind.path).st_ino))
-
-
-def _add(server: Ports, bind: ListenAddress, files: Certificates | None) -> int:
-    try:
-        if files is None:
-            return server.add_insecure_port(bind.text)
-        return server.add_secure_port(bind.text, files)
-    except RuntimeError as ex:
-        raise ConfigError(f"grpc_bind: cannot listen on {bind.text}: {ex}") from None
+        return bind.text

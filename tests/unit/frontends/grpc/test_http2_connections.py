@@ -18,8 +18,8 @@ import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.frontends.caller_numbers import of_host
+from shmserve.frontends.connections import open_connections
 from shmserve.frontends.grpc import handlers
-from shmserve.frontends.grpc.http2_engine import open_connections
 from shmserve.frontends.heap_budget import BUDGET, FREE
 from shmserve.frontends.http2.frames import (
     ACK,
@@ -93,7 +93,7 @@ def test_connections_wait_while_there_is_no_descriptor(
         with no_descriptors(but=1):
             raw = RawClient(rig.target)  # which is the last one
             raw.call(prefix(len(data)) + data)
-            wait_until(lambda: "cannot accept connections now" in caplog.text, "it is said")
+            wait_until(lambda: "No descriptor is left" in caplog.text, "it is said")
             assert rig.client.infer().outputs
         assert raw.fields()[":status"] == "200"
         raw.close()

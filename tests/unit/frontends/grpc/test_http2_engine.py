@@ -25,11 +25,11 @@ from shmserve.frontends.grpc.http2_engine.message_compression import deflate, in
 from shmserve.frontends.grpc.process.server import GrpcServer
 from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.heap_budget import BUDGET
-from shmserve.frontends.http2.frames import END_STREAM, GOAWAY, HEADERS
+from shmserve.frontends.http2.frames import ACK, END_STREAM, GOAWAY, HEADERS, PING
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.testing import fake_models
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
-from tests.grpc_client import Client, Rig, Sender, request
+from tests.grpc_client import Client, Rig, Sender, listen, request
 from tests.raw_http2 import RawClient
 
 
@@ -63,10 +63,10 @@ def test_callers_are_known_by_their_socket(tmp_path: Path, kind: str) -> None:
     checked: Callers = callers
     served = GrpcServer(fake_models.dispatcher(), Settings(), checked)  # type: ignore[arg-type]
     target = f"unix:{tmp_path}/s" if kind == "unix" else "127.0.0.1:0"
-    port = served.server.add_insecure_port(target)
+    target = listen(served, target)
     served.start()
     try:
-        with Client(target if kind == "unix" else f"127.0.0.1:{port}") as client:
+        with Client(target) as client:
             client.call("SystemSharedMemoryStatus")
     finally:
         served.close()
@@ -232,10 +232,33 @@ def test_a_stop_says_goaway_and_finishes_what_runs(rig: Rig, raw: RawClient) -> 
     assert any(kind == HEADERS and flags & END_STREAM for kind, flags, *_ in frames)
 
 
+def test_after_a_drain_the_client_closes_first(rig: Rig, raw: RawClient) -> None:
+    rig.served.server.stop(WATCHDOG_S)
+    *_, goaway = raw.until(GOAWAY)
+    assert goaway[8:] == b"the server is stopping"
+    *_, leaving = raw.until(PING)
+    raw.send(PING, ACK, 0, leaving)
+    *_, goaway = raw.until(GOAWAY)
+    assert goaway == bytes(8) + b"the server is stopping"
+    raw.send(PING, 0, 0, bytes(8))
+    assert raw.until(PING)[1:] == (ACK, 0, bytes(8)), "the connection is still open"
+    raw.close()
+    wait_until(lambda: not rig.served.server.connected, "it ends with the client's end")
+
+
+def test_a_drained_connection_that_no_client_closes_ends(rig: Rig, raw: RawClient) -> None:
+    rig.served.server.stop(WATCHDOG_S)
+    *_, leaving = raw.until(PING)
+    raw.send(PING, ACK, 0, leaving)
+    begun = time.monotonic()
+    assert [kind for kind, *_ in raw.frames()].count(GOAWAY) == 1
+    assert 0.5 < time.monotonic() - begun < WATCHDOG_S / 2
+
+
 def test_old_connections_are_asked_to_end() -> None:
     with Rig(grpc_max_connection_age_s=0.2) as rig:
         raw = RawClient(rig.target)
-        assert any(kind == GOAWAY for kind, *_ in raw.frames())
+        assert b"grpc_max_connection_age_s" in raw.until(GOAWAY)[3]
         raw.close()
 
 

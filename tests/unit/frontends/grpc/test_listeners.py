@@ -33,7 +33,7 @@ def bind(tmp_path: Path) -> Iterator[Bind]:
         server = Http2Engine({}, given, EventLoop(1))
         listening = Listening(given, str(tmp_path), number)
         made.append((server, listening))
-        bound = listening.bind(server)
+        bound = listening.bind(server.adopt)
         server.start()
         return bound
 
@@ -61,7 +61,7 @@ from shmserve.frontends.grpc.process.listeners import Listening
 run_dir, address, number = sys.argv[1:]
 settings = Settings(grpc_bind=(address,), grpc_processes=2)
 server = Http2Engine({}, settings, EventLoop(1))
-Listening(settings, run_dir, int(number)).bind(server)
+Listening(settings, run_dir, int(number)).bind(server.adopt)
 server.start()
 print("bound", flush=True)
 sys.stdin.read()

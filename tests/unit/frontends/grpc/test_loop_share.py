@@ -111,7 +111,7 @@ def test_of_many_calls_that_come_together_one_runs_before_others_are_looked_at(
 
 def test_a_defect_with_one_connection_keeps_no_other_from_its_time() -> None:
     class Defective:
-        caller, due, touched, idle_since = 1, 0.0, True, float("inf")
+        due, touched, idle_since = 0.0, True, float("inf")
         ticks = 0
 
         def look(self, now: float) -> None:
@@ -125,7 +125,7 @@ def test_a_defect_with_one_connection_keeps_no_other_from_its_time() -> None:
         engine: Any = rig.served.server
         both = Defective(), Defective()
         for connection in both:
-            engine._serving.connections.add(connection)
+            engine._serving.connections.add(connection, 1)
         engine._sweep(monotonic())
         for connection in both:
             engine._serving.connections.discard(connection)

@@ -42,7 +42,7 @@ class Connections:
         lines = ("Host: localhost", "Connection: close", f"Content-Length: {len(body)}", *headers)
         head = first + "".join(f"{line}\r\n" for line in lines) + "\r\n"
         sock: Any = FakeSocket(head.encode() + body, 8192)
-        served = HttpConnection(self._serving, sock, ("127.0.0.1", 5), ("127.0.0.1", 80))
+        served = HttpConnection(self._serving, lambda _: sock, ("127.0.0.1", 5), ("127.0.0.1", 80))
         served._caller = Caller()
         served.serve()
         said = bytes(sock.said).decode()

@@ -53,9 +53,7 @@ def hub() -> Iterator[Hub]:
 
 
 def greenlet_socket(hub: Hub, accepted: socket.socket) -> GreenletSocket:
-    sock = GreenletSocket(hub, accepted)
-    sock.deadlines = Client()
-    return sock
+    return GreenletSocket(hub, accepted, Client())
 
 
 def turns_of_others(hub: Hub, run: Callable[[], object]) -> int:

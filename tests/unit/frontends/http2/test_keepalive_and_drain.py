@@ -82,15 +82,15 @@ def test_an_idle_connection_is_not_probed_and_waits_for_nothing() -> None:
 def test_a_drain_serves_what_was_on_its_way() -> None:
     peer = Peer()
     peer.ask(1)
-    peer.connection.drain(peer.now)
-    peer.connection.drain(peer.now)
+    peer.connection.drain(peer.now, "it stops")
+    peer.connection.drain(peer.now, "again")
     goaway, ping = peer.take()
     assert goaway[:3] == (f.GOAWAY, 0, 0)
-    assert goaway.payload == b"\x7f\xff\xff\xff" + bytes(4)
+    assert goaway.payload == b"\x7f\xff\xff\xff" + bytes(4) + b"it stops"
     assert isinstance(peer.ask(3)[0], RequestReceived)
     assert peer.give(f.ping(ping.payload, f.ACK)) == []
     (goaway,) = peer.take()
-    assert goaway.payload == b"\0\0\0\x03" + bytes(4)
+    assert goaway.payload == b"\0\0\0\x03" + bytes(4) + b"it stops"
     assert peer.ask(5) == []
     assert peer.resets() == {5: ErrorCode.REFUSED_STREAM}
     peer.connection.send(1, peer.now, trailers=b"\x88")
@@ -104,7 +104,7 @@ def test_a_drain_serves_what_was_on_its_way() -> None:
 
 def test_a_drain_does_not_wait_for_a_client_that_answers_no_ping() -> None:
     peer = Peer(drain_ping_s=5.0)
-    peer.connection.drain(peer.now)
+    peer.connection.drain(peer.now, "it stops")
     peer.take()
     assert peer.connection.next_tick(peer.now) == 105.0
     assert peer.connection.tick(104.0) == []
