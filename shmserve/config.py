@@ -29,7 +29,7 @@ CONFIG_VARIABLE = "SHMSERVE_CONFIG"
 # Set by a reload for its processes: name of their folder in the run directory (`run_dir`)
 GENERATION_VARIABLE = "SHMSERVE_GENERATION"
 GENERATION = re.compile(r"g[1-9][0-9]*")
-COMMAND_VARIABLE = "SHMSERVE_COMMAND"  # arguments of `shmserve serve`, for a reload
+COMMAND_VARIABLE = "SHMSERVE_COMMAND"  # command line of `shmserve serve`, for a reload
 _NOT_SETTINGS = {CONFIG_VARIABLE, GENERATION_VARIABLE, COMMAND_VARIABLE}
 
 

@@ -64,7 +64,7 @@ class ShmserveError(Exception):
 
     code: Code = Code.INTERNAL
     http: int | None = None  # a clearer HTTP status than the table's, if there is one
-    retry_after_s: int = 0  # delay after which a retry may succeed: nothing has run; 0: no advice
+    retry_after_s: int = 0  # seconds until a retry may succeed: nothing has run; 0: no advice
     was_sent = False  # whether the request had been sent to an executor
 
     def __init__(self, message: str) -> None:

@@ -190,8 +190,8 @@ def _start(old: Old, generation: str, report: int) -> int:
         if old.keeper_fd >= 0:  # inherited, and above the same numbers
             fd = fcntl.fcntl(old.keeper_fd, fcntl.F_DUPFD, 3 + len(passed))
             environ[keeper.VARIABLE] = keeper.passed_on(fd, old.keeper_pid)
-        arguments = shlex.split(environ.get(COMMAND_VARIABLE, ""))
-        command = arguments or [sys.executable, *sys.orig_argv[1:]]
+        command = shlex.split(environ.get(COMMAND_VARIABLE, ""))
+        command = command or [sys.executable, *sys.orig_argv[1:]]
         activation.exec_with(command, environ, passed)
     except OSError as ex:
         os.write(report, f"it cannot be started: {ex.strerror}".encode())
