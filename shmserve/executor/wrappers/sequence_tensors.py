@@ -1,4 +1,4 @@
-"""The tensors of `sequence_batching`: the model's inputs and outputs, and not the clients'."""
+"""Sequence tensors: inputs and outputs for `sequence_batching`, which clients do not see."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FOLDER = "initial_state"
 
 
 def with_sequence_tensors(spec: ModelSpec, entry: SequenceEntry) -> ModelSpec:
-    """The spec as its backend sees it: what clients are not told of comes last."""
+    """Return the spec as the backend sees it: control tensors and states come last."""
     known_inputs = {tensor.name for tensor in spec.inputs}
     known_outputs = {tensor.name for tensor in spec.outputs}
     controls: list[_Named] = [
@@ -48,7 +48,7 @@ def with_sequence_tensors(spec: ModelSpec, entry: SequenceEntry) -> ModelSpec:
     inputs = [each for each in inputs if each[0] not in known_inputs]
     outputs = [each for each in outputs if each[0] not in known_outputs]
     config, batch = spec.config, (-1,) if spec.max_batch_size else ()
-    # Of an ONNX graph whose configuration tells no tensors all are taken from the graph
+    # If the configuration of an ONNX model lists no tensors, all are taken from the graph
     if config.input or spec.backend != ONNXRUNTIME:
         added = tuple(InputEntry(name, kind, dims=dims) for name, kind, dims in inputs)
         config = replace(config, input=config.input + added)
@@ -64,8 +64,8 @@ def with_sequence_tensors(spec: ModelSpec, entry: SequenceEntry) -> ModelSpec:
 
 
 def without_sequence_tensors(loaded: ModelSpec, told: ModelSpec) -> ModelSpec:
-    """A loaded spec as clients see it. What the configuration itself has `told` as an input or an
-    output stays one."""
+    """Return a loaded spec as clients see it: without control tensors and states. A control tensor
+    or state that the configuration (`told`) lists as input or output stays."""
     entry = loaded.config.sequence_batching
     assert isinstance(entry, SequenceEntry)
     inputs = {each.name for each in entry.control_input} | {s.input_name for s in entry.state}
@@ -98,7 +98,7 @@ def _control_type(control: ControlEntry) -> str:
 
 
 class Flags(Struct, frozen=True):
-    """What control tensors tell of one request."""
+    """Values of the control tensors for one request."""
 
     start: bool
     end: bool
@@ -106,7 +106,7 @@ class Flags(Struct, frozen=True):
 
 
 class Controls:
-    """The control tensors of one model. `batched`: they have a batch dimension."""
+    """Control tensors of one model. `batched`: True if the tensors have a batch dimension."""
 
     def __init__(self, entries: tuple[ControlInputEntry, ...], batched: bool) -> None:
         self._controls = [(entry.name, entry.control[0]) for entry in entries]
@@ -114,10 +114,10 @@ class Controls:
         self.has_ready = any(control.kind == READY for _, control in self._controls)
 
     def check(self, sequence: SequenceId) -> None:
-        """Whether the model can be told this id.
+        """Check that the model's control tensors can hold a sequence id.
 
         Raises:
-            InvalidArgument: it does not fit the control tensor's type.
+            InvalidArgument: the id does not fit the control tensor's type.
         """
         for name, control in self._controls:
             if control.kind != CORRID or control.data_type == "TYPE_STRING":
@@ -130,7 +130,7 @@ class Controls:
                 )
 
     def arrays(self, sequence: SequenceId, flags: Flags) -> dict[str, tuple[str, Array]]:
-        """Datatype and value of each, by name."""
+        """Return datatype and value of each control tensor, by name."""
         return {name: self._array(control, sequence, flags) for name, control in self._controls}
 
     def _array(
@@ -149,13 +149,14 @@ class Controls:
 
 
 class States:
-    """What the sequences of one model have left for their next requests.
+    """States that the sequences of one model have left for their next requests.
 
-    Bounded by the sequences that live, which have one array each for every state.
+    Memory is bounded by the number of living sequences: each sequence has one array for every
+    state.
     """
 
     def __init__(self, spec: ModelSpec, entries: tuple[StateEntry, ...], directory: str) -> None:
-        """`directory`: the model's folder.
+        """Read the initial states. `directory`: the model's folder.
 
         Raises:
             ConfigError: the file of an initial state cannot be used.
@@ -170,16 +171,22 @@ class States:
             for entry in entries
         }
         self._left: dict[SequenceId, dict[str, Array]] = {}
-        self._given: dict[SequenceId, dict[str, Array]] = {}  # by requests that may fail still
+        self._given: dict[SequenceId, dict[str, Array]] = {}  # of requests that may still fail
 
     def arrays(self, sequence: SequenceId, start: bool) -> dict[str, tuple[str, Array]]:
-        """Datatype and value of each, by name, for the next request of a sequence."""
+        """Return datatype and value of each state, by input name, for the next request of a
+        sequence."""
         left = {} if start else self._left.get(sequence, {})
         return {name: (kind, left.get(name, at)) for name, (kind, at) in self._initial.items()}
 
     def keep(self, sequence: SequenceId, outputs: dict[str, Array]) -> None:
-        """What a request has left; `outputs` by their names, in memory of their own. It counts
-        with `settle`, beside what earlier answers of the same run have left."""
+        """Record the states of an answer; `settle` makes them valid, with the states of earlier
+        answers of the same run.
+
+        Args:
+            sequence: id of the sequence.
+            outputs: arrays by output name, in memory that nothing else uses.
+        """
         self._given.setdefault(sequence, {}).update(
             {
                 entry.input_name: outputs[name]
@@ -189,20 +196,21 @@ class States:
         )
 
     def settle(self, sequence: SequenceId, succeeded: bool) -> None:
-        """The request is over: one that has failed leaves the states as they were."""
+        """End a request: keep its states if the request succeeded, else leave the old states."""
         given = self._given.pop(sequence, None)
         if succeeded and given is not None:
-            self._left.setdefault(sequence, {}).update(given)  # the others stay as they are
+            # states without a new value keep the old value
+            self._left.setdefault(sequence, {}).update(given)
 
     def forget(self, sequence: SequenceId) -> None:
-        """It has ended, or begins anew."""
+        """Drop the states of a sequence that has ended or begins anew."""
         self._left.pop(sequence, None)
         self._given.pop(sequence, None)
 
 
 def _initial(entry: StateEntry, batch: tuple[int, ...], directory: str, model: str) -> Array:
-    """What a state is at first: zeros unless the configuration says otherwise, a variable
-    dimension being 1 there."""
+    """Return the initial value of a state: the configured file, else zeros. Without
+    `initial_state`, variable dimensions have size 1."""
     given = entry.initial_state[0] if entry.initial_state else InitialStateEntry()
     dims = given.dims if entry.initial_state else tuple(max(1, dim) for dim in entry.dims)
     datatype = BY_CONFIG_NAME[entry.data_type]
