@@ -1,5 +1,5 @@
-"""The Triton dialect of model.py, and what it imports as `triton_python_backend_utils`.
+"""Triton dialect of model.py, and the module `triton_python_backend_utils` for models.
 
-One file a subject. Nothing here copies a tensor, but for a model that asks for
-`InputTensor.private` because it writes into its inputs; that copy is counted.
+Each file has one subject. No code here copies a tensor, except with the parameter
+`writable_inputs`: a model that writes into its inputs gets counted copies (`InputTensor.private`).
 """

@@ -1,8 +1,8 @@
-"""What a model of the Triton dialect answers, taken as it is.
+"""Given outputs: a Triton model's outputs, sent without a check against the configuration.
 
-Triton hands a Python model's tensors on whatever the configuration says of them, and models
-rely on it. So a datatype or a shape against the configuration is told to the operator, once
-for each output, and the client gets the tensor with its true datatype and shape.
+Triton passes on a Python model's tensors even if they contradict the configuration, and models
+rely on it. So a wrong datatype or shape is logged once for each output, and the client gets the
+tensor with its true datatype and shape.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class GivenOutputs:
         pairs: Iterable[tuple[str, Any]],
         partial: bool = False,
     ) -> tuple[Output, ...]:
-        """The requested outputs in the request's order; those the model did not give are left out.
-        `partial`: that is nothing to tell, as in the answers of a stream.
+        """Return the requested outputs in the request's order, without outputs that the model did
+        not give. Missing outputs are logged, unless `partial` is True, as for the answers of a
+        stream.
 
         Raises:
             Internal: an output is given twice, or a string cannot be sent.
@@ -54,7 +55,7 @@ class GivenOutputs:
 
     def _output(self, name: str, array: Any) -> Output:
         kind = from_numpy(array.dtype)
-        assert kind is not None  # Tensor has checked it
+        assert kind is not None  # checked by Tensor
         if kind.name == "BYTES":
             try:
                 array = as_strings(array)
