@@ -6,15 +6,15 @@ the whole batch.
 
 Triton's dialect gets the requests unchanged. Backends that want one tensor get one request with
 inputs gathered by `executor.tensors.batch`. Gathering costs one copy, counted as `batch` in each
-receipt, and none on a GPU. With `batch_input` or `batch_output`, `executor.wrappers.ragged` stands
-between.
+receipt, and no copy on a GPU. With `batch_input` or `batch_output`, `executor.wrappers.ragged`
+stands between.
 
 A model may reschedule a request of an iterative sequence (`Request.reschedule`). The request then
 goes back to the head of its sequence, keeps its slot, and keeps its inputs open. Only the last
 answer names the inputs of which the model keeps views. A rescheduled request ends when the model
-does not reschedule it again, when it fails, when its frontend cancels it or disconnects, or, if it
-has one answer, at its deadline. New requests can join each batch that a rescheduled request runs
-in. The status page does not list iterative sequences, because no later request has to find them.
+no longer reschedules it, when it fails, when its frontend cancels it or disconnects, or, if it has
+one answer, at its deadline. New requests may join the next batch of a rescheduled request. The
+status page does not list iterative sequences, because no later request has to find them.
 """
 
 from __future__ import annotations

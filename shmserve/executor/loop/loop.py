@@ -1,6 +1,6 @@
-"""Loop of an executor: takes requests in, has the model run them, and answers. All models have it.
+"""Executor loop: takes requests in, has the model run them, and sends the answers.
 
-The parts of the loop differ between models; `loop_assembly` puts them together:
+The loop is the same for all models, and its parts differ. `loop_assembly` puts the parts together:
 
     intake      turns a message into a waiting request, or refuses it; owns the scheduler
     scheduler   core/scheduling: decides which requests run next, alone or as a batch
@@ -14,10 +14,9 @@ until its final answer is sent, whether or not `execute` has returned by then.
 
 Threads: the main thread, which has loaded the model, runs `run` and all requests. With a model
 that refuses waiting requests in time, publishes sequences, or streams, a second thread looks after
-the channels while the model runs (`channel_watch`). For other models there is one thread and no
-lock: the executor reads new messages when the model asks whether its request is cancelled. The
-thread that has the channels calls `_attend`. Only the main thread asks the scheduler what runs
-next.
+the channels while the model runs (`channel_watch`). Other models need one thread and no lock: the
+executor reads new messages when the model asks whether its request is cancelled. The thread that
+has the channels calls `_attend`. Only the main thread asks the scheduler which requests run next.
 
     main thread      _attend -> scheduler.next -> _serve -> runner.run -> answers -> _attend ...
     second thread    _attend_meanwhile, while runner.run is inside of the model
@@ -296,7 +295,8 @@ class Loop:
 
     def is_cancelled(self, connection: FrontendConnection, number: int) -> bool:
         """Return True if the answer to a request is no longer wanted. With one thread, new
-        messages are read first. The model's own threads get what is known already."""
+        messages are read first. Threads of the model get the state as of the messages read so
+        far."""
         key = connection, number
         wanted = self._running.get(key, False)
         if wanted and self._watch is None and threading.get_ident() == self._thread:

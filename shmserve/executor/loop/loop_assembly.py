@@ -76,8 +76,8 @@ def _sequences(
 ) -> tuple[SchedulerIntake, MakeRunner]:
     """Return intake and runner factory of a model with sequences.
 
-    Before a frontend sends a request, it reads from the status page which sequences live here, and
-    must not wait for the model. So a second thread watches the channels.
+    Frontends read from the status page which sequences live here, before they send a request. The
+    page must not wait for the model, so a second thread watches the channels.
     """
     spec = parts.workspace.spec
     policy = sequence_policy(spec.config, max_sequences)

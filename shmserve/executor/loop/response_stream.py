@@ -1,8 +1,8 @@
 """Response stream: answers of a decoupled model to one request, on their way to the loop.
 
-Any thread of the model may send. This thread places the answer and hands it to the loop's thread,
-and only the loop's thread talks to frontends. A model that is ahead of its reader waits for
-credit, so a stream holds at most as many answers as it has credit.
+Any thread of the model may send: it places the answer and hands the answer to the loop's thread.
+Only the loop's thread talks to frontends. A model that is ahead of its reader waits for credit, so
+the memory of a stream is bounded by its credit times the size of an answer.
 
 The protocol of credit:
 
@@ -10,8 +10,8 @@ The protocol of credit:
   taken until the final answer.
 - Without credit a send waits, so a stream holds at most `stream_credit` answers in memory. A
   reader that takes nothing for `request_timeout_s` loses its stream.
-- The frontend sends `Credit`, with the slots that it has consumed, after half of the credit or 64
-  KiB of outputs.
+- The frontend sends `Credit`, with the consumed slots, after half of the credit or 64 KiB of
+  outputs.
 - On `Cancel` or EOF `cancelled` becomes true at once, waiting sends are released, and later
   answers are dropped. Later answers are not refused, because models that never look at
   `is_cancelled()` must reach their own clean-up. Only sending after the final flag is an error.

@@ -45,10 +45,10 @@ class SchedulerIntake(Struct, frozen=True):
         is_watched: True if the channels need attention while the model runs.
 
     On one gRPC stream, requests of one sequence to a decoupled model must not overtake each other.
-    The stream sends a request only after the request ahead of it has been sent
+    The stream sends a request only after the previous request has been sent
     (`RunOptions.on_sent`), and to the same executor if no status page lists the sequence yet
     (`BegunSequences`). The executor takes all requests that have come by then in the order of
-    `sent_ns`, on whatever connection they came.
+    `sent_ns`, over all connections.
     """
 
     queue: Scheduler[Key, Requested]

@@ -62,9 +62,9 @@ class SequenceBackend:
         states: states that sequences have left for their next requests.
         takes_batches: True if the backend takes several requests at once.
         stacks: True if the backend takes a batch as one request.
-        slot_of: returns the slot of a sequence; None if the order of requests says nothing of
-            slots. With slots, a model that has a READY control gets one request for each slot up
-            to the highest slot in use.
+        slot_of: returns the slot of a sequence; None unless a batch is ordered by slots. A model
+            with a READY control then gets one request for each slot, up to the highest slot in
+            use.
     """
 
     batching = BatchForm.LISTED

@@ -152,8 +152,8 @@ class NativeRequest:
             last array is collected; BYTES as object arrays of `bytes`.
 
         Raises:
-            ShmserveError: the model's error, or why it could not be called. If the model does not
-                catch the error, this request is answered with it.
+            ShmserveError: error of the called model, or of the call itself. An error that the
+                model does not catch becomes the answer to this request.
         """
         return one_answer(self._models, self._request, model, inputs, CallOptions(**options))
 

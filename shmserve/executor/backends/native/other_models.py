@@ -16,7 +16,7 @@ from shmserve.tensor.dtypes import from_numpy
 
 
 class CallOptions(Struct, frozen=True):
-    """Options of a call; the fields are those of `ModelCall`."""
+    """Options of a call, with the fields of `ModelCall`."""
 
     outputs: tuple[str, ...] = ()
     version: str | int = ""
@@ -31,7 +31,7 @@ def one_answer(
     inputs: Mapping[str, Any],
     options: CallOptions,
 ) -> dict[str, Any]:
-    """Call a model that gives one answer, and return the outputs by name."""
+    """Call a model for one answer, and return the outputs by name."""
     running = models.begin(_call(request, model, inputs, options, stream=False), [request])
     answer = running.next()
     assert answer is not None

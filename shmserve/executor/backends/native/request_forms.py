@@ -25,11 +25,11 @@ class RequestForm(Struct, frozen=True):
 class FormChooser(Protocol):
     """Extension of the group `extensions.NATIVE_REQUESTS`.
 
-    An executor calls the extension before it makes the class `Model`, if a parameter of the model
-    has the extension's name, or begins with the name and "_". If the form brings its own tensors
-    for requests, the reader of the same name (`FolderReader.with_parameters`) tells them.
+    An executor calls the extension before making the class `Model`, if a parameter of the model
+    has the extension's name, or begins with the name and "_". If the form has its own tensors for
+    requests, the reader of the same name (`FolderReader.with_parameters`) describes the tensors.
 
-    Pipelines take such requests, too, if their first and last model have the same value of the
+    Pipelines take such requests, too, if the first and the last model have the same value of the
     parameter with the extension's name. A request's parameter with the name and "_streaming" is
     for the last model.
     """

@@ -32,7 +32,8 @@ from shmserve.executor.backends.native.dialect import NativeRequest
 
 
 class StreamRequest(NativeRequest):
-    """Request of a decoupled model. The model may keep it, and use it from any single thread."""
+    """Request of a decoupled model. The model may keep the request, and use it from any one
+    thread."""
 
     __slots__ = ()
 

@@ -78,9 +78,9 @@ def options(ort: Any, spec: ModelSpec, on_gpu: bool = False) -> Any:
     """Return session options from config.pbtxt. `on_gpu`: True if parameters of the CUDA provider
     apply.
 
-    By default, an instance has its share of this process's cores as threads, and at least one: the
-    cores divided by the number of instances, which run side by side as processes. Threads do not
-    spin while they wait, because other processes of the server use the same cores.
+    By default, the cores of this process are divided among the instances of the model, which are
+    processes side by side. Each instance has at least one thread. Threads do not spin while they
+    wait, because other processes of the server use the same cores.
 
     Raises:
         ConfigError: a value is out of range.

@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 class Dialect(Protocol):
-    """Way to write a model.py. `reads_on_device` and `batching` are those of a backend, valid
-    after `start`."""
+    """Way to write a model.py. `reads_on_device` and `batching` mean the same as in `Backend`, and
+    are valid after `start`."""
 
     @property
     def reads_on_device(self) -> bool: ...

@@ -1,5 +1,5 @@
 """Triton dialect of model.py, and the module `triton_python_backend_utils` for models.
 
-Each file has one subject. No code here copies a tensor, except with the parameter
-`writable_inputs`: a model that writes into its inputs gets counted copies (`InputTensor.private`).
+Each file has one subject. No code here copies a tensor, with one exception: models that write into
+inputs get copies, which are counted (`InputTensor.private`, parameter `writable_inputs`).
 """

@@ -141,7 +141,7 @@ class TritonDialect:
             return result
 
         def look() -> None:
-            for request in requests:  # reads new messages: the only thread for them waits here
+            for request in requests:  # has the loop read messages, while this thread waits
                 _ = request.cancelled
 
         return self._event_loop().wait_for(result, look)

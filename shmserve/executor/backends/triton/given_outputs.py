@@ -1,7 +1,7 @@
-"""Given outputs: a Triton model's outputs, sent without a check against the configuration.
+"""Given outputs: a Triton model's outputs, sent even if they contradict the configuration.
 
-Triton passes on a Python model's tensors even if they contradict the configuration, and models
-rely on it. So a wrong datatype or shape is logged once for each output, and the client gets the
+Triton passes on a Python model's tensors without a check against the configuration, and models
+rely on this. So a wrong datatype or shape is logged once for each output, and the client gets the
 tensor with its true datatype and shape.
 """
 
