@@ -298,9 +298,9 @@ class Loop:
         messages are read first. Threads of the model get the state as of the messages read so
         far."""
         key = connection, number
-        wanted = self._running.get(key, False)
-        if wanted and self._watch is None and threading.get_ident() == self._thread:
+        is_wanted = self._running.get(key, False)
+        if is_wanted and self._watch is None and threading.get_ident() == self._thread:
             self._attend(0)
             self._publish()
-            wanted = self._running.get(key, False)
-        return not wanted
+            is_wanted = self._running.get(key, False)
+        return not is_wanted

@@ -101,6 +101,6 @@ class RunStatistics:
     def measure(self, memory: ArenaMemory) -> bool:
         """Publish the gauges of memory. Return True if memory in use may shrink by itself."""
         stats = memory.stats()
-        held = stats.slots - stats.free
-        write_gauges(self._words, Gauges(held, stats.used_bytes, stats.segment_bytes))
-        return held > 0 or memory.may_shrink
+        used_slots = stats.slots - stats.free
+        write_gauges(self._words, Gauges(used_slots, stats.used_bytes, stats.segment_bytes))
+        return used_slots > 0 or memory.may_shrink

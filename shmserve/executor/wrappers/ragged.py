@@ -48,19 +48,19 @@ def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
         ConfigError: the model does not take a batch as one tensor.
         ShmserveError: as `sequence_backend.load`.
     """
-    told = context.spec
-    if not told.config.batch_input and not told.config.batch_output:
+    outer = context.spec
+    if not outer.config.batch_input and not outer.config.batch_output:
         return sequence_backend.load(backend, context)
-    inner = replace(context, spec=_model_side(told))
+    inner = replace(context, spec=_model_side(outer))
     loaded, spec = sequence_backend.load(backend, inner)
     if loaded.batching is not BatchForm.STACKED:
         loaded.close()
         raise ConfigError(
-            f"model '{told.name}': batch_input and batch_output need a model that takes a batch "
+            f"model '{outer.name}': batch_input and batch_output need a model that takes a batch "
             "as one tensor (`infer_batch`)"
         )
     xp = context.xp if loaded.device == context.device else np
-    return RaggedBackend(loaded, told.config, xp), _client_side(spec, told)
+    return RaggedBackend(loaded, outer.config, xp), _client_side(spec, outer)
 
 
 def batch_input(kind: str, shapes: Sequence[Shape], dtype: np.dtype[Any]) -> Array:
@@ -97,7 +97,7 @@ class RaggedBackend:
     def __init__(self, backend: Backend, config: ConfigDocument, xp: Any) -> None:
         self._backend = backend
         self._xp = xp
-        self._told = config.batch_input
+        self._batch_inputs = config.batch_input
         self._flat = {entry.name for entry in config.input if entry.allow_ragged_batch}
         self._sources = {  # output name -> name of the source input
             name: entry.source_input[0]
@@ -124,7 +124,7 @@ class RaggedBackend:
                 arrays = [array.reshape(-1, 1) for array in arrays]
             whole = np.concatenate(arrays)
             inputs[name] = MemoryInput(name, tensor.datatype, whole, self._xp)
-        for entry in self._told:
+        for entry in self._batch_inputs:
             shapes = [request.inputs[entry.source_input[0]].shape for request in requests]
             kind = BY_CONFIG_NAME[entry.data_type]
             array = batch_input(entry.kind, shapes, kind.numpy)
@@ -152,8 +152,8 @@ def _model_side(spec: ModelSpec) -> ModelSpec:
     flat = {entry.name for entry in config.input if entry.allow_ragged_batch}
     flat |= {name for entry in config.batch_output for name in entry.target_name}
     dims = {entry.name: len(entry.dims) for entry in config.input}
-    told = [
-        _told(entry, name, dims[entry.source_input[0]])
+    batch_inputs = [
+        _batch_input_entry(entry, name, dims[entry.source_input[0]])
         for entry in config.batch_input
         for name in entry.target_name
     ]
@@ -167,13 +167,15 @@ def _model_side(spec: ModelSpec) -> ModelSpec:
                 replace(e, dims=_FLAT, reshape=scalar) if e.name in flat else e
                 for e in config.input
             ),
-            *told,
+            *batch_inputs,
         ),
         output=tuple(
             replace(e, dims=_FLAT, reshape=scalar) if e.name in flat else e for e in config.output
         ),
     )
-    added = [TensorSpec(e.name, BY_CONFIG_NAME[e.data_type].name, (-1, *e.dims)) for e in told]
+    added = [
+        TensorSpec(e.name, BY_CONFIG_NAME[e.data_type].name, (-1, *e.dims)) for e in batch_inputs
+    ]
     return replace(
         spec,
         inputs=(*(_flattened(t, flat) for t in spec.inputs), *added),
@@ -182,7 +184,7 @@ def _model_side(spec: ModelSpec) -> ModelSpec:
     )
 
 
-def _told(entry: BatchInputEntry, name: str, dims: int) -> InputEntry:
+def _batch_input_entry(entry: BatchInputEntry, name: str, dims: int) -> InputEntry:
     if entry.kind == "BATCH_ITEM_SHAPE":
         return InputEntry(name, entry.data_type, dims=(dims,))
     return InputEntry(name, entry.data_type, dims=_FLAT, reshape=ReshapeEntry())
@@ -192,10 +194,10 @@ def _flattened(tensor: TensorSpec, flat: set[str]) -> TensorSpec:
     return replace(tensor, shape=(-1, *_FLAT)) if tensor.name in flat else tensor
 
 
-def _client_side(loaded: ModelSpec, told: ModelSpec) -> ModelSpec:
+def _client_side(loaded: ModelSpec, client_spec: ModelSpec) -> ModelSpec:
     """Return a loaded spec as clients see it: ragged tensors have their own shape, the inputs of
     `batch_input` are left out."""
-    config = told.config
+    config = client_spec.config
     flat = {entry.name for entry in config.input if entry.allow_ragged_batch}
     flat |= {name for entry in config.batch_output for name in entry.target_name}
     added = {name for entry in config.batch_input for name in entry.target_name}

@@ -167,8 +167,8 @@ class SequenceBackend:
             }
             if outputs or (request.responses is None and not request.rescheduled):
                 self.states.keep(sequence, outputs)
-        wanted = tuple(output for output in response.outputs if output.name in request.requested)
-        return msgspec.structs.replace(response, outputs=wanted)
+        requested = tuple(output for output in response.outputs if output.name in request.requested)
+        return msgspec.structs.replace(response, outputs=requested)
 
     def _stacked(self, steps: Sequence[SequenceRequest]) -> Sequence[Response]:
         inputs = {
@@ -206,20 +206,20 @@ class SequenceBackend:
 def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
     """Load a backend as `backends.load` does. For a model with `sequence_batching`, return a
     `SequenceBackend` around the loaded backend."""
-    told = context.spec
-    entry = told.config.sequence_batching
+    client_spec = context.spec
+    entry = client_spec.config.sequence_batching
     if entry is UNSET:
         return backends.load(backend, context)
-    if told.backend == PYTHON:
-        told = with_own_tensors(told, context.directory)
-    inner = msgspec.structs.replace(context, spec=with_sequence_tensors(told, entry))
+    if client_spec.backend == PYTHON:
+        client_spec = with_own_tensors(client_spec, context.directory)
+    inner = msgspec.structs.replace(context, spec=with_sequence_tensors(client_spec, entry))
     loaded, spec = backends.load(backend, inner)
     try:
         wrapped = SequenceBackend(loaded, spec, entry, context)
     except BaseException:
         loaded.close()
         raise
-    return wrapped, without_sequence_tensors(spec, told)
+    return wrapped, without_sequence_tensors(spec, client_spec)
 
 
 def sequence_of(parameters: dict[str, Any]) -> SequenceId:

@@ -141,9 +141,9 @@ class StepResponses:
         self.fail = source.fail
 
     def send(self, response: Response | None, final: bool = False) -> None:
-        wanted = None if response is None else self._take_states(self._step, response)
-        if wanted is not None or final:
-            self._source.send(wanted, final)
+        remaining = None if response is None else self._take_states(self._step, response)
+        if remaining is not None or final:
+            self._source.send(remaining, final)
 
     def abandoned(self) -> None:
         """Report a lost sender, unless the request runs again: the next run has a new sender."""

@@ -53,8 +53,8 @@ def with_sequence_tensors(spec: ModelSpec, entry: SequenceEntry) -> ModelSpec:
         added = tuple(InputEntry(name, kind, dims=dims) for name, kind, dims in inputs)
         config = replace(config, input=config.input + added)
     if config.output or spec.backend != ONNXRUNTIME:
-        given = tuple(OutputEntry(name, kind, dims) for name, kind, dims in outputs)
-        config = replace(config, output=config.output + given)
+        state_outputs = tuple(OutputEntry(name, kind, dims) for name, kind, dims in outputs)
+        config = replace(config, output=config.output + state_outputs)
     return replace(
         spec,
         inputs=spec.inputs + tuple(_tensor(each, batch) for each in inputs),
@@ -63,14 +63,16 @@ def with_sequence_tensors(spec: ModelSpec, entry: SequenceEntry) -> ModelSpec:
     )
 
 
-def without_sequence_tensors(loaded: ModelSpec, told: ModelSpec) -> ModelSpec:
+def without_sequence_tensors(loaded: ModelSpec, client_spec: ModelSpec) -> ModelSpec:
     """Return a loaded spec as clients see it: without control tensors and states. A control tensor
-    or state that the configuration (`told`) lists as input or output stays."""
+    or state that the configuration (`client_spec`) lists as input or output stays."""
     entry = loaded.config.sequence_batching
     assert isinstance(entry, SequenceEntry)
     inputs = {each.name for each in entry.control_input} | {s.input_name for s in entry.state}
-    inputs -= {each.name for each in told.config.input}
-    outputs = {s.output_name for s in entry.state} - {each.name for each in told.config.output}
+    inputs -= {each.name for each in client_spec.config.input}
+    outputs = {s.output_name for s in entry.state} - {
+        each.name for each in client_spec.config.output
+    }
     config = loaded.config
     return replace(
         loaded,
@@ -143,8 +145,8 @@ class Controls:
             pair: tuple[Any, ...] = (
                 control.int32_false_true or control.fp32_false_true or control.bool_false_true
             )
-            told = {START: flags.start, END: flags.end, READY: flags.ready}
-            value = pair[told[control.kind]]
+            flag_of_kind = {START: flags.start, END: flags.end, READY: flags.ready}
+            value = pair[flag_of_kind[control.kind]]
         return kind.name, np.full(self._shape, value, kind.numpy)
 
 
@@ -170,14 +172,14 @@ class States:
             )
             for entry in entries
         }
-        self._left: dict[SequenceId, dict[str, Array]] = {}
-        self._given: dict[SequenceId, dict[str, Array]] = {}  # of requests that may still fail
+        self._settled: dict[SequenceId, dict[str, Array]] = {}
+        self._pending: dict[SequenceId, dict[str, Array]] = {}  # of requests that may still fail
 
     def arrays(self, sequence: SequenceId, start: bool) -> dict[str, tuple[str, Array]]:
         """Return datatype and value of each state, by input name, for the next request of a
         sequence."""
-        left = {} if start else self._left.get(sequence, {})
-        return {name: (kind, left.get(name, at)) for name, (kind, at) in self._initial.items()}
+        settled = {} if start else self._settled.get(sequence, {})
+        return {name: (kind, settled.get(name, at)) for name, (kind, at) in self._initial.items()}
 
     def keep(self, sequence: SequenceId, outputs: dict[str, Array]) -> None:
         """Record the states of an answer; `settle` makes them valid, with the states of earlier
@@ -187,7 +189,7 @@ class States:
             sequence: id of the sequence.
             outputs: arrays by output name, in memory that nothing else uses.
         """
-        self._given.setdefault(sequence, {}).update(
+        self._pending.setdefault(sequence, {}).update(
             {
                 entry.input_name: outputs[name]
                 for name, entry in self.outputs.items()
@@ -197,26 +199,26 @@ class States:
 
     def settle(self, sequence: SequenceId, succeeded: bool) -> None:
         """End a request: keep its states if the request succeeded, else leave the old states."""
-        given = self._given.pop(sequence, None)
-        if succeeded and given is not None:
+        pending = self._pending.pop(sequence, None)
+        if succeeded and pending is not None:
             # states without a new value keep the old value
-            self._left.setdefault(sequence, {}).update(given)
+            self._settled.setdefault(sequence, {}).update(pending)
 
     def forget(self, sequence: SequenceId) -> None:
         """Drop the states of a sequence that has ended or begins anew."""
-        self._left.pop(sequence, None)
-        self._given.pop(sequence, None)
+        self._settled.pop(sequence, None)
+        self._pending.pop(sequence, None)
 
 
 def _initial(entry: StateEntry, batch: tuple[int, ...], directory: str, model: str) -> Array:
     """Return the initial value of a state: the configured file, else zeros. Without
     `initial_state`, variable dimensions have size 1."""
-    given = entry.initial_state[0] if entry.initial_state else InitialStateEntry()
-    dims = given.dims if entry.initial_state else tuple(max(1, dim) for dim in entry.dims)
+    initial = entry.initial_state[0] if entry.initial_state else InitialStateEntry()
+    dims = initial.dims if entry.initial_state else tuple(max(1, dim) for dim in entry.dims)
     datatype = BY_CONFIG_NAME[entry.data_type]
     shape = (*batch, *dims)
-    if isinstance(given.data_file, str):
-        return _from_file(given.data_file, datatype.name, shape, directory, model)
+    if isinstance(initial.data_file, str):
+        return _from_file(initial.data_file, datatype.name, shape, directory, model)
     if datatype.itemsize:
         return np.zeros(shape, datatype.numpy)
     return object_array([b""] * prod(shape), shape)
@@ -233,9 +235,9 @@ def _from_file(
     except OSError as ex:
         raise ConfigError(f"{where} cannot be read ({ex.strerror})") from None
     if kind.itemsize:
-        wanted = prod(shape) * kind.itemsize
-        if len(data) != wanted:
-            raise ConfigError(f"{where} has {len(data)} bytes, expected {wanted}")
+        nbytes = prod(shape) * kind.itemsize
+        if len(data) != nbytes:
+            raise ConfigError(f"{where} has {len(data)} bytes, expected {nbytes}")
         return np.frombuffer(data, kind.numpy).reshape(shape)
     try:
         return object_array(bytes_codec.decode(data, prod(shape), name, model), shape)

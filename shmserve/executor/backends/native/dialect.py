@@ -174,15 +174,15 @@ class NativeRequest:
         """
         offered, self._offered = self._offered, {}
         if result is None:
-            given = offered
+            outputs = offered
         elif isinstance(result, dict):
             for name, array in result.items():
                 if name in offered and array is not offered[name]:
                     raise Internal(f"output '{name}' was both offered and returned")
-            given = {**offered, **result}
+            outputs = {**offered, **result}
         else:
             raise Internal(f"infer must return None or a dict, got {type(result).__name__}")
-        return Response(outputs=self._check.answer(self._request.requested, given, partial))
+        return Response(outputs=self._check.answer(self._request.requested, outputs, partial))
 
     def output(self, name: str, shape: Sequence[int]) -> Any:
         """Return a writable array whose content is sent as the output. The initial content is
@@ -196,22 +196,22 @@ class NativeRequest:
             ArenaExhausted: shared memory has no room for the output now.
             ResourceExhausted: the GPU has no memory left for the output.
         """
-        wanted = tuple(map(int, shape))
-        spec = self._check.expect(name, wanted)
+        dims = tuple(map(int, shape))
+        spec = self._check.expect(name, dims)
         array = self._offered.get(name)
         if array is not None:
-            if array.shape != wanted:
+            if array.shape != dims:
                 raise Internal(f"output '{name}' was asked for with two shapes")
             return array
         if spec.datatype == "BYTES":
             raise Internal(f"BYTES output '{name}' must be returned by infer")
         request, datatype = self._request, spec.datatype
         if self._device is not None:
-            array = self._device.output(request, name, datatype, wanted)
+            array = self._device.output(request, name, datatype, dims)
         elif name in request.requested:
-            array = request.offer(name, datatype, wanted)
+            array = request.offer(name, datatype, dims)
         else:
-            array = np.empty(wanted, DATATYPES[datatype].numpy)
+            array = np.empty(dims, DATATYPES[datatype].numpy)
         self._offered[name] = array
         return array
 

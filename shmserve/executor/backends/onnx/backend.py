@@ -92,8 +92,8 @@ class OnnxRuntimeBackend:
 
     def _answer(self, request: Request) -> Response:
         try:
-            given = self._run(request) if self._strings else self._bound(request)
-            return Response(outputs=self._check.answer(request.requested, given))
+            outputs = self._run(request) if self._strings else self._bound(request)
+            return Response(outputs=self._check.answer(request.requested, outputs))
         except Exception as ex:
             # the client's mistake: shapes that fit the configuration, but not each other
             wrong_input = type(ex).__name__ == "InvalidArgument" and not isinstance(
@@ -128,10 +128,10 @@ class OnnxRuntimeBackend:
             if ours or fixed == shapes:
                 raise
             # If a symbol promised a wrong shape, the model works without the symbols.
-            given = self._bind_and_run(request, arrays, fixed, offered)
+            outputs = self._bind_and_run(request, arrays, fixed, offered)
             self._trust_symbols = False
             _log.warning("model '%s': symbolic dimensions do not hold", self._spec.name)
-            return given
+            return outputs
 
     def _bind_and_run(
         self,

@@ -48,12 +48,16 @@ def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) ->
     if not config.input or not config.output:
         config = _choose_batch(spec, {"input": inputs, "output": outputs})
     batched = config.max_batch_size > 0
-    given = config.input or tuple(map(InputEntry, inputs))
-    wanted = config.output or tuple(map(OutputEntry, outputs))
+    input_entries = config.input or tuple(map(InputEntry, inputs))
+    output_entries = config.output or tuple(map(OutputEntry, outputs))
     config = replace(
         config,
-        input=tuple(_filled(e, "input", inputs.get(e.name), spec.name, batched) for e in given),
-        output=tuple(_filled(e, "output", outputs.get(e.name), spec.name, batched) for e in wanted),
+        input=tuple(
+            _filled(e, "input", inputs.get(e.name), spec.name, batched) for e in input_entries
+        ),
+        output=tuple(
+            _filled(e, "output", outputs.get(e.name), spec.name, batched) for e in output_entries
+        ),
     )
     labels = read_labels(model_config.of_spec(spec), directory)
     whole = replace(

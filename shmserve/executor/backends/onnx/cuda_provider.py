@@ -42,13 +42,13 @@ def open_session(ort: Any, path: str, options: Any, context: Context) -> tuple[A
     ordinal = ordinal_of(context.device)
     if ordinal is not None:
         own = _provider_options(context.spec, ordinal)
-        session, why = _cuda_session(ort, path, options, own)
+        session, reason = _cuda_session(ort, path, options, own)
         if session is not None:
             return session, ordinal
         if not context.auto:
             name = context.spec.name
-            raise ConfigError(f"model '{name}': backend 'onnxruntime' cannot use a GPU: {why}")
-        _log.info("runs on the CPU: ONNX Runtime cannot use a GPU: %s", why)
+            raise ConfigError(f"model '{name}': backend 'onnxruntime' cannot use a GPU: {reason}")
+        _log.info("runs on the CPU: ONNX Runtime cannot use a GPU: %s", reason)
     return ort.InferenceSession(path, options, providers=[_CPU]), None
 
 

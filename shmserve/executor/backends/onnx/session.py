@@ -104,8 +104,8 @@ def options(ort: Any, spec: ModelSpec, on_gpu: bool = False) -> Any:
             options.add_session_config_entry(name, str(int(value)))
         elif name not in _OTHER_PARAMETERS and not (on_gpu and name in cuda_provider.PARAMETERS):
             on_cpu = "the instance runs on the CPU" if name in cuda_provider.PARAMETERS else ""
-            why = on_cpu or _NO_EFFECT.get(name, "it is no option of backend onnxruntime")
-            _log.info("configuration: parameters.%s: no effect (%s)", name, why)
+            reason = on_cpu or _NO_EFFECT.get(name, "it is no option of backend onnxruntime")
+            _log.info("configuration: parameters.%s: no effect (%s)", name, reason)
     return options
 
 

@@ -55,10 +55,10 @@ def choose_device(torch: Any, context: Context) -> int | None:
     ordinal = ordinal_of(context.device)
     if ordinal is None or torch.cuda.is_available():
         return ordinal
-    why = "torch cannot use a GPU here: it is built for the CPU, or for another CUDA"
+    reason = "torch cannot use a GPU here: it is built for the CPU, or for another CUDA"
     if not context.auto:
-        raise ConfigError(f"model '{context.spec.name}': {why}")
-    _log.info("runs on the CPU: %s", why)
+        raise ConfigError(f"model '{context.spec.name}': {reason}")
+    _log.info("runs on the CPU: %s", reason)
     return None
 
 
@@ -98,8 +98,8 @@ def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[
             on_cpu = (
                 "the instance runs on the CPU" if name in (_DISABLE_CUDNN, _CLEAN_CACHE) else ""
             )
-            why = on_cpu or _NO_EFFECT.get(name, "it is no option of backend pytorch")
-            _log.info("configuration: parameters.%s: no effect (%s)", name, why)
+            reason = on_cpu or _NO_EFFECT.get(name, "it is no option of backend pytorch")
+            _log.info("configuration: parameters.%s: no effect (%s)", name, reason)
     torch.set_num_threads(threads)
     try:
         torch.set_num_interop_threads(inter_op)
@@ -129,9 +129,9 @@ def signature(model: Any, spec: ModelSpec) -> Signature:
     if not as_dict and not set(inputs) <= set(names):
         positions = _places("input", spec.inputs, len(names), spec.name)
     if not as_dict:
-        given = {names[place] for place in positions.values()} if positions else set(inputs)
+        passed = {names[place] for place in positions.values()} if positions else set(inputs)
         for argument in arguments:
-            if argument.name not in given and not argument.has_default_value():
+            if argument.name not in passed and not argument.has_default_value():
                 raise ConfigError(
                     f"model '{spec.name}': the configuration has {len(inputs)} inputs, forward "
                     f"takes {len(names)}: argument '{argument.name}' is given by none"

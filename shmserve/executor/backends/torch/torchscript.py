@@ -101,8 +101,8 @@ class PytorchBackend:
         try:
             with self._mode():
                 result = self._call(request)
-                given = dict(self._named(result, request.requested))
-            response = Response(outputs=self._check.answer(request.requested, given))
+                outputs = dict(self._named(result, request.requested))
+            response = Response(outputs=self._check.answer(request.requested, outputs))
             if self._cleans_cache:
                 self._torch.cuda.empty_cache()
             return response

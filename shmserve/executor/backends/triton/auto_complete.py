@@ -24,10 +24,10 @@ class AutoCompleteConfig:
         return self._config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        known = self._config.get("max_batch_size", 0)
-        if known > max_batch_size:
+        configured = self._config.get("max_batch_size", 0)
+        if configured > max_batch_size:
             raise ValueError(
-                f"max_batch_size is {known} in the configuration, "
+                f"max_batch_size is {configured} in the configuration, "
                 f"auto_complete_config sets {max_batch_size}"
             )
         self._config["max_batch_size"] = max_batch_size
@@ -46,14 +46,14 @@ class AutoCompleteConfig:
                 f"'{unknown[0]}', it may only have 'decoupled'"
             )
         # a file without the field also means false
-        known = self._config.get("model_transaction_policy", {}).get("decoupled", False)
-        wanted = bool(policy.get("decoupled", known))
-        if known and not wanted:
+        configured = self._config.get("model_transaction_policy", {}).get("decoupled", False)
+        decoupled = bool(policy.get("decoupled", configured))
+        if configured and not decoupled:
             raise ValueError(
                 "model_transaction_policy is decoupled in the configuration, "
                 "auto_complete_config sets it to false"
             )
-        self._config["model_transaction_policy"] = {"decoupled": wanted}
+        self._config["model_transaction_policy"] = {"decoupled": decoupled}
 
     def set_dynamic_batching(self) -> None:
         for other in _SCHEDULERS:

@@ -215,9 +215,9 @@ class TritonDialect:
                     request.responses.fail(error)
 
         # Keep the requests until the end: a wrong result must be reported before they are freed.
-        given = [self._received(request, open_sender) for request in requests]
+        received = [self._received(request, open_sender) for request in requests]
         try:
-            result = self._model.execute(given)
+            result = self._model.execute(received)
         except (Exception, SystemExit) as ex:
             fail(self._raised(ex))
             return

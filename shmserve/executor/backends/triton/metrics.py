@@ -114,7 +114,7 @@ class MetricFamily:
             if not isinstance(value, wanted):
                 raise TypeError(f"MetricFamily: {what} cannot be {type(value).__name__}")
         self._metrics = custom_metrics.registry
-        self._given: dict[MetricRow, Metric] = {}
+        self._metric_of_row: dict[MetricRow, Metric] = {}
         try:
             self._family = self._metrics.open(name, description, kind)
         except ShmserveError as ex:
@@ -146,16 +146,18 @@ class MetricFamily:
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise TritonModelException(_NOT_TEXT)
         try:
-            row = self._metrics.add(self._family, pairs, _bounds(buckets or ()), self._given)
+            row = self._metrics.add(
+                self._family, pairs, _bounds(buckets or ()), self._metric_of_row
+            )
         except ShmserveError as ex:
             raise TritonModelException(f"Error when creating Metric: {ex.message}") from None
-        return self._given.setdefault(row, Metric(self._metrics, row))
+        return self._metric_of_row.setdefault(row, Metric(self._metrics, row))
 
     def __del__(self) -> None:
         if hasattr(self, "_family"):
-            for metric in self._given.values():
+            for metric in self._metric_of_row.values():
                 metric.forget()
-            self._metrics.let_go(self._family, list(self._given))
+            self._metrics.let_go(self._family, list(self._metric_of_row))
 
 
 def _bounds(buckets: Sequence[Any]) -> list[float]:

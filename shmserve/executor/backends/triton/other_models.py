@@ -81,7 +81,7 @@ class _Answers:
         try:
             self._running = _Served.models.begin(request.call(decoupled), _calling())
         except ShmserveError as ex:
-            self._failed = _told(request, ex)
+            self._failed = _in_triton_words(request, ex)
 
     def next(self) -> InferenceResponse | None:
         """Return the next response, or None after the last response."""
@@ -171,7 +171,7 @@ async def _awaited(running: RunningCall) -> CallAnswer | None:
         del future  # breaks the cycle of future, exception and traceback
 
 
-def _told(request: CalledRequest, error: ShmserveError) -> ShmserveError:
+def _in_triton_words(request: CalledRequest, error: ShmserveError) -> ShmserveError:
     """Return the error of a failed call, in Triton's words if the model is missing or not
     ready."""
     if not error.message.startswith("Request for unknown model"):

@@ -60,7 +60,7 @@ class Tensor:
         return cls(source.name, _Contents(None, source, writable, stays))
 
     @classmethod
-    def _given(cls, name: str, array: Any) -> Tensor:
+    def _on_array(cls, name: str, array: Any) -> Tensor:
         """Return a tensor on a numpy or CuPy array."""
         return cls(name, _contents(name, array, not isinstance(array, np.ndarray)))
 
@@ -76,7 +76,7 @@ class Tensor:
         if isinstance(tensor, np.ndarray):
             return Tensor(name, tensor)
         if isinstance(tensor, Tensor):
-            return Tensor._given(name, tensor.array())
+            return Tensor._on_array(name, tensor.array())
         try:
             array = dlpack.take(tensor)
             if not array.flags.c_contiguous:
@@ -84,7 +84,7 @@ class Tensor:
                     "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are"
                     " stored in C-Order are supported."
                 )
-            return Tensor._given(name, array)
+            return Tensor._on_array(name, array)
         except (TypeError, ValueError) as ex:
             raise TritonModelException(str(ex)) from ex
 
