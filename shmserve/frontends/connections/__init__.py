@@ -1,1 +1,2 @@
-"""Connections of clients below the protocols: accepting, refusing, and the book of open ones."""
+"""Client connections below the protocols: accepting, refusing, and the list of open
+connections."""

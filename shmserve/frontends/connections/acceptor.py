@@ -1,13 +1,15 @@
-"""Accepting connections, for every protocol: when, how many, and what if there is no room.
+"""Accepting connections, for every protocol: when, how many, and what to do without room.
 
-Listening sockets that several processes share wake all of them up for each new connection. To
-spread lasting connections evenly, a process that has connections waits a moment, in which idle
-processes go first, and accepts few at a time. It does not wait to fill the room of connections that
-have just ended: with clients that connect and close, a pause for each would be slower than the
-clients, and fill the listener's backlog. Ends are counted, because several may lie between two
-accepts: remembering only the last made clients wait three times as long (`bench.new_connections`).
+A new connection wakes all processes that share a listening socket. To spread lasting connections
+evenly, a process with connections waits a moment, in which idle processes go first, and accepts
+few connections at a time. The process does not wait to fill the room of connections that have just
+ended. If clients connect and close, a pause for each connection would be slower than the clients
+and would fill the listener's backlog. Ends are counted, because several may lie between two
+accepts: remembering only the last end made clients wait three times as long
+(`bench.new_connections`).
 
-A process without descriptors would be told of the waiting connections all the time, so it pauses.
+A process without descriptors pauses, since the loop would report the waiting connections all the
+time.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from shmserve.frontends.connections.refusals import Refusals
 from shmserve.frontends.descriptors import READ
 from shmserve.frontends.hub import Hub
 
-_ACCEPTS = 64  # in a turn of the loop
-_ACCEPT_DELAY_S = 0.001  # the least that the loop can wait
-_TURNS = 2  # of the loop: a connection begins, and reads the end that was there already
-_VACANCIES = 2  # that are left after an accept at most: room is for other processes, too
-_VACANT_S = 1.0  # lasting connections are soon spread again after the end of others
+_ACCEPTS = 64  # connections in a turn of the loop, without other processes
+_ACCEPT_DELAY_S = 0.001  # shortest wait of the loop
+_TURNS = 2  # turns of the loop in which a new connection begins and reads an end that has arrived
+_VACANCIES = 2  # largest number kept after an accept: other processes take the rest
+_VACANT_S = 1.0  # older vacancies do not count, so lasting connections are soon spread again
 
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_PAUSE_S = 0.1  # without descriptors, or after an error
+_PAUSE_S = 0.1  # after an error, or without descriptors
 
 Connect = Callable[[socket.socket, Any], C]
 """Makes a connection of an accepted socket and the client's address."""
@@ -46,9 +48,9 @@ class Acceptor(Generic[C]):
 
     Args:
         hub: the process's loop.
-        connections: the book of open connections, which accepted ones are added to.
+        connections: list of open connections, to which accepted connections are added.
         number_of: returns the number of a socket's caller, for the callers' shares.
-        refusals: answers the connections that there is no room for.
+        refusals: answers connections for which there is no room.
         log: the protocol's logger.
         spread: whether other processes accept from the same sockets.
     """
@@ -68,12 +70,13 @@ class Acceptor(Generic[C]):
         self._refusals = refusals
         self._log = log
         self._spread = spread
-        self._listeners: list[socket.socket] | None = []  # None: stopped
-        self._filled = 0  # of `connections.ended`: those whose room has been taken again
+        self._listeners: list[socket.socket] | None = []  # None after `stop`
+        self._filled = 0  # ends in `connections.ended` whose room has been taken again
         self._short_of_descriptors = False
 
     def listen(self, listener: socket.socket, connect: Connect[C]) -> None:
-        """Accept connections from a listening socket. In the loop's thread, or before it runs."""
+        """Accept connections from a listening socket. Call in the loop's thread, or before the
+        loop runs."""
         assert self._listeners is not None
         listener.setblocking(False)
         self._listeners.append(listener)
@@ -83,7 +86,8 @@ class Acceptor(Generic[C]):
         """Close the listening sockets. Idempotent."""
         listeners, self._listeners = self._listeners or [], None
         for listener in listeners:
-            self._hub.unhandle(listener.fileno())  # other processes may have the socket, too
+            # epoll keeps a closed socket that other processes have open
+            self._hub.unhandle(listener.fileno())
             listener.close()
 
     def _ready(self, listener: socket.socket, connect: Connect[C], _events: int) -> None:
@@ -93,7 +97,7 @@ class Acceptor(Generic[C]):
             self._hub.enter(self._accept_later, listener, connect, crowded)
 
     def _accept_later(self, listener: socket.socket, connect: Connect[C], crowded: bool) -> None:
-        """Let other processes go first where this one is `crowded`, else pause."""
+        """Let other processes go first if this process is `crowded`, else pause."""
         if crowded:
             self._await_vacancy()
         if not crowded or not self._accept_some(listener, connect):
@@ -103,13 +107,13 @@ class Acceptor(Generic[C]):
             self._hub.change(listener.fileno(), READ)
 
     def _has_vacancy(self) -> bool:
-        """Return whether a connection has ended a short while ago, and its room is not taken."""
+        """Return True if a connection has ended a short while ago and its room is still free."""
         lately = monotonic() <= self._connections.ended_at + _VACANT_S
         return lately and self._connections.ended > self._filled
 
     def _await_vacancy(self) -> None:
-        """Wait for connections that were accepted just now, which may have ended already; if none
-        has, wait for other processes."""
+        """Let new connections run, which may have ended already. If no connection ends, wait for
+        other processes."""
         for _ in range(_TURNS):
             self._hub.pause()
             if self._has_vacancy():
@@ -117,7 +121,7 @@ class Acceptor(Generic[C]):
         self._hub.sleep(_ACCEPT_DELAY_S)
 
     def _accept_some(self, listener: socket.socket, connect: Connect[C]) -> bool:
-        """Accept some of the waiting connections; return False if a pause has to follow."""
+        """Accept some of the waiting connections. Return False if a pause must follow."""
         try:
             for _ in range(len(self._connections) // 64 + 1 if self._spread else _ACCEPTS):
                 if self._listeners is None or not self._accept(listener, connect):
@@ -129,21 +133,21 @@ class Acceptor(Generic[C]):
                     "No descriptor is left for connections: %d", len(self._connections)
                 )
             return False
-        except Exception:  # of one connection, or of one that was to make room for it
+        except Exception:  # of one connection, or of a connection that was to make room
             self._log.exception("Error while accepting connections")
             return False
         return True
 
     def _accept(self, listener: socket.socket, connect: Connect[C]) -> bool:
-        """Accept or refuse a connection; return False if none waits.
+        """Accept or refuse a connection. Return False if no connection waits.
 
         Raises:
-            _NoDescriptor: the connection waits on, or was refused in the spare descriptor's place.
+            _NoDescriptor: the connection still waits, or was refused with the spare descriptor.
         """
         try:
             self._take(*listener.accept(), connect)
             return True
-        except OSError as ex:  # taken by another process, gone already, or no descriptor left
+        except OSError as ex:  # taken by another process, closed already, or no descriptor left
             if ex.errno not in _NO_DESCRIPTOR:
                 return False
         if not self._connections.end_longest_idle(monotonic()):
@@ -152,11 +156,11 @@ class Acceptor(Generic[C]):
         try:
             self._take(*listener.accept(), connect)
             return True
-        except OSError:  # the descriptor that is given up is not free yet
+        except OSError:  # the idle connection has not closed its descriptor yet
             raise _NoDescriptor from None
 
     def _take(self, sock: socket.socket, client: Any, connect: Connect[C]) -> None:
-        """Make a connection of an accepted socket, or refuse it."""
+        """Make a connection of an accepted socket, or refuse the socket."""
         self._short_of_descriptors = False
         try:
             caller = self._number_of(sock)

@@ -1,10 +1,11 @@
-"""Open connections of one process: their number, their shares, and which one ends to make room.
+"""Open connections of one process: number, shares of callers, and the connection that ends to make
+room.
 
-A connection does not tell this book of each request, which would cost every request a call. When
-room is needed, all idle connections are sorted once, and the answers of the next second come from
-that list: whatever has become idle since then has not been idle for long enough anyway. So the
-longest idle of many thousand connections costs one look at each of them a second, however many
-clients ask for room.
+Connections do not report each request here, since a report would cost every request a call. When
+room is needed, all idle connections are sorted once, and the sorted list is used for the next
+second. A connection that became idle later has not been idle long enough anyway. So finding the
+longest idle of many thousand connections costs one look at each connection per second, however
+many clients ask for room.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from typing import Generic, Protocol, TypeVar
 
 from shmserve.core.scheduling.admission import Admission, AdmissionLimits, CallPlace, Full
 
-CROWDED_IDLE_S = 1.0  # after so much idle time a connection gives way to a new one
+CROWDED_IDLE_S = 1.0  # seconds of idle time before a connection may give way to a new one
 
 
 class OpenConnection(Hashable, Protocol):
-    """A connection as its process's book sees it."""
+    """A connection, as `OpenConnections` uses it."""
 
     @property
     def idle_since(self) -> float:
-        """The time at which the connection went out of use; infinite while it is in use."""
+        """The time since which the connection is idle; infinite while the connection is in use."""
         ...
 
     def give_way(self) -> None:
-        """End for another's sake: now, or as soon as the connection has the loop's turn."""
+        """End to make room for another connection: now, or in this connection's next turn on the
+        loop."""
         ...
 
 
@@ -37,7 +39,7 @@ C = TypeVar("C", bound=OpenConnection)
 
 
 class OpenConnections(Generic[C]):
-    """At most `limit` connections, of which one caller has at most `caller_share`.
+    """At most `limit` connections, with at most the fraction `caller_share` for one caller.
 
     Attributes:
         ended: connections that have ended or were refused so far.
@@ -47,7 +49,8 @@ class OpenConnections(Generic[C]):
     def __init__(self, limit: int, caller_share: float = 1.0) -> None:
         self._admission = Admission(AdmissionLimits(limit, caller_share=caller_share))
         self._open: dict[C, CallPlace] = {}
-        # Of all callers (None) and of each: connections that were idle at `_sorted_at`
+        # Connections idle at `_sorted_at`, longest idle first: of each caller, and of all callers
+        # (None)
         self._idlers: dict[int | None, deque[tuple[float, C]]] = {}
         self._sorted_at = -inf
         self.ended = 0
@@ -60,14 +63,17 @@ class OpenConnections(Generic[C]):
         return len(self._open)
 
     def make_room(self, caller: int, now: float) -> bool:
-        """Return True if there is room for another connection of this caller. If need be, an idle
-        connection gives way: one of the same caller, where the caller has its share."""
+        """Return True if there is room for another connection of the caller.
+
+        If necessary an idle connection gives way: a connection of the same caller if the caller
+        has its share.
+        """
         full = self._admission.full(caller)
         return full is None or self.end_longest_idle(now, caller if full is Full.SHARE else None)
 
     def end_longest_idle(self, now: float, caller: int | None = None) -> bool:
-        """Have the longest idle connection (of `caller`) give way; return False if none has been
-        idle for long."""
+        """Have the longest idle connection (of `caller`) give way. Return False if no connection
+        has been idle for `CROWDED_IDLE_S`."""
         latest = now - CROWDED_IDLE_S
         while True:
             idlers = self._idlers.get(caller)
@@ -99,6 +105,6 @@ class OpenConnections(Generic[C]):
             self.count_end()
 
     def count_end(self) -> None:
-        """Note that a connection has ended, or was refused."""
+        """Note that a connection has ended or was refused."""
         self.ended += 1
         self.ended_at = monotonic()

@@ -1,4 +1,4 @@
-"""Refusing connections that there is no room for, so that their clients read why."""
+"""Refusals of connections for which there is no room, with the reason for the client."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from contextlib import suppress
 from shmserve.frontends.hub import Hub
 from shmserve.observe import flight_recorder
 
-_CLOSES_S = 1.0  # after that a client has read why
-_SOCKETS = 128  # that wait to be closed
+_CLOSES_S = 1.0  # seconds for a client to read the answer
+_SOCKETS = 128  # limit of refused sockets that wait to be closed
 
 
 class Refusals:
-    """Refused connections of one process, which are closed a moment later: closing over unread
+    """Refused connections of one process, closed a moment after the answer: closing over unread
     data would take the answer back.
 
-    A spare descriptor is kept for a connection that has to be refused because no descriptor is
-    left. Where a protocol has no answer, closing would tell the client nothing: then such a
-    connection waits in the listener's backlog.
+    A spare descriptor is kept to refuse a connection when no other descriptor is left. If the
+    protocol has no answer, closing would tell the client nothing, so such a connection waits in
+    the listener's backlog.
 
     Args:
         hub: the process's loop.
         kind: name of the connections, for the flight recorder.
-        answer: what a refused client reads; empty: the connection is closed at once.
+        answer: bytes for a refused client; if empty, the connection is closed at once.
     """
 
     def __init__(self, hub: Hub, kind: str, answer: bytes) -> None:
@@ -34,11 +34,11 @@ class Refusals:
         self._answer = answer
         self._refused: deque[socket.socket] = deque()
         self._spare: int | None = None
-        self._closes = False  # a greenlet is about to close them
+        self._closes = False  # a greenlet will close the refused sockets
         self._take_spare()
 
     def refuse(self, sock: socket.socket) -> None:
-        """Tell a client that there is no room."""
+        """Answer a client for whom there is no room."""
         limits = "max_connections, descriptors" if self._answer else "max_connections"
         flight_recorder.record("limit reached", self._kind, limits)
         if not self._answer:
@@ -53,18 +53,18 @@ class Refusals:
         self._close_soon()
 
     def refuse_next(self, listener: socket.socket) -> None:
-        """Refuse a waiting connection in the spare descriptor's place, if the place is free."""
+        """Refuse a waiting connection with the spare descriptor, if the spare is free."""
         if self._spare is None:
             return
         os.close(self._spare)
         self._spare = None
         try:
             self.refuse(listener.accept()[0])
-        except OSError:  # gone already
+        except OSError:  # the client has left
             self._close_soon()
 
     def close(self) -> None:
-        """Close refused connections, and have a spare descriptor again if there is any."""
+        """Close refused connections, and take a spare descriptor again if possible."""
         while self._refused:
             self._refused.popleft().close()
         self._take_spare()
@@ -82,5 +82,5 @@ class Refusals:
 
     def _take_spare(self) -> None:
         if self._spare is None and self._answer:
-            with suppress(OSError):  # the next turn tries again
+            with suppress(OSError):  # the next `close` tries again
                 self._spare = os.open(os.devnull, os.O_RDONLY)

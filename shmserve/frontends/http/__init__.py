@@ -1,1 +1,1 @@
-"""The HTTP application of Falcon, under gunicorn's workers: routes, errors, compression."""
+"""HTTP application of Falcon for gunicorn's workers: routes, errors, compression."""

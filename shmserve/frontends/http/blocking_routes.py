@@ -1,11 +1,11 @@
-"""Routes of extensions that may block: they run in threads beside a worker's loop.
+"""Routes of extensions that may block: responders run in threads beside a worker's loop.
 
 The loop serves every connection of a worker, so a route that sleeps, computes or waits for a
-database must not run there. There are at most `http_threads` threads for them. The request's body
-is read on the loop, to which the client's socket belongs. A small body of known length is there
-before a thread is taken, so slow clients hold threads only by larger bodies and by chunked ones. A
-stream's pieces are made beside the loop, one by one. Under WSGI servers with a thread for each
-request, a route runs in that thread.
+database must not run on the loop. At most `http_threads` threads run such routes. The request's
+body is read on the loop, which owns the client's socket. A small body of known length is read
+before a thread is taken, so slow clients hold threads only with larger or chunked bodies. The
+pieces of a streamed answer are made beside the loop, piece by piece. Under WSGI servers with a
+thread for each request, a route runs in the request's thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shmserve.frontends.extension_threads import ExtensionThreads
 from shmserve.frontends.heap_budget import FREE
 from shmserve.frontends.http.server.response import BufferBody
 
-_PIECE = 8192  # bytes read at a time from a stream that is a file
+_PIECE = 8192  # bytes per read from a stream with a `read` method
 _END = object()
 
 _Respond = Callable[..., None]
@@ -33,7 +33,7 @@ _Find = Callable[[Request], _Respond | None]
 
 
 class BlockingRoutes:
-    """Runs what may block, for one application of one process."""
+    """Runs code that may block, for one application of one process."""
 
     def __init__(self, settings: Settings) -> None:
         threads = ExtensionThreads(
@@ -64,23 +64,25 @@ class BlockingRoutes:
         return run
 
     def finder(self, find: _Find) -> _Find:
-        """Return a finder of responders; it and they run beside the loop."""
+        """Return a finder of responders. Both the finder and its responders run beside the
+        loop."""
 
-        def found(req: Request) -> _Respond | None:
+        def find_beside(req: Request) -> _Respond | None:
             waiter, body = waiting.installed.waiter, req.env["wsgi.input"]
             if waiter is not None:
                 _on_loop(req, waiter)
             respond = self.call(find, req)
             if respond is None:
-                req.stream = req.env["wsgi.input"] = body  # whoever answers may be on the loop
+                req.stream = req.env["wsgi.input"] = body  # the next responder may run on the loop
                 return None
             return self.responder(respond)
 
-        return found
+        return find_beside
 
 
 def _on_loop(req: Request, waiter: waiting.ThreadWaiter) -> _LoopBody:
-    """Give a request a body that can be read beside the loop, if it has none yet."""
+    """Return the request's body in a form readable beside the loop. Wrap the body unless already
+    wrapped."""
     body = req.env["wsgi.input"]
     if not isinstance(body, _LoopBody):
         body = req.stream = req.env["wsgi.input"] = _LoopBody(body, waiter.on_loop)
@@ -90,7 +92,7 @@ def _on_loop(req: Request, waiter: waiting.ThreadWaiter) -> _LoopBody:
 def _respond(respond: _Respond, req: Request, resp: Response, params: dict[str, Any]) -> None:
     respond(req, resp, **params)
     if resp.media is not None:
-        resp.render_body()  # Falcon keeps what this made of `media`
+        resp.render_body()  # Falcon keeps the rendered bytes of `media`
 
 
 def _pieces(stream: Any) -> Iterator[bytes]:
@@ -99,7 +101,7 @@ def _pieces(stream: Any) -> Iterator[bytes]:
 
 
 class _Resource:
-    """A resource whose responders, suffixed ones included, are wrapped."""
+    """A resource with all responders wrapped, suffixed responders included."""
 
     def __init__(self, resource: object, wrap: Callable[[_Respond], _Respond]) -> None:
         for name in dir(resource):
@@ -108,28 +110,29 @@ class _Resource:
 
 
 class _LoopBody:
-    """The request's body, whose methods run on the loop and are called beside it."""
+    """The request's body: methods are called beside the loop and run on the loop."""
 
     def __init__(self, body: Any, on_loop: Callable[..., Any]) -> None:
         self._body = body
         self._on_loop: Callable[..., Any] | None = on_loop
 
     def gather(self) -> None:
-        """Receive what is left, on the loop; from then on methods run where they are called."""
+        """Receive the rest on the loop. After this call, methods run in the thread of their
+        caller."""
         self._body, self._on_loop = BytesIO(self._body.read()), None
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._body, name)
-        if self._on_loop is None or not callable(found):
-            return found
-        return partial(self._on_loop, found)
+        attribute = getattr(self._body, name)
+        if self._on_loop is None or not callable(attribute):
+            return attribute
+        return partial(self._on_loop, attribute)
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.readline, b"")
 
 
 class _BesideStream:
-    """An answer in pieces, each made beside the loop that sends it."""
+    """An answer in pieces: each piece is made beside the loop, which sends the piece."""
 
     def __init__(self, stream: Any, call: Callable[..., Any]) -> None:
         self._stream = stream
@@ -146,5 +149,5 @@ class _BesideStream:
             return
         try:
             self._call(close)
-        except Unavailable:  # what the stream holds is given back in any case
+        except Unavailable:  # the stream must give back its resources, even on the loop
             close()

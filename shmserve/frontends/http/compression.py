@@ -1,4 +1,4 @@
-"""Compression of answers: only of successful inferences, only where it was asked for."""
+"""Compression of answers: only successful inferences, only if the client asks for compression."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import functools
 import zlib
 from collections.abc import Sequence
 
-_LEVEL = 1  # tensors compress badly; a server's processor has better to do
+_LEVEL = 1  # fastest: tensors compress badly, and a higher level costs processor time
 _WINDOW = {"gzip": 31, "deflate": 15}
 
 
 @functools.lru_cache(maxsize=64)
 def choose(accept: str) -> str:
-    """The coding for an Accept-Encoding field: "gzip", "deflate" or "" for none.
+    """Return the coding for an Accept-Encoding field: "gzip", "deflate" or "" for none.
 
-    The one with the greatest weight. Several of equal weight, as HTTP libraries send
-    by default, leave the choice to the server, which then does not compress.
+    The coding of greatest weight wins. Codings of equal weight, sent by HTTP libraries by default,
+    leave the choice to the server, which then does not compress.
     """
     weights: dict[str, float] = {}
     for part in accept.lower().split(","):
         name, _, rest = part.partition(";")
         weights[name.strip().removeprefix("x-")] = _weight(rest)
-    known = {name: weight for name, weight in weights.items() if weight and name in _WINDOW}
-    if not known:
+    accepted = {name: weight for name, weight in weights.items() if weight and name in _WINDOW}
+    if not accepted:
         return ""
-    best = max(known.values())
+    best = max(accepted.values())
     if weights.get("identity", weights.get("*", 0.0)) >= best:
         return ""
-    winners = [name for name, weight in known.items() if weight == best]
+    winners = [name for name, weight in accepted.items() if weight == best]
     if len(winners) == 1:
         return winners[0]
     return winners[0] if weights.get("identity", 1.0) == 0.0 else ""
@@ -35,14 +35,14 @@ def choose(accept: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def takes_gzip(accept: str) -> bool:
-    """Whether gzip is acceptable at all, by an Accept-Encoding field."""
+    """Return True if an Accept-Encoding field accepts gzip at all."""
     parts = (part.partition(";") for part in accept.lower().split(","))
     weights = {name.strip(): _weight(rest) for name, _, rest in parts}
     return weights.get("gzip", weights.get("*", 0.0)) > 0
 
 
 def _weight(parameters: str) -> float:
-    """The q value; what cannot be read counts as not acceptable."""
+    """Return the q value of a coding; 0.0 (not acceptable) if the value is malformed."""
     for parameter in parameters.split(";"):
         key, _, value = parameter.partition("=")
         if key.strip() == "q":
@@ -55,7 +55,7 @@ def _weight(parameters: str) -> float:
 
 
 def compress(buffers: Sequence[bytes | memoryview], coding: str) -> bytes:
-    """All buffers as one compressed body."""
+    """Return all buffers as one compressed body."""
     deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[coding])
     parts = [deflater.compress(buffer) for buffer in buffers]
     parts.append(deflater.flush())

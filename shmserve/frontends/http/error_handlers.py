@@ -1,4 +1,5 @@
-"""Every error as ``{"error": "..."}``, with the status of `errors`' table."""
+"""Error answers: every error as ``{"error": "..."}``, with the status given in
+`shmserve.errors`."""
 
 from __future__ import annotations
 
@@ -34,10 +35,15 @@ _GENERIC = "internal server error"
 
 
 class ErrorHandlers:
-    """What Falcon calls for an error. `infers`: whether a route of this template runs models.
+    """Handlers that Falcon calls for errors.
 
-    `forms`: beginnings of paths whose clients look for errors in another form, and what makes
-    the body of the message and the status.
+    Args:
+        dispatcher: the way to the models.
+        infers: returns True if the route of a template runs models.
+
+    Attributes:
+        forms: pairs of a path prefix and a function. For paths with the prefix, the function makes
+            the error's body from message and status.
     """
 
     def __init__(self, dispatcher: DispatchApi, infers: Callable[[str], bool]) -> None:
@@ -46,7 +52,7 @@ class ErrorHandlers:
         self.forms: list[tuple[str, Callable[[str, int], bytes]]] = []
 
     def install(self, app: falcon.App[Request, Response]) -> None:
-        """Have them called by an application."""
+        """Register the handlers in an application."""
         app.add_error_handler(Exception, self.on_unexpected)
         app.add_error_handler(falcon.HTTPError, self.on_http_error)
         app.add_error_handler(ShmserveError, self.on_shmserve_error)
@@ -54,11 +60,12 @@ class ErrorHandlers:
     def on_shmserve_error(
         self, req: Request, resp: Response, ex: ShmserveError, params: dict[str, Any]
     ) -> None:
-        """An error of ours: its message was written for the client."""
+        """Answer with an error of this project, whose message is written for clients."""
         request = self._answer(req, resp, ex.http_status, ex.message)
         if self._infers(req.uri_template or ""):
             trace_refused(self._dispatcher, req, ex)
-        if not (req.path.endswith("/ready") and isinstance(ex, Unavailable)):  # asked all the time
+        # probes ask all the time
+        if not (req.path.endswith("/ready") and isinstance(ex, Unavailable)):
             log_failure(log, f"{req.method} {req.path}", request, ex)
         if ex.retry_after_s and ex.http_status == 503:
             resp.set_header("Retry-After", str(ex.retry_after_s))
@@ -70,7 +77,7 @@ class ErrorHandlers:
     def on_http_error(
         self, req: Request, resp: Response, ex: falcon.HTTPError, params: dict[str, Any]
     ) -> None:
-        """An error of Falcon's: no such path, no such method."""
+        """Answer with an error of Falcon, such as an unknown path or method."""
         if ex.headers:
             resp.set_headers(ex.headers)
         status = falcon.http_status_to_code(ex.status)
@@ -80,12 +87,12 @@ class ErrorHandlers:
     def on_unexpected(
         self, req: Request, resp: Response, ex: Exception, params: dict[str, Any]
     ) -> None:
-        """A defect: the client learns that there is one, the log what it is."""
+        """Answer 500 for a bug: the client learns no details, the log gets the exception."""
         request = self._answer(req, resp, 500, _GENERIC)
         log_failure(log, f"{req.method} {req.path}", request, ex)
 
     def _answer(self, req: Request, resp: Response, status: int, message: str) -> str:
-        """Fill the response; the request's id, which is in it."""
+        """Fill the response. Return the request's id, which is also in the response."""
         message = message or _GENERIC
         request = request_id(req.env.get(IN_ENVIRON))
         resp.set_header(HEADER, request)
@@ -101,7 +108,8 @@ class ErrorHandlers:
 
 
 def trace_refused(dispatcher: DispatchApi, req: Request, error: ShmserveError) -> None:
-    """An inference over HTTP has failed: if no executor was asked for it, that has a span."""
+    """Report a failed inference for tracing. The inference gets a span here unless an executor was
+    asked."""
     attributes: dict[str, Attribute] = {
         "url.path": req.path,
         "http.response.status_code": error.http_status,

@@ -1,7 +1,7 @@
-"""The HTTP API as an OpenAPI 3.1 document, made of the routes there are.
+"""OpenAPI 3.1 document of the HTTP API, made from the table of routes.
 
-What a route is for and what passes over it is told by an `Operation`; schemas are made of the types
-that the answers are made of.
+An `Operation` describes purpose, bodies and answers of a route. Schemas come from the types of
+bodies and answers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ class Error(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True):
-    """What one method of a route does.
+    """Description of one method of a route.
 
-    `body`, `answer`, `error`: types of JSON documents that msgspec can describe, None if there is
-    none. `required`: whether the body is. `media`: the answer's, which has no schema unless it is
-    JSON. `query`: names of parameters there. `other_media`: of bodies and answers besides JSON.
-    `tensors`: so may JSON parts that are followed by raw tensors be.
+    Attributes:
+        body, answer, error: types of JSON documents that msgspec can describe; None for no
+            document.
+        required: whether the body is required.
+        media: media type of the answer; only JSON answers have a schema.
+        query: names of query parameters.
+        other_media: media types of bodies and answers besides JSON.
+        tensors: whether raw tensors may follow the JSON part of bodies and answers.
     """
 
     summary: str
@@ -51,40 +55,43 @@ class Operation(Struct, frozen=True):
 
 
 class Route(Struct, frozen=True):
-    """A path as OpenAPI writes it, and its methods."""
+    """A path in OpenAPI's form, and its methods."""
 
     path: str
     category: Category
     methods: Mapping[str, Operation]
 
 
-def described(template: str, methods: Iterable[str], known: Mapping[str, Operation]) -> Any:
-    """The operations of a route, by method. `known`: by method and path, such as
-    ``GET /v2/models/{name}``, which is also told of its versions. One that nobody has described
-    is there with its bare name."""
+def described(template: str, methods: Iterable[str], descriptions: Mapping[str, Operation]) -> Any:
+    """Return the operations of a route, by method.
+
+    `descriptions` has operations by method and path, such as ``GET /v2/models/{name}``, which also
+    describes the path with a version. A method without an operation in `descriptions` gets method
+    and path as summary.
+    """
     path = plain(template)
     short = path.replace("/versions/{version}", "").replace("/{repository}/", "/")
     operations = {}
     for method in methods:
         like = "GET" if method == "HEAD" else method
-        found = known.get(f"{like} {path}") or known.get(f"{like} {short}")
-        operations[method] = found or Operation(f"{like} {path}")
+        operation = descriptions.get(f"{like} {path}") or descriptions.get(f"{like} {short}")
+        operations[method] = operation or Operation(f"{like} {path}")
     return operations
 
 
 def plain(template: str) -> str:
-    """A route's template without what its variables are converted with."""
+    """Return a route's template without the converters of its variables."""
     return re.sub(r"\{(\w+):\w+\}", r"{\1}", template)
 
 
 def document(routes: Iterable[Route], title: str, version: str) -> dict[str, Any]:
-    """The whole document, as JSON values."""
-    known = list(routes)
-    types = [kind for kind in _types(known) if kind is not None]
+    """Return the whole document, as JSON values."""
+    route_list = list(routes)
+    types = [kind for kind in _types(route_list) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=_SCHEMA)
     by_type = dict(zip(map(repr, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for route in sorted(known, key=lambda route: route.path):
+    for route in sorted(route_list, key=lambda route: route.path):
         paths[route.path] = {"parameters": _path_parameters(route.path)} | {
             method.lower(): _operation(route, method, operation, by_type)
             for method, operation in route.methods.items()

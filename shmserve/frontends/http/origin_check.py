@@ -1,4 +1,4 @@
-"""The first look at every HTTP request: which host it is for, and whether a page sent it."""
+"""First check of every HTTP request: the host it is for, and the web page it comes from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shmserve.errors import InvalidArgument
 from shmserve.frontends.oip.origins import Origins
 
 _REMEMBERED = 256
-_UNIX = ("", "/", "\0")  # what the address of a Unix socket's client begins with; no other does
+_UNIX = ("", "/", "\0")  # first characters of REMOTE_ADDR, only for clients of Unix sockets
 _PREFLIGHT_S = "600"
 _EXPOSED = (
     "Inference-Header-Content-Length, shmserve-receipt, Server-Timing, X-Request-ID, Retry-After"
@@ -18,10 +18,12 @@ Marks = tuple[str | None, str | None, str | None, str, bool]
 
 
 class OriginCheck:
-    """Middleware. What needs nothing further is remembered: clients send the same again and again.
+    """Middleware that checks `Host`, `Origin` and `Sec-Fetch-Site` of each request.
+
+    Clients send equal fields again and again, so admitted combinations are cached.
 
     Attributes:
-        pages: paths of pages for people, to which links from elsewhere may lead.
+        pages: paths of pages for people, which links on other sites may open.
     """
 
     def __init__(self, origins: Origins) -> None:
@@ -30,9 +32,10 @@ class OriginCheck:
         self.pages: set[str] = set()
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Called before the request is routed."""
+        """Check a request before routing. Falcon calls this method."""
         env = req.env
-        if env["PATH_INFO"][:2] == "//":  # Falcon would take all of them for one
+        # Falcon would route paths with several leading slashes like paths with one
+        if env["PATH_INFO"][:2] == "//":
             raise falcon.HTTPRouteNotFound
         marks = (
             env.get("HTTP_HOST"),
@@ -46,7 +49,7 @@ class OriginCheck:
 
     def _look(self, req: falcon.Request, resp: falcon.Response, marks: Marks) -> None:
         host, origin, site, scheme, unix = marks
-        # No browser opens a Unix socket, and clients of one name as host whatever they like
+        # Browsers open no Unix sockets, and clients of Unix sockets send any Host they like
         if host is not None:
             if not unix:
                 self._origins.check_host(host)
@@ -60,14 +63,15 @@ class OriginCheck:
                 _share(req, resp, origin)
                 return
         if host is None:
-            return  # what holds then is a matter of more than the marks
+            return  # more than the marks decided in this case, so nothing is cached
         if len(self._admitted) >= _REMEMBERED:
             self._admitted = set()
         self._admitted.add(marks)
 
 
 def _follows_link(req: falcon.Request) -> bool:
-    """Whether somebody opens it in a window of its own, where no other page can look."""
+    """Return True if the page opens in a window of its own, where no other page can read the
+    content."""
     return (
         req.method == "GET"
         and req.get_header("Sec-Fetch-Mode") == "navigate"
@@ -76,17 +80,17 @@ def _follows_link(req: falcon.Request) -> bool:
 
 
 def _share(req: falcon.Request, resp: falcon.Response, origin: str) -> None:
-    """Have the browser let a page of this origin read the answer, and answer its question ahead."""
+    """Allow a page of this origin to read the answer, and answer a preflight request (CORS)."""
     resp.set_header("Access-Control-Allow-Origin", origin)
     resp.append_header("Vary", "Origin")
     resp.set_header("Access-Control-Expose-Headers", _EXPOSED)
-    wanted = req.get_header("Access-Control-Request-Method")
-    if req.method != "OPTIONS" or wanted is None:
+    requested_method = req.get_header("Access-Control-Request-Method")
+    if req.method != "OPTIONS" or requested_method is None:
         return
     resp.set_header("Access-Control-Allow-Methods", "GET, HEAD, POST")
-    asked = req.get_header("Access-Control-Request-Headers")
-    if asked is not None and asked.isascii() and asked.isprintable():
-        resp.set_header("Access-Control-Allow-Headers", asked)
+    fields = req.get_header("Access-Control-Request-Headers")
+    if fields is not None and fields.isascii() and fields.isprintable():
+        resp.set_header("Access-Control-Allow-Headers", fields)
     resp.set_header("Access-Control-Max-Age", _PREFLIGHT_S)
     resp.status = falcon.HTTP_204
     resp.complete = True

@@ -1,4 +1,4 @@
-"""What stands in paths."""
+"""Values of path variables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _MAX_DIGITS = 18  # versions are positive 64-bit numbers
 
 
 def checked_version(version: str) -> str:
-    """The version of a path, as the registry writes it; "": the path has none.
+    """Return the version in a path, in the registry's form; "" if the path has no version.
 
     Raises:
-        NotFound: it is no number, so that the path is none of ours.
+        NotFound: the version is no number, so there is no such path.
     """
     if not version:
         return ""

@@ -1,4 +1,4 @@
-"""Who a request comes from, as the kernel says."""
+"""Callers of HTTP requests, as identified by the kernel."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from shmserve.core.keys import Key
 from shmserve.transport.trust import peer_credentials
 from shmserve.transport.trust.peer_credentials import REMOTE
 
-KEY = "shmserve.key"  # in the environ: the request's key
+KEY = "shmserve.key"  # key in the environ of the request's `Key`
 
 
 def caller_of(environ: dict[str, Any]) -> Caller:
-    """The caller of a request. Looked up once per connection by our worker class; other
-    servers hand over at most the socket, which is then looked at each time. Whoever relays it
-    for others is none that it could come from (`access.RELAYED`). It has the scopes of the key
-    that came along."""
+    """Return the caller of a request, with the scopes of the request's key.
+
+    The worker class of this server looks up the caller once per connection. Other servers pass at
+    most the socket, so the caller is looked up for each request. A request relayed by a proxy
+    counts as remote (`origins.RELAYED`): the kernel identifies the proxy only.
+    """
     caller = _connected(environ)
     key: Key | None = environ.get(KEY)
     return caller if key is None else replace(caller, scopes=key.scopes)

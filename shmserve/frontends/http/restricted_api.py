@@ -1,6 +1,8 @@
-"""What is asked of a request once its route is known: the secret of the route's category, and
-whether its caller may do what the route does, by himself or with his key. Every route is added
-with both."""
+"""Check of requests after routing: the secret of the route's category, and the caller's right to
+the route's action.
+
+Callers have rights of their own or through a key. Every route is added with category and action.
+"""
 
 from __future__ import annotations
 
@@ -26,55 +28,66 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 
 class RouteRule(NamedTuple):
-    """What a route is. `action` None: that of its category, and to read is always to use."""
+    """Category and action of a route. If `action` is None, reading is "use" and other methods have
+    the action of the category."""
 
     category: Category
     action: Action | None = None
 
 
 class Guard:
-    """Refuses requests without the secret of their category, and callers who may not."""
+    """Middleware that refuses requests without the secret of their category or without the right
+    to the action. False if there is nothing to refuse or count.
+
+    Attributes:
+        rules: rules of all routes, by template.
+    """
 
     def __init__(self, restricted: Restricted, access: Access, keys: PresentedKeys) -> None:
         self._restricted = restricted
         self._access = access
         self._keys = keys
         self._closed = frozenset(filter(access.asked_at_the_door, ACTIONS)) - {"send models"}
-        self.rules: dict[str, RouteRule] = {}  # by the route's template
+        self.rules: dict[str, RouteRule] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is anything to refuse."""
         return bool(self._restricted or self._closed or self._keys)
 
     def infers(self, template: str) -> bool:
-        """Whether a route runs models."""
+        """Return True if the route runs models."""
         rule = self.rules.get(template)
         return rule is not None and rule.category == "inference"
 
     def process_resource(
         self, req: falcon.Request, resp: falcon.Response, resource: Any, params: dict[str, Any]
     ) -> None:
-        """Called once the route is known, before the body is looked at."""
+        """Check a request after routing, before its body is read. Falcon calls this method."""
         rule = self.rules.get(req.uri_template or "")
-        if rule is None:  # added behind our back
+        if rule is None:  # the route was added to Falcon without a rule
             raise PermissionDenied("This API is restricted")
         self.check(rule, req)
 
     def check(self, rule: RouteRule, req: falcon.Request) -> None:
-        """The same for a request that no route takes."""
+        """Check a request against a rule; called directly for requests answered without a route.
+
+        Raises:
+            PermissionDenied: the secret is missing or wrong, or the caller lacks the right.
+            Unauthenticated: the action needs a key.
+        """
         self._restricted.check(rule.category, HeaderFields(req.env))
         key = self._holder(req) if self._keys else None
         action = rule.action
         if action is None:
             action = "use" if req.method in _READING else ACTION_OF[rule.category]
         if action not in self._closed or (action == "use" and rule.category == "health"):
-            return  # probes of health have no key
+            return  # health probes have no key
         self._access.check(action, caller_of(req.env))
         if key is not None and action != "use":
             log.info("key %s: %s %s", key.name, req.method, req.uri_template or "")
 
     def _holder(self, req: falcon.Request) -> Key | None:
-        """Whose key it came with. No model is to see that, nor what else is made of headers."""
+        """Return the request's valid key, if any. Remove the key's field from the environ, so that
+        models and forwarded parameters never contain the key."""
         field, key = self._keys.holder(HeaderFields(req.env).get)
         if key is not None:
             req.env[KEY] = key

@@ -1,4 +1,4 @@
-"""How routes are added to the HTTP application, by ourselves and by extensions."""
+"""Registration of routes in the HTTP application, by the server and by extensions."""
 
 from __future__ import annotations
 
@@ -22,27 +22,31 @@ from shmserve.frontends.oip.restricted_apis import Category, known
 
 Responder = Callable[[falcon.Request, falcon.Response], None]
 Finder = Callable[[falcon.Request], Responder | None]
-# A model's paths stand once without and once with a version, which is not empty then (`Given`)
+# Paths of a model without and with a version. A version in the path must not be empty (`Given`).
 MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version:given}")
 
 
 class Given(BaseConverter):
-    """A part of a path that must not be empty: without it the path is another one."""
+    """Converter of a path variable that must not be empty: a path with an empty variable does not
+    match."""
 
     def convert(self, value: str) -> str | None:
         return value or None
 
 
 class Get:
-    """A resource whose GET and HEAD `respond` answers; it also gets the path's variables."""
+    """A resource that answers GET and HEAD with `respond`, which also gets the path's
+    variables."""
 
     def __init__(self, respond: Callable[..., None]) -> None:
         self.on_get = self.on_head = respond
 
 
 class App(HttpApp):
-    """Falcon's application, and the templates of its routes. (`falcon.inspect` finds them as well,
-    and reads the source of every resource for that.)"""
+    """Application of Falcon that also lists the templates of its routes.
+
+    `falcon.inspect` lists templates as well, but reads the source code of every resource for that.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -54,20 +58,21 @@ class App(HttpApp):
 
 
 class Routes:
-    """Adds routes to the application; each with its category of the restricted APIs."""
+    """Table of the application's routes. Each route has a category of the restricted APIs."""
 
     def __init__(self, app: App, guard: Guard, origins: OriginCheck, errors: ErrorHandlers) -> None:
         self._app = app
         self._guard = guard
         self._pages = origins.pages
         self._errors = errors
-        self._blocking: BlockingRoutes | None = None  # what runs routes that may block
+        # runs routes that may block; None: no route of this table may block
+        self._blocking: BlockingRoutes | None = None
         self._finders: list[tuple[Category, Finder]] = []
         self._operations: dict[str, openapi.Operation] = {}
 
     def for_extensions(self, settings: Settings) -> Routes:
-        """Return the same table for extensions, whose routes may block if they do not say
-        otherwise. The server's own routes never do."""
+        """Return a view of the same table for extensions. Routes added through the view may block
+        unless declared otherwise. The server's own routes never block."""
         routes = copy(self)
         routes._blocking = BlockingRoutes(settings)
         return routes
@@ -81,21 +86,21 @@ class Routes:
         action: Action | None = None,
         never_blocks: bool = False,
     ) -> None:
-        """A route, such as ``/v2/models/{name}/infer``, and Falcon's resource for it. `suffix`: of
-        its responders' names, such as `on_get_suffix`.
+        """Add a route, such as ``/v2/models/{name}/infer``.
 
         Args:
-            category: of the restricted APIs.
+            category: category of the restricted APIs.
             template: the path.
-            resource: answers.
-            action: what its requests do (`frontends.oip.origins`), where it is not what those of
-                the category do and reading is not only that.
+            resource: Falcon's resource that answers.
+            suffix: suffix of the responders' names, as in `on_get_suffix`.
+            action: the requests' action (`frontends.oip.origins`), if different from the
+                category's action and from "use" for reading.
             never_blocks: for extensions: the responders wait for nothing but the `dispatcher` and
-                the request's body, and hand long work to `waiting.beside`. They run on the loop
-                that serves all connections of the worker, which saves a thread.
+                the request's body, and hand long work to `waiting.beside`. Such responders run on
+                the loop that serves all connections of the worker, which saves a thread.
 
         Raises:
-            ValueError: there is no such category, or there is such a route.
+            ValueError: the category does not exist, or the route exists already.
         """
         self._guard.rules[template] = RouteRule(known(category, f"route {template}"), action)
         if self._blocking is not None and not never_blocks:
@@ -103,11 +108,13 @@ class Routes:
         self._app.add_route(template, resource, suffix=suffix)
 
     def add_behind(self, category: Category, find: Finder, never_blocks: bool = False) -> None:
-        """What may answer requests that no route takes: `find` tells by which function, if at all.
-        `never_blocks`, as in `add`, is about both.
+        """Add a finder for requests that match no route. `find` returns the responder of a
+        request, or None.
+
+        `never_blocks` is explained in `add`, and covers finder and responder.
 
         Raises:
-            ValueError: there is no such category.
+            ValueError: the category does not exist.
         """
         if self._blocking is not None and not never_blocks:
             find = self._blocking.finder(find)
@@ -116,18 +123,19 @@ class Routes:
     def add_page(
         self, category: Category, path: str, resource: object, never_blocks: bool = False
     ) -> None:
-        """As `add`, of a page for people: links from elsewhere may lead there."""
+        """Add a page for people, like `add`. Links on other sites may open the page."""
         self.add(category, path, resource, never_blocks=never_blocks)
         self._pages.add(path)
 
     def describe(self, operations: Mapping[str, openapi.Operation]) -> None:
-        """What stands in the OpenAPI document about routes, by method and path, as in
-        ``GET /v2/models/{name}``. Those that nobody describes are there by their bare names."""
+        """Set the descriptions of routes in the OpenAPI document, by method and path, as in ``GET
+        /v2/models/{name}``. A route without a description appears with method and path as
+        summary."""
         self._operations.update(operations)
 
     def table(self) -> list[openapi.Route]:
-        """All routes, with the methods that they answer by themselves."""
-        from falcon import inspect  # takes its time, and is needed where this is asked for only
+        """Return all routes, each with the methods for which it has responders."""
+        from falcon import inspect  # slow to import, and rarely needed
 
         return [
             openapi.Route(
@@ -143,15 +151,15 @@ class Routes:
         ]
 
     def errors_as(self, prefix: str, encode: Callable[[str, int], bytes]) -> None:
-        """Errors of paths that begin so have another body: `encode` makes the JSON of the message
-        and the status."""
+        """Use another error body for paths with a prefix: `encode` makes the JSON from message and
+        status."""
         self._errors.forms.append((prefix, encode))
 
     def finish(self) -> None:
-        """Nothing is added any more.
+        """Install the finders. No route is added after this call.
 
         Raises:
-            ValueError: there is a route that was not added here.
+            ValueError: a route was not added through this table.
         """
         self._app.add_sink(self._behind, r"/")
         for template in self._app.templates:
@@ -168,35 +176,35 @@ class Routes:
 
 
 class HttpExtension(Protocol):
-    """An extension of the group `extensions.HTTP_ROUTES`: adds its routes.
+    """An extension of the group `extensions.HTTP_ROUTES`, which adds routes.
 
-    Called once in each HTTP worker, after the server's own routes were added and before it takes
-    requests. A responder runs in a thread beside the worker's loop and may block; of `http_threads`
-    such threads none is anybody's own, so resources must bear being called by several at a time,
-    and a stream's pieces may be asked for by one thread after the other. While all of them are
-    busy, requests wait `request_timeout_s` for one and are then told 503. Routes that are added
-    with `never_blocks=True` run on the loop itself.
+    Each HTTP worker calls the extension once: after adding the server's own routes and before
+    taking requests. A responder runs in a thread beside the worker's loop and may block. Requests
+    share `http_threads` such threads. So several threads may call a resource at a time, and
+    different threads may ask for the pieces of one stream. While all threads are busy, a request
+    waits `request_timeout_s` for a thread and is then answered 503. Routes added with
+    `never_blocks=True` run on the loop itself.
 
-    What responders raise of `shmserve.errors` becomes an answer with its status and text; anything
-    else becomes a 500 without one, and a traceback in the log.
+    Errors of `shmserve.errors` raised by responders are answered with their status and text. Any
+    other exception is answered 500 without a text and logged with a traceback.
     """
 
     def __call__(self, routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
-        """Add routes. What is raised here keeps the worker from starting.
+        """Add routes. An exception raised here keeps the worker from starting.
 
         Args:
-            routes: takes them.
-            dispatcher: the way to the models; it outlives the application.
+            routes: table for the routes.
+            dispatcher: the way to the models; outlives the application.
             settings: all settings; `Settings.extension` has the extension's own.
         """
         ...
 
 
 def add_extensions(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
-    """The routes of all extensions.
+    """Add the routes of all extensions.
 
     Raises:
-        ConfigError: one cannot be imported.
+        ConfigError: an extension cannot be imported.
     """
     routes = routes.for_extensions(settings)
     for extension in extensions.load_all(extensions.HTTP_ROUTES).values():

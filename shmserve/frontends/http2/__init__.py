@@ -1,8 +1,9 @@
 """HTTP/2 for a gRPC server (RFC 9113): the protocol alone, without sockets, threads or a clock.
 
-A connection is given what its socket received and tells events; it is told what to send and gives
-buffers for `sendmsg`. Large payload never passes through it: while `payload_due` says that the next
-bytes belong to a stream, they are received where that stream wants them. A loop's part of it::
+The owner of a `Connection` feeds the bytes received from a socket and gets events. Responses go in
+through `send`, and buffers for `sendmsg` come out. Large payload bypasses the connection: while
+`payload_due` says that the next bytes belong to a stream, the owner receives them straight into
+the stream's memory. The owner's part in a loop::
 
     def readable(sock, connection, calls, now):
         due = connection.payload_due
@@ -27,8 +28,8 @@ bytes belong to a stream, they are received where that stream wants them. A loop
         if connection.finished:
             sock.close()
 
-and `tick` when `next_tick` says so. A call is answered by one `send` of headers, buffers and
-trailers, encoded by `encode_fields` once and for all.
+The owner also calls `tick` at the time given by `next_tick`. A call is answered by a single `send`
+of headers, buffers and trailers. Header blocks are encoded by `encode_fields` and can be reused.
 """
 
 from shmserve.frontends.http2.connection import Connection

@@ -1,4 +1,4 @@
-"""One HTTP/2 connection as a server sees it: bytes in, events out; commands in, bytes out."""
+"""Server side of one HTTP/2 connection: bytes in, events out; commands in, bytes out."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from shmserve.frontends.http2.reader import FrameReader
 from shmserve.frontends.http2.sender import ALONE_FRAME, Sender
 from shmserve.frontends.http2.streams import IOV_MAX, Http2Streams, OutgoingBytes
 
-_TICK_S = 1.0  # how often slow readers are looked at
+_TICK_S = 1.0  # seconds between checks for slow readers
 _NEVER = float("inf")
 
 
 class Connection:
-    """The protocol of one connection; sockets and clocks are its owner's.
+    """Protocol of one connection; socket and clock belong to the owner.
 
-    Nothing here is safe to be called by two threads at once. Times are in seconds of any
-    monotonic clock. Methods never raise for what the client does: that ends in events.
+    Methods are not safe to be called from two threads at once. Times are in seconds of any
+    monotonic clock. Methods never raise for faults of the client, which become events.
 
     Args:
-        limits: what the client may ask for.
+        limits: limits for the client.
         now: the time.
 
     Attributes:
-        reader: its `left` tells at once whether anything can be due.
-        payload_received, payload_returned: tell what became of `payload_due`, see `FrameReader`.
+        reader: reader of frames; payload can be due only while `reader.left` is not 0.
+        payload_received, payload_returned: the owner's reports on `payload_due`, see
+            `FrameReader`.
         consumed: lets the client send more, see `Http2Streams.consumed`.
-        released: tells which tokens are free, see `OutgoingBytes.take_released`.
+        released: returns the tokens that became free, see `OutgoingBytes.take_released`.
         send: sends a response or a part of one, see `Sender.send`.
     """
 
@@ -48,24 +49,24 @@ class Connection:
         self.consumed = streams.consumed
         self.released = output.take_released
         self.send = self._sender.send
-        self._most_pending = limits.high_water_bytes + ALONE_FRAME + limits.max_control_bytes
-        self._sent_at = now  # since then, less than `min_progress_bytes` of what waits was sent
+        self._max_pending = limits.high_water_bytes + ALONE_FRAME + limits.max_control_bytes
+        self._sent_at = now  # when the socket last took `min_progress_bytes` of waiting bytes
         self._sent_bytes = 0
-        self._waits = False  # something was offered to the socket, and is not sent entirely
+        self._waits = False  # bytes were offered to the socket and are not all sent
         self._failed = False
 
-    # --- what comes in
+    # --- input
 
     def receive(self, data: Buffer, now: float) -> list[Event]:
-        """Read what the socket gave; `data` may begin and end anywhere.
+        """Read bytes from the socket. `data` may begin and end anywhere in a frame.
 
-        Events hold views of `data`: it must not be overwritten while they are in use.
+        Events hold views of `data`: do not overwrite `data` while events are in use.
         """
         if self._failed:
             return []
         try:
             self.reader.receive(data, now)
-            if self._output.pending > self._most_pending:
+            if self._output.pending > self._max_pending:
                 raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
         except ConnectionFailed as failed:
             self._fail(failed)
@@ -75,7 +76,8 @@ class Connection:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to send or to release, or all has been said."""
+        """Return True if there are bytes to send or tokens to release, or if the connection drains
+        or has failed."""
         output = self._output
         return bool(
             output.pending
@@ -87,38 +89,40 @@ class Connection:
 
     @property
     def payload_due(self) -> tuple[int, int] | None:
-        """A stream and a number of bytes: as many of the next ones are its payload.
+        """Id of the stream whose payload comes next, and the number of bytes; None if other bytes
+        come next.
 
-        Its owner may receive them, or a part, right where they belong, and say so by
-        `payload_received`; or ignore it, and give everything to `receive`.
+        The owner may receive all or some of these bytes straight into place and report with
+        `payload_received`, or pass all bytes to `receive`.
         """
-        stream, left = self.reader.payload, self.reader.left
-        if not left or stream is None or stream.closed or self._failed:
+        stream, remaining = self.reader.payload, self.reader.left
+        if not remaining or stream is None or stream.closed or self._failed:
             return None
-        return stream.id, left
+        return stream.id, remaining
 
     @property
     def missing(self) -> int:
-        """Bytes until it can be said whether payload is due; at least one."""
+        """Bytes to read before `payload_due` can be decided; at least 1."""
         return self.reader.missing
 
-    # --- what goes out
+    # --- output
 
     def reset(self, stream_id: int, code: int) -> None:
-        """End a stream at once; what is not framed yet of its response is dropped."""
+        """End a stream at once. Parts of the response that are not framed yet are dropped."""
         stream = self._streams.open.get(stream_id)
         if stream is not None:
             self._streams.reset(stream, code)
 
     def ping(self, data: bytes) -> None:
-        """Eight bytes for the client to send back: `PingAcknowledged`."""
+        """Send a ping with eight bytes. The client's answer becomes `PingAcknowledged`."""
         if len(data) != 8:
             raise ValueError("a ping carries eight bytes")
         if not self._failed:
             self._output.add(frames.ping(data))
 
     def outgoing(self, now: float) -> list[Buffer]:
-        """Buffers for one sendmsg, empty if there is nothing to send; valid until `sent`."""
+        """Return buffers for one sendmsg, empty if there is nothing to send; valid until
+        `sent`."""
         output = self._output
         if self._streams.sending:
             self._sender.pump(now)
@@ -129,7 +133,8 @@ class Connection:
         return parts if len(parts) <= IOV_MAX else parts[:IOV_MAX]
 
     def sent(self, count: int, now: float) -> bool:
-        """The socket has taken that many bytes of `outgoing`; whether there may be more to send."""
+        """Note that the socket has taken `count` bytes of `outgoing`. Return True if there may be
+        more to send."""
         self._sent_bytes += count
         if self._sent_bytes >= self._limits.min_progress_bytes:
             self._sent_at, self._sent_bytes = now, 0
@@ -139,37 +144,39 @@ class Connection:
         self._waits = False
         return bool(self._streams.sending)
 
-    # --- life and death
+    # --- end of the connection
 
     def drain(self, now: float, reason: str) -> None:
-        """Ask the client to go elsewhere with new calls, and finish those that are open.
+        """Send GOAWAY for new calls, and finish the open calls.
 
         Args:
+            now: the time.
             reason: ASCII text for the client, sent as the GOAWAYs' debug data.
         """
         if not self._failed:
             self._shutdown.begin(now, reason)
 
     def terminate(self, code: ErrorCode, reason: str) -> None:
-        """Say GOAWAY and forget all streams; `reason` is ASCII and reaches the client."""
+        """Send GOAWAY and forget all streams. `reason` is ASCII and reaches the client."""
         if not self._failed:
             self._fail(ConnectionFailed(code, reason))
             self._events.clear()
 
     def lost(self) -> None:
-        """The socket is gone: nothing can be sent, every token is released."""
+        """Release every token: the socket is gone and nothing can be sent."""
         self._failed = True
         self._streams.forget_all()
         self._output.discard()
 
     @property
     def failed(self) -> bool:
-        """Whether the connection has ended, other than by a drain."""
+        """True if the connection has ended other than by a drain."""
         return self._failed
 
     @property
     def finished(self) -> bool:
-        """All has been said: close the socket."""
+        """True once everything is sent and the connection has failed or drained: close the
+        socket."""
         streams = self._streams
         served = streams.last_served is not None and not streams.open
         return not self._output.pending and (self._failed or served)
@@ -179,7 +186,7 @@ class Connection:
         return len(self._streams.open)
 
     def tick(self, now: float) -> list[Event]:
-        """See whether time has run out for anything; to be called at `next_tick`."""
+        """Check all time limits; call at `next_tick`."""
         if self._failed:
             return []
         try:
@@ -202,17 +209,17 @@ class Connection:
         return events
 
     def next_tick(self, now: float) -> float:
-        """When to call `tick`; infinite if there is nothing to wait for."""
+        """Return the time of the next `tick`; infinite if no time limit is running."""
         if self._failed:
             return _NEVER
-        due = min(
+        deadline = min(
             self.reader.due(),
             self._keepalive.due(len(self._streams.open), self.reader.heard_at),
             self._shutdown.due(),
         )
         if self._waits:
-            due = min(due, self._sent_at + self._limits.send_stall_s)
-        return min(due, now + _TICK_S) if self._streams.sending else due
+            deadline = min(deadline, self._sent_at + self._limits.send_stall_s)
+        return min(deadline, now + _TICK_S) if self._streams.sending else deadline
 
     def _fail(self, failed: ConnectionFailed) -> None:
         self._failed = True

@@ -1,4 +1,4 @@
-"""Every frame from the client but DATA, HEADERS and CONTINUATION."""
+"""Control frames of the client: every frame type except DATA, HEADERS and CONTINUATION."""
 
 from __future__ import annotations
 
@@ -29,29 +29,31 @@ _OF_STREAM = frozenset((frames.PRIORITY, frames.RST_STREAM))
 
 
 class Waits(FloodBudget):
-    """Pays for resets of unanswered streams, in seconds that the streams were open.
+    """Budget for resets of unanswered streams, in seconds that the streams were open.
 
     A client with `max_streams` streams waits at most `max_streams` seconds per second. So clients
-    that give up calls at their deadlines are never cut off, however many calls that are. A flood
-    of the same shape cannot be told from them. What is bounded is its rate: with the default
-    limits 5,120 abandoned calls a second, because a wait costs at least `least_wait_s`.
+    that give up calls at their deadlines are never cut off, however many calls they give up. A
+    flood of the same shape looks equal and is only bounded in rate: with the default limits 5,120
+    abandoned calls a second, because a wait costs at least `least_wait_s`.
 
-    A stream's age is its wait. Where the server or the client is late, a call and the reset of its
-    deadline are read together, and the stream seems new: then its `grpc-timeout` is its wait. A
-    new stream without a timeout has no wait, and the budget of resets pays.
+    The wait of a stream is its age. If server or client is late, a call and the reset at its
+    deadline are read together, and the stream seems new: then the `grpc-timeout` counts as the
+    wait. A new stream without a timeout has no wait, and the budget of resets pays.
     """
 
     __slots__ = ("_least_s",)
 
-    _LONGEST_S = 1.0  # so that the end of all streams, after however long, fits into the burst
-    _BURST_S = 2.0  # of waits of all streams: resets of so long may be read at once
+    # seconds; a longer wait costs no more, so resets of all streams fit into the burst
+    _LONGEST_S = 1.0
+    _BURST_S = 2.0  # seconds per stream: the largest wait that can be charged at once
 
     def __init__(self, limits: Limits, now: float) -> None:
         super().__init__(int(self._BURST_S * limits.max_streams), limits.max_streams, now)
         self._least_s = limits.least_wait_s
 
     def pay(self, now: float, age_s: float, head: RequestFields) -> bool:
-        """Spend a stream's wait, or return False if it has none or too little is left."""
+        """Charge the wait of a reset stream. Return False if the stream has no wait or the budget
+        is too small."""
         wait_s = age_s
         if age_s < self._least_s:
             timeout = head.value("grpc-timeout")
@@ -72,12 +74,13 @@ class ControlFrames:
         streams: the connection's streams.
         sender: obeys the client's windows and settings.
         output: takes answers to frames.
-        events: takes what came of frames.
+        events: takes the events of frames.
         now: the time in seconds.
 
     Attributes:
         keepalive: the rules for pings.
-        shutdown: the ping of ours that asks what is to be served.
+        shutdown: the drain of the connection.
+        settings_acked: whether the client has acknowledged the server's SETTINGS.
     """
 
     __slots__ = (
@@ -107,32 +110,42 @@ class ControlFrames:
         self.settings_acked = False
 
     def spend(self, now: float) -> None:
-        """A frame that asks for little and means little."""
+        """Charge a frame that costs the server little.
+
+        Raises:
+            ConnectionFailed: there were too many such frames.
+        """
         if not self._control.spend(now):
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
 
     def forgive(self, stream_id: int, now: float, length: int = 0) -> None:
-        """Accept a frame of a closed stream, if it ended before the client had ended its request.
+        """Accept a frame of a closed stream, if the stream ended before the client had ended its
+        request.
 
         Args:
             stream_id: the closed stream.
             now: the time in seconds.
-            length: bytes of DATA, which the window that the stream had left pays for.
+            length: bytes of DATA, charged to the rest of the closed stream's window; 0 for other
+                frames.
+
+        Raises:
+            ConnectionFailed: the stream is not one of these, or the frame exceeds window or
+                budget.
         """
-        left = self._streams.forgiven.get(stream_id)
-        if left is None:
+        window = self._streams.forgiven.get(stream_id)
+        if window is None:
             raise ConnectionFailed(ErrorCode.STREAM_CLOSED, "a frame of a closed stream")
         if not length:
             self.spend(now)
-        elif length > left:
+        elif length > window:
             raise ConnectionFailed(
                 ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the closed stream's window"
             )
         else:
-            self._streams.forgiven[stream_id] = left - length
+            self._streams.forgiven[stream_id] = window - length
 
     def fail_stream(self, stream_id: int, failed: StreamFailed, now: float) -> None:
-        """Reset a stream for what the client did, or refuse it."""
+        """Reset a stream for a fault of the client, or refuse a request that opened no stream."""
         stream = self._streams.open.get(stream_id)
         if stream is None:
             self._streams.refuse(stream_id, failed.code)
@@ -151,7 +164,7 @@ class ControlFrames:
         """Obey a whole frame.
 
         Raises:
-            StreamFailed: its stream is to be reset.
+            StreamFailed: the stream is to be reset.
             ConnectionFailed: the connection is to end.
         """
         _check_form(kind, stream_id, len(payload))
@@ -205,7 +218,7 @@ class ControlFrames:
         for identifier, value in frames.read_settings(payload):
             _check_setting(identifier, value)
             if identifier == frames.HEADER_TABLE_SIZE:
-                self._sender.shrink_table(value)  # the least of several counts
+                self._sender.shrink_table(value)  # the smallest of several values counts
             values[identifier] = value
         if frames.MAX_FRAME_SIZE in values:
             self._sender.change_max_frame(values[frames.MAX_FRAME_SIZE])
@@ -216,7 +229,7 @@ class ControlFrames:
 
 
 def _check_form(kind: int, stream_id: int, length: int) -> None:
-    """A frame's length, and whether it is about a stream or the connection."""
+    """Check a frame's length, and whether it names a stream if and only if it must."""
     if kind == frames.PUSH_PROMISE:
         raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
     if length != _LENGTHS.get(kind, length) or (kind == frames.GOAWAY and length < 8):

@@ -1,4 +1,4 @@
-"""What a connection tells its owner."""
+"""Events that a connection returns to its owner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shmserve.frontends.http2.fields import Fields, RequestFields
 
 
 class RequestReceived(msgspec.Struct, frozen=True, gc=False):
-    """A stream was opened. Equal heads are often the very same object."""
+    """The client opened a stream. Equal heads are often the very same object."""
 
     stream_id: int
     head: RequestFields
@@ -18,8 +18,8 @@ class RequestReceived(msgspec.Struct, frozen=True, gc=False):
 class DataReceived(msgspec.Struct, frozen=True, gc=False):
     """Payload of a stream.
 
-    `data` is a view of the bytes given to `receive`, for as long as those stay. It is empty when
-    only the end is told, of a payload that its owner received by itself.
+    `data` is a view of the bytes given to `receive` and valid as long as those bytes. `data` is
+    empty if the event only reports the end of a payload that the owner received directly.
     """
 
     stream_id: int
@@ -28,14 +28,14 @@ class DataReceived(msgspec.Struct, frozen=True, gc=False):
 
 
 class TrailersReceived(msgspec.Struct, frozen=True):
-    """The client's trailers, and with them the end of its stream."""
+    """The client's trailers, which end the stream."""
 
     stream_id: int
     fields: Fields
 
 
 class StreamReset(msgspec.Struct, frozen=True):
-    """A stream is gone: cancelled by the client, or reset by us for what the client did."""
+    """A stream was cancelled by the client, or reset by the server for a fault of the client."""
 
     stream_id: int
     code: int
@@ -57,7 +57,8 @@ class GoAwayReceived(msgspec.Struct, frozen=True):
 
 
 class ConnectionTerminated(msgspec.Struct, frozen=True):
-    """The connection has failed: every stream is gone, a GOAWAY waits to be sent, then close."""
+    """The connection has failed and every stream is gone. Send the waiting GOAWAY, then close the
+    socket."""
 
     code: int
     reason: str

@@ -1,4 +1,4 @@
-"""Which requests and trailers are well-formed (RFC 9113 section 8)."""
+"""Rules for well-formed requests and trailers (RFC 9113 section 8)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CONNECTION_SPECIFIC = frozenset(
 
 
 class RequestFields(msgspec.Struct, frozen=True):
-    """A request's fields, checked.
+    """Checked fields of a request.
 
     Args:
         authority: of ``:authority``, else of ``host``, else empty.
         fields: all regular fields in order, names in lower case, values as Latin-1.
-        content_length: bytes of DATA the client announced; -1 if it did not.
-        excess: why the request is to be refused for its size, as text for the client; empty: it is
-            not.
+        content_length: bytes of DATA announced by the client; -1 if not announced.
+        excess: reason to refuse the request for its size, as text for the client; empty if the
+            size is allowed.
     """
 
     method: str
@@ -40,9 +40,9 @@ class RequestFields(msgspec.Struct, frozen=True):
     excess: str = ""
 
     def value(self, name: str) -> str | None:
-        """The first field of that name."""
-        for found, value in self.fields:
-            if found == name:
+        """Return the value of the first field with a name; None if there is no such field."""
+        for field_name, value in self.fields:
+            if field_name == name:
                 return value
         return None
 
@@ -52,10 +52,10 @@ def malformed(reason: str) -> StreamFailed:
 
 
 def request_head(decoded: list[tuple[bytes, bytes]]) -> RequestFields:
-    """The request of a decoded header block.
+    """Return the request of a decoded header block.
 
     Raises:
-        StreamFailed: it is malformed.
+        StreamFailed: the request is malformed.
     """
     pseudo: dict[bytes, str] = {}
     regular = 0
@@ -64,8 +64,8 @@ def request_head(decoded: list[tuple[bytes, bytes]]) -> RequestFields:
             break
         if name not in _PSEUDO or name in pseudo:
             raise malformed("an unknown or repeated pseudo-header field")
-        # A blank at an end stays an error here: no client adds one, and a host or path with blanks
-        # is another one than the client means.
+        # A blank at either end stays an error here. No client adds blanks, and a host or path with
+        # blanks is a different host or path from the one meant.
         if _bad_value(value) or value != value.strip(_BLANKS):
             raise malformed("a pseudo-header field has an invalid value")
         pseudo[name] = value.decode("latin-1")
@@ -84,12 +84,12 @@ def request_head(decoded: list[tuple[bytes, bytes]]) -> RequestFields:
 
 
 def regular_fields(decoded: list[tuple[bytes, bytes]]) -> Fields:
-    """Check fields that are no pseudo-header fields, such as all of a trailer section.
+    """Check and return fields other than pseudo-header fields, such as a whole trailer section.
 
-    Blanks and tabs at either end of a value are left out.
+    Blanks and tabs at either end of a value are removed.
 
     Raises:
-        StreamFailed: one of them is malformed, or means something to HTTP/1 connections only.
+        StreamFailed: a field is malformed, or belongs to HTTP/1 connections only.
     """
     fields = []
     for name, value in decoded:
@@ -97,9 +97,9 @@ def regular_fields(decoded: list[tuple[bytes, bytes]]) -> Fields:
             raise malformed("a field's name is invalid, or a pseudo-header field comes late")
         if _bad_value(value):
             raise malformed("a field has an invalid value")
-        # RFC 9113 section 8.2.1 calls a value malformed that begins or ends with a blank. gRPC's
-        # clients send metadata as applications give it, and their servers take it. HTTP/1.1 strips
-        # such blanks, so they are no part of the value here either.
+        # RFC 9113 section 8.2.1 calls a value malformed if it begins or ends with a blank. But
+        # gRPC's clients send metadata as given by applications, and gRPC's servers accept such
+        # values. HTTP/1.1 strips the blanks, and so does this function.
         value = value.strip(_BLANKS)
         if name in _CONNECTION_SPECIFIC or (name == b"te" and value != b"trailers"):
             raise malformed("a connection-specific field")

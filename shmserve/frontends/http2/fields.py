@@ -1,4 +1,4 @@
-"""Header blocks: put together from frames, decoded by `hpack`; encoded without state."""
+"""Header blocks: assembled from frames, decoded by `hpack`, encoded without state."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from shmserve.frontends.http2.limits import Limits
 
 __all__ = ["FieldDecoder", "Fields", "RequestFields", "encode_fields"]
 
-BESIDE_BLOCK = 1 + 5 + 255  # in the largest frame that is kept: padding's length, priority, padding
-_FIELD_OVERHEAD = 32  # what RFC 7541 has each field count for, beside its bytes
+# largest extra in a frame with a block: length of padding, priority, padding
+BESIDE_BLOCK = 1 + 5 + 255
+_FIELD_OVERHEAD = 32  # bytes that each field adds to the list size (RFC 7541 section 4.1)
 _CACHED_FIELDS = 512
 _CACHED_FIELD_BYTES = 256
 
 
 class _Table(HeaderTable):
-    """The decoder's table, that tells whether something was put into it."""
+    """The decoder's dynamic table; records whether a block changed the table."""
 
     def __init__(self) -> None:
         super().__init__()
         self.changed = False
 
     def watch(self, changed: bool) -> None:
-        """Begin a block, which may have changed the table's size already."""
+        """Begin a block. `changed`: whether the block begins with a change of the table's size."""
         self.changed = changed
 
     def add(self, name: bytes, value: bytes) -> None:
@@ -51,16 +52,16 @@ class _Table(HeaderTable):
 
 
 class FieldDecoder:
-    """One connection's header blocks: HEADERS and CONTINUATION frames into fields.
+    """Decoder of one connection's header blocks: from HEADERS and CONTINUATION frames to fields.
 
-    One block is put together at a time, since nothing may come between its frames.
+    At most one block is open at a time, since no other frame may come between its frames.
 
-    Clients repeat themselves. A block means the same as its last time if the dynamic table has
-    not changed meanwhile: so requests are remembered by their block until a block changes the
-    table, and a block that does is not remembered itself.
+    Clients repeat requests. An equal block means an equal request as long as the dynamic table has
+    not changed. So requests are cached by block until a block changes the table. A block that
+    changes the table is not cached.
 
     Attributes:
-        stream_id: the stream whose block is open; 0 if no block is.
+        stream_id: the stream whose block is open; 0 if no block is open.
         since: the time of the open block's first frame.
         ends_stream: whether the latest block ends its stream.
     """
@@ -79,7 +80,11 @@ class FieldDecoder:
         self.ends_stream = False
 
     def begin(self, flags: int, stream_id: int, payload: memoryview, now: float) -> bytes | None:
-        """The block of a HEADERS frame, or None if CONTINUATION follows."""
+        """Return the block of a HEADERS frame, or None if CONTINUATION follows.
+
+        Raises:
+            ConnectionFailed: stream identifier, padding or size is invalid.
+        """
         if not stream_id & 1:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "HEADERS, stream identifier")
         if flags & (PADDED | PRIORITY_FLAG):
@@ -97,7 +102,11 @@ class FieldDecoder:
         return None
 
     def go_on(self, flags: int, payload: memoryview) -> bytes | None:
-        """The whole block, if this CONTINUATION is its last."""
+        """Return the whole block after its last CONTINUATION frame, or None if more frames follow.
+
+        Raises:
+            ConnectionFailed: no block is open, or the block has too many frames or bytes.
+        """
         if not self.stream_id:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
         self._count += 1
@@ -115,8 +124,8 @@ class FieldDecoder:
         return block
 
     def request(self, block: bytes) -> RequestFields:
-        """Return the request that a block says. A list larger than we said we take becomes a
-        request with `excess`.
+        """Return the request encoded in a block. A request with a larger header list than
+        announced in SETTINGS has an `excess`.
 
         Raises:
             StreamFailed: the request is malformed.
@@ -135,14 +144,15 @@ class FieldDecoder:
         return head
 
     def trailers(self, block: bytes) -> Fields:
-        """Return the client's trailers; raises as `request`, also where the list is too large."""
+        """Return the client's trailers. Raise the errors of `request`, and StreamFailed if the
+        list is too large."""
         decoded, _ = self._decode(block)
         if _list_size(decoded) > self._limits.max_header_list_bytes:
             raise StreamFailed(ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large")
         return regular_fields(decoded)
 
     def skip(self, block: bytes) -> None:
-        """Decode a block that nobody wants, for what it does to the table."""
+        """Decode an unwanted block for its effect on the dynamic table."""
         if block not in self._remembered:
             self._decode(block)
 
@@ -152,7 +162,7 @@ class FieldDecoder:
         self._remembered[block] = head
 
     def _decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """The fields, and whether the table is another one now."""
+        """Return the fields, and True if the block changed the dynamic table."""
         self._table.watch(block[:1] != b"" and block[0] & 0xE0 == 0x20)
         try:
             if self._table.changed:
@@ -181,7 +191,7 @@ def _too_large() -> ConnectionFailed:
 
 
 def _unpadded(flags: int, payload: memoryview) -> memoryview:
-    """The field block fragment within a HEADERS frame."""
+    """Return the field block fragment of a HEADERS frame."""
     start, stop = 0, len(payload)
     if flags & PADDED and stop:
         start = 1
@@ -194,7 +204,8 @@ def _unpadded(flags: int, payload: memoryview) -> memoryview:
 
 
 def _check_size_updates(block: bytes) -> None:
-    """At most two of them begin a block (RFC 7541 section 4.2): they cost us more than a byte."""
+    """Refuse more than two table size updates at the start of a block (RFC 7541 section 4.2): an
+    update costs the server more than its single byte."""
     position = count = 0
     while position < len(block) and block[position] & 0xE0 == 0x20:
         position += decode_integer(block[position : position + 8], 5)[1]
@@ -204,9 +215,10 @@ def _check_size_updates(block: bytes) -> None:
 
 
 def encode_fields(fields: Fields) -> bytes:
-    """A block of indexed and literal fields that leaves the client's table alone.
+    """Return a block of indexed and literal fields. The block does not change the client's dynamic
+    table.
 
-    So it is the same bytes each time and for each connection, and may be kept.
+    So the block is equal each time and for each connection, and may be cached.
     """
     return b"".join(
         _cached_field(name, value)

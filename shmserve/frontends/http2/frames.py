@@ -1,4 +1,4 @@
-"""Frames of RFC 9113: their numbers, and how those that a server sends are written."""
+"""Frames of RFC 9113: numbers of all types, and the encoding of frames sent by a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from struct import Struct
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
 
-# Plain numbers, since an enumeration's members cost a look-up more in the parser's loop.
+# Plain numbers: members of an enumeration would cost another look-up in the parser's loop.
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
 PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 5, 6, 7, 8, 9
 
@@ -31,7 +31,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection ended (RFC 9113 section 7)."""
+    """Reasons for the end of a stream or a connection (RFC 9113 section 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -50,10 +50,10 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFailed(Exception):
-    """What the peer sent ends the connection.
+    """The peer's bytes end the connection, with GOAWAY.
 
     Args:
-        code: the code for its GOAWAY.
+        code: error code of the GOAWAY.
         reason: debug data of the GOAWAY; ASCII.
     """
 
@@ -64,7 +64,7 @@ class ConnectionFailed(Exception):
 
 
 class StreamFailed(Exception):
-    """What the peer sent ends one stream, with RST_STREAM."""
+    """The peer's bytes end one stream, with RST_STREAM."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -72,7 +72,7 @@ class StreamFailed(Exception):
         self.reason = reason
 
 
-# length (its upper 16 and its lower 8 bits), type, flags, stream
+# length (upper 16 and lower 8 bits), type, flags, stream
 _head = Struct(">HBBBL")
 unpack_head = _head.unpack_from
 pack_head = _head.pack
@@ -113,12 +113,12 @@ SETTINGS_ACK = frame(SETTINGS, ACK, 0, b"")
 
 
 def read_settings(payload: Buffer) -> list[tuple[int, int]]:
-    """Identifier and value of each setting; `payload` is a multiple of six bytes."""
+    """Return identifier and value of each setting. `payload` is a multiple of six bytes."""
     return list(_setting.iter_unpack(payload))
 
 
 def long_field_block(stream_id: int, block: bytes, flags: int, max_frame: int) -> bytes:
-    """HEADERS and CONTINUATIONs for a block of more than `max_frame` bytes."""
+    """Return HEADERS and CONTINUATION frames for a block of more than `max_frame` bytes."""
     frames = [frame(HEADERS, flags, stream_id, block[:max_frame])]
     for start in range(max_frame, len(block), max_frame):
         last = END_HEADERS if start + max_frame >= len(block) else 0

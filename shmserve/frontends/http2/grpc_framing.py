@@ -1,4 +1,7 @@
-"""gRPC messages in DATA: a flag and a length of four bytes before each, wherever frames end."""
+"""Messages of gRPC in DATA frames: each has a prefix of a flag and a length of four bytes.
+
+Messages may begin and end anywhere in frames.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ _prefix = Struct(">BL")
 
 
 class FramingFailed(Exception):
-    """What the client sent is no message that we take.
+    """The client's bytes are no acceptable message.
 
     Args:
-        status: the gRPC status to end the call with.
-        reason: its message.
+        status: gRPC status that ends the call.
+        reason: text for the client.
     """
 
     def __init__(self, status: int, reason: str) -> None:
@@ -34,9 +37,9 @@ class GrpcMessage(msgspec.Struct, frozen=True, gc=False):
     """A whole message.
 
     Attributes:
-        compressed: it is.
-        data: a view of what was fed, or memory of its own.
-        parts: what was received apart from `data`, as whoever received it says.
+        compressed: whether the message is compressed.
+        data: a view of the fed bytes, or memory of the message.
+        parts: parts received outside `data`, in the form of the receiver.
     """
 
     compressed: bool
@@ -48,34 +51,35 @@ class MessageReceiver(Protocol):
     """Takes the bytes of one message, in order.
 
     Attributes:
-        left: how many are to come.
+        left: bytes of the message still to come.
     """
 
     @property
     def left(self) -> int: ...
 
     def space(self) -> memoryview | None:
-        """Where the next bytes may be received; None: nowhere at the moment."""
+        """Return memory to receive the next bytes into; None if there is none at the moment."""
         ...
 
     def filled(self, count: int) -> None:
-        """So many were."""
+        """Note that `count` bytes were received into `space`."""
         ...
 
     def feed(self, data: memoryview) -> None:
-        """Bytes that were received elsewhere."""
+        """Take bytes that were received elsewhere."""
         ...
 
     def stop_sparing(self) -> int:
-        """Return how many bytes at the end of what was fed were not taken: they come again."""
+        """Stop leaving bytes. Return the number of bytes left at the end of the fed data, which
+        the caller delivers again."""
         ...
 
     def message(self, compressed: bool) -> GrpcMessage | None:
-        """Return the message, once nothing is left; None while it still wants memory."""
+        """Return the message once `left` is 0; None while the receiver waits for memory."""
         ...
 
     def close(self) -> None:
-        """Nobody wants the message."""
+        """Discard the message."""
         ...
 
 
@@ -85,7 +89,8 @@ class WholeMessage:
     __slots__ = ("_place", "left")
 
     def __init__(self, size: int) -> None:
-        self._place = np.empty(size, np.uint8).data  # pages come with what is received
+        # not zeroed: pages are allocated as bytes arrive
+        self._place = np.empty(size, np.uint8).data
         self.left = size
 
     def space(self) -> memoryview:
@@ -105,28 +110,30 @@ class WholeMessage:
         return GrpcMessage(compressed, self._place)
 
     def close(self) -> None:
-        """It has nothing to give back."""
+        """Do nothing: there is nothing to give back."""
 
 
 def prefix(size: int, compressed: bool = False) -> bytes:
-    """What goes before a message of `size` bytes."""
+    """Return the prefix of a message of `size` bytes."""
     return _prefix.pack(compressed, size)
 
 
 class MessageReader:
-    """Messages of one stream.
+    """Reader of one stream's messages.
 
-    One that has come entirely is told as a view. Another has a receiver as soon as its
-    length is known, and the rest of it may be received where that says: `space`, then `filled`.
+    A message that is fed whole is returned as a view. Any other message gets a receiver as soon as
+    its length is known. The rest of the message may be received straight into the receiver's
+    memory: `space`, then `filled`.
 
     Args:
-        max_bytes: the largest message, without its prefix; compared before anything is allocated.
+        max_bytes: largest message, without its prefix; checked before memory is allocated.
         compressed: whether messages may be compressed.
-        receiver: makes one for so many bytes of a message, compressed or not, which may leave what
-            is received elsewhere, or not (`MessageReceiver.stop_sparing`).
+        receiver: makes a receiver of a message. Its arguments: bytes of the message; whether the
+            message is compressed; whether the receiver may leave bytes to be received again
+            elsewhere (`MessageReceiver.stop_sparing`).
 
     Attributes:
-        receiving: of the message that has begun.
+        receiving: receiver of the current message; None between messages.
     """
 
     __slots__ = ("_compressed", "_head", "_largest_flag", "_make", "_max_bytes", "receiving")
@@ -140,15 +147,16 @@ class MessageReader:
         self._max_bytes = max_bytes
         self._make = receiver
         self._largest_flag = int(compressed)
-        self._head = b""  # a prefix that has not come entirely
+        self._head = b""  # start of an incomplete prefix
         self.receiving: MessageReceiver | None = None
         self._compressed = False
 
     def feed(self, data: memoryview, sparing: bool = False) -> list[GrpcMessage]:
-        """The messages that end with `data`. `sparing`: a new receiver may leave some of it.
+        """Return the messages that end within `data`. `sparing`: whether a new receiver may leave
+        bytes of `data`.
 
         Raises:
-            FramingFailed: a prefix is invalid, or says more than `max_bytes`.
+            FramingFailed: a prefix is invalid, or announces more than `max_bytes`.
         """
         messages: list[GrpcMessage] = []
         position, end = 0, len(data)
@@ -174,7 +182,8 @@ class MessageReader:
         return messages
 
     def _take_prefix(self, data: memoryview, position: int, end: int) -> tuple[int, int]:
-        """Where the message begins and its size; -1 if that is not known yet."""
+        """Return the message's position and its size in bytes; the size is -1 if the prefix is
+        incomplete."""
         if self._head or end - position < PREFIX_BYTES:
             take = min(PREFIX_BYTES - len(self._head), end - position)
             self._head += data[position : position + take]
@@ -189,22 +198,30 @@ class MessageReader:
         if flag > self._largest_flag:
             if flag > 1:
                 raise FramingFailed(INTERNAL, f"the compressed flag of a message is {flag}")
-            reason = "compressed flag set with identity or empty encoding"  # the specification's
+            # text of the gRPC specification
+            reason = "compressed flag set with identity or empty encoding"
             raise FramingFailed(INTERNAL, reason)
         if size > self._max_bytes:
             raise FramingFailed(
                 RESOURCE_EXHAUSTED,
-                f"Received message larger than max ({size} vs. {self._max_bytes})",  # gRPC's words
+                # text of gRPC's libraries
+                f"Received message larger than max ({size} vs. {self._max_bytes})",
             )
         self._compressed = flag == 1
         return position, size
 
     def space(self) -> memoryview | None:
-        """Where the next bytes belong, if they are of a message that has begun."""
+        """Return memory for the next bytes of the current message; None between messages or
+        without memory."""
         return None if self.receiving is None else self.receiving.space()
 
     def filled(self, count: int) -> GrpcMessage | None:
-        """So many bytes are in `space` now; the message, if it is complete."""
+        """Note that `count` bytes were received into `space`. Return the message if it is
+        complete, else None.
+
+        Raises:
+            ValueError: `count` is larger than the rest of the message.
+        """
         receiver = self.receiving
         if receiver is None or count > receiver.left:
             raise ValueError(f"there is no space for {count} bytes")
@@ -215,7 +232,7 @@ class MessageReader:
         return message
 
     def complete(self) -> GrpcMessage | None:
-        """The message that has begun, if nothing of it is left."""
+        """Return the current message if all its bytes have come, else None."""
         receiver = self.receiving
         message = None
         if receiver is not None and not receiver.left:
@@ -225,15 +242,15 @@ class MessageReader:
         return message
 
     def close(self) -> None:
-        """No message is wanted any more."""
+        """Discard the current message."""
         if self.receiving is not None:
             self.receiving.close()
 
     def finish(self) -> None:
-        """The stream has ended.
+        """Check the end of the stream.
 
         Raises:
-            FramingFailed: within a message.
+            FramingFailed: the stream ends within a message.
         """
         if self._head or self.receiving is not None:
             raise FramingFailed(INTERNAL, "the request ends within a message")

@@ -1,4 +1,4 @@
-"""Pings: how many a client may send, when we send one (gRPC's keepalive), and how we leave."""
+"""Pings: limits on the client's pings, the server's keepalive pings, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _LEAVING = b"draining"
 
 
 class Keepalive:
-    """A client that is silent is probed; one that probes us too often is sent away.
+    """Probes a silent client, and ends the connection of a client that pings too often.
 
     Args:
-        limits: the connection's.
-        output: where pings go, and whether something was answered since the last one came.
+        limits: the connection's limits.
+        output: takes pings, and records whether a response's frame was sent since the last ping.
     """
 
     __slots__ = ("_last_ping", "_limits", "_output", "_probed_at", "_strikes")
@@ -29,21 +29,22 @@ class Keepalive:
         self._probed_at: float | None = None
 
     def on_ping(self, now: float, open_streams: int) -> bool:
-        """Note the client's ping; whatever we sent on a stream makes up for the pings before.
+        """Count the client's ping. A response's frame since the last ping makes up for all earlier
+        pings.
 
         Returns:
-            True if something was sent on a stream since the last ping, which pays for this one.
+            True if a response's frame was sent since the last ping and so pays for this ping.
 
         Raises:
             ConnectionFailed: too many pings came too early.
         """
         limits = self._limits
         calls = open_streams or limits.keepalive_without_calls
-        least = limits.min_ping_interval_s if calls else limits.idle_ping_interval_s
+        min_interval_s = limits.min_ping_interval_s if calls else limits.idle_ping_interval_s
         answered = self._output.take_answered()
         if answered:
             self._strikes = 0
-        elif now - self._last_ping < least:
+        elif now - self._last_ping < min_interval_s:
             self._strikes += 1
             if self._strikes > limits.max_ping_strikes:
                 raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
@@ -51,14 +52,15 @@ class Keepalive:
         return answered
 
     def on_ack(self, data: bytes) -> bool:
-        """True if it answers a probe of this object."""
+        """Return True if a ping's answer belongs to a probe of this object."""
         if data != _PROBE or self._probed_at is None:
             return False
         self._probed_at = None
         return True
 
     def due(self, open_streams: int, heard_at: float) -> float:
-        """When `tick` has something to do. `heard_at`: when the client last sent anything."""
+        """Return the time at which `tick` must act. `heard_at`: when the client last sent
+        anything."""
         if self._probed_at is not None:
             return self._probed_at + self._limits.keepalive_timeout_s
         if not open_streams and not self._limits.keepalive_without_calls:
@@ -66,10 +68,10 @@ class Keepalive:
         return heard_at + self._limits.keepalive_s
 
     def tick(self, now: float, open_streams: int, heard_at: float) -> None:
-        """Probe if it is time.
+        """Probe the client if it is time.
 
         Raises:
-            ConnectionFailed: a probe was not answered, nor has anything else come since.
+            ConnectionFailed: a probe was not answered, and the client has sent nothing since.
         """
         if self._probed_at is not None and heard_at > self._probed_at:
             self._probed_at = None
@@ -84,10 +86,10 @@ class Keepalive:
 class Shutdown:
     """The two GOAWAYs of a graceful drain.
 
-    The first GOAWAY asks for no new streams and names none, since some may be on their way.
-
-    A ping follows it. What comes before its answer is served, and the second GOAWAY names the last
-    of it: so a client knows of each call whether it may be repeated elsewhere.
+    The first GOAWAY asks for no new streams and names no last stream, since requests may be on
+    their way. A ping follows. Requests that arrive before the answer to the ping are served, and
+    the second GOAWAY names the last of these. So a client knows for each call whether to repeat
+    the call elsewhere.
 
     Attributes:
         began_at: the time of the first GOAWAY; None before.
@@ -110,7 +112,7 @@ class Shutdown:
             self._output.add(frames.ping(_LEAVING))
 
     def on_ack(self, data: bytes) -> bool:
-        """True if it answers the ping of this object."""
+        """Return True if a ping's answer belongs to the ping of this object."""
         if data != _LEAVING or self.began_at is None:
             return False
         self._name_last()
@@ -127,6 +129,7 @@ class Shutdown:
         return self.began_at + self._limits.drain_ping_s
 
     def tick(self, now: float) -> None:
-        """A client that does not answer has had time enough to hear of it."""
+        """Send the second GOAWAY after `drain_ping_s`, even if the client has not answered the
+        ping."""
         if now >= self.due():
             self._name_last()

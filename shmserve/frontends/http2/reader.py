@@ -1,4 +1,4 @@
-"""The client's bytes into frames, and its HEADERS and DATA into events."""
+"""Reader of frames: turns the client's bytes into frames, and HEADERS and DATA into events."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ _EMPTY = memoryview(b"")
 
 
 class FrameReader:
-    """Takes bytes however they are split.
+    """Reads frames from bytes split anywhere.
 
-    Payload of DATA is never kept: it is told as it comes, or received by its owner. Of other
-    frames what has come is kept until the rest has; the largest is a header block.
+    Payload of DATA is never kept: it becomes events as it arrives, or the owner receives it. Of
+    any other frame the bytes are kept until the frame is complete; the largest is a header block.
 
     Args:
         limits: the connection's limits.
         streams: the connection's streams.
-        control: obeys the frames that are not of a request.
-        events: takes what came of frames.
+        control: obeys control frames.
+        events: takes the events of frames.
         now: the time in seconds.
 
     Attributes:
         heard_at: when the client last sent anything.
-        left: bytes to come of the DATA payload that has begun.
-        payload: the stream whose payload has begun last.
+        left: bytes to come of the current DATA payload.
+        payload: stream of the latest DATA payload that did not come whole.
     """
 
     __slots__ = (
@@ -78,16 +78,17 @@ class FrameReader:
         self._max_kept = limits.max_header_block_bytes + BESIDE_BLOCK
         self._began_at = self.heard_at = now
         self._preface_seen = 0
-        self._strict = True  # not every frame may come: SETTINGS first, CONTINUATION within a block
+        # only some frames may come: SETTINGS at first, CONTINUATION within a block
+        self._strict = True
         self._rest = b""
         self._rest_since: float | None = None
         self.payload: Http2Stream | None = None
         self.left = 0
-        self._skipped = 0  # bytes to leave out after them: padding, or what nobody wants
-        self._ends = False  # with `left` ends the stream
+        self._skipped = 0  # bytes to discard after `left`: padding, unknown frames, unwanted DATA
+        self._ends = False  # the stream ends with the last byte of `left`
 
     def receive(self, data: Buffer, now: float) -> None:
-        """Read what came, into events.
+        """Read bytes into events.
 
         Raises:
             ConnectionFailed: the connection is to end.
@@ -113,16 +114,16 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """How many bytes end what has begun: a frame's head, a frame and the next one's head, the
-        payload of one."""
-        unwanted = self.left + self._skipped
-        if unwanted:
-            return unwanted
+        """Bytes to the end of the current item: a frame's head, a frame with the next frame's
+        head, or the payload of a frame."""
+        payload_bytes = self.left + self._skipped
+        if payload_bytes:
+            return payload_bytes
         rest = self._rest
         if len(rest) < HEAD_BYTES:
             return HEAD_BYTES - len(rest)
         if rest[3] == DATA:
-            return 1  # how much padding there is
+            return 1  # the length of the padding
         return HEAD_BYTES + int.from_bytes(rest[:3]) + HEAD_BYTES - len(rest)
 
     def _take_preface(self, view: memoryview) -> int:
@@ -134,7 +135,7 @@ class FrameReader:
         return take
 
     def _take_frames(self, view: memoryview, position: int, end: int, now: float) -> int:
-        """Return where the first frame begins that has not come as far as is needed."""
+        """Read all frames that are complete enough. Return the position of the next frame."""
         while end - position >= HEAD_BYTES:
             high, low, kind, flags, stream_id = unpack_head(view, position)
             length = high << 8 | low
@@ -165,7 +166,7 @@ class FrameReader:
                     if kind in (HEADERS, CONTINUATION):
                         self._on_headers(kind, flags, stream_id, payload)
                     else:
-                        if kind == WINDOW_UPDATE and length == 4:  # the most common by far
+                        if kind == WINDOW_UPDATE and length == 4:  # by far the most frequent frame
                             increment = int.from_bytes(payload, "big") & LARGEST_WINDOW
                             self._streams.open_window(stream_id, increment, now)
                         else:
@@ -185,7 +186,8 @@ class FrameReader:
     # --- HEADERS and CONTINUATION
 
     def _on_headers(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> None:
-        """A request, trailers, a part of either, or what comes too late to matter."""
+        """Read a part of a header block: of a request, of trailers, or of a stream that has
+        ended."""
         fields, streams = self._fields, self._streams
         if kind == HEADERS:
             block = fields.begin(flags, stream_id, payload, self.heard_at)
@@ -229,7 +231,8 @@ class FrameReader:
     def _on_data(
         self, view: memoryview, body: int, end: int, length: int, flags: int, stream_id: int
     ) -> int:
-        """Take as much of a frame's payload as is there. Return where it ends."""
+        """Take the payload of a DATA frame as far as it is there. Return the position after the
+        taken bytes."""
         size = length
         if flags & PADDED:
             if not length or view[body] >= length:
@@ -263,14 +266,15 @@ class FrameReader:
         return self._go_on(view, body, end)
 
     def _forgive(self, stream_id: int, length: int) -> None:
-        """Leave out DATA of a stream that was closed before the client knew."""
+        """Discard DATA of a stream that was closed before the client knew."""
         if self._streams.is_idle(stream_id):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "DATA, idle stream")
         self._control.forgive(stream_id, self.heard_at, length)
         self._streams.give_back(length)
 
     def _go_on(self, view: memoryview, position: int, end: int) -> int:
-        """Take what there is of the payload that was begun, and of what comes behind it."""
+        """Take available bytes of the current payload, and of the bytes to discard behind it.
+        Return the position after the taken bytes."""
         take = min(self.left, end - position)
         if take:
             stop = position + take
@@ -287,10 +291,11 @@ class FrameReader:
         return position
 
     def payload_received(self, count: int, now: float) -> list[Event]:
-        """Note that the owner has received `count` bytes of `payload_due`.
+        """Note that the owner has received `count` bytes of `payload_due`. Return the event of the
+        stream's end, if this is the end.
 
         Raises:
-            ValueError: so many were not due.
+            ValueError: fewer bytes were due.
         """
         if count > self.left:
             raise ValueError(f"{self.left} bytes of payload are due, not {count}")
@@ -302,14 +307,14 @@ class FrameReader:
         return [DataReceived(stream.id, _EMPTY, True)]
 
     def payload_returned(self, count: int) -> None:
-        """Have `count` bytes of payload be due again: the last ones that `receive` was given,
-        which were not taken."""
+        """Make payload due again: the last `count` bytes given to `receive`, which were not
+        taken."""
         self.left += count
 
     # --- time
 
     def due(self) -> float:
-        """Return when the client will have been too slow."""
+        """Return the time at which the client counts as too slow."""
         limits = self._limits
         if not self._control.settings_acked:
             return self._began_at + limits.settings_timeout_s

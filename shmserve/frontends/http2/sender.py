@@ -1,4 +1,4 @@
-"""Responses into frames: as the client's windows allow, one stream after another."""
+"""Sender of responses: frames as much as the client's windows allow, for each stream in turn."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from shmserve.frontends.http2.frames import (
 from shmserve.frontends.http2.limits import Limits
 from shmserve.frontends.http2.streams import Http2Stream, Http2Streams, Outgoing, OutgoingBytes
 
-# The largest DATA frame, so that a message of a MiB and its head are one; and while others wait
+# Largest DATA frames. A stream that sends alone has room for a message of 1 MiB with its head;
+# streams that share the connection have less.
 ALONE_FRAME = (1 << 20) + (16 << 10)
 _SHARED_FRAME = 64 << 10
-_EMPTY_TABLE = b"\x20"  # HPACK: the dynamic table's size is zero from now on
+_EMPTY_TABLE = b"\x20"  # HPACK: sets the size of the dynamic table to zero
 _DEFAULT_TABLE = 4096
 
 
@@ -30,15 +31,16 @@ class SendQueueFull(Exception):
 
 
 class Sender:
-    """Frames what streams send.
+    """Frames the responses of streams.
 
-    A stream whose response fits is framed at once. Otherwise it has a queue, and is in one of
-    three places: in turn, held until the connection's window opens, or parked until its own does.
+    A response that fits into windows and limits is framed at once. Otherwise the stream has a
+    queue and is in one of three places: in turn (`ready`), held until the connection's window
+    opens (`blocked`), or `parked` until the stream's window opens.
 
     Args:
-        limits: the connection's.
-        streams: they are told when their response is complete.
-        output: where frames go.
+        limits: the connection's limits.
+        streams: the connection's streams, closed as their responses complete.
+        output: takes frames.
     """
 
     __slots__ = ("_limits", "_max_frame", "_output", "_streams", "_table_update")
@@ -64,22 +66,25 @@ class Sender:
 
         Headers come first, then data, then trailers, which end the response. A response of
         trailers alone is allowed (gRPC's Trailers-Only). If the client has not ended its request
-        by then, it is told that the rest is not wanted.
+        when the trailers are framed, RST_STREAM with NO_ERROR refuses the rest.
 
         Args:
-            stream_id: which stream.
+            stream_id: the stream.
             now: the time in seconds.
             head: an encoded block, see `encode_fields`.
-            data: buffers of single bytes, that stay as they are until `token` is released.
+            data: buffers of single bytes, unchanged until `token` is released.
             trailers: an encoded block.
-            token: stands for the memory of `data` in `released`; there exactly once, if not None.
+            token: stands for the memory of `data`; `released` returns each token exactly once.
+                None: no token.
 
         Returns:
-            False if the stream is gone, and nothing is sent.
+            True if the response was framed or queued; False if the stream is gone and nothing is
+            sent.
 
         Raises:
-            SendQueueFull: the stream has `max_queued_sends` waiting; `token` stays the caller's.
-            ValueError: not in this order.
+            SendQueueFull: `max_queued_sends` of the stream are waiting; `token` stays with the
+                caller.
+            ValueError: headers, data and trailers are out of order.
         """
         output, streams = self._output, self._streams
         stream = streams.open.get(stream_id)
@@ -132,7 +137,8 @@ class Sender:
             self._streams.ready.append(stream)
 
     def pump(self, now: float) -> None:
-        """Frame what the windows allow, a frame of each stream in turn, up to the high water."""
+        """Frame data as far as the windows allow, a frame of each stream in turn, up to the high
+        water."""
         output, high_water = self._output, self._limits.high_water_bytes
         ready, blocked = self._streams.ready, self._streams.blocked
         while output.pending < high_water:
@@ -144,7 +150,8 @@ class Sender:
                 return
 
     def _advance(self, stream: Http2Stream, now: float) -> None:
-        """One frame of DATA, with the header blocks around it; then the stream's next place."""
+        """Frame one DATA frame of a stream, with its header blocks, and put the stream in its next
+        place."""
         queue = stream.queue
         assert queue, "a stream in turn has something to send"
         outgoing, output, streams = queue[0], self._output, self._streams
@@ -198,6 +205,7 @@ class Sender:
         self._max_frame = size
 
     def shrink_table(self, size: int) -> None:
-        """The client wants a smaller HPACK table than the default: tell it that we use none."""
+        """Obey a smaller HPACK table than the default: announce an empty table, since none is
+        used."""
         if size < _DEFAULT_TABLE:
             self._table_update = _EMPTY_TABLE

@@ -1,4 +1,4 @@
-"""The streams of a connection, their windows, and the bytes that are on their way out."""
+"""Streams of a connection, their windows, and the bytes waiting to be sent."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from shmserve.frontends.http2.fields import RequestFields
 from shmserve.frontends.http2.frames import Buffer, ConnectionFailed, ErrorCode, StreamFailed
 from shmserve.frontends.http2.limits import ControlBudget, FloodBudget, Limits
 
-IOV_MAX = 1024  # what Linux takes in one sendmsg
+IOV_MAX = 1024  # buffers that Linux takes in one sendmsg
 
 
 class Outgoing(msgspec.Struct, eq=False):
-    """One `send` that waits, or what is left of it."""
+    """The rest of one `send` that waits."""
 
     head: bytes | None
     buffers: list[Buffer]
-    left: int  # bytes of `buffers` that are not framed yet
+    left: int  # bytes of `buffers` not framed yet
     trailers: bytes | None
     token: object
-    index: int = 0  # where in `buffers` the rest begins
+    index: int = 0  # index in `buffers` of the next byte's buffer; `offset` is its position there
     offset: int = 0
 
     def take_head(self) -> bytes | None:
-        """Return the header block, once."""
+        """Return the header block the first time, then None."""
         head, self.head = self.head, None
         return head
 
     def take(self, size: int) -> list[Buffer]:
-        """Return the next `size` bytes as slices of the buffers that they are in."""
+        """Return the next `size` bytes as slices of the buffers."""
         self.left -= size
         parts: list[Buffer] = []
         while size:
@@ -50,24 +50,26 @@ class Outgoing(msgspec.Struct, eq=False):
 
 
 class Http2Stream(msgspec.Struct, eq=False):
-    """An open stream; what is half-closed by us is gone, since every response ends with trailers.
+    """An open stream. A stream ends with its response, so no stream stays half-closed by the
+    server.
 
     Args:
-        id: the client's number for it.
+        id: the stream's number, chosen by the client.
         send_window: bytes of DATA the client takes; may be negative.
         receive_window: bytes of DATA the client may send.
-        content_left: bytes of DATA that were announced and have not come; -1 if none were.
-        remote_closed: the client has ended its side.
-        closed: it is gone, whoever still has the object.
+        content_left: bytes of DATA announced and still to come; -1 if not announced.
+        remote_closed: whether the client has ended its side.
+        closed: whether the stream has ended; the object may still be referenced.
         opened_at: when the request came, in seconds of the connection's clock.
         head: the request's fields.
-        head_sent: response headers were sent, or wait.
-        answered: DATA of the response was framed.
-        ended: trailers wait to be sent.
-        held: bytes of DATA that have come and are not consumed.
-        returned: bytes that were consumed and not yet given back to the client.
-        queue: what waits to be framed; None until something has.
+        head_sent: whether response headers were sent or queued.
+        answered: whether DATA of the response was framed.
+        ended: whether trailers are queued.
+        held: bytes of DATA received and not consumed.
+        returned: bytes consumed and not yet given back to the client's window.
+        queue: parts of the response to frame; None until a part is queued.
         moved: bytes framed since `progress_at`.
+        progress_at: when the queue last made progress, in seconds.
     """
 
     id: int
@@ -88,7 +90,7 @@ class Http2Stream(msgspec.Struct, eq=False):
     progress_at: float = 0.0
 
     def enqueue(self, outgoing: Outgoing, now: float) -> None:
-        """Have a part of the response wait."""
+        """Queue a part of the response."""
         self.head_sent = True
         self.ended = outgoing.trailers is not None
         if self.queue:
@@ -104,14 +106,15 @@ class Http2Stream(msgspec.Struct, eq=False):
         self.answered = self.answered or bool(size)
 
     def progressed(self, size: int, least: int, now: float) -> None:
-        """Note that `size` bytes left the queue. A client that opens its window byte by byte
-        makes no progress: progress is `least` bytes."""
+        """Note that `size` bytes left the queue. Only `least` bytes in sum count as progress, so a
+        client that opens its window byte by byte makes none."""
         self.moved += size
         if self.moved >= least:
             self.progress_at, self.moved = now, 0
 
     def close(self) -> int:
-        """End the stream, whoever still has the object. Return how many bytes it held."""
+        """End the stream, even if the object is still referenced. Return the number of bytes it
+        held."""
         self.closed = True
         held, self.held = self.held, 0
         return held
@@ -122,10 +125,10 @@ class Http2Stream(msgspec.Struct, eq=False):
 
 
 class OutgoingBytes:
-    """What has been framed and not been sent.
+    """Framed bytes that are not sent yet.
 
-    A token stands for the memory behind some buffers. It is told by `released` exactly once, when
-    the last of them has been sent or will never be.
+    A token stands for the memory behind some buffers. `released` gets a token exactly once: when
+    the last of its buffers is sent or will never be sent.
     """
 
     __slots__ = ("_answered", "_marks", "_position", "parts", "pending", "released")
@@ -133,9 +136,9 @@ class OutgoingBytes:
     def __init__(self) -> None:
         self.parts: list[Buffer] = []
         self.pending = 0  # bytes in `parts`
-        self._answered = False  # HEADERS or DATA went out since `take_answered`
+        self._answered = False  # HEADERS or DATA were added since `take_answered`
         self.released: list[object] = []
-        self._position = 0  # bytes sent ever
+        self._position = 0  # bytes sent in all
         self._marks: deque[tuple[int, object]] = deque()
 
     def add(self, part: Buffer) -> None:
@@ -143,7 +146,7 @@ class OutgoingBytes:
         self.pending += len(part)
 
     def answer(self, parts: list[Buffer], nbytes: int, token: object) -> None:
-        """Add frames of a response. `token`: as `mark` takes it, or None."""
+        """Add frames of a response. `token`: see `mark`; None for no token."""
         self.parts += parts
         self.pending += nbytes
         self._answered = True
@@ -151,26 +154,26 @@ class OutgoingBytes:
             self.mark(token)
 
     def take_answered(self) -> bool:
-        """Return True if a response's frame was added since the last time."""
+        """Return True if a response's frame was added since the last call."""
         answered, self._answered = self._answered, False
         return answered
 
     def take_released(self) -> list[object]:
-        """Return the tokens whose memory is not needed any more, each once."""
+        """Return the tokens whose memory is free, each token once."""
         tokens = self.released
         if tokens:
             self.released = []
         return tokens
 
     def mark(self, token: object) -> None:
-        """`token` is free once all that has been added up to now is sent."""
+        """Release `token` once all bytes added so far are sent."""
         if not self.pending:
             self.released.append(token)
             return
         self._marks.append((self._position + self.pending, token))
 
     def sent(self, count: int) -> None:
-        """Note that the first `count` bytes are gone."""
+        """Note that the first `count` bytes are sent."""
         self.pending -= count
         self._position += count
         if not self.pending:
@@ -192,7 +195,7 @@ class OutgoingBytes:
         del parts[:index]
 
     def discard(self) -> None:
-        """Nothing will be sent any more."""
+        """Drop all bytes and release their tokens: nothing will be sent any more."""
         self.parts.clear()
         self.pending = 0
         self.released.extend(token for _, token in self._marks)
@@ -200,27 +203,32 @@ class OutgoingBytes:
 
 
 class Http2Streams:
-    """All streams of one connection, the windows for what the client sends, and how streams end.
+    """All streams of one connection: opening, receive and send windows, and end.
 
-    The connection's window is given back in halves, as DATA is consumed. A stream that ends gives
-    back what it held.
+    The connection's window is given back in halves, as DATA is consumed. When a stream ends, the
+    bytes it holds are given back.
 
     Args:
         limits: the connection's limits.
-        output: takes frames, and tokens of answers that will not be sent.
+        output: takes frames, and tokens of responses that will not be sent.
         now: the time in seconds.
 
     Attributes:
-        control: the budget of control frames, part of which streams earn.
-        resets: the budget of streams that come to nothing.
+        control: the budget of control frames, partly earned by streams.
+        resets: the budget of streams that end early.
         window: bytes of DATA that the client may send on all streams together.
         send_window: bytes of DATA that the client takes on all streams together.
         initial_window: bytes of DATA that the client takes on a new stream.
-        last_served: the last stream that is served, once the client has been told which.
-        updates: WINDOW_UPDATE frames that the client may owe us, see `ControlBudget`.
+        last_served: the last stream to be served, once the second GOAWAY has named it; None
+            before.
+        updates: WINDOW_UPDATE frames that the client may owe, see `ControlBudget`.
+        sending: streams with a queue.
+        ready, blocked: streams of `sending` that wait for their turn, or for the connection's
+            window.
         parked: numbers of the streams that wait for their own window alone.
-        forgiven: for each stream that ended not long ago, the bytes of DATA that the client may
-            send after the end: because it did not know, or because it does not mind.
+        forgiven: for each recently ended stream, bytes of DATA that the client may still send:
+            clients learn of the end late, and some send queued messages even after their own
+            reset.
     """
 
     __slots__ = (
@@ -247,14 +255,13 @@ class Http2Streams:
         self.last_id = 0
         self.last_served: int | None = None
         self.initial_window = frames.DEFAULT_WINDOW
-        # Those with a queue; of these, whose turn it is, and who waits for the connection's window
         self.sending: dict[int, Http2Stream] = {}
         self.ready: deque[Http2Stream] = deque()
         self.blocked: deque[Http2Stream] = deque()
         self.parked: set[int] = set()
 
     def is_idle(self, stream_id: int) -> bool:
-        """Neither open nor closed: it has never been."""
+        """Return True if the stream was never opened."""
         return stream_id > self.last_id or not stream_id & 1
 
     def begin(self, stream_id: int, head: RequestFields, ends: bool, now: float) -> None:
@@ -294,7 +301,8 @@ class Http2Streams:
             self.open_send_window(stream, increment)
 
     def open_send_window(self, stream: Http2Stream, increment: int) -> None:
-        """Let a stream send more, or less: what its WINDOW_UPDATE or new SETTINGS say.
+        """Change a stream's send window, after WINDOW_UPDATE or SETTINGS. `increment` may be
+        negative.
 
         Raises:
             StreamFailed: the window becomes too large.
@@ -307,7 +315,7 @@ class Http2Streams:
             self.ready.append(stream)
 
     def framed(self, size: int) -> None:
-        """Charge `size` bytes of DATA that we sent to the client's window."""
+        """Charge `size` bytes of DATA sent by the server to the client's window."""
         self.send_window -= size
         self.updates += ControlBudget.UPDATES_PER_DATA + (size >> 10)
 
@@ -327,12 +335,12 @@ class Http2Streams:
             raise ConnectionFailed(failed.code, failed.reason) from None
 
     def consumed(self, stream_id: int, count: int) -> None:
-        """Let the client send `count` bytes of DATA again, which are in memory no more.
+        """Let the client send `count` more bytes of DATA: as many have left the stream's memory.
 
-        Bytes that a stream holds when it ends count as consumed.
+        Bytes held by a stream when it ends count as consumed.
 
         Raises:
-            ValueError: the stream does not hold so many.
+            ValueError: the stream holds fewer bytes.
         """
         stream = self.open.get(stream_id)
         if stream is None:
@@ -352,20 +360,20 @@ class Http2Streams:
             stream.returned = 0
 
     def take_data(self, stream_id: int, length: int, size: int, ends: bool) -> Http2Stream | None:
-        """Charge a DATA frame to the windows and to what its stream announced.
+        """Charge a DATA frame to the windows and to the announced content length.
 
         Args:
             stream_id: the frame's stream.
             length: bytes of the frame, padding included.
             size: bytes of content.
-            ends: with the frame ends the stream.
+            ends: whether the stream ends with the frame.
 
         Returns:
             The stream; None if it is not open.
 
         Raises:
-            ConnectionFailed: the connection's window has less.
-            StreamFailed: the stream may not have the frame.
+            ConnectionFailed: the connection's window is smaller than the frame.
+            StreamFailed: the stream does not allow the frame.
         """
         self.window -= length
         if self.window < 0:
@@ -387,14 +395,15 @@ class Http2Streams:
                 stream.content_left -= size
             if size:
                 self.updates += ControlBudget.UPDATES_PER_DATA
-            if ends:  # no frame may follow, though this one's payload may still be on its way
+            # no frame may follow, though the payload of this frame may still be on its way
+            if ends:
                 stream.remote_closed = True
             return stream
         self.give_back(length)
         raise StreamFailed(code, reason)
 
     def give_back(self, count: int) -> None:
-        """Open the connection's window by bytes that no stream holds."""
+        """Open the connection's window by `count` bytes that no stream holds."""
         self._returned += count
         if self._returned >= self._half:
             self._output.add(frames.window_update(0, self._returned))
@@ -417,32 +426,33 @@ class Http2Streams:
         self.forgiven[stream_id] = window
 
     def reset(self, stream: Http2Stream, code: int) -> None:
-        """End a stream and say why."""
+        """End a stream with RST_STREAM."""
         self._end(stream.id, code, stream.receive_window)
         self.forget(stream)
 
     def cancel(self, stream: Http2Stream) -> None:
         """Forget a stream that the client has reset.
 
-        grpc-java (netty) sends a message that waits to be written after the RST_STREAM of its call.
+        grpc-java (netty) sends queued messages even after the RST_STREAM of their call.
         """
         if not stream.remote_closed:
             self._forgive(stream.id, stream.receive_window)
         self.forget(stream)
 
     def complete(self, stream: Http2Stream, size: int = 0) -> None:
-        """The response has been framed to its end, `size` bytes of DATA among the last frames."""
+        """Close a stream whose response is framed to its end. `size`: bytes of DATA in the last
+        frames."""
         if size:
             self.send_window -= size
             self.updates += ControlBudget.UPDATES_PER_DATA + (size >> 10)
         self.resets.left += 1
         if not stream.remote_closed:
-            # Nobody reads the rest of the request
+            # The server does not read the rest of the request
             self._end(stream.id, ErrorCode.NO_ERROR, stream.receive_window)
         self.forget(stream)
 
     def forget(self, stream: Http2Stream) -> None:
-        """The stream is over: windows and memory that it held are given back."""
+        """Remove a stream, and give back its windows and memory."""
         self.open.pop(stream.id, None)
         if held := stream.close():
             self.give_back(held)
@@ -454,11 +464,11 @@ class Http2Streams:
                     place.remove(stream)
             for outgoing in stream.queue:
                 if outgoing.token is not None:
-                    self._output.mark(outgoing.token)  # a part of it may be framed already
+                    self._output.mark(outgoing.token)  # a part of its memory may be framed already
             stream.queue.clear()
 
     def name_last(self) -> int:
-        """Serve no stream beyond those that have begun. Return the last of these."""
+        """Refuse streams after the latest one from now on. Return its number."""
         self.last_served = self.last_id
         return self.last_id
 

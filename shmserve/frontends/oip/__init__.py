@@ -1,1 +1,1 @@
-"""The Open Inference Protocol's operations, whichever of HTTP and gRPC they came by."""
+"""Operations of the Open Inference Protocol, shared by HTTP and gRPC."""

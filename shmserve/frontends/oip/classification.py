@@ -13,22 +13,22 @@ from shmserve.protocol.oip.request import InferOutput
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 
-_BLOCK = 1 << 20  # elements looked at at a time
+_BLOCK = 1 << 20  # elements examined at a time
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def classify(
-    signature: ModelSignature, want: InferOutput, tensor: OutputTensor
+    signature: ModelSignature, requested: InferOutput, tensor: OutputTensor
 ) -> tuple[str, tuple[int, ...], bytes]:
     """Return the datatype, shape and bytes of the classes that replace an output."""
-    known = signature.outputs.get(want.name)
+    output = signature.outputs.get(requested.name)
     elements, shape = top_classes(
         tensor.view,
         tensor.datatype,
         tensor.shape,
-        want.classification,
-        known.labels if known is not None else (),
+        requested.classification,
+        output.labels if output is not None else (),
         signature.spec.max_batch_size > 0,
     )
     return "BYTES", shape, bytes_codec.encode(elements)
@@ -42,10 +42,10 @@ def top_classes(
     labels: tuple[str, ...],
     batched: bool,
 ) -> tuple[list[bytes], tuple[int, ...]]:
-    """The elements and the shape of the BYTES tensor that replaces the output.
+    """Return elements and shape of the BYTES tensor that replaces an output.
 
-    Per row of the batch if the model batches, else of the whole tensor; greatest
-    first, the lower index first among equals, NaN last.
+    The classes are chosen per row of the batch if the model batches, else from the whole tensor.
+    The greatest value comes first, the lower index first among equal values, NaN last.
     """
     array = np.frombuffer(view, DATATYPES[datatype].numpy)
     rows, rest = (shape[0], shape[1:]) if batched and shape else (1, shape)
@@ -68,19 +68,20 @@ def _row(row: np.ndarray[Any, Any], k: int, labels: tuple[str, ...]) -> list[byt
 
 
 def _greatest(row: np.ndarray[Any, Any], k: int) -> Indices:
-    """The indices of the k greatest in their order. Takes memory for k and a block, and nearly
-    linear time."""
+    """Return the indices of the k greatest values, greatest first. Memory: k elements and a block.
+    Time: nearly linear."""
     best: Indices = np.empty(0, np.int64)
     for start in range(0, row.size, _BLOCK):
         block = start + _selected(row[start : start + _BLOCK], k)
         best = np.concatenate((best, block))
         best = best[_selected(row[best], k)]
-    # Sorting them reversed and reading that backwards keeps equal values in order
+    # Sorting the reversed keys and reading the result backwards keeps equal values in order.
     return best[len(best) - 1 - np.argsort(_key(row[best])[::-1], kind="stable")[::-1]]
 
 
 def _selected(values: np.ndarray[Any, Any], k: int) -> Indices:
-    """The indices of the k greatest, ascending; the lower ones among equals."""
+    """Return the indices of the k greatest values in ascending order. Among equal values the lower
+    indices are selected."""
     if k >= values.size:
         return np.arange(values.size)
     key = _key(values)
@@ -91,5 +92,5 @@ def _selected(values: np.ndarray[Any, Any], k: int) -> Indices:
 
 
 def _key(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What they are compared by: NaN is less than all."""
+    """Return the keys by which values are compared: NaN counts as negative infinity."""
     return np.where(np.isnan(values), -np.inf, values) if values.dtype.kind == "f" else values

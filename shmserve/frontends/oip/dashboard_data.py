@@ -1,4 +1,4 @@
-"""What the metrics page shows: the coordinator's history and the registry as plain data."""
+"""Data of the metrics page: the coordinator's history and the registry as plain values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shmserve.protocol.control.stats_messages import Report
 
 _BOUNDS_MS = [ns / 1e6 for ns in BOUNDS_NS]
 _LEVELS = {level.name: number for number, level in enumerate(LEVELS)}
-_AS_THEY_ARE = (
+_COPIED_FIELDS = (
     *("life", "first", "until", "running", "ended_at", "age_s"),
     *("total", "system", "machine_bytes", "processors"),
 )
@@ -29,7 +29,7 @@ _NO_REPORT = Report((), (), {}, {})
 
 
 class DashboardData:
-    """`data` is the whole of it."""
+    """Source of the metrics page's data (`data`)."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
@@ -38,12 +38,14 @@ class DashboardData:
     def data(
         self, level: str = "second", since: int = 0, life: str = "", said: bool = False
     ) -> dict[str, Any]:
-        """All series of one level (second, minute, hour, day), and what is now.
+        """Return all series of one level, and the present state of the service.
 
-        `said`: also what clients of failed requests were told.
-
-        With the `life` and the `until` (as `since`) of an earlier answer only periods come that
-        were not over then.
+        Args:
+            level: second, minute, hour or day.
+            since: number of the first period to return. Use `until` of an earlier answer to get
+                only periods that had not ended at the time of that answer.
+            life: `life` of the same earlier answer.
+            said: whether to add the error texts that clients of failed requests received.
 
         Raises:
             InvalidArgument: there is no such level.
@@ -62,7 +64,7 @@ class DashboardData:
             "seconds": LEVELS[number].seconds,
             "points": LEVELS[number].points,
             "bounds_ms": _BOUNDS_MS,
-            **{name: getattr(history, name) for name in _AS_THEY_ARE},
+            **{name: getattr(history, name) for name in _COPIED_FIELDS},
             "models": _models(history, snapshot, report),
             "values": [
                 {
@@ -103,7 +105,8 @@ def _state(snapshot: Snapshot | None) -> str:
 def _models(
     history: HistoryReport, snapshot: Snapshot | None, report: Report
 ) -> list[dict[str, Any]]:
-    """Every model version that is published, and every other of which something was counted."""
+    """Return a row for every published model version, and for every other version with counted
+    requests."""
     series = {(model.model, model.version): model for model in history.models}
     totals = {(model.model, model.version): model.all_requests() for model in report.models}
     rows: dict[tuple[str, str], dict[str, Any]] = {}
@@ -115,8 +118,9 @@ def _models(
             rows[model, version] = _row(model, version, ModelState.UNAVAILABLE, reason, 0)
         for name, versions in snapshot.models.items():
             for version, entry in versions.items():
-                live = None if entry.spec.steps else len(entry.instances)  # those are its steps'
-                rows[name, version] = _row(name, version, entry.state, entry.reason, live)
+                # an ensemble lists the instances of its steps
+                instances = None if entry.spec.steps else len(entry.instances)
+                rows[name, version] = _row(name, version, entry.state, entry.reason, instances)
     for key, row in rows.items():
         counts, model_series = totals.get(key), series.get(key)
         row["requests"] = counts.requests if counts is not None else 0
@@ -135,7 +139,8 @@ def _trouble(entry: Incident, said: bool) -> dict[str, Any]:
 
 
 def _gpus(history: HistoryReport, report: Report) -> list[dict[str, Any]]:
-    """Every GPU that the history knows, with what it has of memory and power if it answers."""
+    """Return a row for every GPU in the history. Memory size and power limit are None while the
+    GPU does not answer."""
     now = {gpu.uuid: gpu for gpu in report.gpus}
     return [
         {

@@ -1,4 +1,4 @@
-"""Header fields and metadata that become parameters of requests, under their own names.
+"""Header fields and metadata that become request parameters under their own names.
 
 The settings are `http_header_forward_pattern` and `grpc_header_forward_pattern`.
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.oip.request import RESERVED_PREFIX
 
-# Parameters whose meaning the protocol fixes
-_FIXED = {
+# Parameters with a meaning fixed by the protocol
+_PROTOCOL_PARAMETERS = {
     "sequence_id",
     "sequence_start",
     "sequence_end",
@@ -20,33 +20,39 @@ _FIXED = {
     "timeout",
     "binary_data_output",
 }
-_AS_WRITTEN = "(?-i)"  # at the start: letters' case counts, as RE2 has it
+_CASE_SENSITIVE = "(?-i)"  # RE2's prefix of case-sensitive patterns
 
 
 def compiled(pattern: str) -> re.Pattern[str] | None:
-    """What one of the settings means; None: nothing is forwarded.
+    """Return the compiled pattern of one of the settings; None if the setting is empty and nothing
+    is forwarded.
 
     Raises:
-        re.error: it is no regular expression.
+        re.error: the setting is no regular expression.
     """
     if not pattern:
         return None
-    flags = re.NOFLAG if pattern.startswith(_AS_WRITTEN) else re.IGNORECASE
-    return re.compile(pattern.removeprefix(_AS_WRITTEN), flags)
+    flags = re.NOFLAG if pattern.startswith(_CASE_SENSITIVE) else re.IGNORECASE
+    return re.compile(pattern.removeprefix(_CASE_SENSITIVE), flags)
 
 
 def forwarded(pattern: re.Pattern[str], fields: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Of fields by lower-case name those that match; what comes more than once is joined.
+    """Return the fields whose names match the pattern. Values of a repeated field are joined by
+    commas.
+
+    Args:
+        pattern: searched in each name.
+        fields: names in lower case, and values.
 
     Raises:
-        InvalidArgument: one of them would become a parameter that is reserved.
+        InvalidArgument: a matching field would become a reserved parameter.
     """
     kept: dict[str, str] = {}
     for name, value in fields:
         if pattern.search(name) is None:
             continue
         parameter = name.replace("-", "_")
-        if parameter in _FIXED or parameter.startswith(RESERVED_PREFIX):
+        if parameter in _PROTOCOL_PARAMETERS or parameter.startswith(RESERVED_PREFIX):
             raise InvalidArgument(
                 f"header '{name}' cannot be forwarded: parameter '{parameter}' is reserved for"
                 " Triton usage"

@@ -1,8 +1,8 @@
-"""The generate extension: one flat JSON object in, one flat JSON object per answer out.
+"""Generate extension: one flat JSON object in, one flat JSON object per answer out.
 
-A key that is the name of an input is that input, whatever it is called; `id` and
-`parameters` (an object, whose keys count as if they stood outside) have their meaning; every
-other key is a request parameter. On the way out an output of one element is that element.
+A key that names an input of the model is that input, whatever the name. Of the other keys, `id` is
+the request's id and `parameters` is an object whose keys count as if they stood outside. Every
+other key is a request parameter. In an answer, an output of one element appears as that element.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from shmserve.protocol.oip.request import InferInput, InferRequest, check_parame
 from shmserve.tensor.dtypes import DATATYPES
 
 _encode = msgspec.json.Encoder().encode
-_SHOWN = 64  # characters of a client's value that a message repeats
+_SHOWN = 64  # characters of a client's value quoted in an error message
 
 
 def parse_generate(signature: ModelSignature, text: bytes) -> InferRequest:
-    """A request of the generate extension as an inference request.
+    """Return the inference request of a generate request.
 
     Raises:
-        InvalidArgument: it is malformed; the message names the key.
+        InvalidArgument: the request is malformed; the message names the key.
     """
     document = strict_parser.loads(text, functools.partial(_members_once, signature))
     if not isinstance(document, dict):
@@ -70,7 +70,8 @@ def parse_generate(signature: ModelSignature, text: bytes) -> InferRequest:
 
 
 def _members_once(signature: ModelSignature, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; an input that occurs twice in it is a mistake, other keys count as last told."""
+    """Return the members of a JSON object. Raise InvalidArgument if an input occurs twice; of any
+    other repeated key the last value counts."""
     members = dict(pairs)
     if len(members) < len(pairs):
         seen: set[str] = set()
@@ -103,21 +104,23 @@ def _input(spec: InputSignature, value: Any) -> InferInput:
     return InferInput(spec.name, shape, spec.datatype.name, f"input '{spec.name}'", data)
 
 
-def _fitted(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a value that has fewer dimensions than its input (-1: any size).
+def _fitted(shape: tuple[int, ...], input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a value, extended to the dimensions of its input (`input_shape`; -1: any
+    size).
 
-    Dimensions of one go in front, such as the batch. Where that does not fit, the elements
-    fill the fixed dimensions, and the last variable one takes the rest. What cannot fit stays
-    as it is, and is refused where all shapes are checked.
+    Dimensions of size one, such as the batch, are added in front. If the extended shape does not
+    fit, the elements fill the fixed dimensions and the last variable dimension takes the rest. If
+    the elements cannot fill the dimensions, the shape keeps its added ones and is refused when all
+    shapes are checked.
     """
-    if len(shape) >= len(wanted):
+    if len(shape) >= len(input_shape):
         return shape or (1,)
-    padded = (1,) * (len(wanted) - len(shape)) + shape
-    if all(size in (-1, given) for size, given in zip(wanted, padded, strict=True)):
+    padded = (1,) * (len(input_shape) - len(shape)) + shape
+    if all(size in (-1, given) for size, given in zip(input_shape, padded, strict=True)):
         return padded
-    rest, fitted = math.prod(shape), [1] * len(wanted)
-    for axis in sorted(range(len(wanted)), key=lambda i: (wanted[i] < 0, -i)):
-        size = wanted[axis] if wanted[axis] >= 0 else rest
+    rest, fitted = math.prod(shape), [1] * len(input_shape)
+    for axis in sorted(range(len(input_shape)), key=lambda i: (input_shape[i] < 0, -i)):
+        size = input_shape[axis] if input_shape[axis] >= 0 else rest
         if size == 0 or rest % size:
             return padded
         fitted[axis], rest = size, rest // size
@@ -125,10 +128,10 @@ def _fitted(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _shape(value: Any, name: str) -> tuple[int, ...]:
-    """The shape of nested arrays; () for a scalar.
+    """Return the shape of nested arrays; () for a scalar.
 
     Raises:
-        InvalidArgument: arrays of different lengths, or beside elements, in one array.
+        InvalidArgument: an array holds arrays of different lengths, or arrays beside elements.
     """
     shape: tuple[int, ...] = ()
     level = [value]
@@ -144,10 +147,10 @@ def _shape(value: Any, name: str) -> tuple[int, ...]:
 def encode_outcome(
     signature: ModelSignature, request_id: str, outcome: Outcome, receipt: Receipt
 ) -> bytes:
-    """An answer as a flat JSON object; what is converted counts as copied.
+    """Return an answer as a flat JSON object. The bytes of all outputs count as copied.
 
     Raises:
-        ShmserveError: the answer is an error.
+        ShmserveError: the outcome is an error.
         InvalidArgument: an output has no JSON form.
     """
     if outcome.error is not None:
@@ -172,23 +175,26 @@ def _value(tensor: OutputTensor, model: str) -> Any:
         data = json_data(tensor.view, tensor.datatype, tensor.shape, tensor.name, model)
     except InvalidArgument:
         raise InvalidArgument(_no_form(tensor, "its bytes are no UTF-8")) from None
-    if isinstance(data, msgspec.Raw):  # with NaN or Infinity, which msgspec does not write
+    if isinstance(data, msgspec.Raw):  # JSON with NaN or Infinity, which msgspec cannot write
         text = bytes(memoryview(data))
         return msgspec.Raw(text[1:-1]) if text.count(b",") == 0 else data
     return data[0] if len(data) == 1 else data
 
 
-def _no_form(tensor: OutputTensor, why: str) -> str:
-    return f"output '{tensor.name}' cannot be sent by generate: {why}. Use infer with binary data"
+def _no_form(tensor: OutputTensor, reason: str) -> str:
+    return (
+        f"output '{tensor.name}' cannot be sent by generate: {reason}. Use infer with binary data"
+    )
 
 
 def encode_error(message: str) -> bytes:
-    """An error as it stands in the midst of a stream."""
+    """Return the JSON of an error in the middle of a stream."""
     return _encode({"error": message})
 
 
 def is_answer(outcome: Outcome) -> bool:
-    """Whether there is something to tell: a bare final outcome only ends a stream."""
+    """Return False for a final outcome without outputs, parameters and error: such an outcome only
+    ends a stream."""
     return bool(outcome.outputs or outcome.parameters or outcome.error or not outcome.final)
 
 

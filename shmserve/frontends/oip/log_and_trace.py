@@ -1,8 +1,8 @@
-"""The trace and logging extensions: settings that clients change while the server runs.
+"""Trace and logging extensions: settings that clients change while the server runs.
 
-Over gRPC all trace values are lists of strings, over HTTP strings and lists: both are taken.
-A value that is missing or null clears a trace setting, and leaves one of logging alone; what is not
-there is refused by name.
+Trace values are lists of strings over gRPC, strings or lists over HTTP; both forms are accepted. A
+null or empty value clears a trace setting. A null value leaves a log setting unchanged. Unknown
+settings are refused by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGEST = (1 << 31) - 1
 _SHOWN = 64
 _LOG_FLAGS = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
 _LOG_SETTINGS = {*_LOG_FLAGS, "log_file", "log_verbose_level", "log_format"}
-# What of `TraceChange` a setting is
+# The fields of `TraceChange` for each setting
 _TRACE_NAMES = {
     "trace_level": ("on", "tensors"),
     "trace_rate": ("rate",),
@@ -41,31 +41,32 @@ LogValue = bool | int | str
 
 
 class ServerSettings:
-    """Reads and changes what is logged and traced, for any transport."""
+    """Reader and editor of the log and trace settings, for any transport."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
         self._initial = initial(settings)
-        self._file = os.path.basename(settings.trace_file)  # the folder is the operator's alone
+        self._file = os.path.basename(settings.trace_file)  # clients do not learn the folder
         self._mode = settings.trace_mode
         self._checks = _trace_checks(self._mode)
 
     def trace(
         self, model: str = "", update: Mapping[str, TraceValue] | None = None
     ) -> dict[str, list[str] | str]:
-        """What is traced of a model, or of all, after the update if there is one.
+        """Return the trace settings of a model, or of all models, after applying the update if
+        given.
 
         Raises:
             InvalidArgument: an unknown model, setting or value.
-            Unimplemented: what Triton can do and this server cannot.
+            Unimplemented: a value that Triton supports and this server does not.
         """
         if model and model not in self._dispatcher.snapshot().models:
             raise InvalidArgument(f"Request for unknown model : {model}")
         if update:
             change = _trace_change(update, self._checks)
             if not self._file and (change.log_frequency or change.tensors):
-                wanted = "trace level 'TENSORS'" if change.tensors else "'log_frequency'"
-                raise Unimplemented(f"{wanted} is not supported: there is no setting trace_file")
+                feature = "trace level 'TENSORS'" if change.tensors else "'log_frequency'"
+                raise Unimplemented(f"{feature} is not supported: there is no setting trace_file")
             self._dispatcher.coordinator.change_trace(model, change)
         settings = self._tuning().trace_of(model)
         return {
@@ -78,11 +79,12 @@ class ServerSettings:
         }
 
     def logging(self, update: Mapping[str, LogValue | None] | None = None) -> dict[str, LogValue]:
-        """What all processes of the server log, after the update if there is one.
+        """Return the log settings of all processes of the server, after applying the update if
+        given.
 
         Raises:
             InvalidArgument: an unknown setting or value.
-            Unimplemented: what Triton can do and this server cannot.
+            Unimplemented: a value that Triton supports and this server does not.
         """
         if update:
             self._dispatcher.coordinator.change_log(_log_change(update))
@@ -138,7 +140,8 @@ _Check = Callable[[str, Any], tuple[Any, ...]]
 
 
 def _trace_checks(mode: str) -> dict[str, _Check]:
-    """How the value of each setting is checked, where the server was started with this mode."""
+    """Return the check for the value of each setting, on a server started with the trace mode
+    `mode`."""
     return {
         "trace_level": _level,
         "trace_rate": _number(0 if mode == "opentelemetry" else 1),
@@ -197,20 +200,21 @@ def _number(least: int) -> Callable[[str, Any], tuple[int]]:
 
 def _same(mode: str) -> _Check:
     def check(name: str, value: Any) -> tuple[()]:
-        wanted = _single(name, value)
-        if wanted != mode:  # what the server was started with
-            raise Unimplemented(f"trace mode {_shown(wanted)} is not supported: {mode}")
+        requested = _single(name, value)
+        if requested != mode:  # the mode is fixed when the server starts
+            raise Unimplemented(f"trace mode {_shown(requested)} is not supported: {mode}")
         return ()
 
     return check
 
 
 def _single(name: str, value: Any) -> str:
-    """The one string of a value: itself, or alone in a list as gRPC has it."""
-    only = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if not isinstance(only, str):
+    """Return the only string of a value: the value, or the single item of a list as sent over
+    gRPC."""
+    item = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if not isinstance(item, str):
         raise InvalidArgument(f"'{name}' must be a string, got {_shown(value)}")
-    return only
+    return item
 
 
 def _shown(value: Any) -> str:

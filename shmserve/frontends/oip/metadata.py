@@ -1,4 +1,4 @@
-"""What the server and its models say about themselves, as plain values."""
+"""Metadata of the server and of its models, as plain values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.tensor.spec import TensorSpec
 
-# Only what is there, in Triton's order
+# Only extensions of this server, in Triton's order
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -35,7 +35,7 @@ class ServerMetadata(Struct, frozen=True):
 
 
 class TensorMetadata(Struct, frozen=True):
-    """One input or output; -1 is a variable dimension."""
+    """An input or output; -1 in the shape is a variable dimension."""
 
     name: str
     datatype: str
@@ -53,12 +53,12 @@ class ModelMetadata(Struct, frozen=True):
 
 
 def server_metadata(settings: Settings) -> ServerMetadata:
-    """Name, version and extensions of this server."""
+    """Return name, version and extensions of this server."""
     return ServerMetadata(settings.server_name, shmserve.__version__)
 
 
 def model_metadata(entry: ModelEntry, snapshot: Snapshot) -> ModelMetadata:
-    """A model version's metadata; `versions` are the ones that can be used."""
+    """Return the metadata of a model version. `versions` lists the model's ready versions."""
     spec = entry.spec
     ready = [
         version

@@ -1,6 +1,7 @@
-"""What requests of a category do, and what a request says of itself: `Host`, `Origin`,
-`Sec-Fetch-Site`. Who may do it is `core.access`' business. docs/security.md has all of it for
-people.
+"""Checks of `Host`, `Origin` and `Sec-Fetch-Site`, and the action of each category of requests.
+
+`core.access` decides which callers may perform an action. docs/security.md describes all access
+checks for users.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from shmserve.core.access import Action
 from shmserve.errors import InvalidArgument, PermissionDenied
 from shmserve.frontends.oip.restricted_apis import Category
 
-# What requests of a category do, unless their API is added with another action.
+# The action of requests of a category, for APIs added without an action of their own.
 ACTION_OF: Mapping[Category, Action] = {
     "health": "use",
     "metadata": "use",
@@ -26,7 +27,7 @@ ACTION_OF: Mapping[Category, Action] = {
     "trace": "change",
     "logging": "change",
 }
-# Whoever relays requests for others says so in one of these: the kernel knows the relay only.
+# Fields added by a proxy that relays requests. The kernel identifies the proxy only.
 RELAYED = ("forwarded", "via", "x-forwarded-for")
 _NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.~%-]+)(?::\d{0,5})?")
@@ -34,18 +35,18 @@ _SHOWN = 100
 
 
 class Origins:
-    """What a request says of itself: for which host it is, and from which page it comes.
+    """Checks on the host a request is for and on the web page a request comes from.
 
     Args:
         settings: `allowed_hosts`, `allowed_origins`.
-        binds: the addresses the transport listens on, as its setting has them.
-        own_name: the host's.
+        binds: addresses the transport listens on, in the form of the setting.
+        own_name: the machine's host name.
     """
 
     def __init__(self, settings: Settings, binds: Iterable[str], own_name: str) -> None:
         self._origins = frozenset(settings.allowed_origins)
-        self._hosts: frozenset[str] | None = None  # any
-        self._loopback = False  # any address of it counts
+        self._hosts: frozenset[str] | None = None  # None: any host
+        self._loopback = False  # True: any loopback address is allowed, too
         if settings.allowed_hosts:
             if "*" not in settings.allowed_hosts:
                 self._hosts = frozenset(map(_plain, settings.allowed_hosts))
@@ -55,21 +56,24 @@ class Origins:
             self._hosts = frozenset({*_NAMES, own, own.partition(".")[0]})
 
     def check_host(self, host: str, name: str = "Host") -> None:
-        """Take a request for this value of `Host`, or not: a page can give its own name this
-        server's address, and then only `Host` tells its requests from those of our own page.
+        """Refuse a request whose `Host` is no name of this server.
+
+        The check stops DNS rebinding. A web page can have its own name resolve to this server's
+        address. Only `Host` then distinguishes requests of that page from requests of the server's
+        own page.
 
         Args:
-            host: what the request is for.
-            name: of the field that says so.
+            host: value of the field.
+            name: name of the field, for messages.
 
         Raises:
-            InvalidArgument: it is malformed.
-            PermissionDenied: it is not one of ours.
+            InvalidArgument: the value is malformed.
+            PermissionDenied: the host is no name of this server.
         """
-        found = _HOST.fullmatch(host)
-        if found is None:
+        match = _HOST.fullmatch(host)
+        if match is None:
             raise InvalidArgument(f"header {name}: '{_shown(host)}' is no host")
-        plain = _plain(found[1])
+        plain = _plain(match[1])
         if self._hosts is None or plain in self._hosts or (self._loopback and _is_loopback(plain)):
             return
         raise PermissionDenied(
@@ -77,36 +81,36 @@ class Origins:
         )
 
     def listed(self, origin: str) -> bool:
-        """Whether pages of this origin may do what programs may."""
+        """Return True if pages of this origin have the rights of programs (`allowed_origins`)."""
         return origin in self._origins
 
     def check_page(self, host: str, origin: str, site: str, scheme: str = "http") -> None:
-        """Take a request with these marks of a browser's, or not.
+        """Refuse a request from a web page of another, unlisted origin.
 
         Args:
             host: `Host`.
-            origin: `Origin`; empty: there is none.
-            site: `Sec-Fetch-Site`; empty: there is none.
+            origin: `Origin`; empty if absent.
+            site: `Sec-Fetch-Site`; empty if absent.
             scheme: of the request.
 
         Raises:
-            PermissionDenied: it is a page's of another origin that is not listed.
+            PermissionDenied: the page is of another origin, which is not listed.
         """
         if self.listed(origin) or site in ("same-origin", "none"):
             return
         if not site and origin in ("", f"{scheme}://{host}"):
             return
-        told = f"Origin: '{_shown(origin)}'" if origin else f"Sec-Fetch-Site: '{_shown(site)}'"
+        field = f"Origin: '{_shown(origin)}'" if origin else f"Sec-Fetch-Site: '{_shown(site)}'"
         raise PermissionDenied(
-            f"header {told}: pages of other origins may do nothing here (setting allowed_origins)"
+            f"header {field}: pages of other origins may do nothing here (setting allowed_origins)"
         )
 
 
 def _is_local(bind: str) -> bool:
     if bind.startswith("unix:"):
         return True
-    found = _HOST.fullmatch(bind)
-    return found is not None and ((host := _plain(found[1])) in _NAMES or _is_loopback(host))
+    match = _HOST.fullmatch(bind)
+    return match is not None and ((host := _plain(match[1])) in _NAMES or _is_loopback(host))
 
 
 def _is_loopback(host: str) -> bool:
@@ -117,7 +121,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _plain(host: str) -> str:
-    """A host as it is compared: without the brackets of IPv6 or the dot of the root."""
+    """Return a host in the form used for comparison: lower case, without brackets (IPv6) and
+    without the dot of the DNS root."""
     return host.strip().removeprefix("[").removesuffix("]").rstrip(".").lower()
 
 

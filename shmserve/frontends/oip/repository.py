@@ -1,4 +1,4 @@
-"""The model repository extension without a transport: index, load, unload."""
+"""Model repository extension without a transport: index, load, unload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmserve.protocol.oip import load_request
 
 
 class IndexRow(Struct, frozen=True, omit_defaults=True):
-    """One version of a model; of one that was never loaded, only the name."""
+    """A version of a model; only the name for a model that was never loaded."""
 
     name: str
     version: str = ""
@@ -25,7 +25,7 @@ class IndexRow(Struct, frozen=True, omit_defaults=True):
 
 
 class Repository:
-    """Lists, loads and unloads models for any transport. One per process."""
+    """Lists, loads and unloads models for any transport. A process has a single object."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, access: Access) -> None:
         self._dispatcher = dispatcher
@@ -33,7 +33,7 @@ class Repository:
         self._settings = settings
 
     def index(self, ready_only: bool = False) -> list[IndexRow]:
-        """Every version of every model, by name."""
+        """Return every version of every model, sorted by name."""
         snapshot = self._dispatcher.snapshot()
         rows = [
             IndexRow(
@@ -48,9 +48,9 @@ class Repository:
         if ready_only:
             rows = [row for row in rows if row.state == "READY"]
         elif self._settings.model_control == "explicit":
-            known = {row.name for row in rows}
+            listed = {row.name for row in rows}
             rows += [
-                IndexRow(n) for n in self._dispatcher.coordinator.model_folders() if n not in known
+                IndexRow(n) for n in self._dispatcher.coordinator.model_folders() if n not in listed
             ]
         return sorted(rows, key=lambda row: (row.name, len(row.version), row.version))
 
@@ -60,16 +60,16 @@ class Repository:
         parameters: Mapping[str, Parameter | bytes],
         caller: Callable[[], Caller],
     ) -> None:
-        """Load a model, or load it again; returns when it serves.
+        """Load a model, or load a model again. Return once the model serves.
 
         Args:
             name: the model.
-            parameters: ``config``, a configuration as JSON, and ``file:<path>``, the
-                content of a file; with files the model is made of nothing else.
-            caller: who asks; looked up only if it matters.
+            parameters: ``config``, a configuration as JSON, and ``file:<path>``, the content of a
+                file. If there are files, the model consists of ``config`` and files alone.
+            caller: looks up the caller; called only if the caller matters.
 
         Raises:
-            ShmserveError: it was refused, or the model cannot be loaded.
+            ShmserveError: the request was refused, or the model cannot be loaded.
         """
         load_request.check_name(name, self._settings)
         if parameters and not self._access.open_to_all("send models"):
@@ -78,20 +78,20 @@ class Repository:
         self._dispatcher.coordinator.load_model(name, config, files)
 
     def unload(self, name: str, dependents: bool = False) -> None:
-        """Serve a model no more; with `dependents` nor what was loaded as steps of it alone.
+        """Unload a model; with `dependents` also the models loaded only as steps of this model.
 
         Raises:
-            ShmserveError: it was refused.
+            ShmserveError: the request was refused.
         """
         load_request.check_name(name, self._settings)
         self._dispatcher.coordinator.unload_model(name, dependents)
 
 
 def refuse_repository(name: str) -> None:
-    """There is one repository, without a name.
+    """Refuse requests that name a repository: the only repository has no name.
 
     Raises:
-        Unimplemented: one is named.
+        Unimplemented: `name` is not empty.
     """
     if name:
         raise Unimplemented("'repository_name' specification is not supported")

@@ -1,4 +1,4 @@
-"""APIs that need a secret: which category wants which header, for every transport.
+"""APIs that need a secret: the header required for each category, for every transport.
 
 A setting is a list of ``<category>[,<category>...]:<header>=<value>``.
 """
@@ -26,7 +26,7 @@ Category = Literal[
     "logging",
 ]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
-GRPC_PREFIX = "triton-grpc-protocol-"  # of the metadata key that carries the secret
+GRPC_PREFIX = "triton-grpc-protocol-"  # prefix of the metadata key that carries the secret
 
 
 class HeaderSource(Protocol):
@@ -36,14 +36,15 @@ class HeaderSource(Protocol):
 
 
 class Restricted:
-    """What is restricted, and by what. False if nothing is.
+    """Restricted categories and their secrets. False if no category is restricted.
 
     Args:
         rules: the setting `http_restricted_api`, or with `grpc` `grpc_restricted_protocol`.
-        grpc: answer as the gRPC frontend must, and look for `GRPC_PREFIX` before each header.
+        grpc: whether to answer in the gRPC frontend's form, and to read each header under the
+            prefix `GRPC_PREFIX`.
 
     Raises:
-        ConfigError: a rule that cannot be understood; its secret is not shown.
+        ConfigError: a rule is malformed; the message does not show the secret.
     """
 
     def __init__(self, rules: Iterable[str], *, grpc: bool = False) -> None:
@@ -72,18 +73,18 @@ class Restricted:
         return bool(self._keys)
 
     def check(self, category: Category, headers: HeaderSource) -> None:
-        """Let a request of a category through, or not.
+        """Refuse a request without the secret of its category.
 
         Raises:
-            PermissionDenied: its secret is missing or wrong (over gRPC: NotConfigured).
+            PermissionDenied: the secret is missing or wrong (over gRPC: NotConfigured).
         """
         rule = self._keys.get(category)
         if rule is None:
             return
-        header, wanted = rule
+        header, secret = rule
         name = (GRPC_PREFIX + header if self._grpc else header).lower()
         given = headers.get(name) or ""
-        if hmac.compare_digest(given.encode(errors="surrogateescape"), wanted):
+        if hmac.compare_digest(given.encode(errors="surrogateescape"), secret):
             return
         if self._grpc:
             raise NotConfigured(f"This protocol is restricted, expecting header '{name}'")
@@ -91,10 +92,11 @@ class Restricted:
 
 
 def known(category: Category, what: str) -> Category:
-    """The category that a route or an rpc is declared with.
+    """Return the category declared for a route or an rpc.
 
     Raises:
-        ValueError: there is none of that name; `what` would be open to everybody.
+        ValueError: there is no such category; without the check `what` would be open to every
+            caller.
     """
     if category not in CATEGORIES:
         raise ValueError(f"{what} has no category of the restricted APIs, but '{category}'")
@@ -102,10 +104,10 @@ def known(category: Category, what: str) -> Category:
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings of this kind that cannot be understood, before anything is started.
+    """Check the settings of restricted APIs and of forwarded fields, before any process starts.
 
     Raises:
-        ConfigError: naming the setting.
+        ConfigError: a setting is malformed; the message names the setting.
     """
     Restricted(settings.http_restricted_api)
     Restricted(settings.grpc_restricted_protocol, grpc=True)

@@ -1,7 +1,7 @@
-"""The shared-memory extension without a transport: status, register, unregister, look up.
+"""Shared-memory extension without a transport: status, register, unregister, look up.
 
-Every frontend answers status and look-ups from the published registry; only register and
-unregister go to the coordinator. What a caller may do is `core.regions.region_book`' business.
+Every frontend answers status and look-ups from the published registry. Only register and
+unregister go to the coordinator. `core.regions.region_book` decides about callers' rights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OFF = (
 
 
 class RegionStatus(Struct, frozen=True):
-    """One system region in a status answer."""
+    """A system region in a status answer."""
 
     name: str
     key: str
@@ -45,7 +45,7 @@ class RegionStatus(Struct, frozen=True):
 
 
 class CudaStatus(Struct, frozen=True):
-    """One CUDA region in a status answer."""
+    """A CUDA region in a status answer."""
 
     name: str
     device_id: int
@@ -53,7 +53,7 @@ class CudaStatus(Struct, frozen=True):
 
 
 class SharedMemory:
-    """One per process."""
+    """Regions of clients, as one frontend process serves them. A process has a single object."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
@@ -62,16 +62,20 @@ class SharedMemory:
         self._off = settings.client_shm_mode == "off"
 
     def status(self, caller: Caller, name: str = "") -> list[RegionStatus]:
-        """The caller's system regions, or one of them.
+        """Return the caller's system regions, or only the region `name`.
 
         Raises:
-            NotFound: it has none of that name.
+            NotFound: the caller has no such system region.
         """
         own = self._own(caller, SYSTEM, name)
         return [RegionStatus(r.name, r.key, r.offset, r.byte_size) for r in own]
 
     def cuda_status(self, caller: Caller, name: str = "") -> list[CudaStatus]:
-        """As `status`, of CUDA regions."""
+        """Return the caller's CUDA regions, or only the region `name`.
+
+        Raises:
+            NotFound: the caller has no such CUDA region.
+        """
         own = self._own(caller, CUDA, name)
         return [CudaStatus(r.name, r.device_id, r.byte_size) for r in own]
 
@@ -91,7 +95,7 @@ class SharedMemory:
         return matches
 
     def require_on(self) -> None:
-        """Raises Unimplemented: client shared memory is off."""
+        """Raise Unimplemented if client shared memory is off."""
         if self._off:
             raise Unimplemented(OFF)
 
@@ -99,7 +103,7 @@ class SharedMemory:
         """Register a part of a shared-memory object.
 
         Raises:
-            ShmserveError: it was refused.
+            ShmserveError: the registration was refused.
         """
         self.require_on()
         object_name(key, name)
@@ -115,7 +119,7 @@ class SharedMemory:
         """Register GPU memory.
 
         Raises:
-            ShmserveError: it was refused.
+            ShmserveError: the registration was refused.
         """
         self.require_on()
         check_arguments(name, handle, device_id, byte_size)
@@ -124,7 +128,7 @@ class SharedMemory:
         )
 
     def unregister(self, caller: Caller, name: str = "", kind: str = SYSTEM) -> None:
-        """Remove one of the caller's regions of a kind, or all of them.
+        """Remove the region `name` of the caller, or all the caller's regions of a kind.
 
         Raises:
             Unimplemented: client shared memory is off.
@@ -134,7 +138,8 @@ class SharedMemory:
         self._dispatcher.coordinator.unregister_regions(caller, name, kind)
 
     def as_of(self, caller: Caller) -> object:
-        """While this is equal, `find` finds the same for the same window and model version."""
+        """Return a stamp. While the stamp stays equal, `find` gives equal results for equal
+        windows and model versions."""
         snapshot, uid = self._dispatcher.snapshot(), self._server_uid
         owner = rules.region_key(rules.acting(caller, uid), "", self._settings, uid)
         return snapshot.epoch, snapshot.generation, owner
@@ -142,11 +147,13 @@ class SharedMemory:
     def find(
         self, caller: Callable[[], Caller], spec: ModelSpec, window: RegionWindow
     ) -> RegionRef:
-        """A window of a region as executors know it. Zero bytes lie anywhere within.
+        """Return the reference by which executors find a window of a region. A window of zero
+        bytes may lie anywhere within the region.
 
         Raises:
             NotFound: the caller has no such region.
-            InvalidArgument: the window reaches outside, or the model takes no client memory.
+            InvalidArgument: the window reaches outside the region, or the model takes no client
+                memory.
         """
         if spec.parameters.get("client_shm_mode") == "off":
             raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
@@ -163,7 +170,7 @@ class SharedMemory:
 
 
 def parse_system(document: Any) -> tuple[str, int, int]:
-    """Key, offset and byte_size from the JSON of a request to register shared memory.
+    """Return key, offset and byte_size from the JSON of a request to register shared memory.
 
     Raises:
         InvalidArgument: a field is missing or of another type.
@@ -176,10 +183,11 @@ def parse_system(document: Any) -> tuple[str, int, int]:
 
 
 def parse_cuda(document: Any) -> tuple[bytes, int, int]:
-    """Handle, device_id and byte_size from the JSON of a request to register GPU memory.
+    """Return handle, device_id and byte_size from the JSON of a request to register GPU memory.
 
     Raises:
-        InvalidArgument: a field is missing or of another type, or the handle is not base64.
+        InvalidArgument: a field is missing or of another type, or the handle is not base64 of a
+            handle's length.
     """
     fields = _fields(document, "raw_handle", "device_id", "byte_size")
     encoded = _fields(fields["raw_handle"], "b64")["b64"]

@@ -1,6 +1,6 @@
-"""The statistics extension: what every model version has done, in Triton's shape.
+"""Statistics extension: counts and times of every model version, in Triton's form.
 
-What the fields mean: docs/statistics.md.
+docs/statistics.md explains the fields.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from shmserve.protocol.control.stats_messages import ModelReport, Report
 
 
 class Statistics:
-    """`models` is the whole of it."""
+    """Source of the statistics (`models`)."""
 
     def __init__(self, dispatcher: DispatchApi) -> None:
         self._dispatcher = dispatcher
 
     def models(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """`model_stats` of all versions that are ready, of a model's, or of one.
+        """Return `model_stats` of all ready versions, of the ready versions of a model, or of a
+        single version.
 
         Raises:
-            NotFound: there is no such model or version, or it is not ready.
-            Unavailable: the numbers cannot be had now.
+            NotFound: there is no such model or version, or the model is not ready.
+            Unavailable: the coordinator cannot deliver the numbers now.
         """
         entries = self._entries(name, version)
         report = self._dispatcher.coordinator.report()
-        known = {(m.model, m.version): m for m in report.models}
+        reports = {(m.model, m.version): m for m in report.models}
         return [
-            _statistics(known.get(key) or ModelReport(*key), report, bool(entry.spec.steps))
+            _statistics(reports.get(key) or ModelReport(*key), report, bool(entry.spec.steps))
             for key, entry in (((e.spec.name, e.spec.version), e) for e in entries)
         ]
 
@@ -53,10 +54,10 @@ class Statistics:
 
 
 def _statistics(model: ModelReport, report: Report, ensemble: bool) -> dict[str, Any]:
-    """An ensemble has no executor that counts: it has run as often as it has
-    answered what was not kept."""
+    """Return the statistics of one version. An ensemble has no executor of its own to count runs:
+    its runs are its successful requests without cache hits."""
     requests, runs = model.all_requests(), model.runs
-    answered = max(0, requests.succeeded - requests.cache[0])  # by its steps
+    answered = max(0, requests.succeeded - requests.cache[0])  # by the ensemble's steps
     stages = dict(zip(STAGES, (_duration(runs.requests, ns) for ns in runs.stage_ns), strict=True))
     return {
         "name": model.model,
@@ -104,10 +105,10 @@ def _responses(runs: ExecutorCounts) -> dict[str, Any]:
 
 
 def _memory(model: ModelReport, report: Report) -> list[dict[str, Any]]:
-    """Shared memory that the version's executors hold for outputs."""
-    held = sum(
+    """Return the shared memory, in bytes, held for outputs by the version's executors."""
+    nbytes = sum(
         process.gauges.arena_bytes
         for process in report.processes
         if (process.owner.model, process.owner.version) == (model.model, model.version)
     )
-    return [{"type": "CPU", "id": 0, "byte_size": held}] if held else []
+    return [{"type": "CPU", "id": 0, "byte_size": nbytes}] if nbytes else []

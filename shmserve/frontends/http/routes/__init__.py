@@ -1,1 +1,1 @@
-"""What answers which path: resources of the Falcon application."""
+"""Resources of the Falcon application, by subject."""

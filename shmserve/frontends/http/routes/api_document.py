@@ -1,4 +1,4 @@
-"""GET /openapi.json, and what of the server's own routes stands there."""
+"""GET /openapi.json, and the descriptions of the server's own routes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ Anything = dict[str, Any]
 
 
 class Live(Struct):
-    """The process that answers lives."""
+    """The answering process is alive."""
 
     live: Literal[True]
 
 
 class Ready(Struct):
-    """It is: otherwise the answer is a 503. `name`: the model, if one was asked for."""
+    """The server or the model is ready; otherwise the answer is a 503. `name`: the model, if asked
+    for."""
 
     ready: Literal[True]
     name: str | UnsetType = UNSET
 
 
 class InputDocument(Struct):
-    """One input: `data`, nested or flat, or `parameters` that tell where its bytes are."""
+    """An input: elements in `data`, nested or flat, or the place of the bytes in `parameters`."""
 
     name: str
     shape: list[int]
@@ -48,7 +49,7 @@ class InputDocument(Struct):
 
 
 class InferDocument(Struct):
-    """The JSON part of a request. Without `outputs` all are wanted."""
+    """JSON part of an inference request. Without `outputs` the answer has all outputs."""
 
     inputs: list[InputDocument]
     outputs: list[JsonOutput] | UnsetType = UNSET
@@ -57,14 +58,14 @@ class InferDocument(Struct):
 
 
 class Duration(Struct):
-    """How many, and nanoseconds of all together."""
+    """Number of events, and total time of the events in nanoseconds."""
 
     count: int
     ns: int
 
 
 class InferStatistics(Struct):
-    """What became of requests, and of those that succeeded the time by stage."""
+    """Outcomes of requests, and the time of successful requests by stage."""
 
     success: Duration
     fail: Duration
@@ -77,7 +78,7 @@ class InferStatistics(Struct):
 
 
 class ModelStatistics(Struct):
-    """Of one version of a model; docs/statistics.md says what the fields mean."""
+    """Statistics of one version of a model; docs/statistics.md explains the fields."""
 
     name: str
     version: str
@@ -91,13 +92,14 @@ class ModelStatistics(Struct):
 
 
 class StatisticsDocument(Struct):
-    """Of the versions that are ready and were asked for."""
+    """Statistics of the ready versions that the request asks for."""
 
     model_stats: list[ModelStatistics]
 
 
 class TraceDocument(Struct):
-    """All of them in an answer; those to be changed in a request, null for the one above."""
+    """Trace settings: all in an answer, the ones to change in a request. In a request, null
+    restores the server's value for a model, and the initial value for the server."""
 
     trace_level: list[str] | str | UnsetType | None = UNSET
     trace_rate: str | UnsetType | None = UNSET
@@ -108,7 +110,7 @@ class TraceDocument(Struct):
 
 
 class LogDocument(Struct):
-    """All of them in an answer; those to be changed in a request."""
+    """Log settings: all in an answer, the ones to change in a request."""
 
     log_file: str | UnsetType = UNSET
     log_info: bool | UnsetType = UNSET
@@ -141,37 +143,40 @@ class CudaRegionDocument(Struct):
 
 
 class Index(Struct):
-    """Which models are wanted."""
+    """Selection of models: all models, or only ready ones."""
 
     ready: bool = False
 
 
 class LoadParameters(Struct):
-    """`config`: the configuration as JSON; files are further ones, `file:<version>/<path>`."""
+    """`config`: the configuration as JSON. Files are further parameters,
+    `file:<version>/<path>`."""
 
     config: str | UnsetType = UNSET
 
 
 class Load(Struct):
-    """What replaces the repository's."""
+    """Configuration and files to use in place of the repository's."""
 
     parameters: LoadParameters | UnsetType = UNSET
 
 
 class UnloadParameters(Struct):
-    """`unload_dependents`: also what was loaded for this ensemble alone."""
+    """`unload_dependents`: whether to unload models that were loaded for this ensemble alone,
+    too."""
 
     unload_dependents: bool = False
 
 
 class Unload(Struct):
-    """How."""
+    """Options of unloading."""
 
     parameters: UnloadParameters | UnsetType = UNSET
 
 
 class GenerateParameters(Struct):
-    """Inputs by name, and parameters; every other key is one of these, too."""
+    """Inputs and parameters of a generate request, by name: in `parameters`, or as further
+    keys."""
 
     id: str = ""
     parameters: Anything = field(default_factory=dict)
@@ -233,7 +238,7 @@ for _kind, (_status, _region) in _REGIONS.items():
 
 
 def add_routes(routes: Routes, settings: Settings) -> None:
-    """The document, made when it is first asked for: by then all routes are there."""
+    """Add the document, made at the first request: by then all routes have been added."""
     routes.describe(OPERATIONS)
     encoded: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""The HTTP application: which path leads where."""
+"""HTTP application: the routes of all paths."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 def worker_application(dispatcher: DispatchApi, settings: Settings) -> Wsgi:
-    """The WSGI application of one HTTP worker, whichever of its addresses a request comes to."""
+    """Return the WSGI application of one HTTP worker, for all addresses of the worker."""
     take_as_remote(settings.remote_binds)
     application = create_app(dispatcher, settings)
     if not settings.metrics_bind:
@@ -45,16 +45,16 @@ def worker_application(dispatcher: DispatchApi, settings: Settings) -> Wsgi:
     ports = {bind.rpartition(":")[2] for bind in settings.metrics_bind}
 
     def by_port(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        # Over a Unix socket the port is what the client's Host says
+        # On a Unix socket SERVER_PORT comes from the client's Host, so only TCP ports count.
         tcp = environ.get("REMOTE_PORT") is not None
-        wanted = metrics if tcp and environ["SERVER_PORT"] in ports else application
-        return wanted(environ, start_response)
+        target = metrics if tcp and environ["SERVER_PORT"] in ports else application
+        return target(environ, start_response)
 
     return by_port
 
 
 def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
-    """What is served on `http_bind`."""
+    """Return the application served on `http_bind`."""
     access = Access(settings, os.geteuid())
     app, routes = _empty(dispatcher, settings, access, settings.http_bind)
     regions = SharedMemory(dispatcher, settings)
@@ -73,7 +73,8 @@ def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
 
 
 def create_metrics_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
-    """What is served on `metrics_bind`: the metrics, to whom they are served on `http_bind`."""
+    """Return the application served on `metrics_bind`: the metrics, for callers with access on
+    `http_bind`."""
     access = Access(settings, os.geteuid())
     app, routes = _empty(dispatcher, settings, access, settings.metrics_bind)
     settings_routes.add_metrics(routes, dispatcher, settings)
@@ -84,7 +85,7 @@ def create_metrics_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
 def _empty(
     dispatcher: DispatchApi, settings: Settings, access: Access, binds: Iterable[str]
 ) -> tuple[App, Routes]:
-    """An application without routes, and what adds them."""
+    """Return an application without routes, and its table of routes."""
     origins = OriginCheck(Origins(settings, binds, socket.gethostname()))
     keys = PresentedKeys(settings, dispatcher.count_key)
     guard = Guard(Restricted(settings.http_restricted_api), access, keys)

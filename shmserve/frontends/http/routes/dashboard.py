@@ -1,6 +1,6 @@
-"""The metrics page: its files and the data it polls.
+"""Metrics page: its files and the data it polls.
 
-Nothing is fetched from elsewhere and nothing runs inline; `static/` is the whole page.
+The page in `static/` is complete: nothing is fetched from other servers and no script is inline.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _HEADERS = {
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # that is: ask whether it is still the same
+    "Cache-Control": "no-cache",  # browsers revalidate before each use
     "Vary": "Accept-Encoding",
 }
-_SMALL = 2048  # bytes of an answer that is not worth compressing
+_SMALL = 2048  # bytes; smaller answers are not worth compressing
 _PAGE = "page.html"
 _MAX_QUERY = 128
 
 
 class _File:
-    """One file of the page, ready to be sent."""
+    """A file of the page, as sent to browsers."""
 
     def __init__(self, name: str, data: bytes) -> None:
         self._type = _TYPES[name.rpartition(".")[2]]
@@ -57,8 +57,8 @@ class _File:
     def answer(self, req: Request, resp: Response) -> None:
         resp.set_headers(_HEADERS)
         resp.set_header("ETag", self._tag.dumps())
-        known = req.if_none_match or []
-        if "*" in known or self._tag in known:
+        cached_tags = req.if_none_match or []
+        if "*" in cached_tags or self._tag in cached_tags:
             resp.status = 304
             return
         resp.content_type = self._type
@@ -69,12 +69,13 @@ class _File:
 
 
 def page(root: str) -> Get:
-    """The page, for / and other paths where it is served. `root`: where / is, seen from there."""
+    """Return the resource of the page, for / and other paths. `root`: URL of / relative to the
+    path."""
     return Get(_File(_PAGE, _read(_PAGE).replace(b"{root}", root.encode())).answer)
 
 
 class DashboardRoutes:
-    """What the page asks for."""
+    """Responders for the page's requests."""
 
     def __init__(self, monitor: DashboardData, access: Access) -> None:
         self._monitor = monitor
@@ -89,7 +90,7 @@ class DashboardRoutes:
         file.answer(req, resp)
 
     def data(self, req: Request, resp: Response) -> None:
-        """?level=second&since=0&life="""
+        """Answer GET /monitor/data?level=second&since=0&life="""
         since = query_parameter(req, "since", "0")
         if not (since.isascii() and since.isdigit() and len(since) <= 15):
             raise InvalidArgument("since must be the number of a period")
@@ -106,10 +107,10 @@ class DashboardRoutes:
 
 
 def query_parameter(req: Request, name: str, default: str) -> str:
-    """A short parameter of the query.
+    """Return a short parameter of the query.
 
     Raises:
-        InvalidArgument: it is not short.
+        InvalidArgument: the parameter is too long.
     """
     value = req.get_param(name, default=default)
     if len(value) > _MAX_QUERY:
@@ -126,7 +127,7 @@ def _read(name: str) -> bytes:
 
 
 def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings, access: Access) -> None:
-    """All routes of this module."""
+    """Add all routes of this module."""
     if not settings.dashboard:
         return
     responders = DashboardRoutes(DashboardData(dispatcher, settings), access)

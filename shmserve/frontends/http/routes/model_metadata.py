@@ -1,4 +1,4 @@
-"""Health and metadata: everything that is answered from the registry alone."""
+"""Health and metadata: all answers made from the registry alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class MetadataRoutes:
-    """A responder for each path."""
+    """Responders for health and metadata, one per path."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
@@ -27,10 +27,10 @@ class MetadataRoutes:
         resp.data = self._server
 
     def live(self, req: Request, resp: Response) -> None:
-        resp.data = b'{"live":true}'  # this process answers, so it is
+        resp.data = b'{"live":true}'  # a process that answers is alive
 
     def ready(self, req: Request, resp: Response) -> None:
-        """Whether every model that is required is loaded."""
+        """Answer 200 if every required model is loaded, else 503."""
         snapshot = self._dispatcher.snapshot()
         if not snapshot.ready:
             raise Unavailable(f"the server is not ready: {snapshot.why_not_ready}")
@@ -52,7 +52,7 @@ class MetadataRoutes:
 
 
 def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
-    """All routes of this module."""
+    """Add all routes of this module."""
     responders = MetadataRoutes(dispatcher, settings)
     routes.add("metadata", "/v2", Get(responders.server))
     routes.add("health", "/v2/health/live", Get(responders.live))

@@ -1,4 +1,4 @@
-"""The shared-memory extension over HTTP."""
+"""Shared-memory extension over HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ACTIONS = ("status", "register", "unregister")
 
 
 class RegionResource:
-    """/v2/{kind}sharedmemory[/region/{name}]/{action}."""
+    """Resource of /v2/{kind}sharedmemory[/region/{name}]/{action}."""
 
     def __init__(self, kind: str, action: str, regions: SharedMemory, settings: Settings) -> None:
         self._cuda = kind == CUDA
@@ -59,10 +59,10 @@ class RegionResource:
 
 
 def add_routes(routes: Routes, regions: SharedMemory, settings: Settings) -> None:
-    """All routes of the extension."""
+    """Add all routes of the extension."""
     for kind in KINDS:
         for action in _ACTIONS:
             resource = RegionResource(kind, action, regions, settings)
             routes.add("shared-memory", f"/v2/{kind}sharedmemory/{action}", resource)
-            one = f"/v2/{kind}sharedmemory/region/{{name:given}}/{action}"
-            routes.add("shared-memory", one, resource)
+            single = f"/v2/{kind}sharedmemory/region/{{name:given}}/{action}"
+            routes.add("shared-memory", single, resource)

@@ -1,4 +1,4 @@
-"""The model repository extension over HTTP."""
+"""Model repository extension over HTTP."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shmserve.protocol.oip import strict_parser
 from shmserve.waiting import beside_if_large
 
 _encode = msgspec.json.Encoder().encode
-_BESIDES = 4 << 20  # configuration, keys and braces around base64 of files
+_BESIDES = 4 << 20  # bytes for configuration, keys and braces around base64 of files
 
 
 class RepositoryRoutes:
-    """POST of everything below /v2/repository[/{repository}]."""
+    """Responders for POST below /v2/repository[/{repository}]."""
 
     def __init__(self, repository: Repository, settings: Settings) -> None:
         self._repository = repository
@@ -70,7 +70,7 @@ class RepositoryRoutes:
 
 
 def add_routes(routes: Routes, repository: Repository, settings: Settings) -> None:
-    """All routes of the extension."""
+    """Add all routes of the extension."""
     resource = RepositoryRoutes(repository, settings)
     for prefix in ("/v2/repository", "/v2/repository/{repository}"):
         model = f"{prefix}/models/{{name}}"

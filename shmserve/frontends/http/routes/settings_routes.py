@@ -23,7 +23,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Setting:
-    """GET and POST of settings: `answer` gets the path's variables and the changes, if any."""
+    """Responders for GET and POST of settings. `answer` gets the path's variables and any
+    changes."""
 
     def __init__(self, answer: Callable[..., Any], settings: Settings) -> None:
         self._answer = answer
@@ -43,7 +44,7 @@ class _Setting:
 
 
 def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
-    """All routes of this module."""
+    """Add all routes of this module."""
     statistics = Statistics(dispatcher)
     server = ServerSettings(dispatcher, settings)
 
@@ -62,7 +63,7 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
 
 
 def add_metrics(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
-    """GET /metrics."""
+    """Add GET /metrics."""
     metrics = Metrics(dispatcher, settings)
 
     def scrape(req: Request, resp: Response) -> None:

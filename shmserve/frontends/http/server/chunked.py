@@ -1,4 +1,4 @@
-"""Chunked request bodies: gunicorn's reader, with bounds."""
+"""Chunked request bodies: gunicorn's reader, with limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_CHUNKS = 65536
 
 
 class _BoundedChunks(ChunkedReader):  # type: ignore[misc]
-    """gunicorn's reader of chunked bodies, with an end to the number of chunks."""
+    """gunicorn's reader of chunked bodies, with a limit on the number of chunks."""
 
     def __init__(self, request: Any, unreader: Unreader) -> None:
         super().__init__(request, unreader)
@@ -28,19 +28,19 @@ class _BoundedChunks(ChunkedReader):  # type: ignore[misc]
 
     def parse_chunk_size(self, unreader: Unreader, data: bytes | None = None) -> Any:
         self._count += 1
-        if self._count > MAX_CHUNKS + 1:  # the empty last chunk is not counted
+        if self._count > MAX_CHUNKS + 1:  # the empty last chunk is free
             raise TooLarge(f"the chunked request body has more than {MAX_CHUNKS} chunks")
         return super().parse_chunk_size(unreader, data)
 
 
 class ChunkedBody(RequestBody):
-    """A chunked body: bounded in chunks and bytes, always copied.
+    """A chunked body, limited in chunks and bytes, and always copied.
 
     Args:
         source: the connection.
-        request: gunicorn's request, for its header limits and trailers.
-        unreader: where the chunks come from.
-        expects: the client waits for ``100 Continue``.
+        request: gunicorn's request, with header limits and trailers.
+        unreader: source of the chunks.
+        expects: whether the client waits for ``100 Continue``.
     """
 
     __slots__ = ("_pieces", "_total")

@@ -1,4 +1,4 @@
-"""The WSGI environment, built once per connection and head and then only copied."""
+"""WSGI environment: built once per connection and per distinct head, then only copied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Address = str | bytes | tuple[Any, ...]
 
 
 def process_environ(cfg: Any) -> dict[str, Any]:
-    """What is the same for every request of this process."""
+    """Return the entries that are equal for every request of this process."""
     environ: dict[str, Any] = wsgi.base_environ(cfg)
     environ["wsgi.multithread"] = True
     return environ
@@ -26,7 +26,7 @@ def process_environ(cfg: Any) -> dict[str, Any]:
 def connection_environ(
     base: dict[str, Any], connection: Any, client: Address, server: Address
 ) -> dict[str, Any]:
-    """`base` and what is the same for every request of one connection."""
+    """Return `base` with the entries that are equal for every request of one connection."""
     environ = base.copy()
     environ["gunicorn.socket"] = connection.sock
     if isinstance(connection.sock, ssl.SSLSocket):
@@ -45,7 +45,7 @@ def connection_environ(
 
 
 def request_environ(base: dict[str, Any], request: Any) -> dict[str, Any]:
-    """`base` and what a head says; everything but ``wsgi.input``.
+    """Return `base` with the entries of a head: everything except ``wsgi.input``.
 
     Raises:
         ConfigurationProblem: the path lies outside SCRIPT_NAME.
@@ -64,7 +64,7 @@ def request_environ(base: dict[str, Any], request: Any) -> dict[str, Any]:
         if name == "CONTENT-LENGTH":
             environ["CONTENT_LENGTH"] = value
             continue
-        if name == "SCRIPT_NAME":  # the parser lets it through from trusted proxies only
+        if name == "SCRIPT_NAME":  # the parser accepts this field from trusted proxies only
             script_name = value
         key = "HTTP_" + name.replace("-", "_")
         environ[key] = f"{environ[key]},{value}" if key in environ else value
@@ -83,7 +83,8 @@ def request_environ(base: dict[str, Any], request: Any) -> dict[str, Any]:
 
 
 def proxied_environ(request: Any) -> dict[str, Any]:
-    """What a proxy said of its client, in front of a connection's first head; empty: nothing."""
+    """Return the entries about a proxy's client, sent before a connection's first head (PROXY
+    protocol); empty if there are none."""
     environ: dict[str, Any] = wsgi.proxy_environ(request)
     if environ.get("REMOTE_ADDR"):
         environ[IN_ENVIRON] = of_host(environ["REMOTE_ADDR"])
@@ -91,7 +92,7 @@ def proxied_environ(request: Any) -> dict[str, Any]:
 
 
 def _name_unix_server(environ: dict[str, Any]) -> None:
-    # A Unix socket has no name and port; the Host field is all there is.
+    # A Unix socket has no name and port, so the Host field must do.
     name, _, port = environ.get("HTTP_HOST", "").partition(":")
     environ["SERVER_NAME"] = name
     environ["SERVER_PORT"] = port or ("443" if environ["wsgi.url_scheme"] == "https" else "80")

@@ -1,4 +1,4 @@
-"""Answers that the worker gives itself, without the application."""
+"""Error answers given by the worker itself, without the application."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REASONS = {
     505: "HTTP Version Not Supported",
 }
 
-# The parser's own texts repeat what the client sent; these do not.
+# The parser's own messages quote the client's bytes; these messages do not.
 _REFUSED: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.LimitRequestLine, 414, "the request line is too long"),
     (errors.LimitRequestHeaders, 431, "the header fields are too many or too large"),
@@ -35,7 +35,7 @@ _REFUSED: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 def status_of(error: Exception) -> tuple[int, str]:
-    """HTTP status and message for an error of gunicorn's parser."""
+    """Return HTTP status and message for an error of gunicorn's parser."""
     for kind, status, message in _REFUSED:
         if isinstance(error, kind):
             return status, message
@@ -48,7 +48,7 @@ def status_of(error: Exception) -> tuple[int, str]:
 
 
 def refusal(status: int, message: str, *fields: str) -> bytes:
-    """A whole answer with a JSON error that ends the connection."""
+    """Return a whole answer with a JSON error that ends the connection."""
     body = msgspec.json.encode({"error": message})
     lines = [
         f"HTTP/1.1 {status} {REASONS[status]}",

@@ -1,15 +1,15 @@
-"""Request heads: taken off the socket, parsed by gunicorn, remembered.
+"""Request heads: taken from the socket, parsed by gunicorn, and cached.
 
-A head is looked at before it is taken (MSG_PEEK). So a body that did not come along
-with its head entirely stays in the kernel, and is received into its place in memory. Only the JSON
-part of an inference is taken with the head, as far as it has arrived.
-Where the last few did come along, the next is taken at once.
+The connection peeks at a head before taking the head from the kernel (MSG_PEEK). So a body that
+did not arrive whole with its head stays in the kernel, and is received into its place in memory.
+Only the JSON part of an inference is taken with the head, as far as it has arrived.
 
-What costs is parsing, and clients send the same head again and again: a connection
-remembers the last few, byte for byte.
+After eight requests in a row that arrived whole, the connection takes the next head without a
+peek. If that request is large all the same, the bytes that came with its head are copied: 8 KiB at
+most, counted in the receipt.
 
-"The last few" are eight requests in a row on the connection. If the next one is large all the same,
-what came with its head is copied: 8 KiB at most, which its receipt tells.
+Parsing is expensive, and clients send equal heads again and again. So a connection caches its
+latest heads, byte for byte.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from shmserve.frontends.http.server.request_body import SCRAP
 
 HEAD = "head"
 
-_PEEK = 8192  # a request that fits is taken with its body, in one system call or in two
-_WHOLE_RUN = 8  # requests in a row that fit: the next one is expected to
+_PEEK = 8192  # bytes; a smaller request is taken with its body in one system call or two
+_WHOLE_RUN = 8  # requests in a row that fit, after which the next is expected to fit
 _CACHED_HEADS = 4
 _CACHED_HEAD_BYTES = 2048
 
@@ -44,14 +44,14 @@ _TEXT_LENGTH = "HTTP_INFERENCE_HEADER_CONTENT_LENGTH"
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
 
-# As plain integers: operators of the socket module's flags run in Python, on every request.
+# Plain integers: operators of the socket module's flags are Python code, run on every request.
 _LOOK = int(socket.MSG_PEEK)
 _NOW = int(socket.MSG_DONTWAIT)
 _WHOLE = int(socket.MSG_WAITALL)
 
 
 class Head:
-    """A parsed head, good for every request of the connection that begins with these bytes.
+    """A parsed head, valid for every request of the connection that begins with equal bytes.
 
     Attributes:
         size: bytes of the head.
@@ -75,7 +75,11 @@ class Head:
 
 
 class HeadRequest(Request):  # type: ignore[misc]
-    """`underscored`: the fields whose names have a `_`, which gunicorn drops (`header_map`)."""
+    """gunicorn's request, with fields that gunicorn drops.
+
+    Attributes:
+        underscored: fields with a `_` in their names (dropped by `header_map`).
+    """
 
     def __init__(self, cfg: Any, unreader: Unreader, client: Address, number: int) -> None:
         self.underscored: list[tuple[str, str]] = []
@@ -102,7 +106,7 @@ class _SocketUnreader(Unreader):  # type: ignore[misc]
 
 
 class Waiter(Protocol):
-    """What reading heads needs of the connection."""
+    """The connection, as readers of heads use it."""
 
     sock: socket.socket
     settings: Settings
@@ -114,18 +118,19 @@ class Heads:
     """The heads of one connection, one after another.
 
     Attributes:
-        found: what the last head was found in; empty if it was read ahead or came in pieces.
-        taken: that has been taken from the kernel; else it is to be.
-        whole: how many requests in a row came with their bodies; from `_WHOLE_RUN` on the next one
-            is not looked at before, and of a larger one what came with its head is copied.
-        unreader: holds what was received beyond the last head.
+        found: bytes in which the last head was found; empty if the head was read ahead or came in
+            pieces.
+        taken: whether `found` has been taken from the kernel; if not, `take` must follow.
+        whole: number of requests in a row that came with their bodies. From `_WHOLE_RUN` on, the
+            next head is taken without a peek.
+        unreader: holds the bytes received beyond the last head.
     """
 
     __slots__ = (
+        "_cached",
         "_cfg",
         "_client",
         "_environ",
-        "_known",
         "_number",
         "_proxied",
         "_waiter",
@@ -140,7 +145,7 @@ class Heads:
         self._cfg = cfg
         self._client = client
         self._environ = environ
-        self._known: dict[bytes, Head] = {}
+        self._cached: dict[bytes, Head] = {}
         self._number = 0
         self._proxied = cfg.proxy_protocol != "off"
         self.found = b""
@@ -149,18 +154,20 @@ class Heads:
         self.unreader = _SocketUnreader(waiter.sock)
 
     def next(self) -> Head | None:
-        """The next head, its empty line included; None if the client has closed the connection.
+        """Return the next head, or None if the client has closed the connection.
 
-        Nothing beyond it is taken from the kernel, except after a chunked body and if `taken`.
+        Bytes beyond the head and its empty line stay in the kernel, except after a chunked body
+        and if `taken`.
 
         Raises:
-            ParseException: it is malformed or too large.
-            NoMoreData: it ended in the middle.
+            ParseException: the head is malformed or too large.
+            NoMoreData: the head ended in the middle.
         """
         self.found = b""
         ahead = self.unreader
         if self._proxied or ahead.buf.tell():
-            waiting.pause()  # what was read ahead may be many requests
+            # a client may have sent many requests ahead, so let other connections run
+            waiting.pause()
             data = self._read_on(ahead.take_buffered())
         else:
             self.taken = taken = self.whole >= _WHOLE_RUN
@@ -170,15 +177,20 @@ class Heads:
                 self.found, data = data, data[:end]
             elif data:
                 data = self._read_on(data if taken else self._take(len(data)))
-        return (self._known.get(data) or self._parse(data)) if data else None
+        return (self._cached.get(data) or self._parse(data)) if data else None
 
     def take(self, head: Head, decrypted: bool) -> int:
-        """Take what a head was `found` in from the kernel, with the body if all of that is there
-        or some is `decrypted` already. Where what has been taken of the request ends; -1: the
-        connection was reset meanwhile."""
+        """Take the bytes of the head from the kernel, if they are still there.
+
+        The body is taken along if all of it has arrived, or if some of it is `decrypted` already.
+
+        Returns:
+            Number of the request's bytes taken so far; -1 if the connection was reset meanwhile.
+        """
         found, whole = self.found, head.size + head.length
         end = min(whole, len(found))
-        if not self.taken:  # at most `len(SCRAP)` bytes, which are there: it does not wait
+        # at most `len(SCRAP)` bytes, which have arrived, so recv_into does not wait
+        if not self.taken:
             if end < whole and not decrypted:
                 end = min(head.size + head.text, end)
             if self._waiter.sock.recv_into(SCRAP, end, _NOW) != end:
@@ -198,18 +210,19 @@ class Heads:
             self._environ = {**self._environ, **proxied_environ(request)}
         head = Head(request, request_environ(self._environ, request), len(data))
         if not self._proxied and not head.chunked and len(data) <= _CACHED_HEAD_BYTES:
-            if len(self._known) >= _CACHED_HEADS:
-                self._known.clear()
-            self._known[data] = head
+            if len(self._cached) >= _CACHED_HEADS:
+                self._cached.clear()
+            self._cached[data] = head
         return head
 
     def _read_on(self, data: bytes) -> bytes:
-        """A head of which `data` has been taken: it comes in pieces, or was read ahead.
+        """Return a head of which `data` has been taken: the head comes in pieces, or was read
+        ahead.
 
-        Nothing beyond it is taken from the kernel.
+        Bytes beyond the head stay in the kernel.
         """
         self._waiter.wait(HEAD, self._waiter.settings.head_timeout_s)
-        if self._proxied:  # where such a head ends only the parser can tell
+        if self._proxied:  # only the parser finds the end of a head after PROXY protocol
             return data or self.unreader.chunk()
         gathered = bytearray(data)
         while (end := gathered.find(b"\r\n\r\n")) < 0:
@@ -219,8 +232,8 @@ class Heads:
                 raise NoMoreData(bytes(gathered))
             edge = bytes(gathered[-3:])
             empty_line = (edge + more).find(b"\r\n\r\n")
-            left = empty_line + 4 - len(edge) if empty_line >= 0 else len(more)
-            gathered += self._take(left)
+            count = empty_line + 4 - len(edge) if empty_line >= 0 else len(more)
+            gathered += self._take(count)
         self.unreader.unread(bytes(gathered[end + 4 :]))
         return bytes(gathered[: end + 4])
 
@@ -229,7 +242,7 @@ class Heads:
 
 
 def _check_partial(data: bytearray, limit: int) -> None:
-    """Refuse what can become no head, or none within the limit."""
+    """Refuse bytes that cannot become a head within the limit."""
     if data.count(b"\n") != data.count(b"\r\n"):
         raise InvalidRequestLine("bare LF")
     if len(data) >= limit:

@@ -1,8 +1,9 @@
-"""Header fields of a request by their names as they were sent, in lower case.
+"""Header fields of a request by their original names, in lower case.
 
-A WSGI environment has one key for names that differ in ``-`` and ``_`` alone. gunicorn gives it no
-field whose name has a `_`, so that none can be taken for another; our worker class keeps those
-apart, under a key of ours. Under other worker classes they do not arrive.
+A WSGI environment has one key for all names that differ only in ``-`` and ``_``. gunicorn drops
+fields with a `_` in the name, so that no field can pass for another. The worker class of this
+server keeps the dropped fields apart, under a key of its own. Under other worker classes such
+fields do not arrive.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from typing import Any
 
 from shmserve.frontends.deciding_fields import refuse_alike
 
-UNDERSCORED = "shmserve.underscored"  # in the environ, where there are any: name -> value
+UNDERSCORED = "shmserve.underscored"  # key in the environ, if there are such fields: name -> value
 _PREFIX = "HTTP_"
 _NONE: dict[str, str] = {}
 
 
 def by_name(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Fields by name; what was sent more than once is joined, as in a WSGI environment."""
+    """Return fields by name. Values of a repeated field are joined by commas, as in a WSGI
+    environment."""
     joined: dict[str, str] = {}
     for name, value in fields:
         joined[name] = f"{joined[name]},{value}" if name in joined else value
@@ -26,13 +28,13 @@ def by_name(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def underscored(environ: dict[str, Any]) -> dict[str, str]:
-    """The fields with a `_` in their names."""
+    """Return the fields with a `_` in their names."""
     apart: dict[str, str] = environ.get(UNDERSCORED, _NONE)
     return apart
 
 
 def header_fields(environ: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """All fields but Content-Type and Content-Length."""
+    """Yield all fields except Content-Type and Content-Length."""
     for key, value in environ.items():
         if key.startswith(_PREFIX):
             yield key[len(_PREFIX) :].replace("_", "-").lower(), value
@@ -40,16 +42,16 @@ def header_fields(environ: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 class HeaderFields:
-    """Of a request, those that decide who may do what."""
+    """The fields of a request that decide about rights."""
 
     def __init__(self, environ: dict[str, Any]) -> None:
         self._environ = environ
 
     def get(self, name: str, /) -> str | None:
-        """The value of a field that decides, by its lower-case name.
+        """Return the value of a deciding field by lower-case name; None if the field is absent.
 
         Raises:
-            InvalidArgument: another one's name differs from it in - and _ alone.
+            InvalidArgument: the request has another field whose name differs only in - and _.
         """
         apart = underscored(self._environ)
         plain = name.replace("_", "-")

@@ -1,8 +1,8 @@
-"""One client connection: its greenlet, its deadlines, its requests one after another.
+"""Client connection of HTTP: its greenlet, its deadlines, its requests one after another.
 
-The code is synchronous: its socket gives way to the worker's loop where it would block. The
-connection says in `watch` what it is doing and until when; the socket is shut down if that
-passes, and the greenlet then reads an end of file or fails to send.
+The code is synchronous: the socket gives way to the worker's loop where a call would block.
+`watch` holds the connection's phase and deadline. At the deadline the socket is shut down, and the
+greenlet then reads an end of file or fails to send.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shmserve.transport.trust.tls import subject_of
 
 IDLE, SEND, LINGER = "idle", "send", "linger"
 
-_DRAINED = 1 << 20  # a body left unread up to this does not cost the connection
+_DRAINED = 1 << 20  # bytes of an unread body that are drained to keep the connection
 _LINGER_S = 2.0
 _IOV_MAX = 1024
 
@@ -51,17 +51,18 @@ class ClientGone(Exception):
 
 
 class HttpConnection:
-    """Serves one accepted socket.
+    """An accepted socket and its requests.
 
     Args:
-        service: what all connections of the worker share.
-        open_socket: makes the socket, whose waits end with this connection's deadlines.
+        service: state shared by all connections of the worker.
+        open_socket: makes the socket, whose waits end at this connection's deadlines.
         client, server: addresses of the two ends.
 
     Attributes:
-        sock: the client's socket, also for those who want to know the peer.
-        watch: what is awaited from the client and until when; None while the server works.
-        expired: the deadline passed, or the worker wants this idle connection closed.
+        sock: the client's socket, also used to identify the peer.
+        watch: phase and deadline (monotonic) of the wait for the client; None while the server
+            works.
+        expired: whether the deadline has passed, or the worker wants this idle connection closed.
     """
 
     __slots__ = (
@@ -105,11 +106,11 @@ class HttpConnection:
         self.watch = (phase, monotonic() + seconds)
 
     def alive(self) -> bool:
-        """Whether the client is still there, as far as the kernel knows.
+        """Return True if the client is still there, as far as the kernel knows.
 
-        One that sends nothing more may read yet, which only Unix sockets tell: over TCP a client
-        that has ended looks the same. Further requests that were received already are signs of
-        life that the kernel does not have any more.
+        A client that has ended sending may still read. Only Unix sockets show the difference: over
+        TCP such a client counts as gone. Requests received ahead are signs of life, although the
+        kernel does not have them any more.
         """
         if self._heads.unreader.buf.tell():
             return True
@@ -124,16 +125,16 @@ class HttpConnection:
             return False
         poll = select.poll()
         poll.register(self.sock, 0)
-        return not poll.poll(0)  # POLLHUP is told unasked
+        return not poll.poll(0)  # poll always reports POLLHUP
 
     def caller(self) -> Caller:
-        """Who is at the other end, looked up when first asked."""
+        """Return the caller at the other end, looked up on first use."""
         if self._caller is None:
             self._caller = caller_of(self.sock)
         return self._caller
 
     def lasting(self) -> bool:
-        """Whether there may be another request after this one."""
+        """Return True if the connection may serve another request after the current one."""
         service = self._service
         if not service.keep_alive or service.stopping or self.expired:
             return False
@@ -141,22 +142,22 @@ class HttpConnection:
         return body is None or body.finished or body.skippable(_DRAINED)
 
     def cut_if_overdue(self, now: float) -> None:
-        """Shut the socket down if its client has been waited for too long.
+        """Shut the socket down if the client has exceeded its deadline.
 
-        For the worker's thread, while the socket is certainly open.
+        Call in the worker's thread, while the socket is certainly open.
         """
         watch = self.watch
         if watch is None:
             return
         phase, until = watch
         if phase == IDLE and self._service.stopping:
-            # The next request of a busy client may be on its way already: it is answered with
+            # The next request of a busy client may be on its way. The answer to that request has
             # "Connection: close".
             until = min(until, self._service.stopping_at + self.settings.drain_idle_s)
         if now < until:
             return
-        # Reading ends at once, and what has arrived by now can still be answered. If the
-        # greenlet has not moved on by the second time, or cannot send, nothing helps.
+        # Only reading ends now, so a request that has arrived is still answered. If the greenlet
+        # is still in this phase at the second deadline, or is sending, both directions end.
         final = self.expired or phase in (SEND, LINGER)
         self.expired = True
         try:
@@ -168,17 +169,18 @@ class HttpConnection:
 
     @property
     def idle_since(self) -> float:
-        """The time since which the connection waits for a request; infinite if it serves one, or
-        is to end anyway."""
+        """The time (monotonic) since which the connection waits for a request; infinite while a
+        request is served or the connection is about to end."""
         watch = self.watch
         if watch is None or watch[0] != IDLE or self.expired:
             return inf
         return watch[1] - self.settings.idle_timeout_s
 
     def give_way(self) -> None:
-        """End an idle connection for another's sake. A request that has come is answered still.
+        """End an idle connection to make room for another. A request that has arrived is still
+        answered.
 
-        For the worker's thread, as `cut_if_overdue`.
+        Call in the worker's thread, as `cut_if_overdue`.
         """
         self.expired = True
         try:
@@ -195,7 +197,7 @@ class HttpConnection:
     # Serving
 
     def serve(self) -> None:
-        """Answer requests until the connection ends. Closing is the caller's business."""
+        """Answer requests until the connection ends. The caller closes the socket."""
         certificates = self._service.certificates
         try:
             if certificates is not None and self.sock.family != socket.AF_UNIX:
@@ -207,7 +209,7 @@ class HttpConnection:
             return
 
     def _encrypt(self, context: ssl.SSLContext) -> None:
-        """From here on TLS; its handshake has the time of a head."""
+        """Start TLS on the connection. The handshake has the time limit of a head."""
         self.wait(HEAD, self.settings.head_timeout_s)
         log = self._service.log
         assert isinstance(self.sock, GreenletSocket)
@@ -285,7 +287,8 @@ class HttpConnection:
     # Heads
 
     def _refuse_head(self, error: Exception) -> None:
-        """Answer what is no request; one that merely ends has nobody who waits for that."""
+        """Answer a malformed or late head. A client that ends in the middle of a head gets no
+        answer."""
         if isinstance(error, NoMoreData) and not self.expired:
             return
         status, message = 408, "the request's head did not arrive in time"
@@ -296,7 +299,7 @@ class HttpConnection:
         self._linger()
 
     def _open_body(self, head: Head) -> RequestBody:
-        """The body, with which the head's bytes are taken from the kernel."""
+        """Return the request's body, and take the head's bytes from the kernel."""
         heads, length, start = self._heads, head.length, head.size
         if length > self.settings.max_request_bytes:
             self._refuse(413, too_large(self.settings).message)
@@ -325,7 +328,7 @@ class HttpConnection:
         """Send all of the buffers.
 
         Raises:
-            ClientGone: it did not take them, or not in time.
+            ClientGone: the client did not take the bytes, or not in time.
         """
         settings = self.settings
         try:
@@ -342,7 +345,7 @@ class HttpConnection:
         self.watch = None
 
     def _send_parts(self, buffers: Sequence[Buffer]) -> None:
-        """Part by part, so that the deadline grows with what the client has taken."""
+        """Send part by part, so that the deadline grows with the bytes taken by the client."""
         settings = self.settings
         until = inf
         for part, nbytes in parts_of(buffers, PART):
@@ -352,13 +355,13 @@ class HttpConnection:
             self._send_rest(part, 0)
 
     def _send_rest(self, buffers: Sequence[Buffer], sent: int) -> None:
-        left = deque(memoryview(buffer).cast("B") for buffer in buffers if len(buffer))
-        while left:
-            if sent >= len(left[0]):
-                sent -= len(left.popleft())
+        unsent = deque(memoryview(buffer).cast("B") for buffer in buffers if len(buffer))
+        while unsent:
+            if sent >= len(unsent[0]):
+                sent -= len(unsent.popleft())
                 continue
-            left[0] = left[0][sent:]
-            sent = self.sock.sendmsg(list(islice(left, _IOV_MAX)))
+            unsent[0] = unsent[0][sent:]
+            sent = self.sock.sendmsg(list(islice(unsent, _IOV_MAX)))
 
     def _refuse(self, status: int, message: str, *fields: str) -> None:
         answer = refusal(status, message, *fields)

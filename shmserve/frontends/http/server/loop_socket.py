@@ -1,7 +1,7 @@
-"""A client's socket, whose calls give way to the loop where they would block.
+"""Client socket of HTTP: calls give way to the loop where they would block.
 
-What receives a head waits first and then looks, since it is rarely there already. Bodies and
-answers are tried first. None takes so much in one go that others wait for it.
+A call for a head waits before it reads, since the head is rarely there already. Calls for bodies
+and answers try first. No call moves so many bytes at once that other connections have to wait.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _NOW = int(socket.MSG_DONTWAIT)
 _WHOLE = int(socket.MSG_WAITALL)
 _AT_ONCE = 1 << 20
 
-# Of the class itself: what is found through an instance is looked up in two classes.
+# Methods of the base class: a look-up through an instance would search two classes.
 _recv = socket.socket.recv
 _recv_into = socket.socket.recv_into
 _sendmsg = socket.socket.sendmsg
 
 
 class WatchedClient(Protocol):
-    """Who knows until when the client is waited for."""
+    """A client with a deadline, as its socket uses it."""
 
     watch: tuple[str, float] | None
 
@@ -39,7 +39,7 @@ class GreenletSocket(socket.socket):
     Args:
         hub: the worker's loop.
         accepted: the socket, which is detached.
-        deadlines: knows until when the client is waited for.
+        deadlines: the connection; its `watch` holds the deadline of each wait.
     """
 
     __slots__ = ("_deadlines", "_readiness", "_since_pause")
@@ -48,14 +48,14 @@ class GreenletSocket(socket.socket):
         family, kind, protocol = accepted.family, accepted.type, accepted.proto
         super().__init__(family, kind, protocol, accepted.detach())
         self._readiness = hub.watch(self.fileno())
-        self._since_pause = 0  # bytes that were there at once
+        self._since_pause = 0  # bytes received since the last pause
         self._deadlines = deadlines
 
     def await_ready(self, events: int) -> None:
-        """Until there may be something to do: more has come, or the deadline has passed, which
-        shuts the socket down."""
+        """Wait until the socket may be ready: for bytes or room, or because the deadline has shut
+        it down."""
         watch = self._deadlines.watch
-        assert watch is not None  # nobody waits for a client without an end
+        assert watch is not None  # every wait for a client has a deadline
         if not self._readiness.wait(watch[1], events):
             self._deadlines.cut_if_overdue(monotonic())
 

@@ -1,8 +1,8 @@
-"""Request bodies: what the application finds as ``wsgi.input``.
+"""Request bodies: the application's ``wsgi.input``.
 
-Beyond what WSGI asks for, a body has `readinto`, which receives from the socket
-straight into the caller's memory, and `copied`, the bytes for which that was not
-possible: those that had come with the head, and every byte of a chunked body.
+In addition to WSGI's methods, a body has `readinto` and `copied`. `readinto` receives from the
+socket straight into the caller's memory. `copied` counts the bytes for which this was not
+possible: bytes that came with the head, and every byte of a chunked body.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ BODY = "body"
 _WHOLE = int(socket.MSG_WAITALL)
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-# recv() allocates what it is asked for, so a reader that asks for everything at
-# once must not make us allocate more than one piece ahead of what has arrived.
+# recv() allocates the size it is asked for. So a reader that asks for a whole body at once must
+# not make recv() allocate more than one piece.
 _PIECE = 1 << 20
 
-# A deadline counts for so many bytes at most, whatever was announced. The next ones get theirs when
-# these have come; a client that stops is then waited for no longer than one that never began.
+# Largest part of a body, in bytes, with a deadline of its own. The next deadline begins when this
+# part has come. So a client that stops is waited for no longer than a client that never began,
+# whatever length was announced.
 PART = 8 << 20
 
-# Only ever written: bytes nobody wants land here, from all threads at once.
+# Only written, never read: unwanted bytes of all threads land here at once.
 SCRAP = bytearray(256 * 1024)
 
 
 class Source(Protocol):
-    """What a body needs of its connection."""
+    """The connection, as a body uses it."""
 
     sock: socket.socket
     settings: Settings
@@ -45,13 +46,13 @@ class Source(Protocol):
 
 
 class RequestBody:
-    """A body of known length, which may be none.
+    """A body of known length, possibly 0.
 
     Args:
         source: the connection.
-        length: bytes still to be received, not counting `piece`.
-        piece: the body's first bytes, if they were received along with the head.
-        expects: the client waits for ``100 Continue``.
+        length: bytes still to be received, without `piece`.
+        piece: the body's first bytes, if received along with the head.
+        expects: whether the client waits for ``100 Continue``.
 
     Attributes:
         copied: bytes that `readinto` copied in user space.
@@ -60,10 +61,10 @@ class RequestBody:
     """
 
     __slots__ = (
-        "_due",
         "_expects",
         "_left",
         "_offset",
+        "_part_left",
         "_piece",
         "_source",
         "_until",
@@ -81,24 +82,24 @@ class RequestBody:
         self._offset = 0
         self._expects = expects
         self._until = inf
-        self._due = 0  # bytes that are to come until then
+        self._part_left = 0  # bytes to come until the deadline
         self.copied = 0
         self.failed = False
         self.finished = length == 0
 
     def _receive(self, want: int) -> bytes:
-        """Receive the next bytes, b"" at the end; `want` is a hint."""
+        """Receive the next bytes, b"" at the end. `want` is a hint."""
         piece = bytearray(min(want, self._left, _PIECE))
         count = self.readinto(memoryview(piece))
         return bytes(piece) if count == len(piece) else bytes(piece[:count])
 
     def _extend(self) -> None:
-        """Give the next part the time that its size takes at the least rate. Before the first look
-        at the socket, ask the client to go on; raises OSError if it cannot be asked."""
+        """Set the deadline of the next part, by its size and the least rate. Before the first
+        part, ask the client to continue; raise OSError if the client cannot be asked."""
         source, settings = self._source, self._source.settings
-        self._due = due = min(self._left, PART)
+        self._part_left = size = min(self._left, PART)
         latest = monotonic() + settings.body_timeout_s
-        self._until = min(self._until, latest) + due / settings.min_bytes_per_s
+        self._until = min(self._until, latest) + size / settings.min_bytes_per_s
         if self._expects:
             self._expects = False
             # With a deadline: a client that reads nothing cannot hold the greenlet
@@ -118,7 +119,7 @@ class RequestBody:
         return self._receive(want)
 
     def _put_back(self, data: bytes) -> None:
-        # Only called with the tail of what _next() returned.
+        # `data` is always the tail of bytes returned by _next().
         self._piece, self._offset = data, 0
 
     def read(self, size: int | None = -1) -> bytes:
@@ -167,11 +168,12 @@ class RequestBody:
         return iter(self.readline, b"")
 
     def readinto(self, view: memoryview) -> int:
-        """Fill the whole view; fewer bytes mean that the body or the client ended."""
+        """Fill the whole view. Return the number of bytes; fewer mean the end of the body or the
+        client."""
         view = memoryview(view).cast("B")
         offset = self._offset
         filled = min(len(view), len(self._piece) - offset)
-        if filled:  # it came with the head
+        if filled:  # bytes that came with the head
             view[:filled] = memoryview(self._piece)[offset : offset + filled]
             self._offset = offset + filled
             self.copied += filled
@@ -182,15 +184,15 @@ class RequestBody:
         receive = source.sock.recv_into
         try:
             while filled < end and not self.failed:
-                if self._due <= 0:
+                if self._part_left <= 0:
                     self._extend()
                 source.watch = (BODY, self._until)
-                part = view[filled : min(end, filled + self._due)]
+                part = view[filled : min(end, filled + self._part_left)]
                 if not (count := receive(part, 0, _WHOLE)):
                     break
                 filled += count
                 self._left -= count
-                self._due -= count
+                self._part_left -= count
         except OSError:
             pass
         source.watch = None
@@ -200,12 +202,14 @@ class RequestBody:
         return filled
 
     def skippable(self, limit: int) -> bool:
-        """Whether `drain` can be expected to succeed, as far as one can tell beforehand."""
+        """Return True if `drain` can be expected to succeed, as far as the connection can tell
+        beforehand."""
         return self.finished or not (self.failed or self._expects or self._left > limit)
 
     def drain(self, limit: int) -> bool:
-        """Discard what the application left unread; False if the connection must close."""
-        if self._expects:  # the client may or may not send it: nobody can know
+        """Discard the rest of the body, up to about `limit` bytes. Return False if the connection
+        must close."""
+        if self._expects:  # a client that was not asked to continue may or may not send the body
             return self.finished
         try:
             while limit > 0 and not self.finished and not self.failed:

@@ -1,4 +1,4 @@
-"""Responses: from what a WSGI application returns to bytes on the socket."""
+"""Responses: from the result of a WSGI application to bytes on the socket."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _CACHED_CHARACTERS = 200
 
 
 class BufferBody:
-    """Buffers to send as they are, and what to do once they are not needed any more.
+    """Buffers to send unchanged, and a function to call once the buffers are free.
 
-    The connection worker sends `buffers` together with the head in one system call.
-    Any other WSGI server iterates the object, which copies, and calls `close`.
+    The connection worker sends `buffers` together with the head in one system call. Any other WSGI
+    server iterates over the object, which copies the buffers, and calls `close`.
 
     Args:
-        buffers: the body's parts in order; they stay valid until `close`.
-        close: called after the last byte went out or the client was lost. The connection worker
-            calls it once.
+        buffers: the body's parts in order; valid until `close`.
+        close: called after the last byte was sent or the client was lost. The connection worker
+            calls `close` once.
     """
 
     __slots__ = ("buffers", "close")
@@ -59,25 +59,26 @@ class BufferBody:
             yield bytes(buffer)
 
 
-def parts_of(buffers: Sequence[Buffer], most: int) -> Iterator[tuple[list[memoryview], int]]:
-    """The buffers' bytes in parts of `most`, the last may have less: views, and their bytes."""
+def parts_of(buffers: Sequence[Buffer], limit: int) -> Iterator[tuple[list[memoryview], int]]:
+    """Yield the buffers' bytes in parts of `limit` bytes: views, and their total bytes. The last
+    part may be smaller."""
     part: list[memoryview] = []
-    room = most
+    room = limit
     for buffer in buffers:
-        left = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
-        while left:
-            taken, left = left[:room], left[room:]
+        rest = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
+        while rest:
+            taken, rest = rest[:room], rest[room:]
             part.append(taken)
             room -= len(taken)
             if not room:
-                yield part, most
-                part, room = [], most
+                yield part, limit
+                part, room = [], limit
     if part:
-        yield part, most - room
+        yield part, limit - room
 
 
 class ByteSink(Protocol):
-    """What a response needs of its connection."""
+    """The connection, as a response uses it."""
 
     def send(self, buffers: Sequence[Buffer], nbytes: int) -> None: ...
 
@@ -85,7 +86,7 @@ class ByteSink(Protocol):
 
 
 class FramingError(Exception):
-    """The application's answer is not what its Content-Length promised."""
+    """The length of the application's body differs from its Content-Length."""
 
 
 _lines: dict[tuple[str, str], tuple[int, bytes]] = {}
@@ -94,7 +95,8 @@ _date: tuple[int, bytes] = (0, b"")
 
 
 def _line(name: str, value: str) -> tuple[int, bytes]:
-    """What kind of field this is, and its encoded line. Refuses header injection."""
+    """Return the kind of a header field, and its encoded line. Raise ValueError for header
+    injection."""
     if not TOKEN_RE.fullmatch(name):
         raise ValueError("a response header's name is no token")
     if not HEADER_VALUE_RE.fullmatch(value):
@@ -134,13 +136,13 @@ def _date_line(now: int) -> bytes:
 
 
 class HttpResponse:
-    """One answer: collects what the application says and sends it.
+    """An answer: takes status, header and body from the application, and sends all three.
 
     Args:
         sink: the connection.
         method: the request's method.
         version: the request's HTTP version.
-        keep_alive: whether the connection stays open afterwards, if nothing else forbids it.
+        keep_alive: whether the connection may stay open after the answer.
 
     Attributes:
         keep_alive: after sending: whether the connection may be used again.
@@ -194,7 +196,7 @@ class HttpResponse:
         return self._write
 
     def send(self, result: Iterable[bytes]) -> None:
-        """Send all that the application returned; its `close` is the caller's business."""
+        """Send everything that the application returned. The caller closes `result`."""
         if self.begun or not self.status or not isinstance(result, (BufferBody, list, tuple)):
             self._send_pieces(result)
             return
@@ -251,7 +253,7 @@ class HttpResponse:
             )
 
     def _head(self, total: int | None) -> bytes:
-        """The encoded head; `total` is the body's length where it is known."""
+        """Return the encoded head. `total`: bytes of the body; None if unknown."""
         if not self.status:
             raise AssertionError("the application returned without calling start_response")
         code, line = _statuses.get(self.status) or _status_line(self.status)
@@ -270,7 +272,7 @@ class HttpResponse:
                     self.keep_alive = False
                 continue
             parts.append(line)
-        # Where the body ends, and what becomes of the connection
+        # Framing of the body, and whether the connection stays open
         if self._length is None and not self._omit:
             if total is not None:
                 self._length = total

@@ -1,4 +1,4 @@
-"""gunicorn's logger, whose lines look as all others."""
+"""Logger of gunicorn, with lines in the form of all other log lines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from shmserve.observe import logs
 
 
 class ServiceLog(Logger):  # type: ignore[misc]
-    """Handlers are made anew at each reload."""
+    """Logger of a gunicorn process. gunicorn makes new handlers at each reload."""
 
     def setup(self, cfg: Any) -> None:
-        """As gunicorn's, and then as this process was set up."""
+        """Set up gunicorn's handlers, then give them the form of this process's log."""
         super().setup(cfg)
         logs.adopt()

@@ -1,4 +1,4 @@
-"""An HTTP worker's sign of life, which gunicorn's master looks at once a second (`timeout`)."""
+"""Sign of life of an HTTP worker, checked once a second by gunicorn's master (`timeout`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ _asked: list[Callable[[], None]] = []
 
 
 def when_asked(call: Callable[[], None]) -> None:
-    """Call this in the master whenever it looks: its own sign of life."""
+    """Have the master call a function at each check: the master's own sign of life."""
     _asked[:] = [call]
 
 
 class SignOfLife(WorkerTmp):  # type: ignore[misc]
-    """gunicorn's file, without its mistakes: time in which the master itself was stopped, with
-    the whole machine perhaps, is not held against a worker; one that hangs while it boots is.
+    """gunicorn's file for signs of life, with two corrections.
+
+    Time in which the master itself was stopped, perhaps with the whole machine, does not count as
+    silence of the worker. A worker that hangs while booting does count as silent.
     """
 
     def __init__(self, cfg: Any) -> None:
@@ -28,7 +30,8 @@ class SignOfLife(WorkerTmp):  # type: ignore[misc]
         self._silence = Silence()
 
     def last_update(self) -> float:
-        """When the worker gave its last sign, by the time in which the master has run."""
+        """Return the time of the worker's last sign (monotonic), counting only time in which the
+        master ran."""
         for call in _asked:
             call()
         now = monotonic()

@@ -1,7 +1,8 @@
-"""A client's socket with TLS, for those who use sockets as connections here do.
+"""Client socket with TLS, used by connections like a plain socket.
 
-The flags and `sendmsg`, which TLS does not know, mean what they mean of a plain socket, except
-that what was looked at has been decrypted, so it is taken from here and no more from the kernel.
+TLS has neither the flags nor `sendmsg` of plain sockets, so both are emulated. One difference
+remains: bytes peeked at have been decrypted, so later calls take these bytes from the object
+instead of the kernel.
 """
 
 from __future__ import annotations
@@ -17,60 +18,60 @@ from typing import Any
 from shmserve import waiting
 from shmserve.frontends.http.server.loop_socket import GreenletSocket
 
-_RECORD = 16 << 10  # the largest
-_AT_ONCE = 1 << 20  # bytes, until others have their turn
+_RECORD = 16 << 10  # bytes of the largest TLS record
+_AT_ONCE = 1 << 20  # bytes until other connections have a turn
 _READABLE, _WRITABLE = select.POLLIN, select.POLLOUT
 
 
 class TlsSocket(ssl.SSLSocket):
-    """Made by `secure`. It does not block: where it has to wait, the socket below does."""
+    """Client socket with TLS, made by `secure`. Waits happen in the plain socket below."""
 
-    _ahead = b""  # decrypted and not taken yet
-    _since_pause = 0  # bytes
-    _sslobj: Any  # the base's; None: there is no TLS yet, or no more
-    _plain: GreenletSocket  # which it is made of, and which has no descriptor any more
+    _ahead = b""  # bytes decrypted and not taken yet
+    _since_pause = 0  # bytes since the last pause
+    _sslobj: Any  # of the base class; None before and after TLS
+    _plain: GreenletSocket  # the original socket, without its descriptor
 
     def handshake(self) -> None:
-        """Raises OSError: it failed."""
+        """Run the handshake. Raise OSError if the handshake fails."""
         self._patiently(self.do_handshake)
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         if flags & socket.MSG_DONTWAIT:
             return self._glance()
-        if flags & socket.MSG_PEEK:  # for a head, before which others have their turn
+        if flags & socket.MSG_PEEK:  # for a head; other connections have a turn before
             if self._ahead or self.pending():
                 waiting.pause()
             else:
                 self._plain.await_ready(_READABLE)
         if not self._ahead:
             self._ahead = self._decrypt(buflen)
-        found = self._ahead[:buflen]
+        data = self._ahead[:buflen]
         if flags & socket.MSG_PEEK:
-            return found
+            return data
         self._ahead = self._ahead[buflen:]
         if not flags & socket.MSG_WAITALL:
-            return found
-        pieces, left = [found], buflen - len(found)
+            return data
+        pieces, left = [data], buflen - len(data)
         while left and pieces[-1]:
             pieces.append(self._decrypt(left))
             left -= len(pieces[-1])
         return b"".join(pieces)
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """With MSG_WAITALL until `buffer` is full or the client has ended. Bytes are decrypted to
-        where they belong."""
+        """Receive and decrypt straight into `buffer`; with MSG_WAITALL until `buffer` is full or
+        the client has ended."""
         view = memoryview(buffer).cast("B")[: nbytes or None]
         count = min(len(view), len(self._ahead))
         view[:count], self._ahead = self._ahead[:count], self._ahead[count:]
         while count < len(view) and (not count or flags & socket.MSG_WAITALL):
-            got = self._decrypt_into(view[count:])
-            if not got:
+            received = self._decrypt_into(view[count:])
+            if not received:
                 break
-            count += got
+            count += received
         return count
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
-        """Send all of them: large ones from where they are, small ones joined."""
+        """Send all buffers: large buffers unjoined, small buffers joined."""
         small: list[Any] = []
         sent, room = 0, _RECORD
         for buffer in buffers:
@@ -89,26 +90,28 @@ class TlsSocket(ssl.SSLSocket):
         self._encrypt(data)
 
     def shutdown(self, how: int) -> None:
-        """Of the socket below; from any thread. What has come can still be read."""
+        """Shut down the TCP connection, from any thread. Bytes that have arrived can still be
+        read."""
         socket.socket.shutdown(self, how)
 
     def close(self) -> None:
-        """Tell the client that this is the end, if it can be told without waiting. After
-        `shutdown` it cannot: that has told it of the end of the connection, not of TLS."""
+        """Send the end of TLS to the client, if possible without waiting, and close the socket.
+        After `shutdown` the end of TLS cannot be sent: the client has seen the end of the
+        connection instead."""
         try:
             self.unwrap()
         except (OSError, ValueError):
             pass
-        if "_plain" in self.__dict__:  # not if `secure` fails
+        if "_plain" in self.__dict__:  # missing if `secure` failed
             self._plain.close()
         super().close()
 
     def _glance(self) -> bytes:
-        """What MSG_PEEK | MSG_DONTWAIT is used for: bytes if there are any, encrypted or not; none
-        if the client has ended.
+        """Peek without waiting (MSG_PEEK | MSG_DONTWAIT): return any byte if bytes are there,
+        encrypted or not; return b"" if the client has ended.
 
         Raises:
-            BlockingIOError: neither.
+            BlockingIOError: neither bytes nor an end have arrived.
         """
         if self._ahead or self.pending():
             return self._ahead or b"\0"
@@ -120,8 +123,8 @@ class TlsSocket(ssl.SSLSocket):
         ended = events[0][1] & (select.POLLRDHUP | select.POLLHUP | select.POLLERR)
         return b"" if ended else b"\0"
 
-    def _decrypt(self, most: int) -> bytes:
-        data: bytes = self._patiently(self.read, most)
+    def _decrypt(self, size: int) -> bytes:
+        data: bytes = self._patiently(self.read, size)
         self._count(len(data))
         return data
 
@@ -139,8 +142,9 @@ class TlsSocket(ssl.SSLSocket):
         return sent
 
     def _patiently(self, attempt: Callable[..., Any], *args: Any) -> Any:
-        """What comes of it as soon as it needs nothing more from the client."""
-        if self._sslobj is None:  # the client was gone before there could be TLS, or ended it
+        """Return the result of `attempt`, repeated until TLS needs nothing more from the
+        client."""
+        if self._sslobj is None:  # the client left before TLS began, or ended TLS
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         while True:
             try:
@@ -151,7 +155,7 @@ class TlsSocket(ssl.SSLSocket):
                 self._plain.await_ready(_WRITABLE)
 
     def _count(self, nbytes: int) -> None:
-        """Let others go on once in a while, however fast the client is."""
+        """Pause once in a while, so that other connections go on however fast the client is."""
         self._since_pause += nbytes
         if self._since_pause >= _AT_ONCE:
             self._since_pause = 0
@@ -159,7 +163,8 @@ class TlsSocket(ssl.SSLSocket):
 
 
 def secure(sock: GreenletSocket, context: ssl.SSLContext) -> TlsSocket:
-    """The same connection with TLS, which begins with a handshake; `sock` is used no more."""
+    """Return the connection with TLS, which begins with a handshake. Do not use `sock` any
+    more."""
     sock.setblocking(False)
     context.sslsocket_class = TlsSocket
     tls = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)

@@ -1,7 +1,8 @@
-"""The gunicorn worker class of the HTTP frontend: one loop, a greenlet per connection.
+"""Worker class of gunicorn for the HTTP frontend: one loop, a greenlet per connection.
 
-The loop keeps the master informed; what would hold it up runs beside it (`shmserve.waiting`).
-Connections are accepted, refused and counted as those of gRPC are (`frontends.connections`).
+The loop sends signs of life to the master. Work that would hold up the loop runs beside it
+(`shmserve.waiting`). HTTP and gRPC accept, refuse and count connections alike
+(`frontends.connections`).
 """
 
 from __future__ import annotations
@@ -33,16 +34,18 @@ from shmserve.transport.processes import raise_fd_limit
 
 _STOPPING_TICK_S = 0.05
 _REFUSAL = refusal(503, "too many connections (max_connections)", "Retry-After: 1")
-_ONE_CALLER = 0  # all clients share `max_connections`: behind a proxy they are one caller
+_ONE_CALLER = 0  # no shares of `max_connections`: all clients behind a proxy would be one caller
 
 
 class ConnectionWorker(Worker):  # type: ignore[misc]
-    """Set as gunicorn's ``worker_class``. The settings ``threads`` and
-    ``worker_connections`` have no meaning here, `max_connections` of ours has.
+    """An HTTP worker; set as gunicorn's ``worker_class``.
+
+    gunicorn's settings ``threads`` and ``worker_connections`` have no effect. `max_connections` of
+    this server limits connections.
     """
 
     tmp: SignOfLife
-    alive: bool  # until a signal or max_requests says otherwise
+    alive: bool  # until a signal or `max_requests` ends the worker
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
@@ -61,7 +64,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         self.tmp = SignOfLife(self.cfg)
 
     def init_process(self) -> None:
-        raise_fd_limit()  # a connection is a descriptor, and so is each channel and segment
+        raise_fd_limit()  # each connection, channel and segment needs a descriptor
         self.settings = config.load()
         self.connections: OpenConnections[HttpConnection] = OpenConnections(
             self.settings.max_connections
@@ -122,19 +125,19 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
     # The loop
 
     def _turn_until_stopped(self) -> None:
-        due, beat_s = 0.0, period_s(self.settings.watchdog_s)
+        next_sign, beat_s = 0.0, period_s(self.settings.watchdog_s)
         while self.alive:
             now = monotonic()
-            if now >= due:
-                due = now + beat_s
+            if now >= next_sign:
+                next_sign = now + beat_s
                 self.notify()
                 if self.ppid != os.getppid():
                     self.log.info("Parent changed, shutting down: %s", self)
                     return
-            self.hub.run(due)
+            self.hub.run(next_sign)
 
     def _finish(self) -> None:
-        """Let the connections end what they have begun."""
+        """Let connections finish the requests they have begun, for at most `graceful_timeout`."""
         stop_at = monotonic() + self.cfg.graceful_timeout
         while self.connections:
             now = monotonic()
@@ -142,14 +145,15 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
                 self.log.warning("Connections left behind at exit: %d", len(self.connections))
                 break
             self.notify()
-            for connection in self.connections:  # idle ones have less time from now on
+            for connection in self.connections:  # idle connections have earlier deadlines now
                 connection.cut_if_overdue(now)
             self.hub.run(min(stop_at, now + _STOPPING_TICK_S))
 
     # Greenlets
 
     def _drain_pipe(self) -> None:
-        """Signals and `_retire` write to it, to have the loop look whether it is to stop."""
+        """Leave the loop after each write to the pipe, so that the worker checks `alive`. Signals
+        and `_retire` write to the pipe."""
         pipe = self.hub.watch(self.PIPE[0])
         while True:
             pipe.wait(inf)

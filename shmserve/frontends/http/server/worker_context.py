@@ -1,4 +1,4 @@
-"""What the connections of one worker have in common."""
+"""State shared by the connections of one worker."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WsgiApplication = Callable[[dict[str, Any], Any], Any]
 
 
 class Hooks(Struct, frozen=True):
-    """What gunicorn wants to know.
+    """Callbacks of gunicorn.
 
     Attributes:
-        retire: called when `max_requests` have been begun.
-        access: called after each answer with response, request, environ and time taken.
+        retire: called once `max_requests` requests have begun.
+        access: called after each answer with response, request, environ and elapsed time.
         before, after: gunicorn's pre_request and post_request hooks, where configured.
     """
 
@@ -31,12 +31,13 @@ class Hooks(Struct, frozen=True):
 
 
 class ServingContext:
-    """What all connections of a worker share.
+    """Settings and state shared by all connections of a worker.
 
     Attributes:
-        certificates: for TLS on TCP connections; None: without.
-        stopping: no connection is kept open any longer, since `stopping_at` (monotonic).
-        requests: how many have been begun.
+        certificates: for TLS on TCP connections; None without TLS.
+        stopping: whether connections end after their present request, since `stopping_at`
+            (monotonic).
+        requests: number of requests begun.
     """
 
     def __init__(
@@ -62,6 +63,6 @@ class ServingContext:
         self.stopping_at = 0.0
 
     def stop(self) -> None:
-        """From now on no connection is kept open."""
+        """Keep no connection open from now on."""
         if not self.stopping:
             self.stopping, self.stopping_at = True, monotonic()

@@ -1,1 +1,1 @@
-"""Inferences over HTTP: bodies into slots, answers out of slots."""
+"""Inferences over HTTP: request bodies into slots, answers out of slots."""

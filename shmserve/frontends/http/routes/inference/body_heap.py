@@ -1,7 +1,7 @@
-"""What request bodies take of a process's heap, where they cannot go straight into slots.
+"""Heap memory of request bodies that cannot go straight into slots.
 
-JSON, and what was compressed or came in chunks without a size beforehand, is gathered on the heap,
-and decoding JSON takes many times its size.
+JSON, compressed bodies and chunked bodies of unknown size are gathered on the process's heap.
+Decoding JSON takes many times its size.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ from shmserve.config import Settings
 from shmserve.errors import TooLarge
 from shmserve.frontends.heap_budget import HeapBudget
 
-JSON_COST = 16  # numbers as Python objects, over their text of two bytes each
+JSON_COST = 16  # heap bytes per byte of JSON: a number of two characters becomes a Python object
 RAW_COST = 2  # the bytes, and a copy in another form
 
 _LEASE = "shmserve.heap"
 
 
 class _Lease:
-    """What one request has taken. It lies in the request's environment and ends with it, which is
-    on every path, and after the last of the body was looked at."""
+    """Heap bytes taken by one request.
+
+    The lease lies in the request's environ. So the bytes are given back on every path, after the
+    last use of the body.
+    """
 
     def __init__(self, budget: HeapBudget) -> None:
         self._budget = budget
         self._nbytes = 0
 
-    def take(self, nbytes: int, most: int) -> None:
-        if self._nbytes + nbytes > most:
+    def take(self, nbytes: int, limit: int) -> None:
+        if self._nbytes + nbytes > limit:
             raise TooLarge(
-                f"this request's body would take more than {most} bytes of memory"
+                f"this request's body would take more than {limit} bytes of memory"
                 " (setting max_heap_bytes)"
             )
-        self._budget.take(nbytes, most)
+        self._budget.take(nbytes, limit)
         self._nbytes += nbytes
 
     def __del__(self) -> None:
@@ -42,18 +45,18 @@ class _Lease:
 
 
 class BodyHeap(Struct, frozen=True):
-    """The heap as the body of one request has it."""
+    """Heap account of one request's body."""
 
     environ: dict[str, Any]
     limits: Settings
     budget: HeapBudget
 
     def take(self, nbytes: int) -> None:
-        """Before so many bytes more are kept.
+        """Charge `nbytes`, before more of the body is kept.
 
         Raises:
             TooLarge: this request alone takes more than `max_heap_bytes`.
-            Unavailable: it does together with all others.
+            Unavailable: all requests of the process together take more than `max_heap_bytes`.
         """
         lease = self.environ.get(_LEASE)
         if lease is None:

@@ -1,9 +1,9 @@
-"""Request bodies as the inference resource reads them: in order, in exact amounts.
+"""Readers of request bodies for inferences: in order, in exact amounts.
 
-A body of known length is read straight from ``wsgi.input``, tensors with `readinto`
-into their slots where the server offers it (our worker class does). A chunked or
-compressed body has no length beforehand: it is read piece by piece, never further
-than the part that is being filled, so that a decompression bomb meets a limit first.
+A body of known length is read straight from ``wsgi.input``. Tensors are read with `readinto` into
+their slots if the server offers `readinto`, as the worker class of this server does. A chunked or
+compressed body has no length beforehand. Such a body is read piece by piece, never further than
+the part being filled, so a decompression bomb meets a limit first.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from shmserve.frontends.heap_budget import BUDGET, FREE
 from shmserve.frontends.http.routes.inference.body_heap import JSON_COST, BodyHeap
 
 _PIECE = 1 << 16  # compressed bytes read and bytes inflated at a time
-MAX_SMALL_BODY_BYTES = 64 << 10  # of requests without tensors or files
-_COPY = 1 << 20  # largest temporary of the copying fallback
+MAX_SMALL_BODY_BYTES = 64 << 10  # limit for requests without tensors or files
+_COPY = 1 << 20  # bytes per read where `readinto` cannot be used
 
 Environ = dict[str, Any]
 Buffer = bytes | memoryview
@@ -29,40 +29,45 @@ _NOTHING = memoryview(b"")
 
 
 class BodyReader(Protocol):
-    """The body of one request. `remaining` is None where its length is not known."""
+    """Reader of one request's body. `remaining`: bytes left; None if the length is unknown."""
 
     remaining: int | None
 
     def read(self, size: int) -> bytes:
-        """Exactly `size` bytes of JSON.
+        """Return exactly `size` bytes of JSON.
 
         Raises:
             InvalidArgument: the body ends before.
-            TooLarge, Unavailable: there is no heap for them (`heap_budget`).
+            TooLarge, Unavailable: the heap has no room for the bytes (`heap_budget`).
         """
         ...
 
     def read_rest(self, limit: int, setting: str, cost: int = JSON_COST) -> bytes:
-        """All that is left, at most `limit` bytes as `setting` says ("": none does); one takes
-        `cost` of the heap.
+        """Return the rest of the body.
+
+        Args:
+            limit: largest number of bytes.
+            setting: the setting that holds `limit`, for messages; "" if none does.
+            cost: bytes of heap charged per byte.
 
         Raises:
-            TooLarge: that is more than `limit` bytes, or than the heap's budget.
-            Unavailable: there is no heap for them now.
+            TooLarge: the rest exceeds `limit` or the heap's budget.
+            Unavailable: other requests use the heap's budget now.
         """
         ...
 
     def fill(self, view: memoryview) -> int:
-        """Fill all of `view`, as `read`; returns the bytes that were copied to do it."""
+        """Fill all of `view`, with the errors of `read`. Return the number of bytes copied on the
+        way."""
         ...
 
     def at_end(self) -> bool:
-        """Whether nothing is left."""
+        """Return True if nothing is left."""
         ...
 
 
 class KnownLengthReader:
-    """A body whose Content-Length counts."""
+    """Reader of a body whose length is given by Content-Length."""
 
     __slots__ = ("_heap", "_stream", "remaining")
 
@@ -125,7 +130,7 @@ class KnownLengthReader:
 
 
 class PieceReader:
-    """A body that comes in pieces, mostly with no length known beforehand."""
+    """Reader of a body in pieces, mostly of unknown length."""
 
     __slots__ = ("_heap", "_left", "_limit", "_piece", "_pieces", "remaining")
 
@@ -185,7 +190,7 @@ class PieceReader:
 
 
 def _gather(pieces: Iterator[Buffer], into: BytesIO, heap: BodyHeap | None, cost: int) -> None:
-    """All pieces, counted as they come."""
+    """Gather all pieces, and charge the heap as they arrive."""
     for piece in pieces:
         into.write(piece)
         if heap is not None and into.tell() > FREE:
@@ -193,12 +198,12 @@ def _gather(pieces: Iterator[Buffer], into: BytesIO, heap: BodyHeap | None, cost
 
 
 def held(data: bytes) -> BodyReader:
-    """A body that has been read already."""
+    """Return a reader of a body already in memory."""
     return PieceReader(iter((data,)), len(data), len(data))
 
 
 def open_body(environ: Environ, limits: Settings) -> BodyReader:
-    """The body of the request that `environ` describes.
+    """Return a reader of the body of a request.
 
     Raises:
         InvalidArgument: the length is no number.
@@ -215,7 +220,7 @@ def open_body(environ: Environ, limits: Settings) -> BodyReader:
         if not coding:
             return PieceReader(pieces, limits.max_request_bytes, heap=heap)
     else:
-        length = 0  # neither a length nor chunks: no body, as with `curl -X POST`
+        length = 0  # a request without length and chunks has no body, as with `curl -X POST`
         if text:
             if not (text.isdecimal() and text.isascii()) or len(text) > 19:
                 raise InvalidArgument(f"Content-Length must be a number, got {text[:64]}")
@@ -235,26 +240,27 @@ def open_body(environ: Environ, limits: Settings) -> BodyReader:
 
 
 def small_body(environ: Environ, limits: Settings) -> bytes:
-    """The whole body of a request without tensors and files.
+    """Return the whole body of a request without tensors and files.
 
     Raises:
-        TooLarge: it is none of those.
+        TooLarge: the body exceeds `MAX_SMALL_BODY_BYTES`.
     """
     return open_body(environ, limits).read_rest(MAX_SMALL_BODY_BYTES, "")
 
 
 def header_length(environ: Environ, reader: BodyReader) -> int | None:
-    """`Inference-Header-Content-Length`: None if all of the body is JSON, 0 if none.
+    """Return the JSON part's length in bytes, from `Inference-Header-Content-Length`: None if the
+    whole body is JSON, 0 if there is no JSON.
 
     Raises:
-        InvalidArgument: no integer, or outside of the body.
+        InvalidArgument: the length is no integer, or exceeds the body.
     """
     text: str | None = environ.get("HTTP_INFERENCE_HEADER_CONTENT_LENGTH")
     if text is None:
         return None
     digits = text.strip()
     if not (digits.removeprefix("-").isdecimal() and digits.isascii()):
-        # A field that was sent twice is joined with a comma and ends here, too.
+        # A field sent twice is joined with a comma, and so is refused here.
         raise InvalidArgument(f"Unable to parse Inference-Header-Content-Length, got: {text[:64]}")
     value = int(digits) if len(digits) < 20 else -1
     total = reader.remaining
@@ -277,7 +283,7 @@ def _bounded(stream: Any, length: int) -> Iterator[bytes]:
 
 
 def _inflater(header: str) -> Callable[[Iterator[bytes]], Iterator[bytes]] | None:
-    """What undoes a Content-Encoding; None for identity."""
+    """Return the decoder of a Content-Encoding; None for identity."""
     coding = header.strip().lower()
     if coding in ("", "identity"):
         return None
@@ -293,8 +299,8 @@ def _inflater(header: str) -> Callable[[Iterator[bytes]], Iterator[bytes]] | Non
 def _inflate(pieces: Iterator[bytes], coding: str) -> Iterator[bytes]:
     """Inflate piece by piece, at most `_PIECE` bytes at a time.
 
-    "deflate" is the zlib format; the bare deflate data that some clients send instead
-    is told by its first byte (zlib's has a fixed low half, 8).
+    "deflate" is the zlib format, but some clients send bare deflate data instead. The first byte
+    distinguishes the two: its low half is always 8 in zlib.
     """
     inflater: Any = None
     inflate: Callable[..., bytes] = _at_once
@@ -308,7 +314,7 @@ def _inflate(pieces: Iterator[bytes], coding: str) -> Iterator[bytes]:
             data = inflate(inflater.decompress, piece, _PIECE)
             while data:
                 yield data
-                inflate = waiting.beside  # it is a large one
+                inflate = waiting.beside  # a large body: inflate the rest beside the loop
                 data = inflate(inflater.decompress, inflater.unconsumed_tail, _PIECE)
             if inflater.unused_data:
                 raise InvalidArgument(f"the request body goes on after its {coding} data")

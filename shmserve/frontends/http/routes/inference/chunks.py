@@ -1,4 +1,4 @@
-"""Answers that are sent piece by piece, as a model gives them."""
+"""Answers sent piece by piece, as the model makes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from falcon import Response
 
 
 class _Chunks:
-    """A body that is sent piece by piece; `close` comes also to one that was never begun."""
+    """A body sent piece by piece. `close` calls `on_close` once, even if no piece was ever
+    taken."""
 
     __slots__ = ("_on_close", "_pieces")
 
@@ -29,6 +30,6 @@ class _Chunks:
 def send_chunks(
     resp: Response, first: bytes, rest: Iterator[bytes], on_close: Callable[[], object]
 ) -> None:
-    """Hand a stream to the server, which calls `on_close` when its last byte is out, or its
-    client is gone."""
+    """Stream pieces as the response's body. The server calls `on_close` after the last byte, or
+    when the client is gone."""
     resp.stream = _Chunks(chain((first,) if first else (), rest), on_close)

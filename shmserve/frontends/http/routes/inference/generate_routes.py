@@ -33,7 +33,7 @@ from shmserve.waiting import beside_if_large
 
 
 class GenerateBody(InferBody):
-    """A generate request: all of it is JSON, and nothing of it lies in client memory."""
+    """A generate request: the body is JSON alone, and no tensor lies in client memory."""
 
     __slots__ = ()
 
@@ -55,7 +55,7 @@ class GenerateBody(InferBody):
 
 
 class GenerateRoutes:
-    """POST of what generates answers, once for all models."""
+    """Responders of the generate extension, for all models."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
@@ -68,7 +68,7 @@ class GenerateRoutes:
         return Inference(self._dispatcher, entry, body)
 
     def on_post(self, req: Request, resp: Response, name: str, version: str = "") -> None:
-        """Exactly one answer, as a JSON object."""
+        """Answer with exactly one JSON object."""
         with self._open(req, name, version) as inference:
             data = b""
             for outcome in _answers(inference):
@@ -81,17 +81,18 @@ class GenerateRoutes:
         _name(req, resp)
 
     def on_post_stream(self, req: Request, resp: Response, name: str, version: str = "") -> None:
-        """Any number of answers, as server-sent events."""
+        """Answer with any number of server-sent events."""
         inference = self._open(req, name, version)
         try:
             answers = _answers(inference)
             first, event = next(answers, None), b""
-            if first is not None and first.error is not None:  # an event all the same
+            # an event like any other, with the error's status
+            if first is not None and first.error is not None:
                 resp.status = first.error.http_status
                 event = _event(encode_error(first.error.message))
             elif first is not None:
                 event = _event(_encoded(inference, first))
-        except BaseException as ex:  # its answer is an error's, not a stream
+        except BaseException as ex:  # the client gets an error, not a stream
             inference.failed(ex)
             inference.close()
             raise
@@ -102,7 +103,7 @@ class GenerateRoutes:
 
 
 def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
-    """All routes of this module."""
+    """Add all routes of this module."""
     resource = GenerateRoutes(dispatcher, settings)
     for path in MODEL_PATHS:
         routes.add("inference", f"{path}/generate", resource)
@@ -110,37 +111,39 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
 
 
 def _name(req: Request, resp: Response) -> None:
-    """The answer to a request that has brought an id has it, too."""
+    """Copy the request's id to the answer, if the client sent an id."""
     if request_ids.IN_ENVIRON in req.env:
         given = req.env[request_ids.IN_ENVIRON]
         resp.set_header(request_ids.HEADER, request_ids.request_id(given))
 
 
 def _answers(inference: Inference[GenerateBody]) -> Iterator[Outcome]:
-    """Outcomes that have something to tell; a view is valid until the next is asked for."""
+    """Return the outcomes to send. Views of an outcome are valid until the next outcome is
+    requested."""
     return filter(is_answer, inference.stream())
 
 
 def _encoded(inference: Inference[GenerateBody], outcome: Outcome) -> bytes:
-    """An answer's JSON; raises its error."""
+    """Return the JSON of an answer, or raise the answer's error."""
     size = sum(len(tensor.view) for tensor in outcome.outputs)
     request_id, receipt = inference.source.request.id, inference.receipt
     return beside_if_large(size, encode_outcome, inference.signature, request_id, outcome, receipt)
 
 
 def _events(inference: Inference[GenerateBody], answers: Iterator[Outcome]) -> Iterator[bytes]:
-    """Each answer when it is there; waits while nobody reads."""
+    """Yield each answer as an event as soon as it is there. Nothing runs ahead of a client that
+    does not read."""
     while True:
         try:
             outcome = next(answers, None)
-        except ShmserveError as ex:  # the stream is over, and says why
+        except ShmserveError as ex:  # the error is the last event of the stream
             yield _event(encode_error(ex.message))
             return
         if outcome is None:
             return
         try:
             event = _event(_encoded(inference, outcome))
-        except ShmserveError as ex:  # of this answer alone
+        except ShmserveError as ex:  # only this answer failed, the stream goes on
             event = _event(encode_error(ex.message))
         yield event
 

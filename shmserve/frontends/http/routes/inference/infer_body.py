@@ -1,9 +1,9 @@
-"""An inference request over HTTP: from the socket to slots.
+"""Inference requests over HTTP: from the socket to slots.
 
-JSON parts are remembered byte for byte, with what reading and checking them gave: clients send the
-same again and again, and only their tensors differ. What depends on more than the bytes and the
-model version, windows of regions and whose they are, is looked up again whenever the registry or
-the caller is another than the last time.
+Checked JSON parts are cached by their bytes: clients repeat JSON parts, and only the tensors
+differ. Windows of regions depend on more than the bytes and the model version: on the registered
+regions and their owner. So windows are looked up again if the registry or the caller has changed
+since the last time.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ from shmserve.tensor import bytes_codec
 from shmserve.tensor.spec import ModelSpec
 from shmserve.waiting import LARGE, beside, beside_if_large
 
-_MOST_KNOWN = 256
-_LONGEST = 4096  # bytes; what is longer costs its reader little in comparison
+_MAX_CACHED = 256
+_MAX_CACHED_BYTES = 4096  # bytes; parsing a longer JSON part adds little to the cost of reading
 
 
 class InferBody:
     """An inference request over HTTP.
 
     Attributes:
-        environ: of WSGI.
-        nbytes, share: as `RequestSource` has them.
-        request, wanted: what the client asks for, once it was checked.
+        environ: environment of WSGI.
+        nbytes, share: see `RequestSource`.
+        request, wanted: the checked request, and the requested outputs; set by `check`.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class InferBody:
         length = header_length(environ, reader)
         if length == 0:
             raw, reader = _raw_request(signature, reader, settings)
-            found = checked(signature, raw, settings, self.find)
+            fitting = checked(signature, raw, settings, self.find)
         else:
             if length is None:
                 text = reader.read_rest(settings.max_json_bytes, "max_json_bytes")
@@ -124,12 +124,12 @@ class InferBody:
             assert self._known is not None
             check = self._known.check
             if len(text) < LARGE:
-                found = check(signature, text, self)
+                fitting = check(signature, text, self)
             else:
-                found = beside(check, signature, text, self)
-        self._inputs, self.wanted, request = found.inputs, found.wanted, found.request
-        self.nbytes = found.slot_bytes
-        if reader.remaining != found.binary_bytes:
+                fitting = beside(check, signature, text, self)
+        self._inputs, self.wanted, request = fitting.inputs, fitting.wanted, fitting.request
+        self.nbytes = fitting.slot_bytes
+        if reader.remaining != fitting.binary_bytes:
             _check_sizes(signature, self._inputs, reader)
         parameters = request.parameters
         if self._forward is not None:
@@ -137,7 +137,7 @@ class InferBody:
         self._signature, self._reader, self.request = signature, reader, request
         on_wait, number = client_of(environ)
         return RunOptions(
-            *(request.id, found.names, parameters, found.places, on_wait),
+            *(request.id, fitting.names, parameters, fitting.places, on_wait),
             caller_number=number,
         )
 
@@ -146,18 +146,19 @@ class InferBody:
         return given
 
     def with_headers(self, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
-        """Parameters and, on top of them, the header fields that are forwarded."""
+        """Return parameters with the forwarded header fields, which replace parameters of equal
+        names."""
         if self._forward is None:
             return parameters
         return {**parameters, **forwarded(self._forward, header_fields(self.environ))}
 
     def find(self, spec: ModelSpec, window: RegionWindow) -> RegionRef:
-        """A window of a region of the caller's; raises as `SharedMemory.find`."""
+        """Return a window of a region of the caller. Raise the errors of `SharedMemory.find`."""
         assert self._regions is not None
         return self._regions.find(lambda: caller_of(self.environ), spec, window)
 
     def as_of(self) -> object:
-        """While this is equal, `find` finds the same."""
+        """Return a stamp. While the stamp stays equal, `find` gives equal results."""
         assert self._regions is not None
         return self._regions.as_of(caller_of(self.environ))
 
@@ -192,7 +193,7 @@ class InferBody:
 
 
 def _json_size(item: CheckedInput) -> int:
-    """About how many bytes of JSON an input is."""
+    """Return the approximate size of an input's JSON in bytes."""
     data = item.source.data
     return memoryview(data).nbytes if isinstance(data, msgspec.Raw) else 8 * item.count
 
@@ -200,7 +201,8 @@ def _json_size(item: CheckedInput) -> int:
 def _raw_request(
     signature: ModelSignature, reader: BodyReader, settings: Settings
 ) -> tuple[InferRequest, BodyReader]:
-    """A request without JSON; a body of unknown length is read first, to know its size."""
+    """Return a request without JSON, and the reader of its tensor. A body of unknown length is
+    read first to learn the size."""
     if reader.remaining is None:
         reader = held(reader.read_rest(settings.max_tensor_bytes, "max_tensor_bytes", RAW_COST))
     assert reader.remaining is not None
@@ -213,14 +215,14 @@ def _raw_request(
 
 
 def _check_sizes(signature: ModelSignature, inputs: list[CheckedInput], reader: BodyReader) -> None:
-    """Before anything is reserved: do the binary tensors make up the rest of the body?
+    """Check that the binary tensors make up the rest of the body, before slots are reserved.
 
     Raises:
-        InvalidArgument: the body is longer or shorter than what the request tells.
+        InvalidArgument: the body is longer or shorter than the request announces.
     """
     remaining = reader.remaining
     if remaining is None:
-        return  # found out while receiving
+        return  # unknown length: checked while receiving
     for item in inputs:
         size = item.source.binary_size
         if size is not None:
@@ -239,8 +241,8 @@ def _additional(signature: ModelSignature) -> str:
 
 
 def client_of(environ: dict[str, Any]) -> tuple[Callable[[], bool] | None, int]:
-    """How to see whether the client is still there, which only our worker class can tell, and the
-    number of the caller."""
+    """Return a function that tells whether the client is still connected, and the caller's number.
+    The function is None unless this server's worker class handles the connection."""
     connection = environ.get("shmserve.connection")
     alive: Callable[[], bool] | None = connection.alive if connection is not None else None
     number: int | None = environ.get(IN_ENVIRON)
@@ -251,11 +253,12 @@ class CheckedRequest(Struct, frozen=True):
     """A request that fits its model.
 
     Attributes:
-        wanted: the outputs the client wants, in its order.
-        names: of those it has named.
-        binary_bytes: how much follows the JSON part.
-        slot_bytes: what its inputs take of the pool, see `validation.slot_bytes`.
-        in_regions: whether anything of it lies in client memory.
+        wanted: requested outputs, in the client's order.
+        names: names of the outputs named by the client.
+        places: windows of regions for outputs.
+        binary_bytes: bytes of tensors after the JSON part.
+        slot_bytes: bytes of the pool for the inputs, see `validation.slot_bytes`.
+        in_regions: whether any input or output lies in client memory.
     """
 
     signature: ModelSignature
@@ -272,7 +275,8 @@ class CheckedRequest(Struct, frozen=True):
 def checked(
     signature: ModelSignature, request: InferRequest, limits: Settings, find: Find
 ) -> CheckedRequest:
-    """A request, compared with its model; raises what `check_inputs` and `check_outputs` do."""
+    """Return a request checked against its model. Raise the errors of `check_inputs` and
+    `check_outputs`."""
     inputs = check_inputs(signature, request, limits, find)
     wanted, places = check_outputs(signature, request, find)
     names = tuple([output.name for output in request.outputs])
@@ -285,57 +289,63 @@ def checked(
 
 
 class Regions(Protocol):
-    """The caller's regions. `as_of`: while it is equal, `find` finds the same."""
+    """Regions of the caller. While `as_of` stays equal, `find` gives equal results."""
 
     def find(self, spec: ModelSpec, window: RegionWindow) -> RegionRef: ...
 
     def as_of(self) -> object: ...
 
 
-class _Known(Struct):
-    """A request that came before. `located`: the same with the windows of its regions, and the
-    state of the registry they were found in."""
+class _CachedRequest(Struct):
+    """A cached request.
+
+    Attributes:
+        located: a stamp (`as_of`), and the request with the windows found at the time of the
+            stamp; None before the first look-up.
+    """
 
     request: CheckedRequest
     located: tuple[object, CheckedRequest] | None = None
 
     def locate(self, regions: Regions) -> CheckedRequest:
-        """Return the request with its windows as they are now."""
-        as_of, located = regions.as_of(), self.located  # a later change counts the next time
+        """Return the request with its present windows."""
+        # read first, so a change during the look-up counts the next time
+        as_of, located = regions.as_of(), self.located
         if located is not None and located[0] == as_of:
             return located[1]
         request, spec = self.request, self.request.signature.spec
-        found = msgspec.structs.replace(
+        current = msgspec.structs.replace(
             request,
             inputs=locate_inputs(spec, request.inputs, regions.find),
             places=locate_outputs(spec, request.wanted, regions.find),
         )
-        self.located = (as_of, found)
-        return found
+        self.located = (as_of, current)
+        return current
 
 
 class KnownRequests:
-    """Of one process; for any thread. `limits` are always the same."""
+    """Cache of the checked requests of one process, for any thread."""
 
     def __init__(self, limits: Settings) -> None:
         self._limits = limits
-        self._known: dict[tuple[str, bytes], _Known] = {}
+        self._cached: dict[tuple[str, bytes], _CachedRequest] = {}
 
     def check(self, signature: ModelSignature, text: bytes, regions: Regions) -> CheckedRequest:
-        """As `parse_request` and `checked`, whose errors it raises."""
+        """Return the checked request of a JSON part. Raise the errors of `parse_request` and
+        `checked`."""
         key = (signature.spec.name, text)
-        known = self._known.get(key)
-        if known is not None and known.request.signature is signature:
-            return known.locate(regions) if known.request.in_regions else known.request
+        cached = self._cached.get(key)
+        if cached is not None and cached.request.signature is signature:
+            return cached.locate(regions) if cached.request.in_regions else cached.request
         fresh = checked(signature, parse_request(text, self._limits), self._limits, regions.find)
-        if len(text) <= _LONGEST and _is_repeatable(fresh.request):
-            if len(self._known) >= _MOST_KNOWN:
-                self._known = {}
-            self._known[key] = _Known(fresh)
+        if len(text) <= _MAX_CACHED_BYTES and _is_repeatable(fresh.request):
+            if len(self._cached) >= _MAX_CACHED:
+                self._cached = {}
+            self._cached[key] = _CachedRequest(fresh)
         return fresh
 
 
 def _is_repeatable(request: InferRequest) -> bool:
-    """Whether the same bytes are likely to come again: without an id and with the tensors
-    elsewhere."""
+    """Return True if equal bytes are likely to come again: no id, and no tensor data in the JSON
+    part."""
     return not request.id and all(source.data is None for source in request.inputs)

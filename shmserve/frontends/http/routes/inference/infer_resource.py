@@ -1,4 +1,4 @@
-"""POST /v2/models/{m}[/versions/{v}]/infer: an inference is run, and from slots to the socket."""
+"""POST /v2/models/{m}[/versions/{v}]/infer: runs an inference, and sends slots to the socket."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ _encode_receipt = msgspec.json.Encoder().encode
 
 
 class InferResource:
-    """Runs models."""
+    """Resource of inference requests."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory) -> None:
         self._dispatcher = dispatcher
         self._settings = settings
         self._regions = regions
         self._forward = compiled(settings.http_header_forward_pattern)
-        self._known = KnownRequests(settings)
+        self._cache = KnownRequests(settings)
 
     def on_post(
         self, req: falcon.Request, resp: falcon.Response, name: str, version: str = ""
     ) -> None:
         environ = req.env
-        source = InferBody(environ, self._settings, self._regions, self._forward, self._known)
+        source = InferBody(environ, self._settings, self._regions, self._forward, self._cache)
         entry = self._dispatcher.ready_model(name, checked_version(version) if version else "")
         inference = Inference(self._dispatcher, entry, source)
         try:
@@ -58,17 +58,17 @@ class InferResource:
             answered = monotonic_ns()
             result = make_result(inference, outcome)
             accept = environ.get("HTTP_ACCEPT_ENCODING")
-            chosen = compression.choose(accept) if accept else ""
-            copied, held = result.copied, False
+            coding = compression.choose(accept) if accept else ""
+            copied, keeps_buffers = result.copied, False
             if result.binary_bytes:
                 resp.content_type = "application/octet-stream"
                 resp.set_header(HEADER_LENGTH, str(len(result.head)))
-            if chosen:
+            if coding:
                 copied += result.binary_bytes
-                resp.data = beside(compression.compress, [result.head, *result.buffers], chosen)
-                resp.set_header("Content-Encoding", chosen)
+                resp.data = beside(compression.compress, [result.head, *result.buffers], coding)
+                resp.set_header("Content-Encoding", coding)
             elif result.buffers:
-                held = True
+                keeps_buffers = True
                 body = BufferBody([result.head, *result.buffers], inference.close)
                 resp.set_stream(body, len(result.head) + result.binary_bytes)
             else:
@@ -83,12 +83,12 @@ class InferResource:
             inference.failed(ex)
             inference.close()
             raise
-        if not held:
+        if not keeps_buffers:
             inference.close()
 
 
 def set_receipt(resp: falcon.Response, receipt: Receipt) -> None:
-    """Tell the client what its request cost."""
+    """Add the costs of the request to the answer's header, for the client."""
     costs = receipt.as_dict()
     resp.set_header("shmserve-receipt", _encode_receipt(costs).decode())
     times = costs["ns"]
@@ -101,7 +101,9 @@ class InferResult(Struct, frozen=True):
     """A response's body.
 
     Attributes:
+        head: JSON part.
         buffers: views of shared memory, in the order of the JSON part.
+        binary_bytes: bytes of all buffers.
         copied: bytes of tensors that were converted to JSON.
     """
 
@@ -112,8 +114,8 @@ class InferResult(Struct, frozen=True):
 
 
 def make_result(inference: Inference[InferBody], outcome: Outcome) -> InferResult:
-    """Make the response's body, with the requested outputs in the order of the request. An output
-    that the model did not give is left out.
+    """Return the response's body, with the requested outputs in the order of the request. An
+    output that the model did not give is left out.
 
     Raises:
         InvalidArgument: an output has no JSON form but was requested as JSON.
@@ -124,20 +126,20 @@ def make_result(inference: Inference[InferBody], outcome: Outcome) -> InferResul
     outputs: list[InferAnswerOutput] = []
     buffers: list[memoryview | bytes] = []
     total = copied = 0
-    for want in inference.source.wanted:
-        tensor = given.get(want.name)
+    for requested in inference.source.wanted:
+        tensor = given.get(requested.name)
         if tensor is None:
             continue
         name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
-        if want.region is not None:  # it is there already
+        if requested.region is not None:  # the output is in the region already
             outputs.append(InferAnswerOutput(name, datatype, shape))
             continue
         data: memoryview | bytes = tensor.view
-        if want.classification:
+        if requested.classification:
             size = len(tensor.view)
-            datatype, shape, data = beside_if_large(size, classify, signature, want, tensor)
+            datatype, shape, data = beside_if_large(size, classify, signature, requested, tensor)
         size = len(data)
-        if request.binary_output if want.binary is None else want.binary:
+        if request.binary_output if requested.binary is None else requested.binary:
             outputs.append(InferAnswerOutput(name, datatype, shape, BinarySize(size)))
             if size:
                 buffers.append(data)

@@ -1,7 +1,7 @@
-"""What models count themselves, as lines of a scrape.
+"""Metrics reported by models, as lines of a scrape.
 
-Written out here, as Triton writes it: prometheus_client appends ``_total`` to the names of
-counters, and these are the models'.
+The lines are written here, in Triton's form. prometheus_client would append ``_total`` to the
+names of counters, but models choose these names.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from shmserve.core.stats.custom_metrics import (
 from shmserve.protocol.control.stats_messages import Report
 from shmserve.protocol.triton_config import instance_groups
 
-_EXACT = 1 << 53  # whole numbers below it are written without a point
+_EXACT = 1 << 53  # smaller whole numbers are written without a point
 
 
 def custom_text(report: Report, snapshot: Snapshot) -> bytes:
-    """The lines to be added to a scrape's answer."""
+    """Return the lines to add to a scrape's answer."""
     parts = ((part, _has_several(part, snapshot)) for part in report.custom)
     lines = (line for family in merged(parts) for line in _lines(family))
     return "".join(f"{line}\n" for line in lines).encode(errors="replace")
 
 
 def _has_several(part: InstanceMetrics, snapshot: Snapshot) -> bool:
-    """Whether there are several instances of a model by its configuration."""
+    """Return True if the model's configuration asks for several instances."""
     entry = snapshot.models.get(part.model, {}).get(part.version)
     if entry is None:
         return False

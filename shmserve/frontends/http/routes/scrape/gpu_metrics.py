@@ -1,6 +1,6 @@
-"""GPUs in ``/metrics``: under the server's own names, and under Triton's.
+"""GPUs in ``/metrics``: under the server's own names, and under Triton's names.
 
-A value that a GPU does not have, or that its driver does not tell right now, is no sample.
+A value that the GPU lacks, or the driver does not deliver at the moment, has no sample.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from shmserve.protocol.control.stats_messages import GpuReport
 
 
 class _Value(NamedTuple):
-    """One value of `GpuReport`. `triton`: what Triton calls it, if it does."""
+    """A value of `GpuReport`.
+
+    Attributes:
+        field: field of `GpuReport`.
+        name: end of the server's name.
+        triton: Triton's name; empty if Triton has none.
+        what: help text.
+    """
 
     field: str
     name: str
@@ -48,7 +55,7 @@ _VALUES = (
 
 
 def gpu_families(gpus: Sequence[GpuReport]) -> Iterator[Metric]:
-    """Under the server's names; nothing at all without GPUs."""
+    """Yield metric families under the server's names; nothing at all without GPUs."""
     for value in _VALUES if gpus else ():
         name = f"shmserve_gpu_{value.name}"
         make = CounterMetricFamily if value.counts else GaugeMetricFamily
@@ -61,7 +68,7 @@ def gpu_families(gpus: Sequence[GpuReport]) -> Iterator[Metric]:
 
 
 def triton_gpu_lines(gpus: Sequence[GpuReport]) -> Iterator[str]:
-    """Under Triton's names, as lines of text; nothing at all without GPUs."""
+    """Yield lines of text under Triton's names; nothing at all without GPUs."""
     for value in _VALUES if gpus else ():
         if not value.triton:
             continue

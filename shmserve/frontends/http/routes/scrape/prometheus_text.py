@@ -1,8 +1,8 @@
 """``/metrics``: all numbers in Prometheus' text format.
 
-They come from the pages of counters, by way of the coordinator: no process is asked, so none
-that is stuck can hold a scrape up. What models count themselves stands behind them, and names of
-what Triton's dashboards ask for can be added (`metrics_triton_names`).
+The numbers come from counter pages, by way of the coordinator. No process is asked, so a stuck
+process cannot delay a scrape. Metrics reported by models follow. The setting
+`metrics_triton_names` adds the names used by Triton's dashboards.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """`text` is a scrape's answer."""
+    """Source of a scrape's answer (`text`)."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
         self._triton_names = settings.metrics_triton_names
 
     def text(self) -> bytes:
-        """All metrics as of now.
+        """Return all metrics with their present values.
 
         Raises:
             Unavailable: the coordinator is away, and did not come back in time.
@@ -64,7 +64,7 @@ class Metrics:
 
 
 class _Collector(Collector):
-    """One scrape."""
+    """Collector for one scrape."""
 
     def __init__(self, report: Report, snapshot: Snapshot) -> None:
         self._report = report
@@ -75,7 +75,7 @@ class _Collector(Collector):
 
 
 def families(report: Report, snapshot: Snapshot) -> Iterator[Metric]:
-    """All metric families of the server's own names."""
+    """Yield all metric families with names of the server's own."""
     info = InfoMetricFamily("shmserve_build", "Version of the server")
     info.add_metric([], {"version": shmserve.__version__})
     yield info
@@ -225,7 +225,7 @@ def _processes(report: Report) -> Iterator[Metric]:
     connected = _by_role(report, "connections")
     connections = {
         role: connected[role] for role in connected if role == "http"
-    }  # gRPC does not tell
+    }  # gRPC processes do not count connections
     for kind, name, what, by_role in (
         (CounterMetricFamily, "process_starts", "Processes that were started", report.starts),
         (
@@ -265,7 +265,7 @@ def _processes(report: Report) -> Iterator[Metric]:
 
 
 def _by_role(report: Report, gauge: str) -> Counter[str]:
-    """A gauge of all processes together, for each role that has any."""
+    """Return the sum of a gauge over all processes, for each role with processes."""
     totals: Counter[str] = Counter()
     for process in report.processes:
         totals[process.owner.role] += getattr(process.gauges, gauge)

@@ -1,6 +1,7 @@
-"""The names that dashboards made for Triton ask for, over the same numbers.
+"""Metrics under the names used by Triton's dashboards.
 
-Written out here: prometheus_client appends ``_total`` to counters, which Triton's have not.
+The lines are written here: prometheus_client would append ``_total`` to counters, and Triton's
+counters have no such ending.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from shmserve.core.stats.request_counters import Reason
 from shmserve.frontends.http.routes.scrape.gpu_metrics import triton_gpu_lines
 from shmserve.protocol.control.stats_messages import ModelReport, Report
 
-# Triton's reasons for ours. It does not count what it refuses before it is queued.
+# Triton's reason -> reasons of this server. Triton does not count requests refused before
+# queueing.
 _REASONS = {
     "REJECTED": (Reason.QUEUE_FULL, Reason.NO_MEMORY, Reason.DEADLINE),
     "CANCELED": (Reason.CANCELLED,),
@@ -60,7 +62,7 @@ _COUNTERS: tuple[tuple[str, str, Value], ...] = (
 
 
 def triton_text(report: Report) -> str:
-    """The lines to be added to a scrape's answer."""
+    """Return the lines to add to a scrape's answer."""
     return "".join(f"{line}\n" for line in _lines(report))
 
 
@@ -90,7 +92,7 @@ def _head(name: str, what: str, kind: str = "counter") -> tuple[str, str]:
 
 
 def _labels(model: ModelReport, reason: str = "") -> str:
-    """As Triton has them, by their names: there are those who read lines, not labels."""
+    """Return the labels in Triton's order, by name: some tools compare whole lines."""
     between = f',reason="{reason}"' if reason else ""
     return f'model="{_escaped(model.model)}"{between},version="{_escaped(model.version)}"'
 
