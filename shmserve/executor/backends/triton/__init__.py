@@ -1,5 +1,6 @@
 """Triton dialect of model.py, and the module `triton_python_backend_utils` for models.
 
-Each file has one subject. No code here copies a tensor, with one exception: models that write into
-inputs get copies, which are counted (`InputTensor.private`, parameter `writable_inputs`).
+Each file has one subject. No code here copies a tensor, except with the parameter
+`writable_inputs`. Then inputs are counted copies (`InputTensor.private`), and the outputs of
+called models are copied, too.
 """

@@ -53,7 +53,7 @@ class TritonDialect:
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
         self._model: Any = None
-        self._sinks: dict[int, SingleSink] = {}  # not for decoupled models; by request
+        self._sinks: dict[int, SingleSink] = {}  # by `id(request)`; empty if decoupled
         self._tasks: Tasks | None = None  # created for the first coroutine
 
     def start(self, context: Context) -> ModelSpec:

@@ -1,7 +1,7 @@
 """Inference request (`pb_utils.InferenceRequest`), received by a model or made by a model.
 
-A model makes a request to call another model, by `exec` or `async_exec`. The accessors of a
-received request work on it, too.
+A model makes a request to call another model, by `exec` or `async_exec`. Such a request has the
+same accessors as a received request.
 """
 
 from __future__ import annotations
@@ -141,12 +141,12 @@ class InferenceRequest:
         return msgspec.json.encode(own).decode()
 
     def model_name(self) -> str:
-        """Return the name of the model that is asked."""
+        """Return the name of the model that the request is for."""
         request = self._request
         return str(request.model_name) if isinstance(request, CalledRequest) else self.served[0]
 
     def model_version(self) -> int:
-        """Return the version of the model that is asked; -1: the newest."""
+        """Return the version of the model that the request is for; -1: the newest."""
         request = self._request
         return int(request.model_version) if isinstance(request, CalledRequest) else self.served[1]
 
@@ -192,7 +192,7 @@ class InferenceRequest:
         return other_models.execute(self._called("exec"), decoupled)
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Call a model as `exec` does, as a coroutine; several calls may run at a time. With
+        """Call a model like `exec`, as a coroutine; several calls may run at a time. With
         `decoupled`, the iterator also supports `async for`. Cancelling the coroutine cancels
         the call."""
         return await other_models.execute_async(self._called("async_exec"), decoupled)

@@ -24,7 +24,8 @@ from shmserve.executor.calling import (
 
 _LOOK_S = 0.5  # interval at which a coroutine checks for cancelled calling requests
 
-# Requests in `execute`. Coroutines started by `execute` inherit the value, threads do not.
+# Requests that `execute` works on. Coroutines started by `execute` inherit the value, threads do
+# not.
 calling: ContextVar[Sequence[Request]] = ContextVar("calling", default=())
 
 
@@ -41,7 +42,7 @@ def serve(models: OtherModels, writable: bool) -> None:
 
 
 def settle() -> None:
-    """End the calling requests (for the server, not for models)."""
+    """Report that the calling requests have ended (for the server, not for models)."""
     _Served.models.settle()
 
 
