@@ -42,7 +42,8 @@ def serve(models: OtherModels, writable: bool) -> None:
 
 
 def settle() -> None:
-    """Report that the calling requests have ended (for the server, not for models)."""
+    """Give back outputs of called models whose arrays have been collected (for the server, not for
+    models)."""
     _Served.models.settle()
 
 
