@@ -206,7 +206,7 @@ class ClientDeadlines:
         self._due.pop(context, None)
 
     def expect_taken(self, context: AwaitedCall, seconds: float) -> None:
-        """Cancel the call unless the client takes the answer, and the call ends, within
+        """Cancel the call unless the socket takes the whole answer, which ends the call, within
         `seconds`."""
         self._due[context] = time.monotonic() + seconds
         if not self.ticking:

@@ -293,7 +293,7 @@ class TensorMessage(IncomingRequest):
             return None
 
     def grown(self, slot: Slot | None) -> None:
-        """Use the result of `grow`."""
+        """Use the slot that `grow` returned; None: receive the tensor on the heap."""
         self._asked = False
         placed = None
         if slot is not None:

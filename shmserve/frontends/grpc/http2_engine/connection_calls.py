@@ -290,7 +290,7 @@ class ConnectionCalls:
     # --- what goes out
 
     def release(self) -> None:
-        """Handle calls whose answers the client's system has taken, or that cannot be sent any
+        """Handle calls whose answers the socket has taken completely, or that cannot be sent any
         more."""
         for call in self.core.released():
             assert isinstance(call, Http2Call)

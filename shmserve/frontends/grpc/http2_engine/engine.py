@@ -108,7 +108,8 @@ class Http2Engine:
         """Tick connections that are due. Return the time of the next sweep."""
         for connection in self._connections:
             if now >= connection.due or connection.touched:
-                guarded(partial(_tick, connection, now))  # a bug with one client must not end all
+                # a bug in a tick must not stop the others
+                guarded(partial(_tick, connection, now))
         return min((connection.due for connection in self._connections), default=float("inf"))
 
     # --- the end

@@ -133,7 +133,7 @@ class Http2Call:
         self._inferences: set[InferenceCall] = set()
         self._messages: deque[GrpcMessage] = deque()  # of a stream, not yet taken by the rpc
         self._sent_all = False  # by the client
-        self._untaken = 0  # answers of a stream that the client's system has not taken
+        self._untaken = 0  # answers of a stream that the socket has not taken completely
         # of the three attributes above, or of `active`
         self._changes = Changes() if head.method.streams else None
 
@@ -250,8 +250,8 @@ class Http2Call:
             yield self.read(message)
 
     def send(self, answer: Sequence[Buffer]) -> bool:
-        """Send an answer of a stream, and wait until the client's system has taken the answer.
-        Return False if the call has ended, else True."""
+        """Send an answer of a stream, and wait until the socket has taken the answer. Return False
+        if the call has ended, else True."""
         self._untaken += 1
         self.answer(answer, None)
         self._await(lambda: not self._untaken)
@@ -351,8 +351,8 @@ class Http2Call:
                 _log.exception("unexpected error at an answer's end")
 
     def taken(self) -> None:
-        """Note that the client's system has taken the answer, or that the answer cannot be sent
-        any more."""
+        """Note that the socket has taken the answer, or that the answer cannot be sent any
+        more."""
         self._untaken = 0
         self._wake()
 

@@ -163,8 +163,9 @@ class ServerConnection:
     def _receive_payload(
         self, call: Http2Call, place: memoryview, remaining: int, now: float
     ) -> bool:
-        """Receive payload straight into its place. Together with the last bytes, receive the head
-        of the next frame, so that no byte after that head has to be copied."""
+        """Receive payload straight into `place`. Together with the last bytes, receive the head of
+        the next frame, so that no payload of that frame is received with the head and copied.
+        Return True if more data may be available, else False."""
         core, size = self._core, min(remaining, len(place))
         places, capacity = [place[:size]], size
         if size == remaining:
