@@ -114,8 +114,7 @@ def test_pid_1_passes_signals_on_outlives_reloads_and_ends_with_the_service() ->
 
 
 def test_nothing_outlives_a_keeper_that_is_killed() -> None:
-    """Even a master that hangs does not, because a supervisor kills what the master has
-    started."""
+    """A hanging master does not either, because our supervisor kills it."""
     server = RunningServer(kept=True, **SETTINGS)
     try:
         server.start()
