@@ -114,7 +114,8 @@ def test_pid_1_passes_signals_on_outlives_reloads_and_ends_with_the_service() ->
 
 
 def test_nothing_outlives_a_keeper_that_is_killed() -> None:
-    """A hanging master does not either, because our supervisor kills it."""
+    """A supervisor such as supervisord may kill the process that it has started. Even a hanging
+    master must then end."""
     server = RunningServer(kept=True, **SETTINGS)
     try:
         server.start()
