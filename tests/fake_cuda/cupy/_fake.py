@@ -4,11 +4,13 @@ Device memory is memfds, so IPC works between processes. A pointer is the addres
 memfd named ``fakecuda<device>:<bytes>``, with the host's number of the device. Mistakes that the
 real driver sometimes tolerates fail here.
 
-Environment, beside the variables of fake_devices: FAKE_CUDA_MEMORY: bytes of a device, and the
-limit of a process on it; FAKE_CUDA_PEERS: "0": devices do not reach each other; FAKE_CUDA_PIN:
-"all"; "readonly" (default): read-only mappings need the flag; "writable": devices do not know the
-flag; "no": not permitted; FAKE_CUDA_BROKEN: a path: once the file exists, a process that waits for
-the device loses it.
+Environment, beside the variables of fake_devices:
+
+- FAKE_CUDA_MEMORY: bytes of a device, and the limit of a process on it
+- FAKE_CUDA_PEERS: "0": devices do not reach each other
+- FAKE_CUDA_PIN: "all"; "readonly" (default): read-only mappings need the flag; "writable": devices
+  do not know the flag; "no": not permitted
+- FAKE_CUDA_BROKEN: a path: once the file exists, a process that waits for the device loses it
 """
 
 from __future__ import annotations
