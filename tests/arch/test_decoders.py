@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "shmserve"
 HERE = "protocol/decoding.py"
-# Exceptions: bytes from our own parent or child, or a fast path with `decode` as fallback.
+# Exceptions: bytes from our own parent or child, or a fast path before a slower decoder.
 OTHERS = {
     *(
         "executor/process/__main__.py",

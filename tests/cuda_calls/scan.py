@@ -17,9 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shmserve"
-MENTIONS = re.compile(
-    r"cupy|cuda|nvml|torch|onnxruntime|\bxp\b|on_device"
-)  # other files need not be read
+# Files without any of these words need not be read
+MENTIONS = re.compile(r"cupy|cuda|nvml|torch|onnxruntime|\bxp\b|on_device")
 NOT_SERVED = ("shmserve/_generated", "shmserve/testing")
 
 LIBRARIES = ("cupy", "libcuda", "pynvml", "torch", "onnxruntime")

@@ -1,5 +1,5 @@
-"""Access rights at every entrance of a real server: for the server's user, another user, and
-remote callers."""
+"""Access rights at every entrance of a real server: for the server's user, another user,
+relayed requests, and foreign pages."""
 
 from __future__ import annotations
 

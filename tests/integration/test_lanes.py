@@ -70,8 +70,7 @@ def connect(server: RunningServer) -> Client:
 
 
 def counts(server: RunningServer, model: str) -> tuple[int, int]:
-    """Return the numbers of succeeded and failed requests. Successes must equal the model's
-    executions."""
+    """Return the numbers of succeeded and failed requests; successes equal executions."""
     (stats,) = server.get(f"/v2/models/{model}/stats")[1]["model_stats"]
     inference = stats["inference_stats"]
     return inference["success"]["count"], inference["fail"]["count"]
@@ -479,7 +478,7 @@ def test_programs_that_die_with_every_message(server: RunningServer, program: Pr
                 with program.lane("misbehaving") as dying:
                     for number in range(count):
                         dying.send(command(words, number))
-        # the most that one user may have, including the lane above
+        # with `lane`, all lanes that one user may have
         others = [program.lane("misbehaving") for _ in range(8)]
         for other in others:
             assert other.ask(command("ok")).status == 200

@@ -34,7 +34,7 @@ class Process:
 
 
 class Growing(RuleBasedStateMachine):
-    """`expected`: counts since the first look at each process."""
+    """`expected`: counts since each process began, or since the first look if it is older."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,8 +73,7 @@ class Growing(RuleBasedStateMachine):
 
     @rule(which=st.integers(0))
     def dies(self, which: int) -> None:
-        """End a process after the last look. Counts of a process that was never looked at are
-        lost."""
+        """End a process with its final counts. Counts of a process never looked at are lost."""
         if not self.processes:
             return
         process = self.processes.pop(which % len(self.processes))
