@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Before Ray is imported: disable usage reports, and allow clusters on the loopback address
+# Before Ray is imported: disable usage reports, and use only the loopback address
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 # Clients of this Ray need a token. Without these variables Ray would keep a token in the home

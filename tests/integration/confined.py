@@ -1,5 +1,4 @@
-"""Run a command as confined as the systemd unit says: ``confined.py UNIT FOLDER [--mounts]
-COMMAND...``.
+"""Run a command confined as the unit says: ``confined.py UNIT FOLDER [--mounts] COMMAND...``.
 
 The confinement is read from the unit. A line of the unit that is neither in `APPLIED` nor in
 `NOT_APPLIED` is an error, so every new line needs a test. FOLDER is the folder that the service
