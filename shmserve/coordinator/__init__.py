@@ -1,1 +1,2 @@
-"""The process that alone writes the registry: models, regions, budget, settings, statistics."""
+"""Coordinator: the only process that writes the registry (models, regions, budget, settings,
+statistics)."""

@@ -1,11 +1,10 @@
-"""Two generations of a service know the same regions while both have clients.
+"""Region sharing: both generations of a service know the same regions while both have clients.
 
-A coordinator tells the other one what has come and gone with it. Its clients hear of that when the
-other has published it, too, or does not answer: their next request may reach either of them.
-
-After a break of the link, each coordinator tells the other all regions that it has, and which have
-gone without the other's knowledge. Regions keep their numbers; the numbers of two generations lie
-far apart.
+A coordinator tells the other generation's coordinator which regions were registered and
+unregistered. Clients get their answers once the other coordinator has published the change, or has
+not answered in time, because a client's next request may reach either generation. After a break of
+the link, each coordinator sends all of its regions, and the regions unregistered without the
+other's knowledge. Regions keep their numbers; the numbers of two generations lie far apart.
 """
 
 from __future__ import annotations
@@ -18,22 +17,24 @@ from shmserve.core.regions.region_book import RegionBook
 from shmserve.protocol.control.region_messages import RegionAnswer, RegionsTaken, SharedRegions
 from shmserve.transport.channel import MAX_FDS
 
-_PATIENCE_S = 1.0  # for the other one to publish
-_MANY = 4096  # numbers in one message, and most that are remembered
+_PATIENCE_S = 1.0  # time for the other coordinator to publish
+_MANY = 4096  # most numbers in one message, and most numbers remembered
 
 Answers = list[tuple[str, RegionAnswer]]
 Say = Callable[[SharedRegions | RegionsTaken, "tuple[int, ...]"], None]
 
 
 class RegionSharing:
-    """With one other coordinator, if there is one (`say`).
+    """Exchange of regions with the other generation's coordinator, if connected (`say`).
 
     Attributes:
-        theirs: numbers of regions that are only to be told to others than them.
-        first: nothing has been heard of the other one yet.
-        gone: numbers of regions that the other one may still have, oldest first, by the ticket of
-            the message that told it (0: none yet). It is told again when it has a new connection,
-            and what it says of them meanwhile is out of date.
+        theirs: numbers of regions received from the other coordinator, which need not be sent
+            back.
+        first: true until the first message of the other coordinator.
+        gone: numbers of unregistered regions that the other coordinator may still have, oldest
+            first, with the ticket of the message that reported the removal (0: not reported yet).
+            Removals are reported again over a new connection. Messages about these regions are out
+            of date meanwhile.
     """
 
     def __init__(self) -> None:
@@ -42,32 +43,33 @@ class RegionSharing:
         self.gone: dict[int, int] = {}
         self._say: Say | None = None
         self._all = False
-        self._told = self._confirmed = 0  # tickets
-        self._held: deque[tuple[int, float, Answers]] = deque()  # by ticket, and until when
+        self._told = self._confirmed = 0  # tickets of messages sent and confirmed
+        # by ticket, with the latest time to answer
+        self._held: deque[tuple[int, float, Answers]] = deque()
         self._heard: list[RegionsTaken] = []
 
     def begin(self, say: Say, told_all: bool) -> None:
-        """There is another one, or another connection to it. `told_all`: it is to hear of
-        everything that is known here."""
+        """Start with another coordinator, or with a new connection. `told_all`: true to send every
+        known region."""
         self._say, self._all = say, told_all
         self._heard.clear()
 
     def end(self) -> None:
-        """It is gone."""
+        """Stop sharing: the other coordinator is gone."""
         self._say, self._confirmed = None, self._told
 
     @property
     def waiting(self) -> bool:
-        """Whether there is an answer to be waited for."""
+        """True if answers wait for the other coordinator."""
         return bool(self._held)
 
     def taken(self, message: SharedRegions) -> None:
-        """Something has been heard, to be confirmed once it is published."""
+        """Note a received message, to be confirmed once published."""
         self.first = False
         self._heard.append(RegionsTaken(message.ticket))
 
     def confirmed(self, message: RegionsTaken) -> None:
-        """The other one has published what it was told."""
+        """Note that the other coordinator has published a message."""
         self._confirmed = max(self._confirmed, message.ticket)
         for number in [n for n, told in self.gone.items() if 0 < told <= message.ticket]:
             del self.gone[number]
@@ -75,11 +77,11 @@ class RegionSharing:
     def tell(
         self, book: RegionBook, fds: Mapping[int, int], come: Iterable[int], gone: Sequence[int]
     ) -> None:
-        """What has been published now."""
+        """Send the changes just published: regions that came, and regions that have gone."""
         say = self._say
         heard, self._heard = self._heard, []
         whole = self._all and say is not None
-        if say is not None or self._told:  # else there never was another one
+        if say is not None or self._told:  # otherwise no second coordinator ever existed
             self.gone.update(dict.fromkeys(gone, 0))
         for number in list(self.gone)[: -_MANY - len(gone)]:
             del self.gone[number]
@@ -109,7 +111,7 @@ class RegionSharing:
             say(SharedRegions(self._told, (), some, book.next_number), ())
 
     def released(self, answers: Answers) -> Answers:
-        """What clients can be told now, of these and those before."""
+        """Return the answers that clients may get now, from `answers` and from earlier calls."""
         now = time.monotonic()
         if answers:
             self._held.append((self._told, now + _PATIENCE_S, answers))

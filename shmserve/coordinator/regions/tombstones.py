@@ -1,4 +1,4 @@
-"""Regions that are no more, kept a little for requests that were accepted before."""
+"""Tombstones: unregistered regions, kept briefly for requests accepted before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _MOST = 256
 
 
 class Tombstones:
-    """By number, oldest first. Owns the descriptors of system regions; CUDA regions have none."""
+    """Unregistered regions by number, oldest first. Owns descriptors of system regions; CUDA
+    regions have no descriptor."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, tuple[Region, int | None, float]] = OrderedDict()
@@ -21,12 +22,12 @@ class Tombstones:
         self._kept[region.number] = (region, fd, now + _KEEP_S)
 
     def get(self, number: int) -> tuple[Region | None, int | None]:
-        """The region and its descriptor, which stays here."""
+        """Return the region and its descriptor, which stays owned here, or (None, None)."""
         region, fd, _ = self._kept.get(number, (None, None, 0.0))
         return region, fd
 
     def expire(self, now: float) -> None:
-        """Let go of what has been here long enough, or is too much."""
+        """Drop tombstones that are too old, and the oldest beyond the limit."""
         while self._kept:
             number, (_, fd, until) = next(iter(self._kept.items()))
             if now < until and len(self._kept) <= _MOST:
