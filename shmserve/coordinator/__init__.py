@@ -1,2 +1,1 @@
-"""Coordinator: the only process that writes the registry (models, regions, budget, settings,
-statistics)."""
+"""Coordinator: the only writer of the registry (models, regions, budget, settings, statistics)."""

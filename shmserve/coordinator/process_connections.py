@@ -25,7 +25,7 @@ _BURST = 64  # messages taken from one peer before others get their turn
 
 
 class ProcessConnection:
-    """One connection. `process` and `role` are empty until the hello."""
+    """Connection of a process. `process` and `role` are empty until the hello."""
 
     def __init__(self, sock: socket.socket, buffer: memoryview | None = None) -> None:
         self.sock = sock

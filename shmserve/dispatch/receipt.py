@@ -36,14 +36,13 @@ from msgspec import Struct
 from shmserve.protocol.control.data_messages import Timing
 
 UNTIMED = Timing()
-_COUNTS = 8  # fields that are sums, the first ones
+_COUNTS = 8  # the first fields are sums
 
 
 class Receipt(Struct):
     """Counts of one request, in bytes and nanoseconds.
 
-    The frontend writes `copied_in`, `receive_ns`, `send_ns`; the executor's answer the
-    rest.
+    The frontend writes `copied_in`, `receive_ns` and `send_ns`; the executor's answer the rest.
     """
 
     copied_in: int = 0
@@ -55,23 +54,23 @@ class Receipt(Struct):
     compute_ns: int = 0
     send_ns: int = 0
     executor: str = ""
-    timing: Timing = UNTIMED  # of the latest answer
-    complete: bool = False  # all of the answer is here
+    timing: Timing = UNTIMED  # times of the latest answer
+    complete: bool = False  # true once the whole answer has arrived
 
     def copy_in(self, nbytes: int) -> None:
-        """Count bytes of the request that the frontend has copied into slots."""
+        """Count bytes of the request copied into slots by the frontend."""
         self.copied_in += nbytes
 
     def copy_out(self, nbytes: int) -> None:
-        """Count bytes of the answer that the frontend has copied."""
+        """Count bytes of the answer copied by the frontend."""
         self.copied_out += nbytes
 
     def finish(self) -> None:
-        """All of the answer is here, of whatever executors."""
+        """Mark the answer as complete."""
         self.complete = True
 
     def add(self, step: Receipt) -> None:
-        """Count another one, too: that of a step of the same request."""
+        """Add the receipt of a step of this request."""
         for field in self.__struct_fields__[:_COUNTS]:
             setattr(self, field, getattr(self, field) + getattr(step, field))
         known = self.executor.split(", ")
@@ -79,7 +78,7 @@ class Receipt(Struct):
         self.executor = ", ".join(filter(None, (self.executor, *new)))
 
     def as_dict(self) -> dict[str, Any]:
-        """The receipt as clients see it."""
+        """Return the receipt in the form sent to clients."""
         return {
             "copied_bytes": {
                 "in": self.copied_in,

@@ -20,7 +20,7 @@ class Stage(Enum):
 
 
 class ControlRequest(Struct, eq=False):
-    """One request to load or unload a model.
+    """Request to load or unload a model.
 
     `ticket`: 0 if no client asked, because the repository has changed or an ensemble needs the
     model. `implied`: load the model for an ensemble. `dependents`: unload an ensemble together

@@ -1,9 +1,9 @@
 """CUDA close barrier: answers an unregistration once executors have closed the GPU memory.
 
-After the answer the owner may free the memory. Freeing memory that another process still has open
-is undefined (CUDA Runtime API, cudaIpcCloseMemHandle). So the answer waits for the executors that
-were given the handle, but at most one second. An executor that still works on the memory, or whose
-model keeps it, delays the answer no longer.
+After the answer the owner may free the memory. Freeing memory still open in another process is
+undefined (CUDA Runtime API, cudaIpcCloseMemHandle). So the answer waits for all executors with the
+handle, but at most one second. An executor that still works on the memory, or whose model keeps a
+reference, delays the answer no longer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CudaCloseBarrier:
             self._answer(process, answer)
 
     def closed(self, executor: str, numbers: Collection[int]) -> None:
-        """Note that an executor has closed regions, or could not open them."""
+        """Note that an executor has closed regions, or could not open the regions."""
         for number in numbers:
             self._given.get(number, set()).discard(executor)
         closed = {(number, executor) for number in numbers}

@@ -12,8 +12,8 @@ _MOST = 256
 
 
 class Tombstones:
-    """Unregistered regions by number, oldest first. Owns descriptors of system regions; CUDA
-    regions have no descriptor."""
+    """Unregistered regions by number, oldest first. The class owns descriptors of system regions;
+    CUDA regions have no descriptor."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, tuple[Region, int | None, float]] = OrderedDict()
@@ -22,7 +22,8 @@ class Tombstones:
         self._kept[region.number] = (region, fd, now + _KEEP_S)
 
     def get(self, number: int) -> tuple[Region | None, int | None]:
-        """Return the region and its descriptor, which stays owned here, or (None, None)."""
+        """Return the region and its descriptor, still owned by `Tombstones`. Return (None, None)
+        for an unknown number."""
         region, fd, _ = self._kept.get(number, (None, None, 0.0))
         return region, fd
 

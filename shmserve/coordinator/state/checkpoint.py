@@ -1,13 +1,13 @@
-"""Checkpoint: file by which the coordinator's successor goes on where the coordinator was killed.
+"""Checkpoint: file from which a coordinator's successor continues.
 
-The file `registry.models` holds every model with its revisions: which revision serves, which is
-being loaded, which was unloaded, and the overrides of each. The coordinator replaces the file as a
-whole before it publishes or acknowledges a decision. While the file cannot be written, the
-coordinator goes on from memory.
+The file `registry.models` holds every model with its revisions: the serving revision, the revision
+being loaded, unloaded versions, and the overrides of each revision. The coordinator replaces the
+file as a whole before publishing or acknowledging a decision. While the file cannot be written,
+the coordinator continues from memory.
 
-A restarted coordinator starts from this file and not from the repository. Living processes are not
-in the file: the coordinator finds executors through the published registry and their hellos, and
-dismisses executors of revisions that were going.
+A restarted coordinator starts from this file, not from the repository. Living processes are not in
+the file: the coordinator finds executors through the published registry and their hellos, and
+dismisses executors of leaving revisions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Instances = dict[str, Instance]  # by name
 
 
 class InstanceCheckpoint(Struct, frozen=True):
-    """One instance. `failed`: reason why the instance will never be loaded, or empty."""
+    """Instance with its state. `failed`: reason why the instance will never be loaded, or
+    empty."""
 
     instance: Instance
     loaded: bool

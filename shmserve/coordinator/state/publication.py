@@ -42,7 +42,7 @@ class Publication(Struct):
     _requires: tuple[str, ...] = ALL
     _told: dict[str, str] = {}
     latest: Snapshot | None = None
-    notices: dict[str, str] = {}  # model -> what clients are told although it serves
+    notices: dict[str, str] = {}  # texts for clients about served models, by model
     _recorded: dict[str, str] = {}
     _late: bool = False
 
@@ -104,7 +104,7 @@ class Publication(Struct):
     def _record(self, snapshot: Snapshot) -> None:
         """Write the snapshot's changes to the flight recorder."""
         before, conditions = self._recorded, _conditions(snapshot)
-        if snapshot.draining:  # that models end with the service is no news of theirs
+        if snapshot.draining:  # models that end with the service are not events of their own
             conditions = {**before, "service": conditions["service"]}
         self._recorded = conditions
         for key in before.keys() - self._recorded.keys():

@@ -273,7 +273,7 @@ class TableQueries:
 
 
 class _TableQuery(Struct):
-    """One open question. `awaited`: processes that have not answered yet."""
+    """Open question to processes. `awaited`: processes without an answer so far."""
 
     asker: str
     ticket: int

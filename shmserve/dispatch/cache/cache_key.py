@@ -31,14 +31,14 @@ from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.dispatch.outcome import RunOptions
 
 FORMAT = 1
-_ONLY_WHEN = {"priority", "timeout"}  # parameters that change no response
+_ONLY_WHEN = {"priority", "timeout"}  # parameters without influence on the response
 _encode = msgpack.Encoder(order="sorted").encode
 
 Revisions = tuple[str, ...]
 
 
 class CacheInput(Struct, frozen=True):
-    """An input; `view`: bytes that nobody writes any more."""
+    """Input of a request. `view`: bytes that no process writes any more."""
 
     name: str
     datatype: str
@@ -49,7 +49,7 @@ class CacheInput(Struct, frozen=True):
 def cache_key(
     entry: ModelEntry, snapshot: Snapshot, options: RunOptions, inputs: Sequence[CacheInput]
 ) -> bytes:
-    """Return the key of a request to a model that has `revisions`."""
+    """Return the key of a request to a model with `revisions`."""
     models = [(e.spec.name, e.spec.version, _steps(e)) for e in _parts(entry, snapshot) if e]
     parameters = {k: v for k, v in options.parameters.items() if k not in _ONLY_WHEN}
     ordered = sorted(inputs, key=lambda tensor: tensor.name)
@@ -62,8 +62,8 @@ def cache_key(
 
 
 def revisions(entry: ModelEntry, snapshot: Snapshot) -> Revisions | None:
-    """Return the revision of each model that a response comes from. Return None if one of them is
-    not there now, or its responses depend on more than their request."""
+    """Return the revision of each model that a response comes from. Return None if a model is not
+    available now, or if responses depend on more than the request."""
     found = []
     for part in _parts(entry, snapshot):
         if part is None or part.spec.decoupled or part.spec.config.sequence_batching is not UNSET:

@@ -1,1 +1,1 @@
-"""One request through the data plane: attempts at executors, retries, counting."""
+"""Calls: one request through the data plane, with attempts at executors, retries and counting."""
