@@ -22,7 +22,7 @@ from shmserve.transport import listen_addresses
 _log = logging.getLogger(__name__)
 
 SETTING = "agent_bind"
-_MOST = 64  # most answered connections that their peers have not closed
+_MOST = 64  # answered connections still open, at most
 _BURST = 16  # most connections accepted before other events get a turn
 _PATIENCE_S = 1.0  # time for a peer to close
 _KEPT_S = 0.1  # time for which one answer is given to every peer

@@ -125,7 +125,7 @@ class CoordinatorLoop:
         pool_bytes = _advised(*pool_sizing.host_pool(settings.pool_bytes))
         frontends = settings.http_workers + settings.grpc_processes
         processes = frontends + _instances(checkpoint, desired)
-        # by now the service itself uses part of /dev/shm, so its free space says nothing
+        # the service itself uses part of /dev/shm by now, so keep the first result
         if writer.previous is not None:
             shortage = writer.previous.shortage
         else:
@@ -192,7 +192,7 @@ class CoordinatorLoop:
         """
         try:
             while not self._wake.stopping and (now := time.monotonic()) < self._stop_at:
-                # A beat slightly early, in a turn with other work, saves a turn only for the beat.
+                # A beat slightly early, in a turn with other work, saves a separate turn.
                 if now + self._beat_s * _EARLY >= self._beat_at:
                     self._beat_at = now + self._beat_s
                     if not beat():

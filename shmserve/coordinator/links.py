@@ -94,7 +94,7 @@ class Links:
     def send(self, process: str, message: FromCoordinator, fds: tuple[int, ...] = ()) -> None:
         """Send to a process, if connected. Never blocks, never fails.
 
-        A peer that has ended is not buried here, because unread messages may say why the process
+        A dead peer's connection stays open here, because unread messages may say why the process
         ended.
         """
         connection = self._connections.get(process)
@@ -121,8 +121,8 @@ class Links:
         self._doomed.append(connection)
 
     def bury(self, router: MessageRouter) -> None:
-        """Close doomed connections. Closing one may doom further connections, so repeat until none
-        is left."""
+        """Close doomed connections. Closing a connection may doom further connections, so repeat
+        until none is left."""
         while self._doomed:
             connection = self._doomed.pop()
             if connection.sock.fileno() < 0:

@@ -1,7 +1,7 @@
 """Connections of the coordinator: non-blocking, bounded, one per process.
 
-The coordinator closes a peer that reads too slowly and never waits. Such a peer learns what was
-missed after its next hello. A peer that breaks the protocol is closed too, without effect on other
+The coordinator closes a peer that reads too slowly and never waits. After its next hello the peer
+gets the current state. A peer that breaks the protocol is closed too, without effect on other
 peers.
 """
 
@@ -20,8 +20,8 @@ from shmserve.transport.channel import MAX_MESSAGE, Channel, close_all
 
 _log = logging.getLogger(__name__)
 
-_MAX_QUEUED = 1024  # messages a peer may leave unread beyond its socket's buffer
-_BURST = 64  # messages taken from one peer before others get their turn
+_MAX_QUEUED = 1024  # most messages queued beyond the socket's buffer
+_BURST = 64  # most messages taken from a peer before other peers get a turn
 
 
 class ProcessConnection:

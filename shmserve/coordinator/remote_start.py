@@ -31,7 +31,7 @@ def survey(settings: Settings, library: Library) -> dict[str, str]:
     read."""
     try:
         return library.survey(model_places.repository_paths(settings))
-    except ConfigError:  # scanning it will say so
+    except ConfigError:  # the scan will report the error
         return {}
 
 

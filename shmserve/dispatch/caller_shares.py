@@ -1,7 +1,7 @@
 """Caller shares: bytes of the pool that each caller holds through this process, and the limit for
 one caller.
 
-`core.scheduling.caller_number` numbers the callers. The first `FREE` bytes of each request are not
+`core.scheduling.caller_number` numbers the callers. Requests of at most `FREE` bytes are not
 counted.
 """
 
@@ -15,7 +15,7 @@ from shmserve.config import Settings
 from shmserve.errors import ResourceExhausted, TooLarge
 from shmserve.observe import flight_recorder
 
-FREE = 128 << 10  # uncounted bytes of each request; connections and calls are limited
+FREE = 128 << 10  # requests up to this size hold no share; connections and calls are limited
 
 
 class CallerShares:

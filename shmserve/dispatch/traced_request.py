@@ -75,7 +75,8 @@ class Trace(Struct, eq=False):
         parent: context of the parent span, as sent by the client or set by the whole request.
         inner: true for a step of another request.
         own: context of the request's span; None if the trace goes to a file or the log.
-        executor, times, receipt: set at the end of the request; empty times mean failure.
+        executor, times, receipt: set at the end of the request; a failed request may have no
+            times.
         failure: reason of a failure, as counted.
         error: reason of a failure, as text for people.
         tensors: copies of tensors, if wanted.

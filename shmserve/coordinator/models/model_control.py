@@ -238,8 +238,8 @@ class ModelControl:
         return False
 
     def _load_ensemble(self, request: ControlRequest, now: float) -> None:
-        """Load an ensemble whose models are loaded or have failed. An ensemble in use is only
-        replaced by a usable ensemble."""
+        """Load an ensemble whose models are loaded or have failed. A usable ensemble is never
+        replaced by an unusable revision."""
         read, models = request.found, self._reconciler.models
         assert read is not None
         specs = [spec for spec, _ in read.versions]

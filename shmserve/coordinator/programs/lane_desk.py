@@ -134,7 +134,7 @@ class LaneDesk:
 
 def _served(snapshot: Snapshot, process: str) -> set[tuple[str, str]]:
     """Return the models served by this executor, each with version "": programs with lanes to the
-    executor may have asked for any of them."""
+    executor may have asked for any of the models."""
     return {
         (entry.spec.name, "")
         for versions in snapshot.models.values()

@@ -67,8 +67,8 @@ class CudaRegions(Struct):
     """Checks registrations, has executors check handles, and enters regions.
 
     Args:
-        devices: returns the number of GPUs visible to the server. Called until the number is not
-            0, because a broken driver may report GPUs late.
+        devices: returns the number of GPUs visible to the server. Called until the number is not 0
+            and never again, because a broken driver may make the call slow.
         entered: called with each region entered in the book; raises if the region cannot stay.
         answer: answers a frontend once the change is published.
     """

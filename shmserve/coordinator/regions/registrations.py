@@ -297,9 +297,9 @@ class RegionRegistrations:
         self.closing.ended(process)
 
     def executor_ended(self, by_bus_error: bool = False) -> bool:
-        """Find regions truncated by their owners. Such a region is taken out of use, and other
-        regions of a blamed owner are copied instead of mapped. Return True if a truncated
-        region was new."""
+        """Find regions truncated by their owners, after an executor's end. Such a region is taken
+        out of use, and other regions of a blamed owner are copied instead of mapped. Return
+        True if a truncation was not known before."""
         blamed: set[int] = set()
         new = False
         for number, fd in self._fds.items():

@@ -1,4 +1,4 @@
-"""Tombstones: unregistered regions, kept briefly for requests accepted before."""
+"""Tombstones: unregistered regions, kept briefly for requests already accepted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Tombstones:
         self._kept[region.number] = (region, fd, now + _KEEP_S)
 
     def get(self, number: int) -> tuple[Region | None, int | None]:
-        """Return the region and its descriptor, still owned by `Tombstones`. Return (None, None)
-        for an unknown number."""
+        """Return the region and its descriptor, still owned by `Tombstones`, or (None, None)."""
         region, fd, _ = self._kept.get(number, (None, None, 0.0))
         return region, fd
 

@@ -204,7 +204,7 @@ def parts(ticket: int, rows: Iterable[Row]) -> Iterator[Shown]:
 
 
 def _rows(what: str, stats: dict[str, Any]) -> list[Row]:
-    """Return a process's answer under `what` as rows. Without such an answer, return all scalar
+    """Return a process's answer under `what` as rows. If `what` is missing, return all scalar
     numbers as one row."""
     answer = stats.get(what)
     if isinstance(answer, list):

@@ -1,21 +1,20 @@
 """Key of a cached response: a digest of everything that a response depends on.
 
 The key holds nothing of one host: no region, slot, address, pid, path or revision number. Two
-servers that are asked the same thing, over whichever protocol, compute the same key. Format 1 is
-the SHA-256 of
+servers compute the same key for equal requests, over any protocol. Format 1 is the SHA-256 of
 
     a MessagePack array, maps sorted by key:
         the format's number
         models: [name, version, steps] of the model, then, for an ensemble, of the models of its
             steps, depth first; steps: [model, version, inputs, outputs] each
-        names of the requested outputs, in the order of the request; none: all
-        parameters for the model, without those that only say when it runs
+        names of the requested outputs, in the order of the request; empty for all outputs
+        parameters for the model, except `priority` and `timeout`
         inputs, sorted by name: [name, datatype, shape, number of bytes]
     the inputs' bytes, in the same order, as binary tensor data
 
-A change of this format has another number. The key names a model, not the model's files: the
-`revisions` beside the key tell whether a response still holds. A revision is a host's own count,
-so a cache that several hosts share would compare digests of the files in its place.
+A changed format gets a new number. The key names a model, not the model's files: the `revisions`
+beside the key tell whether a response still holds. A revision is a host's own count, so a cache
+shared by several hosts would have to compare digests of the files instead.
 
 A request with client memory has no key: frontends never map such memory.
 """

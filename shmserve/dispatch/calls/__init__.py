@@ -1,1 +1,1 @@
-"""Calls: one request through the data plane, with attempts at executors, retries and counting."""
+"""Calls: requests through the data plane, with attempts, retries and counting."""

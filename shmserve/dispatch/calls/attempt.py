@@ -180,7 +180,7 @@ class Attempt:
             except Cancelled:
                 pool.give(connection)
                 raise
-            except TooLarge:  # our record of mapped segments may be ahead of the executor's
+            except TooLarge:  # our record of offered segments may be ahead of the executor's
                 pool.discard(connection)
                 raise
             except PeerDied:  # not received, so not counted as a run

@@ -57,7 +57,7 @@ class EnsembleTensors:
                 yield tensor.output(name)
 
     def take(self, items: Iterable[Item]) -> list[StepTensor]:
-        """Remove tensors needed by no further step. Return the tensors, for release."""
+        """Remove and return tensors needed by no further step, for release."""
         return [t for item in items if (t := self._passed.pop(item, None)) is not None]
 
     def answer(self, number: int) -> EnsembleAnswer:

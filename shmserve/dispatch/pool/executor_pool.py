@@ -44,8 +44,8 @@ from shmserve.shm.status_page import StatusView
 from shmserve.transport.channel import Channel, close_all
 
 _CONNECT_TIMEOUT_S = 2.0
-_RELEASE_LATER = 1 << 20  # up to so many bytes wait for the next request, or for a second
-_MANY_RELEASES = 256  # most waiting releases, whatever their bytes
+_RELEASE_LATER = 1 << 20  # fewer bytes wait for the next request, or for a second
+_MANY_RELEASES = 256  # fewer slots wait as well
 _MOST_RELEASES = 1024  # in one message
 
 

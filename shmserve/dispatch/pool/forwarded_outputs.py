@@ -3,15 +3,15 @@ other executors.
 
 An output of an executor that is an input of another executor stays in place. The frontend passes
 on the segment's read-only descriptor, under a number of its own, and keeps the slot leased until
-the second executor is done (I3). For leasing, releasing and offering, such a `ForwardedOutput` is
-a slot with a negative number. So tensors between the steps of an ensemble never enter a frontend's
+the second executor is done (I3). For leasing, releasing and offering, a `ForwardedOutput` is a
+slot with a negative number. So tensors between the steps of an ensemble never enter a frontend's
 arena.
 
 Each step that takes the output has a lease. The ensemble's call has a lease until the last of
-these steps has begun. The lease on the executor's slot belongs to the `ForwardedOutput` from then
-on, even after the first call is closed. An output that aliases an input is passed on as that
-input. Executors need not know: they map segments read-only, and check bounds against the announced
-size (I11).
+these steps has begun. The lease on the executor's slot moves to the `ForwardedOutput`, and does
+not end with the call that produced the output. An output that aliases an input is passed on as
+that input. Executors need not know: they map segments read-only, and check bounds against the
+announced size (I11).
 """
 
 from __future__ import annotations

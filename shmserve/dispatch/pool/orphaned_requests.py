@@ -63,7 +63,7 @@ class OrphanedRequests:
             os.eventfd_write(self._wake_fd, 1)
 
     def poll(self, timeout_s: float) -> None:
-        """Wait for late answers, at most `timeout_s` seconds, and take in those that came."""
+        """Wait at most `timeout_s` seconds for late answers, and take in received answers."""
         for key, _ in self._selector.select(timeout_s):
             if key.fd == self._wake_fd:
                 os.eventfd_read(key.fd)

@@ -1,4 +1,4 @@
-"""Rest: tells whether this process's maintenance waits for long, and ends such a wait.
+"""Rest: tells whether this process's maintenance waits for long, and ends the wait.
 
 A process without work sleeps until a message comes or the next deadline. Messages, publications
 and ends of processes wake only the processes concerned. A request wakes the maintenance of its

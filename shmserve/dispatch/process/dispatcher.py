@@ -63,7 +63,7 @@ _STARTING_S = 0.05  # until the first segment exists
 
 
 class Dispatcher:
-    """Dispatcher of a process. Start after fork. `settle` is called about once a second while
+    """The dispatcher of a process. Start after fork. `settle` is called about once a second while
     requests come."""
 
     def __init__(
