@@ -22,7 +22,7 @@ from shmserve.transport import listen_addresses
 _log = logging.getLogger(__name__)
 
 SETTING = "agent_bind"
-_MOST = 64  # answered connections still open, at most
+_MAX_CONNECTIONS = 64  # answered connections still open, at most
 _BURST = 16  # most connections accepted before other events get a turn
 _PATIENCE_S = 1.0  # time for a peer to close
 _KEPT_S = 0.1  # time for which one answer is given to every peer
@@ -83,7 +83,7 @@ class AgentCheck:
                 sock, _peer = listener.accept()
             except OSError:  # no peer, a peer gone already, or no descriptor: the balancer retries
                 return
-            if len(self._connections) >= _MOST:
+            if len(self._connections) >= _MAX_CONNECTIONS:
                 self._end(next(iter(self._connections)))
             self._tell(sock, now)
 
@@ -106,7 +106,7 @@ class AgentCheck:
         skipped."""
         try:
             address = listen_addresses.parse(SETTING, bind)
-            for listener in listen_addresses.listeners(SETTING, address, _MOST):
+            for listener in listen_addresses.listeners(SETTING, address, _MAX_CONNECTIONS):
                 self._selector.register(listener, selectors.EVENT_READ, self)
                 self._listeners.append(listener)
         except (ConfigError, OSError) as ex:

@@ -94,11 +94,11 @@ def assemble(
 ) -> Parts:
     """Return the parts. `arena_bytes`: first segment of each process with an arena, in bytes."""
     settings, send, now = launch.settings, outside.send, time.monotonic()
-    again = outside.writer.previous is not None
-    ledger = Ledger(pool_bytes, arena_bytes, now + _LEDGER_SETTLE_S if again else 0.0)
+    restarted = outside.writer.previous is not None
+    ledger = Ledger(pool_bytes, arena_bytes, now + _LEDGER_SETTLE_S if restarted else 0.0)
     limits_s = settings.execute_timeout_s, settings.load_timeout_s
     reconciler = Reconciler(ledger, *limits_s, shortage=shortage)
-    limiter = RateLimiter(amounts(settings.rate_limit_resources), is_open=not again)
+    limiter = RateLimiter(amounts(settings.rate_limit_resources), is_open=not restarted)
     regions = RegionRegistrations(
         *(settings, launch.run_dir, reconciler, send, outside.owners),
         devices=lambda: len(gpus.visible_devices()),
@@ -133,13 +133,13 @@ def _introspection(
     limiter: RateLimiter,
     now: float,
 ) -> Introspection:
-    again, most = outside.writer.previous is not None, MAX_COUNTED
-    settled_at = now + SETTLE_S if again else 0.0
-    counters = CounterTotals(launch.run_dir, launch.epoch, outside.send, most, settled_at)
+    restarted, limit = outside.writer.previous is not None, MAX_COUNTED
+    settled_at = now + SETTLE_S if restarted else 0.0
+    counters = CounterTotals(launch.run_dir, launch.epoch, outside.send, limit, settled_at)
     sources = StatsSources(reconciler, regions.book, counters, outside.gpus, limiter)
     monitoring = None
     if launch.settings.dashboard:
-        monitoring = Monitoring(sources, outside.send, launch.epoch, most, again, now)
+        monitoring = Monitoring(sources, outside.send, launch.epoch, limit, restarted, now)
         flight_recorder.follow(monitoring.incidents.take)
     own = OwnProcess(launch.process, os.getpid(), now)
     return Introspection(sources, monitoring, outside.send, own)

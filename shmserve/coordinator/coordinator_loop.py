@@ -204,8 +204,8 @@ class CoordinatorLoop:
 
     def _turn(self) -> None:
         patience = _SOON_S if self._router.urgent else _TICK_S
-        due = min(self._introspection.due, self._beat_at)
-        until_due = max(0.0, due - time.monotonic())
+        next_due = min(self._introspection.due, self._beat_at)
+        until_due = max(0.0, next_due - time.monotonic())
         for key, ready in self._selector.select(min(patience, until_due)):
             if isinstance(key.data, ProcessConnection):
                 self._links.ready(key.data, ready, self._router)
@@ -307,11 +307,11 @@ def _acquire(lock: FileLock) -> bool:
     deadline = time.monotonic() + _LOCK_WAIT_S
     while not lock.acquire():
         holder = lock.holder_pidfd()
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             return False
         if holder is not None:
             _, pidfd = holder
-            has_ended(pidfd, left)
+            has_ended(pidfd, remaining_s)
             os.close(pidfd)
     return True

@@ -113,10 +113,10 @@ class Links:
         if self._selector.get_key(connection.sock).events != events:
             self._selector.modify(connection.sock, events, connection)
 
-    def _close(self, connection: ProcessConnection, why: str) -> None:
+    def _close(self, connection: ProcessConnection, reason: str) -> None:
         process = connection.process or "unknown"
         _log.warning(
-            "link closed", extra=log_fields(process=process, pid=connection.pid, reason=why)
+            "link closed", extra=log_fields(process=process, pid=connection.pid, reason=reason)
         )
         self._doomed.append(connection)
 

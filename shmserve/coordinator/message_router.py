@@ -237,8 +237,8 @@ class MessageRouter:
         if not record.left and not self._reconciler.draining:
             # stopped by us, and the record has the reason
             stopped = record.state is State.STOPPING
-            why = record.reason if stopped else f"its executor ended: {message.reason}"
-            self._introspection.exited(message.instance, why)
+            reason = record.reason if stopped else f"its executor ended: {message.reason}"
+            self._introspection.exited(message.instance, reason)
         return self._reconciler.exited(message.instance, message.pid, message.reason, now)
 
     def _stats(self, process: str, role: str, message: link.Stats, now: float) -> list[Effect]:

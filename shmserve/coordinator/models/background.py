@@ -14,7 +14,7 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
-_MOST = 4096
+_MAX_JOBS = 4096
 
 Done = Callable[[Any], None]
 
@@ -24,7 +24,7 @@ class Background:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._jobs: queue.Queue[tuple[Callable[[], Any], Done]] = queue.Queue(_MOST)
+        self._jobs: queue.Queue[tuple[Callable[[], Any], Done]] = queue.Queue(_MAX_JOBS)
         self._done: queue.SimpleQueue[tuple[Done, Any]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 

@@ -33,9 +33,9 @@ class _Lanes(Struct):
 
     def told(self, message: LanesOpen) -> None:
         """Take in an executor's report of its lanes, or of ended lanes."""
-        told = Counter(message.uids)
+        reported = Counter(message.uids)
         # Counter subtraction leaves no zeros
-        self.owners = self.owners - told if message.ended else told
+        self.owners = self.owners - reported if message.ended else reported
 
 
 class LaneDesk:
@@ -119,8 +119,8 @@ class LaneDesk:
         if not entry.instances:
             raise Unavailable(f"model '{entry.spec.name}' has no executor right now")
         chosen = min(entry.instances, key=lambda instance: self._owners(instance).total())
-        owners, most = self._owners(chosen), most_of_one(self._settings)
-        if owners.total() >= self._settings.max_lanes or owners[uid] >= most:
+        owners, share = self._owners(chosen), most_of_one(self._settings)
+        if owners.total() >= self._settings.max_lanes or owners[uid] >= share:
             raise ResourceExhausted(
                 f"model '{entry.spec.name}' has {owners.total()} lanes to each instance,"
                 f" {owners[uid]} of them this user's (settings max_lanes, max_caller_share)"

@@ -48,7 +48,7 @@ from shmserve.protocol.control.region_messages import (
 _log = logging.getLogger(__name__)
 
 _PROBE_S = 2.0
-_MOST_PARKED = 256
+_MAX_PARKED = 256
 
 
 class _ParkedRegistration(Struct, frozen=True):
@@ -91,7 +91,7 @@ class CudaRegions(Struct):
         try:
             region = self._book.admit(self._drafted(message), message.again)
             executor = "" if region.number else self._prober(region.device_id)
-            if executor and len(self.parked) >= _MOST_PARKED:
+            if executor and len(self.parked) >= _MAX_PARKED:
                 raise ResourceExhausted("too many CUDA regions are being registered at once")
         except ShmserveError as ex:
             self._refuse(*asked, ex)
@@ -147,15 +147,15 @@ class CudaRegions(Struct):
         best = min(candidates, key=lambda i: i.device != f"cuda:{device_id}", default=None)
         return best.process if best is not None else ""
 
-    def _give_up(self, over: Callable[[_ParkedRegistration], bool], why: str) -> None:
+    def _give_up(self, over: Callable[[_ParkedRegistration], bool], reason: str) -> None:
         for number, parked in list(self.parked.items()):
             if over(parked):
                 del self.parked[number]
-                self._unproved(parked, why)
+                self._unproved(parked, reason)
 
-    def _unproved(self, parked: _ParkedRegistration, why: str) -> None:
+    def _unproved(self, parked: _ParkedRegistration, reason: str) -> None:
         region = parked.region
-        about = log_fields(name=region.name, uid=region.uid, reason=why)
+        about = log_fields(name=region.name, uid=region.uid, reason=reason)
         _log.info("CUDA region unproved", extra=about)
         self._enter(parked)
 

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 # regions with a key are opened again. Regions not found within the second limit are lost. Only a
 # supervisor that hangs, or starves on a busy host, needs so long.
 _PATIENCE_S, _LOST_S = 1.5, 30.0
-_MANY = 4096  # most numbers in one message
+_MAX_NUMBERS = 4096  # most numbers in one message
 _APART = 1 << 30  # distance between the region numbers of two generations
 
 Registration = RegisterRegion | RegisterCudaRegion
@@ -106,14 +106,14 @@ class RegionRegistrations:
     def take(self, message: SharedRegions, fds: list[int], now: float) -> None:
         """Take in regions from another generation's coordinator. `fds`: descriptors of the regions
         that have a descriptor, in order."""
-        left = iter(fds)
+        remaining_fds = iter(fds)
         for region in message.regions:
-            fd = next(left, None) if region.memory.has_descriptor else None
+            fd = next(remaining_fds, None) if region.memory.has_descriptor else None
             if region.number not in self.sharing.gone:
                 self._adopt(region, fd, now)
             elif fd is not None:
                 os.close(fd)
-        close_all(list(left))
+        close_all(list(remaining_fds))
         self._drop(list(message.gone), "the other generation's clients took it back", now)
         if self.sharing.first and message.next_number:  # numbers of both generations must differ
             self.book.skip_to(message.next_number + _APART)
@@ -358,15 +358,15 @@ class RegionRegistrations:
         gone, self._gone = self._gone, []
         self._have_forgotten(gone)
         if supervisor:
-            for start in range(0, len(gone), _MANY):
-                self._send(supervisor, DropRegions(tuple(gone[start : start + _MANY])), ())
+            for start in range(0, len(gone), _MAX_NUMBERS):
+                self._send(supervisor, DropRegions(tuple(gone[start : start + _MAX_NUMBERS])), ())
 
     def _have_forgotten(self, numbers: list[int]) -> None:
         """Have executors unmap regions. Executors ask again for regions that are still
         registered."""
         executors = [p.name for p in self._reconciler.processes.values() if p.role == "executor"]
-        for start in range(0, len(numbers), _MANY):
-            part = tuple(numbers[start : start + _MANY])
+        for start in range(0, len(numbers), _MAX_NUMBERS):
+            part = tuple(numbers[start : start + _MAX_NUMBERS])
             for name in executors:
                 self._send(name, RegionsGone(part), ())
 
@@ -395,10 +395,10 @@ class RegionRegistrations:
         _log.warning("region quarantined", extra=about)
         return True
 
-    def _drop(self, numbers: list[int], why: str, now: float) -> None:
+    def _drop(self, numbers: list[int], reason: str, now: float) -> None:
         gone = self.book.drop(numbers)
         for region in gone:
-            about = log_fields(name=region.name, uid=region.uid, reason=why)
+            about = log_fields(name=region.name, uid=region.uid, reason=reason)
             _log.info("region dropped", extra=about)
         self.forget(gone, now)
 

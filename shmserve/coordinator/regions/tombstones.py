@@ -8,7 +8,7 @@ from collections import OrderedDict
 from shmserve.core.registry import Region
 
 _KEEP_S = 10.0
-_MOST = 256
+_MAX_KEPT = 256
 
 
 class Tombstones:
@@ -30,7 +30,7 @@ class Tombstones:
         """Drop tombstones that are too old, and the oldest beyond the limit."""
         while self._kept:
             number, (_, fd, until) = next(iter(self._kept.items()))
-            if now < until and len(self._kept) <= _MOST:
+            if now < until and len(self._kept) <= _MAX_KEPT:
                 break
             del self._kept[number]
             if fd is not None:

@@ -40,7 +40,7 @@ class Publication(Struct):
     _pipelines: Mapping[str, Sequence[str]]
     _send: Callable[[str, FromCoordinator], None]
     _requires: tuple[str, ...] = ALL
-    _told: dict[str, str] = {}
+    _logged_reasons: dict[str, str] = {}
     latest: Snapshot | None = None
     notices: dict[str, str] = {}  # texts for clients about served models, by model
     _recorded: dict[str, str] = {}
@@ -123,9 +123,9 @@ class Publication(Struct):
             if entry.spec.steps and entry.state is ModelState.UNAVAILABLE
         }
         for key, reason in reasons.items():
-            if reason not in (UNLOADED, self._told.get(key)):
+            if reason not in (UNLOADED, self._logged_reasons.get(key)):
                 _log.warning("cannot be used", extra=log_fields(model=key, reason=reason))
-        self._told = reasons
+        self._logged_reasons = reasons
 
 
 def _conditions(snapshot: Snapshot) -> dict[str, str]:

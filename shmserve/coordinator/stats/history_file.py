@@ -52,8 +52,8 @@ class HistoryFile:
         except FileNotFoundError:
             return
         except (OSError, UnreadableMessage) as ex:
-            why = ex.strerror if isinstance(ex, OSError) else str(ex)
-            _log.warning("the history begins anew: its file in state_dir is unreadable: %s", why)
+            reason = ex.strerror if isinstance(ex, OSError) else str(ex)
+            _log.warning("the history begins anew: its file in state_dir is unreadable: %s", reason)
             return
         self._monitoring.resume(saved)
 

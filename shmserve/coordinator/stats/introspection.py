@@ -80,9 +80,9 @@ class Introspection:
         outside."""
         return self.monitoring is not None and process in self.monitoring.resting
 
-    def exited(self, instance: str, why: str) -> None:
+    def exited(self, instance: str, reason: str) -> None:
         if self.monitoring is not None:
-            self.monitoring.happened("instance failed", instance, why)
+            self.monitoring.happened("instance failed", instance, reason)
 
     def answered(self, process: str, message: Stats, now: float) -> bool:
         """Take in a process's numbers. Return True if the message answered a question."""

@@ -69,8 +69,8 @@ class ProcessUsage:
 
     def is_new(self, pid: int) -> bool:
         """Return True if the process certainly started after the coordinator."""
-        known = self._last.get(pid)
-        return known is not None and known.started >= self._own_start > 0
+        last = self._last.get(pid)
+        return last is not None and last.started >= self._own_start > 0
 
     def cpu_of(self, role: str) -> float:
         return sum(use.cpu_percent for use in self._uses.values() if use.role == role)

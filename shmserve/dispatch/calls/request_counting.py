@@ -29,8 +29,8 @@ from shmserve.observe import flight_recorder
 from shmserve.shm.counter_page import OwnCounterPage
 from shmserve.tensor.named_tensor import NamedTensor
 
-_MOST_TOLD = 64  # most error texts kept until taken
-_LONGEST_TOLD = 300
+_MAX_TEXTS = 64  # most error texts kept until taken
+_MAX_TEXT = 300
 _NO_RECEIPT = Receipt()
 
 
@@ -46,7 +46,7 @@ class RequestCounting:
         self.page = OwnCounterPage(epoch, nwords(rows))
         self._counters = RequestCounters(self.page.words)
         self._lock = threading.Lock()
-        self._told: dict[tuple[str, str, Reason], str] = {}
+        self._error_texts: dict[tuple[str, str, Reason], str] = {}
 
     def ended(
         self,
@@ -67,19 +67,19 @@ class RequestCounting:
         name, version = entry.spec.name, entry.spec.version
         with self._lock:
             self._counters.ended(name, version, reason, ns, copied)
-            if told and reason is not None and len(self._told) < _MOST_TOLD:
-                self._told[name, version, reason] = told[:_LONGEST_TOLD]
+            if told and reason is not None and len(self._error_texts) < _MAX_TEXTS:
+                self._error_texts[name, version, reason] = told[:_MAX_TEXT]
         if reason is not None:
             flight_recorder.record("request failed", f"{name}/{version}", reason.name.lower())
 
     def told(self) -> dict[tuple[str, str, Reason], str]:
         """Return the error texts sent to clients since the last call: the latest text by model,
         version and reason."""
-        if not self._told:
+        if not self._error_texts:
             return {}
         with self._lock:
-            told, self._told = self._told, {}
-        return told
+            texts, self._error_texts = self._error_texts, {}
+        return texts
 
     def looked_up(self, entry: ModelEntry, hit: bool, ns: int) -> None:
         """Count a lookup in the response cache, which took `ns` nanoseconds."""

@@ -73,11 +73,11 @@ class StepRuns:
                 runnable = progress.runnable
                 alone = whole or (runnable == 1 and not progress.running)
                 self._changed = changed = waiting.event()
-            left_s = due - time.monotonic()
-            if left_s <= 0:
+            remaining_s = due - time.monotonic()
+            if remaining_s <= 0:
                 raise DeadlineExceeded(overdue)
             if not runnable or not (alone or not self._hire()):
-                changed.wait(min(left_s, _TICK_S))
+                changed.wait(min(remaining_s, _TICK_S))
             else:
                 self._run_one()
 

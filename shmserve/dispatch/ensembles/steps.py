@@ -242,16 +242,16 @@ class EnsembleSteps:
             outputs=outputs,
             parameters=parameters,
             places=places,
-            timeout_s=self._left() if run.number == ONCE else self._answer_s,
+            timeout_s=self._remaining_s() if run.number == ONCE else self._answer_s,
             step=True,
             trace=self._account.trace,
         )
 
-    def _left(self) -> float:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+    def _remaining_s(self) -> float:
+        remaining_s = self._deadline - time.monotonic()
+        if remaining_s <= 0:
             raise DeadlineExceeded(f"no answer within {self._timeout_s:g} s")
-        return left
+        return remaining_s
 
     def _named(self, run: Run, error: ShmserveError) -> ShmserveError:
         """Return the error with the ensemble and step named. If other steps have begun, return an

@@ -143,8 +143,8 @@ class ExecutorPool:
             except BaseException:
                 with self._lock:
                     self.in_flight -= 1
-                    if caller and (left := self.by_caller.pop(caller) - 1):
-                        self.by_caller[caller] = left
+                    if caller and (remaining := self.by_caller.pop(caller) - 1):
+                        self.by_caller[caller] = remaining
                 raise
         connection.caller = caller
         return connection
@@ -235,8 +235,8 @@ class ExecutorPool:
         caller = connection.caller
         with self._lock:
             self.in_flight -= 1
-            if caller and (left := self.by_caller.pop(caller) - 1):
-                self.by_caller[caller] = left
+            if caller and (remaining := self.by_caller.pop(caller) - 1):
+                self.by_caller[caller] = remaining
             if usable and not self._closed:
                 self._idle.append(connection)
                 return

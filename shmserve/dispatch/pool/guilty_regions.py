@@ -34,8 +34,8 @@ def explain(registry: RegistryReader, regions: set[int]) -> None:
                     f"the executor died on shared memory region '{region.name}':"
                     f" {region.quarantined}"
                 )
-        left_s = deadline - time.monotonic()
-        newer = waiting.beside(registry.newer, snapshot, left_s)
+        remaining_s = deadline - time.monotonic()
+        newer = waiting.beside(registry.newer, snapshot, remaining_s)
         if newer is None:
             return
         snapshot = newer

@@ -162,11 +162,11 @@ class LoadBalancer:
         Raises:
             QueueFull: too many requests wait already, in total or for this caller.
         """
-        name, most = entry.spec.name, self._bounds.model
-        share = most * self._bounds.caller_share if caller else most
+        name, limit = entry.spec.name, self._bounds.model
+        share = limit * self._bounds.caller_share if caller else limit
         with self._lock:
             total = sum(count for (model, _), count in self._waiting.items() if model == name)
-            if total >= most or self._waiting[name, caller] >= share:
+            if total >= limit or self._waiting[name, caller] >= share:
                 raise QueueFull(f"too many requests wait for a restart of model '{name}'")
             self._waiting[name, caller] += 1
         try:

@@ -118,22 +118,22 @@ class SpanSource(Struct, frozen=True):
 def _attributes(trace: Trace) -> dict[str, Attribute]:
     """Return the attributes of a model's span, with Triton's names where defined."""
     spec, receipt = trace.entry.spec, trace.receipt
-    found: dict[str, Attribute] = {
+    attributes: dict[str, Attribute] = {
         "triton.model_name": spec.name,
         "triton.model_version": int(spec.version),
     }
     if trace.request_id:
-        found["triton.request_id"] = trace.request_id[:_LONGEST]
+        attributes["triton.request_id"] = trace.request_id[:_LONGEST]
     if trace.executor:
-        found["shmserve.executor"] = trace.executor[:_LONGEST]
+        attributes["shmserve.executor"] = trace.executor[:_LONGEST]
     if receipt is not None:
-        found["shmserve.copied_bytes.in"] = receipt.copied_in
-        found["shmserve.copied_bytes.batch"] = receipt.copied_batch
-        found["shmserve.copied_bytes.out"] = receipt.copied_out
-        found["shmserve.copied_bytes.device"] = receipt.copied_device
+        attributes["shmserve.copied_bytes.in"] = receipt.copied_in
+        attributes["shmserve.copied_bytes.batch"] = receipt.copied_batch
+        attributes["shmserve.copied_bytes.out"] = receipt.copied_out
+        attributes["shmserve.copied_bytes.device"] = receipt.copied_device
     if trace.failure:
-        found["error.type"] = trace.failure
-    return found
+        attributes["error.type"] = trace.failure
+    return attributes
 
 
 def new_span_id() -> str:

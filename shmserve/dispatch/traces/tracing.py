@@ -106,9 +106,9 @@ class Tracer:
         if not self._sampled(_NO_MODEL, settings.rate, parent):
             return
         self._refused_limited = settings.count != UNLIMITED
-        why, now_ns = reason_of(error).name.lower(), time.monotonic_ns()
+        reason, now_ns = reason_of(error).name.lower(), time.monotonic_ns()
         own = _within(parent) or TraceContext(new_trace_id(), new_span_id())
-        refusal = Refusal(why, error.message, attributes, now_ns, parent, own)
+        refusal = Refusal(reason, error.message, attributes, now_ns, parent, own)
         with self._lock:
             if len(self._refused) < _MOST_WAITING:
                 self._refused.append(refusal)
