@@ -341,8 +341,7 @@ class Attempt:
 
 
 def _blocked(entry: ModelEntry, message: Execute) -> set[str]:
-    """Return executors that cannot run the request before it is answered, because they wait for
-    it.
+    """Return executors that cannot run the request because they wait for its answer.
 
     Raises:
         NotConfigured: no other executor exists.

@@ -13,7 +13,7 @@ class ExecutorConnection:
 
     Attributes:
         caller: number of the caller whose request is on the connection.
-        known: our segments already offered on the channel.
+        known: numbers of the segments already offered on the channel.
         drops: value of `ArenaMemory.drops` when `known` was last cleaned.
     """
 

@@ -260,7 +260,7 @@ class ExecutorPool:
             connection = self._idle.pop()
         try:
             self._send_pending(connection.channel)
-        except PeerDied:  # the executor's death gives all back; the next request notices
+        except PeerDied:  # a dead executor gives all slots back; the next request notices
             connection.channel.close()
             return
         with self._lock:
@@ -316,7 +316,7 @@ class ExecutorPool:
             self._send_pending(control.channel)
             while (received := control.channel.receive_within()) is not None:
                 self.take(*received)
-        except (PeerDied, ProtocolViolation):  # the executor's death gives all back
+        except (PeerDied, ProtocolViolation):  # a dead executor gives all slots back
             if control is not None:
                 control.channel.close()
             return

@@ -27,8 +27,8 @@ Views = Iterable[tuple[ExecutorPool, StatusView | None]]
 
 
 class BegunSequences:
-    """Executors to which this process has sent the start of a sequence, until the executor
-    publishes the sequence. Not thread-safe."""
+    """Executors to which this process has sent the start of a sequence, for requests sent before
+    the executor has published the sequence. Not thread-safe."""
 
     def __init__(self) -> None:
         self._processes: dict[tuple[str, str, int], str] = {}  # latest last
