@@ -259,7 +259,7 @@ def test_quotas_hold_for_those_who_waited(tmp_path: Path) -> None:
 
 
 def test_not_everybody_may_wait_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_regions, "_MOST_PARKED", 2)
+    monkeypatch.setattr(cuda_regions, "_MAX_PARKED", 2)
     for ticket in (1, 2):
         assert isinstance(world.register(ticket, name=f"r{ticket}")[0][1], ProbeRegion)
     ((_, answer),) = world.register(3, name="r3")
