@@ -181,7 +181,7 @@ class Response(Struct, frozen=True):
 
 
 class Context(Struct, frozen=True):
-    """Everything that a backend is given to load its model."""
+    """Context of a backend: describes the instance to load."""
 
     spec: ModelSpec  # inputs and outputs may be empty: the backend completes them
     directory: str  # the model's folder; the version's folder is `directory`/`version`

@@ -58,7 +58,8 @@ class HistoryFile:
         self._monitoring.resume(saved)
 
     def tick(self, now: float) -> None:
-        """When due, encode the current history and have the bytes written in the background."""
+        """Encode the current history if a save is due, and have the bytes written in the
+        background. Skip the save if the previous one is still being written."""
         if now < self._due:
             return
         self._due = now + SAVE_S

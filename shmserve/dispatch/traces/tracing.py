@@ -116,8 +116,8 @@ class Tracer:
                 self._dropped += 1
 
     def _sampled(self, model: str, rate: int, parent: TraceContext | None) -> bool:
-        """Return True for one in `rate` requests. A request with a parent follows the parent's
-        sampling."""
+        """Return True for one in `rate` requests, or for none if `rate` is 0. A request with a
+        parent follows the parent's sampling."""
         if parent is not None or not rate:
             return parent is not None and parent.sampled
         with self._lock:
@@ -173,7 +173,7 @@ class Tracer:
             granted = take(model, len(traces), sum(len(trace.whole) for trace in traces))
         traces = traces[: granted.count]
         if self._sender is not None:
-            self._granted += traces  # sent later, together with all models' traces
+            self._granted += traces  # all models' traces share one send, limited to 0.5 s
             return
         if self._writer is None:
             for trace in traces:
