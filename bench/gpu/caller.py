@@ -1,4 +1,4 @@
-"""A client with tensors in memory of the GPU, in shared memory, or in its requests."""
+"""Client with tensors in GPU memory, in shared memory, or in the requests."""
 
 import base64
 import contextlib
@@ -40,12 +40,12 @@ class DeviceMemory:
         runtime.deviceSynchronize()
 
     def holds(self, value):
-        """Whether every element is that number."""
+        """Return whether every element equals `value`."""
         return float(self.array.min()) == float(self.array.max()) == value
 
 
 class Caller:
-    """One connection over HTTP. Its regions end with it."""
+    """Client with one HTTP connection, whose regions are unregistered at the end."""
 
     def __init__(self, stack, server):
         self._connection = http.client.HTTPConnection(
@@ -56,7 +56,7 @@ class Caller:
         self.receipt = {}
 
     def post(self, path, document=None, headers=None):
-        """The body of a 200; `document`: what is sent as JSON, or a body as it is."""
+        """Return the body of a 200; `document`: object to send as JSON, or a body in bytes."""
         body = document if isinstance(document, bytes) else json.dumps(document or {})
         self._connection.request("POST", path, body, {RECEIPT: "1", **(headers or {})})
         answer = self._connection.getresponse()
@@ -67,7 +67,7 @@ class Caller:
         return data
 
     def register(self, name, memory):
-        """Device memory, until it is unregistered."""
+        """Register device memory until `unregister` is called."""
         handle = {"b64": base64.b64encode(memory.handle).decode()}
         document = {"raw_handle": handle, "device_id": 0, "byte_size": memory.nbytes}
         self.post(f"/v2/cudasharedmemory/region/{name}/register", document)
@@ -76,7 +76,7 @@ class Caller:
         self.post(f"/v2/cudasharedmemory/region/{name}/unregister")
 
     def shared_array(self, name, nbytes):
-        """An FP32 array that is a system region until the caller's end."""
+        """Return an FP32 array that is a system region until the caller ends."""
         path = Path(f"/dev/shm/bench-gpu-{os.getpid()}-{name}")
         with path.open("xb+") as file:
             self._stack.callback(path.unlink)
