@@ -1,4 +1,4 @@
-"""Answers that are kept: who gets them, what they cost in memory, and when they go."""
+"""The response cache: hits, memory, and eviction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL, LARGE = np.arange(100, dtype=np.float32), np.arange(1 << 19, dtype=np.flo
 
 
 class Counting:
-    """Adds one, counts how often, and fails if told so."""
+    """Adds one, counts the runs, and fails on demand."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -73,7 +73,7 @@ def counts(rig: Rig, name: str = "m") -> tuple[int, int, int]:
 
 
 def make_room(rig: Rig, nbytes: int, count: int) -> None:
-    """Memory for so many tensors, which is there from then on."""
+    """Make memory for `count` tensors in advance."""
     memory = rig.dispatcher.memory
     for slot in [memory.reserve(nbytes) for _ in range(count)]:
         memory.reclaim(slot)

@@ -1,4 +1,4 @@
-"""Traces of requests through real sockets and shared memory, and what is written of them."""
+"""Traces of requests through real sockets and shared memory, and the trace files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 @pytest.fixture
 def flush(monkeypatch: pytest.MonkeyPatch) -> Flush:
-    """Only these tests flush: the maintenance would ask a coordinator that is none."""
+    """Only these tests flush: the maintenance would ask a coordinator that does not exist."""
     flush = Tracer.flush
     monkeypatch.setattr(Tracer, "flush", lambda *_: None)
     return lambda rig, take: flush(rig.dispatcher.tracer, take)
@@ -100,7 +100,7 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def times_of(rows: list[Row], number: int) -> dict[str, int]:
-    """As a reader of Triton's files gathers them."""
+    """Gather the times of one trace as a reader of Triton's files does."""
     stamps = [s for row in rows if row["id"] == number for s in row.get("timestamps", ())]
     return {stamp["name"]: stamp["ns"] for stamp in stamps}
 
