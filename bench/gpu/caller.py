@@ -45,7 +45,7 @@ class DeviceMemory:
 
 
 class Caller:
-    """Client with one HTTP connection, whose regions are unregistered at the end."""
+    """Client with one HTTP connection."""
 
     def __init__(self, stack, server):
         self._connection = http.client.HTTPConnection(
@@ -88,8 +88,8 @@ class Caller:
         return np.frombuffer(mapping, np.float32)
 
     def seconds(self, model, source, target, nbytes, **parameters):
-        """How long a request takes whose tensors lie in regions; `target`: None, the answer has
-        the output."""
+        """Return the seconds of a request with tensors in regions; `target` None: the output comes
+        in the answer."""
         place = {"shared_memory_byte_size": nbytes}
         tensor = {"name": "IN", "datatype": "FP32", "shape": [nbytes // 4]}
         document = {
@@ -104,7 +104,7 @@ class Caller:
         return time.perf_counter() - begin
 
     def seconds_binary(self, model, array):
-        """How long a request takes whose tensors lie in the bodies; checked for having 1 added."""
+        """Return the seconds of a request with tensors in the bodies; check that 1 was added."""
         tensor = {"name": "IN", "datatype": "FP32", "shape": [len(array)]}
         tensor["parameters"] = {"binary_data_size": array.nbytes}
         head = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
@@ -119,7 +119,8 @@ class Caller:
 
 
 class GrpcCaller:
-    """One channel. Requests are encoded, and answers decoded, outside of the time."""
+    """Client with one channel. Requests are encoded, and answers decoded, outside of the measured
+    time."""
 
     def __init__(self, stack, server):
         self._channel = grpc.insecure_channel(server.grpc_address, OPTIONS)
@@ -172,6 +173,6 @@ def check(result, array):
 
 @contextlib.contextmanager
 def both(server):
-    """A caller over HTTP and one over gRPC."""
+    """Yield a caller over HTTP and a caller over gRPC."""
     with contextlib.ExitStack() as stack:
         yield stack, {"http": Caller(stack, server), "grpc": GrpcCaller(stack, server)}
