@@ -34,6 +34,7 @@ _SENDS = 16
 _LAST_WORDS_S = 2.0  # for what is said of the end to be taken
 _CLOSES_FIRST_S = 1.0  # for a client to close a connection whose drain is over
 _TOO_OLD = "the connection is old (grpc_max_connection_age_s)"
+_GIVES_WAY = "an idle connection makes room for another (max_connections, descriptors)"
 _ENDED = select.EPOLLHUP | select.EPOLLERR
 
 
@@ -274,14 +275,16 @@ class ServerConnection:
         self._core.drain(monotonic(), reason)
         self._settle_later()
 
-    def terminate(self) -> None:
-        """End it now."""
-        self._core.terminate(ErrorCode.NO_ERROR, "the server is stopping")
+    def terminate(self, reason: str) -> None:
+        """End the connection now, and tell the client why: `reason` is ASCII."""
+        self._core.terminate(ErrorCode.NO_ERROR, reason)
         self._calls.all_over()
         self._settle()
         self.lose()
 
-    give_way = terminate
+    def give_way(self) -> None:
+        """End the idle connection: the process needs room for another."""
+        self.terminate(_GIVES_WAY)
 
     def _may_leave(self, now: float) -> bool:
         """Return whether the socket may be closed once all is said. After a drain the client
