@@ -1,10 +1,12 @@
-"""gunicorn's settings and hooks for shmserve. Nothing is decided here.
+"""gunicorn's settings and hooks for shmserve. The hooks only call other modules.
 
-The master process must stay empty: no shared memory, no gRPC, no CUDA, no threads. It forks
-HTTP workers from that state at any time. `kill -HUP` runs this file again and replaces the
-HTTP workers; settings are those of the start (`launch.settings` keeps them). `kill -USR2` hands
-over to a new generation of all processes (`supervisor.generations.handover`), of which
-`shmserve serve` stays the parent (`supervisor.generations.keeper`).
+The master process must stay empty: no shared memory, no gRPC, no CUDA, no threads. The master
+forks HTTP workers from this state at any time.
+
+`kill -HUP` runs this file again and replaces the HTTP workers. The settings stay as read at the
+start (`launch.settings`). `kill -USR2` hands over to a new generation of all processes
+(`supervisor.generations.handover`). `shmserve serve` stays the parent of every generation's master
+(`supervisor.generations.keeper`).
 """
 
 import os
@@ -13,7 +15,7 @@ import sys
 from setproctitle import setproctitle
 
 from shmserve import library_telemetry
-from shmserve.config import run_dir  # (gunicorn has a setting of the name of the module)
+from shmserve.config import run_dir  # (gunicorn has a setting named `config`)
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.server import sign_of_life
 from shmserve.frontends.oip.restricted_apis import check_settings
@@ -22,7 +24,7 @@ from shmserve.supervisor import guard, launch
 from shmserve.transport import remote_extra
 from shmserve.transport.trust import key_file, tls
 
-library_telemetry.switch_off(os.environ)  # of all processes: they inherit it
+library_telemetry.switch_off(os.environ)  # all processes inherit the variables
 
 try:
     _settings = launch.settings()
@@ -35,18 +37,18 @@ bind = [*_settings.http_bind, *_settings.metrics_bind]
 workers = _settings.http_workers
 worker_class = "shmserve.frontends.http.server.worker.ConnectionWorker"
 worker_connections = _settings.max_connections
-worker_tmp_dir = "/dev/shm"  # the heartbeat file, unlinked at once: a disk would stall it
+worker_tmp_dir = "/dev/shm"  # of the heartbeat file, unlinked at once: a disk would delay beats
 preload_app = False  # the application attaches to the service after the fork
-control_socket_disable = True  # on by default, at a path all servers of a user share
+control_socket_disable = True  # on by default, at a path that all servers of a user share
 loglevel = _settings.log_level
 logs.setup("master", _settings.log_level, _settings.log_format, forks=True)
 logger_class = "shmserve.frontends.http.server.service_log.ServiceLog"
 accesslog = "-" if _settings.access_log else None
 access_log_format = '%(h)s "%(r)s" %(s)s %(b)s %(M)sms %({x-request-id}o)s'
-timeout = max(1, round(_settings.watchdog_s))  # of the main thread's sign of life
+timeout = max(1, round(_settings.watchdog_s))  # limit for the main thread's sign of life
 graceful_timeout = max(1, round(_settings.drain_timeout_s))
 keepalive = max(1, round(_settings.idle_timeout_s))
-limit_request_line = 8190  # gunicorn's largest; the head as a whole: max_head_bytes
+limit_request_line = 8190  # gunicorn's largest; max_head_bytes limits the whole head
 limit_request_field_size = min(_settings.max_head_bytes, 65536)
 
 
@@ -58,19 +60,20 @@ def on_starting(server):
         remote_extra.require(_settings)
         encrypted = tls.certificates(_settings, "http", "http/1.1")
         tls.certificates(_settings, "grpc", "h2")
-        if encrypted and server.cfg.worker_class_str != worker_class:  # it would speak plainly
+        if encrypted and server.cfg.worker_class_str != worker_class:  # others speak without TLS
             raise ConfigError("http_tls_cert is for the server's own worker class, not for another")
         launch.prepare(_settings)
         launch.claim(_settings, server.cfg.address)
-        if not launch.follows():  # else they are the predecessor's, still
-            trace_files.begin(_settings)  # they are this service's from here on
+        if not launch.follows():  # in a reload the predecessor still has the trace files
+            trace_files.begin(_settings)  # the trace files are this service's from here on
         sign_of_life.when_asked(launch.beat)
     except ConfigError as ex:
         launch.failed(ex.message)
 
 
 def when_ready(server):
-    server.systemd = True  # leaves the sockets' files, which may be another generation's by then
+    # leaves the files of Unix sockets, which another generation may have by then
+    server.systemd = True
     stop = server.stop
 
     def tell_and_stop(graceful=True):
@@ -91,7 +94,7 @@ def pre_exec(server):  # SIGUSR2: in a fork of the master
 
 
 def pre_fork(server, worker):
-    # here, because gunicorn sets its own after its start; a host may have several services
+    # here, because gunicorn sets its own title after its start; a host may run several services
     setproctitle(f"shmserve: master ({run_dir(_settings)})")
 
 

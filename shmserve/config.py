@@ -1,9 +1,9 @@
 """Settings: one frozen Struct, read once from a TOML file and the environment.
 
-The file is named by `SHMSERVE_CONFIG`; every key ``a_b`` is also the environment
-variable ``SHMSERVE_A_B``, which wins. A table is a prefix: ``[client_shm] mode``
-is ``client_shm_mode``. Unknown keys are errors. Nothing else reads the environment.
-Sizes (``…_bytes``) and times (``…_s``) may have units; docs/settings.md has every setting.
+`SHMSERVE_CONFIG` names the file. Every key ``a_b`` is also the environment variable
+``SHMSERVE_A_B``, which wins. A table is a prefix: ``[client_shm] mode`` is ``client_shm_mode``.
+Unknown keys are errors. No other module reads settings from the environment. Sizes (``…_bytes``)
+and times (``…_s``) may have units; docs/settings.md has every setting.
 
 Extensions have settings of their own: the key ``x_a_b`` is `a_b` of the extension ``x``.
 """
@@ -26,23 +26,25 @@ from shmserve.settings.telemetry import TelemetrySettings
 
 PREFIX = "SHMSERVE_"
 CONFIG_VARIABLE = "SHMSERVE_CONFIG"
-# A reload's own: which folder of the run directory its processes have (`run_dir`)
+# Set by a reload for its processes: name of their folder in the run directory (`run_dir`)
 GENERATION_VARIABLE = "SHMSERVE_GENERATION"
 GENERATION = re.compile(r"g[1-9][0-9]*")
-COMMAND_VARIABLE = "SHMSERVE_COMMAND"  # what `shmserve serve` was called with, for a reload
+COMMAND_VARIABLE = "SHMSERVE_COMMAND"  # command line of `shmserve serve`, for a reload
 _NOT_SETTINGS = {CONFIG_VARIABLE, GENERATION_VARIABLE, COMMAND_VARIABLE}
 
 
 class ExtensionSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of an extension: a subclass, whose fields all have defaults, is what an extension of
-    the group `extensions.SETTINGS` is. Its name there is what their names begin with.
+    """Base class of an extension's settings. A subclass, whose fields all have defaults, is an
+    extension of the group `extensions.SETTINGS`. The extension's name is the prefix of its
+    settings.
 
-    It is read in every process, the HTTP workers' parent among them, which must stay small: the
-    module of such a class imports nothing beyond this one.
+    Every process reads the settings, and gunicorn's master among them must stay small. So the
+    module of a subclass imports only this module.
 
-    `FLAGS`: names of boolean fields that clients may change while the service runs. What they are
-    then is in the registry, which all processes see (`core.registry.Snapshot.flags`, by the
-    setting's whole name), and is changed with the message `SetFlag`.
+    Attributes:
+        FLAGS: names of boolean fields that clients may change while the service runs. The
+            registry, which all processes see, has their current values by the settings' full names
+            (`core.registry.Snapshot.flags`). The message `SetFlag` changes a flag.
     """
 
     FLAGS: ClassVar[tuple[str, ...]] = ()
@@ -54,26 +56,25 @@ Own = TypeVar("Own", bound=ExtensionSettings)
 class Settings(TelemetrySettings, frozen=True):
     """Every setting with its default. Sizes are bytes, times are seconds.
 
-    A section of the reference is a class, and each section extends the one before, because
-    msgspec allows a Struct one base only.
+    A section of the reference is a class. Each section extends the previous section, because
+    msgspec allows a Struct only one base.
     """
 
-    extensions: dict[str, Any] = field(
-        default_factory=dict
-    )  # not a key: what `extension` gives, by name
+    extensions: dict[str, Any] = field(default_factory=dict)  # not a key: for `extension`, by name
 
     def extension(self, name: str, kind: type[Own]) -> Own:
-        """The settings of an extension, which are of this `kind`."""
+        """Return the settings of an extension, which are of this `kind`."""
         own = self.extensions.get(name)
         return own if isinstance(own, kind) else kind()
 
     @property
     def exports(self) -> bool:
-        """Whether there is something for an OpenTelemetry collector."""
+        """Return whether traces or metrics are exported to an OpenTelemetry collector."""
         return self.trace_mode == "opentelemetry" or self.otlp_metrics_interval_s > 0
 
     def flags(self) -> dict[str, bool]:
-        """Flags of extensions by the names of their settings, as they are at the start."""
+        """Return flags of extensions with their values at the start, by the settings' full
+        names."""
         return {
             f"{name}_{flag}": getattr(own, flag)
             for name, own in self.extensions.items()
@@ -81,12 +82,14 @@ class Settings(TelemetrySettings, frozen=True):
         }
 
 
-_SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
-SECRET = _SEMICOLONS | {"otlp_headers", "repository_http_headers"}  # values that are not shown
+# items of these settings contain commas
+_SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}
+SECRET = _SEMICOLONS | {"otlp_headers", "repository_http_headers"}  # values never shown
 
 
 class Reading(NamedTuple):
-    """Settings; for those that were given, where; and warnings about settings to be deleted."""
+    """Settings, the origins of settings that were given, and warnings about settings to be
+    deleted."""
 
     settings: Settings
     origins: dict[str, str]
@@ -99,11 +102,11 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def read(environ: Mapping[str, str] | None = None) -> Reading:
-    """Read the settings, and remember where they are from.
+    """Read the settings and their origins.
 
     Raises:
-        ConfigError: a file that cannot be read, unknown keys, values of the wrong type: all that
-            is wrong, one to a line, and behind it the warnings.
+        ConfigError: a file that cannot be read, unknown keys, values of the wrong type. The
+            message has all errors, a line for each, followed by the warnings.
     """
     environ = os.environ if environ is None else environ
     extensions.check()
@@ -136,30 +139,32 @@ def _given(name: str, kind: type[ExtensionSettings], values: Mapping[str, Any]) 
 
 
 def declared() -> dict[str, Declared]:
-    """Every setting there is, those of extensions behind the server's own."""
-    found = _fields("", Settings)
-    del found["extensions"]
+    """Return all settings by name: the server's own, then those of extensions."""
+    settings = _fields("", Settings)
+    del settings["extensions"]
     for name, kind in extensions.load_all(extensions.SETTINGS).items():
-        found |= _fields(f"{name}_", kind)
-    return found
+        settings |= _fields(f"{name}_", kind)
+    return settings
 
 
 def _fields(prefix: str, kind: type[Struct]) -> dict[str, Declared]:
-    sections: dict[str, str] = {}  # a field's is the title of the class that has added it
+    sections: dict[str, str] = {}  # title of the class that has added the field
     parts = [part for part in kind.__mro__ if issubclass(part, Struct) and part is not Struct]
     for part in reversed(parts):
         for field_name in part.__struct_fields__:
             ours = part.__module__.startswith("shmserve.")
             sections.setdefault(field_name, (part.__doc__ or "") if ours else "")
-    found = {}
-    for one in msgspec.structs.fields(kind):
-        name = prefix + one.name
-        factory = one.default_factory
-        default = one.default if factory is msgspec.NODEFAULT else factory()
+    settings = {}
+    for declared_field in msgspec.structs.fields(kind):
+        name = prefix + declared_field.name
+        factory = declared_field.default_factory
+        default = declared_field.default if factory is msgspec.NODEFAULT else factory()
         separator = ";" if name in _SEMICOLONS else ","
-        section = sections[one.name]
-        found[name] = Declared(name, one.type, default, separator, name in SECRET, section)
-    return found
+        section = sections[declared_field.name]
+        settings[name] = Declared(
+            name, declared_field.type, default, separator, name in SECRET, section
+        )
+    return settings
 
 
 def _wrong_binds(settings: Settings) -> list[str]:
@@ -209,7 +214,8 @@ def _wrong_traces(settings: Settings) -> list[str]:
 
 
 def state_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
-    """Where files are that outlive the service: the setting, systemd's, or the run directory."""
+    """Return the folder of files that outlive the service: the setting, systemd's, or the run
+    directory."""
     environ = os.environ if environ is None else environ
     if settings.state_dir:
         return os.path.abspath(settings.state_dir)
@@ -219,7 +225,8 @@ def state_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> s
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
-    """The run directory of this process's generation: `base_dir`, or after a reload in it."""
+    """Return the run directory of this process's generation: `base_dir`, or after a reload a
+    folder in it."""
     environ = os.environ if environ is None else environ
     generation = environ.get(GENERATION_VARIABLE, "")
     base = base_dir(settings, environ)
@@ -227,7 +234,8 @@ def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str
 
 
 def base_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
-    """The service's run directory: the setting, systemd's, the user's, or one below /tmp."""
+    """Return the service's run directory: the setting, systemd's, the user's, or one below
+    /tmp."""
     environ = os.environ if environ is None else environ
     if settings.run_dir:
         return os.path.abspath(settings.run_dir)

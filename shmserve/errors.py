@@ -1,13 +1,14 @@
-"""The one error tree, and the one table from errors to HTTP and gRPC statuses.
+"""Errors: the one error tree, and the one table from errors to HTTP and gRPC statuses.
 
-Every error that may reach a client derives from `ShmserveError`. Its message is
-written for the client: it names the field and the value at fault and shows no
-path, key, address or traceback. Details for operators go to the log.
+Every error that may reach a client derives from `ShmserveError`. The message is written for the
+client: it names the field and the value at fault, and shows no path, key, address or traceback.
+Details for operators go to the log.
 
-HTTP statuses follow Triton's mapping (facts: HTTP surface, error mapping) except
-where a clearer status exists (405, 411, 413, 415, 502, 504).
+HTTP statuses follow Triton's mapping (facts: HTTP surface, error mapping), except where a clearer
+status exists (405, 411, 413, 415, 502, 504).
 
-The server's own 503 means that nothing of the request has run; what had begun and was lost is 502.
+The server's own 503 means that nothing of the request has run. If a request had begun to run and
+its result was lost, the status is 502.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple, Self
 
 
 class Code(StrEnum):
-    """What kind of failure it was; the values are gRPC status names."""
+    """Kinds of failure; the values are gRPC status names."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
@@ -63,15 +64,15 @@ class ShmserveError(Exception):
 
     code: Code = Code.INTERNAL
     http: int | None = None  # a clearer HTTP status than the table's, if there is one
-    retry_after_s: int = 0  # nothing of the request has run, and it may fare better then; 0: or not
-    was_sent = False  # an executor had been asked when it came
+    retry_after_s: int = 0  # seconds until a retry may succeed: nothing has run; 0: no advice
+    was_sent = False  # whether the request had been sent to an executor
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
 
     def reword(self, message: str) -> Self:
-        """Say it with another message."""
+        """Replace the message. Return this error."""
         self.message, self.args = message, (message,)
         return self
 
@@ -97,7 +98,7 @@ class TooLarge(InvalidArgument):
 
 
 class UnsupportedEncoding(InvalidArgument):
-    """A content coding that the server does not speak."""
+    """The request has a content coding that the server does not support."""
 
     http = 415
 
@@ -115,26 +116,28 @@ class PermissionDenied(ShmserveError):
 
 
 class Unauthenticated(ShmserveError):
-    """Not without a key that is known and has not expired."""
+    """The call needs a key that is known and has not expired."""
 
     code = Code.UNAUTHENTICATED
 
 
 class Unavailable(ShmserveError):
-    """Not now: a model that is not ready, a full queue, a server that drains."""
+    """The request fails now and may succeed later: a model is not ready, a queue is full, the
+    server drains."""
 
     code = Code.UNAVAILABLE
     retry_after_s = 1
 
 
 class NotConfigured(Unavailable):
-    """Not as this server is configured, or as its models are wired: a retry would be in vain."""
+    """The server's configuration, or the wiring of its models, rules the request out: a retry is
+    in vain."""
 
     retry_after_s = 0
 
 
 class NoExecutor(Unavailable):
-    """No executor of the model takes requests now; one is being started."""
+    """No executor of the model takes requests now, and an executor is being started."""
 
 
 class Unimplemented(ShmserveError):
@@ -159,7 +162,7 @@ class QueueFull(Unavailable):
 
 
 class WorkLost(ShmserveError):
-    """Something of the request has run, and what came of it is lost."""
+    """A part of the request has run, and its result is lost."""
 
     code = Code.ABORTED
 
@@ -181,7 +184,7 @@ class Internal(ShmserveError):
 
 
 class ModelFailure(ShmserveError):
-    """An error a model raised or returned; `code` is the model's choice."""
+    """An error that a model raised or returned; the model chooses `code`."""
 
     def __init__(self, message: str, code: Code = Code.INTERNAL) -> None:
         super().__init__(message)
@@ -195,15 +198,15 @@ class ConfigError(ShmserveError):
 
 
 class ProtocolViolation(ShmserveError):
-    """A peer process sent something its protocol forbids; its channel is closed."""
+    """A peer process sent a message that its protocol forbids; its channel is closed."""
 
 
 class UnreadableMessage(ProtocolViolation):
-    """Bytes that do not decode to what is expected there; the message says why."""
+    """Bytes that do not decode to the expected message; the error's message says why."""
 
 
 class StaleDescriptor(ProtocolViolation):
-    """A descriptor names a slot whose generation has moved on."""
+    """A descriptor names a slot that has a newer generation by now."""
 
 
 class PeerDied(ShmserveError):
@@ -212,7 +215,7 @@ class PeerDied(ShmserveError):
     code = Code.UNAVAILABLE
 
 
-# Of a process that ends, to what comes yet: what it has is finished, nothing new begins.
+# Answer of a process that is ending to new requests. Requests in progress are finished.
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 _BY_CODE: dict[Code, type[ShmserveError]] = {
@@ -225,13 +228,14 @@ _BY_CODE: dict[Code, type[ShmserveError]] = {
 
 
 def from_code(code: Code, message: str) -> ShmserveError:
-    """The error a code stands for, e.g. one that came over a channel."""
+    """Return the error that a code stands for, e.g. one that came over a channel."""
     kind = _BY_CODE.get(code)
     return ModelFailure(message, code) if kind is None else kind(message)
 
 
 def of_run(code: Code, message: str) -> ShmserveError:
-    """As `from_code`, of a request that a model has had: what it says of others does not hold."""
+    """Return the error of a request that a model has run, as `from_code`, but without advice to
+    retry."""
     error = from_code(code, message)
     error.retry_after_s = 0
     return error

@@ -1,7 +1,6 @@
-"""Where the server can be extended, and by what: ourselves first, then installed distributions.
+"""Extensions of the server: the groups, and what belongs to each: our own, then installed ones.
 
-An extension is an object that is named, as ``module:attribute``, in one of these groups. What it
-must be is documented here:
+An extension is an object that is named, as ``module:attribute``, in one of these groups:
 
     BACKENDS         executor.backend.Backend: the class, which runs models
     FOLDER_READERS   repository.folder_reader.FolderReader: an object that reads model folders
@@ -10,11 +9,12 @@ must be is documented here:
     SETTINGS         config.ExtensionSettings: a class of settings
     NATIVE_REQUESTS  executor.backends.native.request_forms.FormChooser: what model.py is given
 
-docs/extending.md has an example of a distribution that adds such.
+The named type documents the object. docs/extending.md has an example of a distribution with
+extensions.
 
-What the server itself brings is listed here and not as entry points of its own distribution:
-it also runs from a source tree whose metadata is missing or older than the code. Nothing is
-imported before it is needed, and each process loads only its own groups.
+The server's own extensions are listed here and not as entry points of its distribution: the server
+also runs from a source tree whose metadata is missing or older than the code. Nothing is imported
+before it is needed, and each process loads only its own groups.
 """
 
 from __future__ import annotations
@@ -67,23 +67,23 @@ def _installed() -> Any:  # of another type before Python 3.12
 
 
 def check() -> None:
-    """Raises as `names` if any group has names that cannot be used; before anything is started."""
+    """Check the names of all groups before anything is started. Raises as `names`."""
     for group in _OURS:
         names(group)
 
 
 def load_own(group: str) -> None:
-    """Import what the server itself brings of a group, and nothing that was installed beside it."""
+    """Import the server's own extensions of a group, without installed ones."""
     for place in _OURS[group].values():
         importlib.import_module(place.partition(":")[0])
 
 
 @functools.cache
 def names(group: str) -> dict[str, str]:
-    """The extensions of a group, ours first: name -> ``module:attribute``.
+    """Return the extensions of a group, our own first: name -> ``module:attribute``.
 
     Raises:
-        ConfigError: two have the same name, or one has a name that cannot be used.
+        ConfigError: two extensions have the same name, or a name cannot be used.
     """
     known = dict(_OURS[group])
     for entry in sorted(_installed().select(group=group)):
@@ -96,10 +96,10 @@ def names(group: str) -> dict[str, str]:
 
 @functools.cache
 def load(group: str, name: str) -> Any:
-    """One extension's object.
+    """Return the object of an extension.
 
     Raises:
-        ConfigError: there is none of that name, it cannot be imported, or as `names`.
+        ConfigError: the name is unknown, the object cannot be imported, or as `names`.
     """
     target = names(group).get(name)
     if target is None:
@@ -108,19 +108,20 @@ def load(group: str, name: str) -> Any:
     try:
         return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as ex:
-        # Its text has paths of ours, and what is raised may reach clients
+        # Logged only: the text has paths of the server, and the error may reach clients
         log.error("extension %s of %s cannot be imported", name, group, exc_info=ex)
         raise ConfigError(f"extension '{name}' of {group} cannot be imported (see the log)") from ex
 
 
 def concerned(group: str, parameters: Iterable[str]) -> Iterator[Any]:
-    """Extensions of a group for a model that has such parameters in its configuration: those
-    whose name is a parameter's, or what it begins with, before a "_". Raises as `load`."""
+    """Yield the extensions of a group for a model with these configuration parameters. An
+    extension matches if a parameter is its name, or begins with its name and "_". Raises as
+    `load`."""
     for name in names(group):
         if any(key == name or key.startswith(f"{name}_") for key in parameters):
             yield load(group, name)
 
 
 def load_all(group: str) -> dict[str, Any]:
-    """All extensions of a group by name, ours first; raises as `load`."""
+    """Return all extensions of a group by name, our own first; raises as `load`."""
     return {name: load(group, name) for name in names(group)}

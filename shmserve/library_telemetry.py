@@ -1,7 +1,7 @@
 """Telemetry of libraries, and output of their C code: switched off by environment variables.
 
-A library reads its variable when it is imported, in whichever process. So the variables are set
-where all processes begin, in gunicorn's master and in `shmserve`'s commands, and are inherited.
+A library reads its variable when it is imported, in any process. So the variables are set where
+all processes begin, in gunicorn's master and in `shmserve`'s commands, and are inherited.
 Libraries without a row send nothing of their own accord: numpy, torch, CuPy, grpcio, gunicorn,
 Falcon, OpenTelemetry's SDK, fsspec and its stores for S3, Google and Azure.
 """
@@ -21,12 +21,13 @@ _OFF = {
 
 
 _SILENT = {
-    # gRPC's C core writes to descriptor 2 itself, and so waits for whoever reads the log
+    # gRPC's C core writes to descriptor 2 itself, and so waits for the reader of the log
     "GRPC_VERBOSITY": "NONE",
 }
 
 
 def switch_off(environ: MutableMapping[str, str]) -> None:
-    """Switch both off in an environment; a variable that is set already keeps its value."""
+    """Switch telemetry and output off in an environment. A variable that is set already keeps its
+    value."""
     for variable, value in (_OFF | _SILENT).items():
         environ.setdefault(variable, value)

@@ -4,8 +4,8 @@ A log call names its fields beside its message:
 
     _log.info("draining", extra=log_fields(reason=reason))
 
-LogFields lists every field that a log call may have, so mypy finds a misspelled one.
-A field is renamed in log lines by an entry in `_WRITTEN_AS`.
+LogFields lists every field that a log call may have, so mypy finds a misspelled name. An entry in
+`_WRITTEN_AS` renames a field in log lines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypedDict, Unpack
 
-ATTRIBUTE = "shmserve_fields"  # of a log record: others, such as a model's, may have `fields`
+ATTRIBUTE = "shmserve_fields"  # of a log record: a model's records, for one, may have `fields`
 _WRITTEN_AS = {
     "nbytes": "bytes",
     "source": "from",
@@ -25,7 +25,7 @@ class LogFields(TypedDict, total=False):
 
     address: str  # of a listener
     again: bool  # the coordinator was started before in this generation
-    delay_s: float  # before spans go out that are no full batch
+    delay_s: float  # before a batch of spans that is not full is sent
     epoch: object
     error: object  # exception, or text
     exported: int  # spans, since the process started
@@ -41,10 +41,10 @@ class LogFields(TypedDict, total=False):
     name: str  # of a client's region
     nbytes: int
     path: str
-    pid: int | None  # of the process that the line is about
+    pid: int | None  # the line's subject
     pids: list[int]
     pool_bytes: int
-    process: str  # that the line is about
+    process: str  # the line's subject
     reason: object
     refused: int  # spans, since the process started
     request: str  # id of the request, as the client has it
@@ -56,7 +56,7 @@ class LogFields(TypedDict, total=False):
 
 
 def log_fields(**values: Unpack[LogFields]) -> dict[str, dict[str, object]]:
-    """Return the argument `extra` of a log call whose line has these fields."""
+    """Return the argument `extra` of a log call with these fields."""
     return {ATTRIBUTE: {_WRITTEN_AS.get(name, name): value for name, value in values.items()}}
 
 

@@ -1,4 +1,4 @@
-"""Where models are: the entries of `model_repository`, and what they are on this host."""
+"""Model places: the entries of `model_repository`, and the local path of each."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from shmserve.config import Settings
 
 
 def fetches(settings: Settings) -> bool:
-    """Whether models come from a store."""
+    """Return whether a repository is in a remote store."""
     return any(map(is_remote, settings.model_repository))
 
 
 def is_remote(repository: str) -> bool:
-    """Whether a path of `model_repository` is a store's address."""
+    """Return whether a path of `model_repository` is the address of a remote store."""
     return "://" in repository
 
 
 def single_of(repository: str) -> tuple[str, str] | None:
-    """Name and folder of an entry of `model_repository` that is one model, `NAME=FOLDER`."""
+    """Return name and folder of an entry `NAME=FOLDER` of `model_repository`; None for other
+    entries."""
     name, sign, path = repository.partition("=")
     return (name, path) if sign and ids.is_model_name(name) else None
 
 
 def single_dir(settings: Settings) -> str:
-    """Where such models are laid out as in a repository."""
+    """Return the folder where models of `NAME=FOLDER` entries are laid out as in a repository."""
     return os.path.join(config.run_dir(settings), "single")
 
 
 def cache_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
-    """Where fetched models are kept: the setting, systemd's, or the user's."""
+    """Return the folder of fetched models: the setting, systemd's, or the user's."""
     environ = os.environ if environ is None else environ
     if settings.repository_cache_dir:
         return os.path.abspath(settings.repository_cache_dir)
@@ -44,7 +45,8 @@ def cache_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> s
 
 
 def repository_paths(settings: Settings) -> tuple[str, ...]:
-    """`model_repository` as this host has it: folders, and for stores the catalog in the cache."""
+    """Return local paths for `model_repository`: folders, and for a remote store its catalog in
+    the cache."""
     return tuple(_local(settings, entry) for entry in settings.model_repository)
 
 

@@ -1,6 +1,6 @@
-"""Values of settings: where they come from, what they are converted to, what is wrong with them.
+"""Sources of settings: reads given values, converts them, and reports errors.
 
-Knows no setting by name: `config` says which there are.
+The names of the settings come from `config`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from shmserve.settings.retired import Retired
 
 _MOST_SHOWN = 80  # characters of a value in an error
 _TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
-# Of addresses: who is to be let in, and what follows a path, which may be a signature
+# Secrets in addresses: user and password, and the query, which may be a signature
 _SECRET_PARTS = re.compile(r"(?<=://)[^/@\s'\"]*(?=@)|(?<=\?)[^\s'\"]+")
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
 class Declared(NamedTuple):
-    """A setting as it is declared. `separator`: of items in one text; `secret`: never shown;
-    `section`: heading under which the reference has the setting."""
+    """A setting as it is declared.
+
+    Attributes:
+        separator: separates the items of a list in a text.
+        secret: whether the value is never shown.
+        section: heading of the setting in the reference.
+    """
 
     name: str
     type: Any
@@ -37,23 +42,23 @@ class Declared(NamedTuple):
 
     @property
     def wants(self) -> str:
-        """What a value must be, in words."""
+        """Return the form of a valid value, in words."""
         return kinds.describe(self.name, self.type)
 
     @property
     def description(self) -> str:
-        """What the setting does, in Markdown."""
+        """Return the setting's description, in Markdown."""
         return kinds.description(self.type)
 
     def text(self, value: Any) -> str:
-        """A value as an environment variable would have it."""
+        """Return a value in the form of an environment variable."""
         if self.secret and value:
             return "(not shown)"
         return kinds.shown(self.name, value, self.separator)
 
 
 class GivenValue(NamedTuple):
-    """A value and where it is from. `name`: of the setting, as it was written there."""
+    """A value and its origin. `name`: the setting's name as the origin spells it."""
 
     value: Any
     origin: str
@@ -61,10 +66,11 @@ class GivenValue(NamedTuple):
 
 
 class Sources:
-    """What was given for the settings in `declared`: by the file, then by the environment.
+    """Values given for the settings in `declared`: by the file, then by the environment.
 
-    `former`: names that settings had once, and their names today; `retired`: settings that are
-    no more.
+    Args:
+        former: today's names of settings, by their former names.
+        retired: settings that no longer exist.
     """
 
     def __init__(
@@ -79,10 +85,10 @@ class Sources:
         self._declared = declared
         self._former = former
         self._retired = retired
-        self._gone: dict[str, GivenValue] = {}  # given for retired settings
+        self._gone: dict[str, GivenValue] = {}  # values given for retired settings
 
     def take_variables(self, environ: Mapping[str, str], prefix: str) -> None:
-        """Those variables that begin with `prefix`."""
+        """Take the variables that begin with `prefix`."""
         known = (*self._declared, *self._former, *self._retired)
         names = {f"{prefix}{name.upper()}": name for name in known}
         for variable, text in environ.items():
@@ -98,10 +104,11 @@ class Sources:
             self._values_of(name)[name] = GivenValue(text, origin, name)
 
     def take_file(self, path: str, variable: str) -> None:
-        """A TOML file, whose tables are prefixes of names. `variable`: what has named it.
+        """Take a TOML file, whose tables are prefixes of names. `variable`: variable that names
+        the file.
 
         Raises:
-            ConfigError: it cannot be read, or is not TOML.
+            ConfigError: the file cannot be read, or is not TOML.
         """
         try:
             with open(path, encoding="utf-8") as file:
@@ -130,7 +137,8 @@ class Sources:
         return self._gone if name in self._retired else self.given
 
     def _judge_retired(self) -> None:
-        """Warn of settings whose values describe what holds now, and refuse any other."""
+        """Warn of retired settings whose values describe the present behaviour, and refuse other
+        values."""
         for name, (value, origin, _) in self._gone.items():
             retired = self._retired[name]
             reason = retired.explanation(name)
@@ -151,7 +159,8 @@ class Sources:
                 yield name, value
 
     def converted(self) -> dict[str, Any]:
-        """The values as their settings have them; what cannot be converted is a problem."""
+        """Return the values in their settings' types. A value that cannot be converted becomes a
+        problem."""
         self._judge_retired()
         values = {}
         for name, given in self.given.items():
@@ -165,7 +174,7 @@ class Sources:
 
 
 def _parsed(declared: Declared, value: Any) -> Any:
-    """Texts of lists and tables split, of sizes and times without their units."""
+    """Return a value with lists and tables split, and without units of sizes and times."""
     if not isinstance(value, str):
         return value
     if kinds.is_table(declared.type):
@@ -180,7 +189,7 @@ def _items(text: str, separator: str) -> list[str]:
 
 
 def _table(text: str) -> dict[str, list[str]]:
-    """Of 'name=item,item;other=item'. Raises ValueError: it is not of that form."""
+    """Parse 'name=item,item;other=item'. Raises ValueError if the text has another form."""
     entries = [part.partition("=") for part in text.split(";") if part.strip()]
     if any(not separator or not name.strip() for name, separator, _ in entries):
         raise ValueError
@@ -190,7 +199,7 @@ def _table(text: str) -> dict[str, list[str]]:
 def _problem(declared: Declared, given: GivenValue) -> str:
     try:
         name, value = _culprit(declared.name, _parsed(declared, given.value), declared.type)
-    except ValueError:  # a table whose parts cannot be told apart
+    except ValueError:  # a table that cannot be split
         name, value = declared.name, given.value
     shown = "(not shown)" if declared.secret else _shortened(repr(value))
     default = declared.text(declared.default) or "nothing"
@@ -199,7 +208,8 @@ def _problem(declared: Declared, given: GivenValue) -> str:
 
 
 def _culprit(name: str, value: Any, kind: Any) -> tuple[str, Any]:
-    """What of a value cannot be converted, down to an entry of a table or an item of a list."""
+    """Return name and value of the part that cannot be converted: an entry of a table, an item of
+    a list, or the whole."""
     kind = kinds.bare(kind)
     parts: Iterator[tuple[str, Any]] = iter(())
     if isinstance(value, dict) and get_origin(kind) is dict:
@@ -227,17 +237,20 @@ def _near(name: str, known: list[str]) -> str:
 
 
 def _lines(text: str) -> dict[str, list[int]]:
-    """Numbers of the lines where settings stand. TOML's parser tells none, so this looks for
-    what lines begin with; it may miss a setting, whose error then names the file alone."""
+    """Return the line numbers of settings in a TOML text.
+
+    TOML's parser reports no lines, so this looks at the beginning of each line. A missed setting's
+    error names the file alone.
+    """
     prefix = ""
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if match := _TABLE.match(line):
             prefix = _name(match[1]) + "_"
-            found.setdefault(prefix[:-1], []).append(number)
+            numbers.setdefault(prefix[:-1], []).append(number)
         elif match := _KEY.match(line):
-            found.setdefault(prefix + _name(match[1]), []).append(number)
-    return found
+            numbers.setdefault(prefix + _name(match[1]), []).append(number)
+    return numbers
 
 
 def _name(dotted: str) -> str:

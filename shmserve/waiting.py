@@ -1,10 +1,10 @@
 """Waiting: how code of a process waits, and where long work runs.
 
 By default a thread that waits is blocked. A thread that serves many connections at once (the loop
-of an HTTP worker or a gRPC process) installs a `ThreadWaiter` for itself, and code that waits there
-gives way to other code instead. So the same synchronous code serves HTTP workers, gRPC processes,
-and WSGI servers with a thread for each request. All waits for another process, a client or a
-contended lock go through here.
+of an HTTP worker or a gRPC process) installs a `ThreadWaiter` for itself. Code that waits in such
+a thread gives way to other code instead. So the same synchronous code serves HTTP workers, gRPC
+processes, and WSGI servers with a thread for each request. All waits for another process, a client
+or a contended lock go through this module.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-LARGE = 1 << 16  # bytes: to copy, check or encode fewer of a tensor holds nobody up
+LARGE = 1 << 16  # bytes: copying, checking or encoding less of a tensor delays no other code
 
 _Result = TypeVar("_Result")
 
 
 class WaitEvent(Protocol):
-    """As `threading.Event`; set by any thread, awaited where it was made."""
+    """Event like `threading.Event`: set by any thread, awaited in the thread that made it."""
 
     def is_set(self) -> bool: ...
 
@@ -30,33 +30,33 @@ class WaitEvent(Protocol):
 
 
 class Task(Protocol):
-    """Work that goes on by itself."""
+    """Work that runs concurrently."""
 
     def join(self) -> None: ...
 
 
 class DescriptorWait(Protocol):
-    """A descriptor that is waited for, by one at a time."""
+    """Wait for a descriptor, by one caller at a time."""
 
     def wait(self, deadline: float, events: int = ...) -> bool:
-        """Wait until the descriptor may be ready for events of epoll, to be read if none are
-        given; return False at the deadline (monotonic)."""
+        """Wait until the descriptor may be ready for epoll `events`, by default to be read. Return
+        False at the deadline (monotonic)."""
         ...
 
 
 class LoopEvent(WaitEvent, Protocol):
-    """An event of a `ThreadWaiter`."""
+    """Event of a `ThreadWaiter`."""
 
     def wait(self, timeout: float | None = None, readiness: Any = None) -> bool:
-        """As `WaitEvent.wait`, and no longer than until `readiness` may be ready."""
+        """Wait as `WaitEvent.wait`, but end when `readiness` may be ready."""
         ...
 
 
 class ThreadWaiter(Protocol):
-    """What a thread that serves many at once does instead of blocking."""
+    """Waiting in a thread that serves many connections and must not block."""
 
     def watch(self, fd: int) -> DescriptorWait:
-        """Return what waits for a new descriptor."""
+        """Return the wait for a new descriptor."""
         ...
 
     def sleep(self, seconds: float) -> None: ...
@@ -70,12 +70,13 @@ class ThreadWaiter(Protocol):
     def beside(self, work: Callable[..., _Result], *args: Any) -> _Result: ...
 
     def on_loop(self, call: Callable[..., _Result], *args: Any) -> _Result:
-        """Have a greenlet of this waiter's loop call it. From any other thread, which waits."""
+        """Have a greenlet of this waiter's loop run `call`, and return the result. Called in any
+        other thread, which waits."""
         ...
 
 
 class _Installed(threading.local):
-    """Of each thread; None: it may block."""
+    """The waiter of each thread; None: the thread may block."""
 
     waiter: ThreadWaiter | None = None
 
@@ -84,34 +85,34 @@ installed = _Installed()
 
 
 def install(waiter: ThreadWaiter | None) -> None:
-    """From now on this thread waits so; None: as any other."""
+    """Set this thread's waiter; None: the thread blocks, as by default."""
     installed.waiter = waiter
 
 
 def sleep(seconds: float) -> None:
-    """Go on later."""
+    """Wait for some seconds."""
     waiter = installed.waiter
     (time.sleep if waiter is None else waiter.sleep)(seconds)
 
 
 def pause() -> None:
-    """Let everybody else go on first who can, for one who never has to wait."""
+    """Let other code that is ready go first, for code that never has to wait."""
     waiter = installed.waiter
     if waiter is not None:
         waiter.pause()
 
 
 def event() -> WaitEvent:
-    """One that whoever made it can wait for."""
+    """Return an event that this thread can wait for."""
     waiter = installed.waiter
     return threading.Event() if waiter is None else waiter.event()
 
 
 def start(work: Callable[[], None], name: str) -> Task:
-    """Have it done side by side with what goes on here.
+    """Start work concurrently with the caller.
 
     Raises:
-        RuntimeError: the system has no thread for it.
+        RuntimeError: the system has no thread for the work.
     """
     waiter = installed.waiter
     if waiter is not None:
@@ -122,13 +123,14 @@ def start(work: Callable[[], None], name: str) -> Task:
 
 
 def beside(work: Callable[..., _Result], *args: Any) -> _Result:
-    """Do what keeps a processor, a file or a lock for long where nobody else waits for it."""
+    """Run work that keeps a processor, a file or a lock for long, away from the loop. Return the
+    result."""
     waiter = installed.waiter
     return work(*args) if waiter is None else waiter.beside(work, *args)
 
 
 def beside_if_large(nbytes: int, work: Callable[..., _Result], *args: Any) -> _Result:
-    """As `beside`, if so many bytes take long."""
+    """Run work as `beside` if `nbytes` are many, else here."""
     waiter = installed.waiter
     if waiter is None or nbytes < LARGE:
         return work(*args)

@@ -1,11 +1,11 @@
-/* A client of a lane in C: asks a model with one FP32 input and one FP32 output over a lane, its
- * tensors in shared memory, and says how long that took. docs/client.md describes the wire.
+/* Lane client in C: sends requests to a model with one FP32 input and one FP32 output over a lane,
+ * with tensors in shared memory, and prints the median time. docs/client.md describes the wire format.
  *
  *     cc -O2 -o lane lane.c
  *     ./lane /run/shmserve-client/client.sock echo IN OUT 262144 1000
  *
- * The arguments: the client socket, the model, its input and output, elements, requests. The model
- * must give back what it was given; that is checked. The exit status is 1 if anything went wrong.
+ * Arguments: client socket, model, names of input and output, number of elements, number of requests.
+ * The model must return its input unchanged, which the client checks. The exit status is 1 after an error.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -60,7 +60,7 @@ static void put_window(Message *m, const char *region, uint64_t offset, uint64_t
     put_array(m, 3), put_text(m, region), put_uint(m, offset), put_uint(m, nbytes);
 }
 
-/* ------------------------------------------------------------ reading it */
+/* ------------------------------------------------------------ reading MessagePack */
 
 typedef struct {
     const uint8_t *at, *end;
@@ -143,7 +143,7 @@ static void send_message(int sock, const Message *m, int fd) {
     if (sendmsg(sock, &message, MSG_NOSIGNAL) < 0) fail("sending");
 }
 
-/* A message; its name must be `name`. With `fd`, the descriptor that rides along. */
+/* Receives a message, which must be called `name`. `fd`, if given, gets the message's descriptor. */
 static Reader receive(int sock, Message *m, const char *name, int *fd) {
     struct iovec part = {m->bytes, sizeof m->bytes};
     union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control = {0};
@@ -182,7 +182,7 @@ static int connect_to(const char *path) {
     return sock;
 }
 
-/* ------------------------------------------------------------ what it is about */
+/* ------------------------------------------------------------ regions and requests */
 
 static float *make_region(int sock, Message *m, const char *name, size_t nbytes) {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -223,7 +223,7 @@ static void infer(int lane, Message *m, uint64_t number, char *const names[2],
     send_message(lane, m, -1);
     Reader r = receive(lane, m, "LaneAnswer", NULL);
     if (expect(&r, 'i') != number) fail("the answer to another request");
-    skip(&r); /* outputs: where they were wanted */
+    skip(&r); /* outputs: at the requested places */
     uint64_t status = expect(&r, 'i'), length;
     skip(&r);
     const uint8_t *text = expect_text(&r, &length);

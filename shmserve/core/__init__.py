@@ -1,1 +1,2 @@
-"""What the processes decide and count, as plain objects: no system call, no thread, no clock."""
+"""Core: decisions and counts of all processes, as plain objects without system calls, threads or
+clocks."""

@@ -1,7 +1,7 @@
-"""Who may do what: kinds of callers, what they may do, and the table between them.
+"""Access: kinds of callers, actions, and the table of actions allowed to each kind.
 
-Pure policy: doors say who calls (`core.caller.Caller`, as the kernel tells, with the
-scopes of the key that came along) and what for. docs/security.md has the table for people.
+Pure policy. A door names the caller (`core.caller.Caller`, from the kernel, with the scopes of the
+key sent along) and the action. docs/security.md shows the table to users.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from shmserve.core.caller import Caller
 from shmserve.errors import PermissionDenied, ShmserveError, Unauthenticated
 from shmserve.settings.field_kinds import From, KeysFrom
 
-# owner: the server's user, and root; local: another user of this host; browser: a page of
-# another origin, whoever's browser it is open in.
+# owner: the server's user, and root; local: another user of this host; browser: a page of another
+# origin, in any user's browser.
 Kind = Literal["owner", "local", "remote", "browser"]
-# use: run models, and read; register: pass memory to the server; change: load and unload what
-# the repository has, logs, traces, GRPS's online flag; send models: load what the client sends.
+# use: run models, and read; register: pass memory to the server; change: load and unload models of
+# the repository, logs, traces, GRPS's online flag; send models: load a configuration or files sent
+# by the client.
 Action = Literal["use", "register", "change", "send models"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ACTIONS: tuple[Action, ...] = get_args(Action)
@@ -28,7 +29,7 @@ _WITHIN: Mapping[From, tuple[Kind, ...]] = {
     "local": ("owner", "local"),
     "anyone": ("owner", "local", "remote"),
 }
-# From whom keys are required: from those, and from whoever is further away.
+# Kinds of callers that need a key: the setting's kind, and kinds further away.
 _BEYOND: Mapping[KeysFrom, tuple[Kind, ...]] = {
     "nobody": (),
     "remote": ("remote",),
@@ -53,7 +54,7 @@ _WHAT: Mapping[Action, str] = {
 
 
 def table(settings: Settings) -> dict[Action, tuple[Kind, ...]]:
-    """Who may do what without a key, under these settings."""
+    """Return action -> kinds of callers allowed without a key, under these settings."""
     rows = {
         "use": _WITHIN["anyone"],
         "register": _WITHIN["anyone" if settings.client_shm_allow_remote else "local"],
@@ -65,11 +66,11 @@ def table(settings: Settings) -> dict[Action, tuple[Kind, ...]]:
 
 
 class Access:
-    """The table, applied.
+    """Access checks by the table.
 
     Args:
-        settings: they name what differs from the defaults.
-        server_uid: the user the server runs as.
+        settings: settings with the access rules.
+        server_uid: user of the server.
     """
 
     def __init__(self, settings: Settings, server_uid: int) -> None:
@@ -78,45 +79,46 @@ class Access:
         self._owners = (server_uid, 0)
 
     def kind(self, caller: Caller) -> Kind:
-        """What kind of caller it is; `browser` is told by `Origins`, from the request."""
+        """Return the kind of a caller. `Origins` detects the kind `browser`, from the request."""
         if caller.remote:
             return "remote"
         return "owner" if caller.uid in self._owners else "local"
 
     def open_to_all(self, action: Action) -> bool:
-        """Whether who calls makes no difference."""
+        """Return True if owner, local and remote callers may all do the action without a key."""
         return self._table[action] == _WITHIN["anyone"]
 
     def asked_at_the_door(self, action: Action) -> bool:
-        """Whether a door has to `check` this. Who registers what is otherwise for the region book
-        to say."""
+        """Return True if a door must `check` the action. Without keys, the region book checks
+        registrations."""
         return not self.open_to_all(action) and (self._keys or action != "register")
 
     def check(self, action: Action, caller: Caller) -> None:
-        """Let it be done, or not.
+        """Check that a caller may do an action.
 
         Args:
-            action: what is to be done.
-            caller: who asks, with the scopes of the key that came along, if one did.
+            action: requested action.
+            caller: sender, with the scopes of the key sent along, if any.
 
         Raises:
-            Unauthenticated: not without a key.
-            PermissionDenied: this caller may not, nor may whoever has this key.
+            Unauthenticated: the action needs a key.
+            PermissionDenied: neither the caller nor the key allows the action.
         """
         if action in caller.scopes or self.kind(caller) in self._table[action]:
             return
         raise self._refusal(action, bool(caller.scopes))
 
     def sees_errors(self, caller: Caller) -> bool:
-        """Whether what clients were told of errors is for this caller, too: the server's own user
-        may read the log anyway, and holders of a key that may change the server operate it."""
+        """Return True if the caller may see error texts sent to other clients. The server's own
+        user may read the log anyway, and holders of a key with scope "change" operate the
+        server."""
         return self.kind(caller) == "owner" or "change" in caller.scopes
 
     def _refusal(self, action: Action, has_key: bool) -> ShmserveError:
-        who = [_WHO[kind] for kind in self._table[action]]
+        allowed = [_WHO[kind] for kind in self._table[action]]
         if not self._keys:
-            whose = f"{' and '.join(who)} (setting {_SETTING[action]})"
-            return PermissionDenied(f"{_WHAT[action]} is for {whose}")
-        whose = " and ".join([*who, f"holders of a key with the scope '{action}'"])
+            holders = f"{' and '.join(allowed)} (setting {_SETTING[action]})"
+            return PermissionDenied(f"{_WHAT[action]} is for {holders}")
+        holders = " and ".join([*allowed, f"holders of a key with the scope '{action}'"])
         kind = PermissionDenied if has_key else Unauthenticated
-        return kind(f"{_WHAT[action]} is for {whose}")
+        return kind(f"{_WHAT[action]} is for {holders}")

@@ -1,4 +1,4 @@
-"""Callers: who sent a request or a message, as the kernel and a key say."""
+"""Callers: senders of requests and messages, as identified by the kernel and a key."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ REMOTE_UID = -1
 
 
 class Caller(Struct, frozen=True):
-    """Who asks, as the kernel says. `uid` -1: a remote caller; `pid` 0: not known; `socket`: the
-    inode of its TCP socket, 0: it has none; `scopes`: of the key that came along."""
+    """Sender of a request, as identified by the kernel.
+
+    Attributes:
+        uid: user id; -1: remote caller.
+        pid: process id; 0: unknown.
+        started: start of the process, as in `core.registry.Region`; 0: unknown.
+        socket: inode of the caller's TCP socket; 0: none.
+        scopes: scopes of the key sent with the request.
+    """
 
     uid: int = REMOTE_UID
     pid: int = 0

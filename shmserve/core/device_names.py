@@ -1,7 +1,7 @@
-"""CUDA devices by number: which ones a service sees, and what an executor of one must do.
+"""CUDA device names: devices visible to the service, and CUDA_VISIBLE_DEVICES of an executor.
 
-A device is named "cuda:K". K counts the devices that CUDA_VISIBLE_DEVICES leaves visible to the
-service, in its order, whatever a process of the service sees of them.
+A device is named "cuda:K". K counts the devices left visible to the service by
+CUDA_VISIBLE_DEVICES, in that order, for every process of the service.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from msgspec import Struct
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
-_INDEX = re.compile(r"\s*\+?([0-9]{1,9})")  # as strtoul reads it: what follows does not matter
+_INDEX = re.compile(r"\s*\+?([0-9]{1,9})")  # like strtoul, which ignores any text after the number
 _WHOLE, _PART = "GPU-", "MIG-"
 
 
 class Gpu(Struct, frozen=True):
-    """One that is physically there.
+    """Physical GPU.
 
-    `uuid`: "GPU-…", empty where nobody could be asked. `mig`: its MIG mode is on, and `parts` are
-    the names of its MIG devices ("MIG-…").
+    `uuid`: "GPU-…", empty if the driver could not be asked. `mig`: True if MIG mode is on;
+    `parts`: names of the MIG devices ("MIG-…").
     """
 
     uuid: str = ""
@@ -31,8 +31,9 @@ class Gpu(Struct, frozen=True):
 
 
 class Choice(NamedTuple):
-    """`ordinal`: the device among those the process sees. `visible`: what the process must set
-    CUDA_VISIBLE_DEVICES to before it touches CUDA; None: leave it as it is."""
+    """Device choice of a process. `ordinal`: number of the device among those visible to the
+    process. `visible`: value of CUDA_VISIBLE_DEVICES to set before any use of CUDA; None: leave
+    unchanged."""
 
     ordinal: int
     visible: str | None
@@ -43,23 +44,23 @@ def device_name(ordinal: int) -> str:
 
 
 def ordinal_of(device: str) -> int | None:
-    """K of "cuda:K"; None: it is the CPU."""
+    """Return K of "cuda:K", or None for the CPU."""
     kind, _, number = device.partition(":")
     return int(number) if kind == "cuda" else None
 
 
 def visible(setting: str | None, present: Sequence[Gpu]) -> tuple[str, ...]:
-    """One token for each visible device, in CUDA's order.
+    """Return one token for each visible device, in CUDA's order.
 
-    A token is what CUDA_VISIBLE_DEVICES calls the device: its index among `present`, or a name.
-    As for CUDA, whose list ends with the first entry that is invalid or of another kind than
-    the first, and is empty if a device is named twice. Whole devices with MIG mode on are seen
-    as one part, the first of all; of parts that are listed by name each is a device here (see
+    A token is the name of the device in CUDA_VISIBLE_DEVICES: an index in `present`, or a name.
+    The rules are CUDA's: the list ends before the first entry that is invalid or of another kind
+    than the first, and is empty if a device is named twice. Whole devices with MIG mode on count
+    as a single part, the first of all. If parts are listed by name, each part is a device (see
     `choose`).
 
     Args:
-        setting: the value of CUDA_VISIBLE_DEVICES; None: it is not set.
-        present: the devices in the driver's order.
+        setting: value of CUDA_VISIBLE_DEVICES; None: not set.
+        present: devices in the driver's order.
     """
     if setting is None:
         tokens = [str(index) for index in range(len(present))]
@@ -77,13 +78,14 @@ def visible(setting: str | None, present: Sequence[Gpu]) -> tuple[str, ...]:
 
 
 def choose(device: str, environ: Mapping[str, str]) -> Choice:
-    """What an executor of "cuda:K" must do before anything else.
+    """Return the device choice for an executor of "cuda:K", to apply before anything else.
 
-    CUDA shows a process one MIG device only: where the service has a list of them, the process
-    must see its own alone. Asked again once that is done it says the same.
+    CUDA shows a process only one MIG device. If the service has a list of MIG devices, each
+    process must see only its own device. After the choice is applied, a second call returns an
+    equal choice.
 
     Raises:
-        ValueError: it is no CUDA device.
+        ValueError: `device` is no CUDA device.
     """
     ordinal = ordinal_of(device)
     if ordinal is None:
@@ -95,9 +97,9 @@ def choose(device: str, environ: Mapping[str, str]) -> Choice:
 
 
 def take(device: str, environ: MutableMapping[str, str]) -> int | None:
-    """Make `device` this process's own, before anything touches CUDA; its ordinal in here.
+    """Make `device` visible to this process, before any use of CUDA. Return its ordinal here.
 
-    None, and nothing is changed: it is the CPU.
+    Return None and change nothing for the CPU.
     """
     if ordinal_of(device) is None:
         return None
@@ -108,7 +110,8 @@ def take(device: str, environ: MutableMapping[str, str]) -> int | None:
 
 
 def _entries(setting: str) -> list[str]:
-    """The entries up to the first that cannot be meant; whether they exist is not known here."""
+    """Return the entries before the first malformed one or one of another kind; empty if an entry
+    repeats. Does not check that the devices exist."""
     entries: list[str] = []
     kinds: set[str] = set()
     for text in setting.split(","):
@@ -125,9 +128,10 @@ def _entries(setting: str) -> list[str]:
 
 
 def _valid(entries: Sequence[str], present: Sequence[Gpu]) -> list[str]:
-    """The entries up to the first that is not there; none if a device is there twice.
+    """Return the entries before the first missing device; empty if a device repeats.
 
-    Names can be compared only where the driver could be asked; CUDA itself will tell otherwise.
+    Names can be compared only if the driver could be asked. Otherwise CUDA itself reports missing
+    devices.
     """
     valid: list[str] = []
     seen: set[int] = set()
@@ -148,7 +152,7 @@ def _valid(entries: Sequence[str], present: Sequence[Gpu]) -> list[str]:
 
 
 def _whole(token: str, present: Sequence[Gpu]) -> int:
-    """The index of a whole device; -1: there is no such, or it could be several."""
+    """Return the index of a whole device, or -1 if no device or several devices match."""
     if not token.startswith(_WHOLE):
         return int(token) if int(token) < len(present) else -1
     matches = [index for index, gpu in enumerate(present) if gpu.uuid.startswith(token)]
@@ -156,6 +160,7 @@ def _whole(token: str, present: Sequence[Gpu]) -> int:
 
 
 def _has_part(name: str, present: Sequence[Gpu]) -> bool:
-    """Whether a MIG device is there, also by the older name MIG-GPU-<uuid>/<part>/<part>."""
+    """Return True if a MIG device is present, also by the older name
+    MIG-GPU-<uuid>/<part>/<part>."""
     parent = name.removeprefix(_PART).partition("/")[0]
     return any(name in gpu.parts or (gpu.mig and gpu.uuid == parent) for gpu in present)

@@ -1,4 +1,4 @@
-"""What the coordinator's decisions ask its shell to do: plain values, no I/O."""
+"""Effects: the coordinator's decisions, to be carried out by its shell. Plain values, no I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Publish(Struct, frozen=True):
 
 
 class Desire(Struct, frozen=True):
-    """The set of instances that should run has changed: tell the supervisor."""
+    """The set of desired instances has changed: tell the supervisor."""
 
 
 class AnswerGrant(Struct, frozen=True):
@@ -27,7 +27,7 @@ class AnswerGrant(Struct, frozen=True):
 
 
 class AskTrim(Struct, frozen=True):
-    """Ask a process to give back up to `nbytes` of what it does not use."""
+    """Ask a process to give back up to `nbytes` of unused memory."""
 
     process: str
     nbytes: int
@@ -48,12 +48,12 @@ class LogForOperators(Struct, frozen=True):
 
 
 def given_up(instance: str, reason: str) -> LogForOperators:
-    """Return the log line of an instance that will not be tried again."""
+    """Return the log line for an instance without further load attempts."""
     return LogForOperators(CANNOT_BE_LOADED, LogFields(instance=instance, reason=reason))
 
 
 class Forget(Struct, frozen=True):
-    """Instances that are no more, and the files that were sent for them (empty: none)."""
+    """Forget ended instances, and the files of their load request (empty: none)."""
 
     instances: tuple[str, ...]
     overrides: str

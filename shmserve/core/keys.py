@@ -1,16 +1,16 @@
-"""Keys that callers present: what a file of them says. Pure: bytes and the time are arguments.
+"""Keys: secrets presented by callers, and the keys file. Pure: bytes and time are arguments.
 
-The file is TOML, a table for each key:
+The file is TOML, with a table for each key:
 
     [alice]
     sha256 = "…64 hexadecimal digits…"
     scopes = ["use", "change"]
     expires = 2030-01-01T00:00:00Z      # optional
 
-A key is 256 random bits, so one round of SHA-256 hides it: nobody can try them all, which is what
-slow hashes make dear, and a key is looked at with each request. It is looked up by its digest
-in a dict. What the time of that tells is about digests, which a caller cannot choose bit by
-bit, and from which no key can be found.
+A key is 256 random bits, too many to try, so one round of SHA-256 hides the key. A slow hash would
+make tries costly, which is not needed, and would cost time in each request. Keys are looked up by
+digest in a dict. Timing of the look-up reveals only digests, which a caller cannot choose bit by
+bit and cannot turn into a key.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from msgspec import Meta, Struct
 from shmserve.core.access import Action
 from shmserve.errors import ConfigError
 
-HEADER = "shmserve-key"  # header field and metadata key; `Authorization: Bearer` is the other way
+# header field and metadata key; the alternative is `Authorization: Bearer`
+HEADER = "shmserve-key"
 KEY_BYTES = 32
-MAX_KEYS = 1024  # of a file
-PREFIX = "shmk_"  # so that those who look for leaked secrets find them
+MAX_KEYS = 1024  # in one file
+PREFIX = "shmk_"  # lets scanners for leaked secrets find keys
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SCOPES = get_args(Action)
 
 
 class Key(Struct, frozen=True):
-    """One key. `expires`: seconds of the epoch from which it is none any more."""
+    """Key of one holder. `expires`: end of validity, in seconds of the epoch."""
 
     name: str
     scopes: tuple[Action, ...]
@@ -51,15 +52,16 @@ class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def digest(key: str) -> bytes:
-    """What stands for a key in the file."""
+    """Return the SHA-256 digest that stands for a key in the file."""
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
 def parse(data: bytes) -> dict[bytes, Key]:
-    """The keys of a file, by their digests.
+    """Return the keys of a file by digest.
 
     Raises:
-        ConfigError: what is wrong with it, without any hash; or there are more than `MAX_KEYS`.
+        ConfigError: the file is invalid, or has more than `MAX_KEYS` keys. The message contains no
+            digest.
     """
     try:
         document = tomllib.loads(data.decode())
@@ -84,7 +86,11 @@ def parse(data: bytes) -> dict[bytes, Key]:
 
 
 def check_name(name: str) -> None:
-    """Raises ConfigError: it is no name of a key."""
+    """Check the name of a key.
+
+    Raises:
+        ConfigError: the name is invalid.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"keys_file: '{ascii(name[:64])[1:-1]}' is no name: 1 to 64 letters, digits, - and _"
@@ -92,10 +98,10 @@ def check_name(name: str) -> None:
 
 
 def parse_scopes(texts: Iterable[str]) -> tuple[Action, ...]:
-    """Scopes as people write them: ``send-models`` is ``send models``.
+    """Return scopes from users' spelling: ``send-models`` is ``send models``.
 
     Raises:
-        ConfigError: there is no such scope.
+        ConfigError: a scope does not exist.
     """
     names = [text.strip().replace("-", " ") for text in texts]
     for name in names:
@@ -105,7 +111,7 @@ def parse_scopes(texts: Iterable[str]) -> tuple[Action, ...]:
 
 
 def entry_text(name: str, key: str, scopes: Iterable[Action], expires: datetime | None) -> str:
-    """A key as the file has it."""
+    """Return the text of a key's table in the file."""
     quoted = ", ".join(f'"{scope}"' for scope in scopes)
     lines = [f"[{name}]", f'sha256 = "{digest(key).hex()}"', f"scopes = [{quoted}]"]
     if expires is not None:
@@ -114,9 +120,10 @@ def entry_text(name: str, key: str, scopes: Iterable[Action], expires: datetime 
 
 
 def presented(field: Callable[[str], str | None]) -> tuple[str, str] | None:
-    """The field a key came in, and the key; `field`: gives header fields or metadata by name.
+    """Return (field name, key) of a request, or None if no key was sent. `field`: function that
+    returns a header field or metadata by name.
 
-    `Authorization` may be for somebody on the way, so our own field is looked at first.
+    The service's own field goes first, because `Authorization` may be meant for a proxy.
     """
     own = field(HEADER)
     if own is not None:
@@ -126,6 +133,6 @@ def presented(field: Callable[[str], str | None]) -> tuple[str, str] | None:
 
 
 def holder(keys: Mapping[bytes, Key], key: str, now: float) -> Key | None:
-    """Whose key it is; None: nobody's, or not any more."""
-    found = keys.get(digest(key))
-    return found if found is not None and now < found.expires else None
+    """Return the valid entry for a key, or None if the key is unknown or expired."""
+    entry = keys.get(digest(key))
+    return entry if entry is not None and now < entry.expires else None

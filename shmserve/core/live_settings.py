@@ -1,9 +1,8 @@
-"""Settings that clients may change while the service runs: what is logged, what is traced.
+"""Live settings: settings of logs and traces that clients may change while the service runs.
 
-Pure: rules only. Owner: the coordinator; it publishes them with the registry.
-
-So what clients have set outlives the coordinator, and a frontend sees what is traced with the
-model's entry.
+Pure: rules only. Owner: the coordinator, which publishes the settings with the registry. So
+changes by clients outlive the coordinator, and a frontend finds the trace settings in a model's
+entry.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 class LogSettings(Struct, frozen=True, array_like=True):
-    """What all processes log. `verbose` above 0: debug lines as well."""
+    """Log settings of all processes. `verbose` above 0 adds debug lines."""
 
     info: bool = True
     warning: bool = True
@@ -32,7 +31,7 @@ class LogSettings(Struct, frozen=True, array_like=True):
 
 
 class LogChange(Struct, frozen=True, array_like=True):
-    """What to change; None leaves a setting alone."""
+    """Change of log settings. None leaves a setting unchanged."""
 
     info: bool | None = None
     warning: bool | None = None
@@ -41,18 +40,19 @@ class LogChange(Struct, frozen=True, array_like=True):
     format: Literal["default", "ISO8601"] | None = None
 
     def onto(self, base: LogSettings) -> LogSettings:
-        """The settings with what this says of them."""
+        """Return the settings after this change."""
         return replace(base, **_given(self))
 
 
 class TraceSettings(Struct, frozen=True, array_like=True):
-    """Which requests are traced: one of `rate` (0: none but those whose client has them traced),
-    `count` more of them (-1: no limit).
+    """Choice of the requests to trace.
 
     Attributes:
-        on: of each, when it passed which stage.
-        log_frequency: how many go to one file, if there are files; 0: all.
-        tensors: of each, its inputs and outputs.
+        on: record the time at which a request passes each stage.
+        rate: trace one request of this many; 0: only requests whose client asks for a trace.
+        count: number of further traces; -1: no limit.
+        log_frequency: number of traces per file, if there are files; 0: all in one file.
+        tensors: record the inputs and outputs of a request.
     """
 
     on: bool = False
@@ -67,14 +67,15 @@ class TraceSettings(Struct, frozen=True, array_like=True):
 
     @property
     def levels(self) -> list[str]:
-        """As Triton names them."""
-        wanted = ((self.on, "TIMESTAMPS"), (self.tensors, "TENSORS"))
-        return [level for on, level in wanted if on] or ["OFF"]
+        """Trace levels by Triton's names."""
+        names = ((self.on, "TIMESTAMPS"), (self.tensors, "TENSORS"))
+        return [level for on, level in names if on] or ["OFF"]
 
 
 class TraceChange(Struct, frozen=True, array_like=True):
-    """What to change: None leaves a setting alone; those in `cleared` go back, of a model to
-    what holds for all, else to the default."""
+    """Change of trace settings. None leaves a setting unchanged. A setting in `cleared` returns to
+    the server's setting (of a model), or to the value at the start of the service (of the
+    server)."""
 
     on: bool | None = None
     rate: Annotated[int, Meta(ge=0)] | None = None
@@ -87,31 +88,32 @@ class TraceChange(Struct, frozen=True, array_like=True):
         return replace(base, **_given(self))
 
     def then(self, later: TraceChange) -> TraceChange:
-        """Both, the later on top; what it clears is gone."""
-        both = {**_given(self), **_given(later)}
-        return TraceChange(**{n: value for n, value in both.items() if n not in later.cleared})
+        """Return both changes in one. The later change wins, and removes the settings in its
+        `cleared`."""
+        merged = {**_given(self), **_given(later)}
+        return TraceChange(**{n: value for n, value in merged.items() if n not in later.cleared})
 
 
 def _given(change: LogChange | TraceChange) -> dict[str, Any]:
-    """What it changes, by name."""
+    """Return the changed settings by name."""
     fields = asdict(change).items()
     return {name: value for name, value in fields if value is not None and name != "cleared"}
 
 
 def initial_log(level: str, line_format: str) -> LogSettings:
-    """What the settings `log_level` and `log_format` mean."""
+    """Return the log settings for the settings `log_level` and `log_format`."""
     rank = _LEVELS.index(level)
     stamps = line_format if line_format in LOG_FORMATS else LOG_FORMATS[0]
     return LogSettings(rank <= 1, rank <= 2, verbose=int(rank == 0), format=stamps)
 
 
 class RuntimeSettings(Struct, frozen=True, array_like=True):
-    """All of it.
+    """All settings that clients may change.
 
     Attributes:
-        models: what is particular to single models.
-        start: what was to be traced at the start of the service.
-        files: where in the trace files the next traces stand.
+        models: model -> difference to `trace`.
+        start: trace settings at the start of the service.
+        files: position of the next traces in the trace files.
     """
 
     log: LogSettings = LogSettings()
@@ -125,7 +127,8 @@ class RuntimeSettings(Struct, frozen=True, array_like=True):
         return self.trace if change is None else change.onto(self.trace)
 
     def with_trace(self, model: str, change: TraceChange) -> RuntimeSettings:
-        """After a change, of one model or (empty) of what holds for all."""
+        """Return the settings after a change for one model, or for the server if `model` is
+        empty."""
         if not model:
             cleared = {name: getattr(self.start, name) for name in change.cleared}
             return replace(self, trace=change.onto(replace(self.trace, **cleared)))
@@ -134,8 +137,11 @@ class RuntimeSettings(Struct, frozen=True, array_like=True):
         return replace(self, models=rest if merged == TraceChange() else {**rest, model: merged})
 
     def taken(self, model: str, wanted: int, ids: int = 0) -> tuple[RuntimeSettings, GrantedTraces]:
-        """After that many traces of a model were asked for, with so many `ids` for them and their
-        steps, and which there may be."""
+        """Grant up to `wanted` traces of a model. Return the settings afterwards, and the granted
+        traces.
+
+        `ids`: ids needed by the traces and the traces of their steps.
+        """
         settings = self.trace_of(model)
         granted = wanted if settings.count == UNLIMITED else min(wanted, settings.count)
         if not settings.active or not granted:
@@ -150,11 +156,11 @@ class RuntimeSettings(Struct, frozen=True, array_like=True):
 
 
 def initial(settings: Settings) -> RuntimeSettings:
-    """What holds at the start of the service."""
-    wanted, frequency = set(settings.trace_level), settings.trace_log_frequency
+    """Return the settings at the start of the service."""
+    levels, frequency = set(settings.trace_level), settings.trace_log_frequency
     trace = TraceSettings(
-        *("TIMESTAMPS" in wanted, settings.trace_rate, settings.trace_count),
-        *(frequency, "TENSORS" in wanted),
+        *("TIMESTAMPS" in levels, settings.trace_rate, settings.trace_count),
+        *(frequency, "TENSORS" in levels),
     )
     log = initial_log(settings.log_level, settings.log_format)
     return RuntimeSettings(log, trace, start=trace)

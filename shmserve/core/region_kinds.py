@@ -1,4 +1,4 @@
-"""Kinds of client memory, and what differs between them. A new kind is a new row."""
+"""Region kinds: kinds of client memory and their differences. A new kind is a new row."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ SYSTEM, CUDA = "system", "cuda"  # families
 
 
 class RegionKind(Struct, frozen=True):
-    """One kind of client memory.
+    """Kind of client memory.
 
     Attributes:
-        kind: in messages.
-        family: requests of the shared-memory extension that list and unregister it.
-        called: in errors for clients.
-        counted_as: in metrics.
-        has_key: clients name the object, so it can be opened again.
-        has_descriptor: processes pass the object's descriptor on.
-        keeps_size: the owner cannot take memory away from processes that have mapped it.
-        closes_late: an unregistration waits until executors have closed the memory.
+        kind: name in messages.
+        family: requests of the shared-memory extension that list and unregister the region.
+        called: name in errors for clients.
+        counted_as: name in metrics.
+        has_key: True if clients name the object, so that processes can open it again.
+        has_descriptor: True if processes pass the object's descriptor on.
+        keeps_size: True if the owner cannot take memory away from processes that have mapped it.
+        closes_late: True if an unregistration waits until executors have closed the memory.
         device: prefix of the device's name; empty for the host's memory.
     """
 
@@ -45,9 +45,9 @@ KINDS: Final = {one.kind: one for one in _ALL}
 
 
 def kind_of(kind: str, sealed: bool) -> RegionKind:
-    """Return the kind of a region by what messages say of it.
+    """Return the kind of a region from the fields of a message.
 
-    Memory that came as a memfd is of the kind "system" there, and `sealed`. The kinds of a newer
-    generation are unknown here; they count as the most fragile one.
+    A memfd has the kind "system" in messages, with `sealed` set. Kinds of a newer generation are
+    unknown here and count as the most fragile kind.
     """
     return MEMFD if sealed and kind == MEMFD.kind else KINDS.get(kind, BY_KEY)

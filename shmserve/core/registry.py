@@ -1,7 +1,7 @@
-"""The registry's published form: what every frontend knows without asking.
+"""Registry: the published state that every frontend knows without asking.
 
-The coordinator alone writes it (I10). A `Snapshot` is immutable; every change makes
-a new one with a higher `generation`. How it is published: `shmserve.shm.registry_page`.
+Only the coordinator writes the registry (I10). A `Snapshot` is immutable; every change makes a new
+snapshot with a higher `generation`. `shmserve.shm.registry_page` publishes snapshots.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class ModelState(StrEnum):
-    """States of a model version, as the repository index names them."""
+    """States of a model version, as named by the repository index."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -27,8 +27,8 @@ class ModelState(StrEnum):
 
 
 class LiveInstance(Struct, frozen=True):
-    """An instance that takes requests. `process` changes with every life of its executor,
-    `device` is where its model computes: ``cpu`` or ``cuda:0``."""
+    """Instance that takes requests. `process` changes with every restart of the executor; `device`
+    is the model's compute device, such as ``cpu`` or ``cuda:0``."""
 
     name: str
     process: str
@@ -38,10 +38,10 @@ class LiveInstance(Struct, frozen=True):
 
 
 class ModelEntry(Struct, frozen=True):
-    """One version of a model. Only instances in `instances` take requests now.
+    """Published version of a model. Only instances in `instances` take requests now.
 
-    READY with no instances: its executors are being restarted; requests get a clear 503.
-    `trace`: what is traced of its requests; None: nothing.
+    READY with no instances: the executors are being restarted; requests get a clear 503. `trace`:
+    settings for traced requests; None: no request is traced.
     """
 
     spec: ModelSpec
@@ -49,29 +49,31 @@ class ModelEntry(Struct, frozen=True):
     instances: tuple[LiveInstance, ...] = ()
     reason: str = ""
     trace: TraceSettings | None = None
-    required: bool = True  # the server is not ready before it is READY
+    required: bool = True  # False: not needed for the server to be ready
 
 
-ALL, ANY = ("all",), ("any",)  # what a server that is ready may require
+ALL, ANY = ("all",), ("any",)  # values of the setting `ready_requires`
 FRONTENDS = {"grpc": "gRPC process", "http": "HTTP worker"}  # by role
-_NAMED = 8  # models, in words why it is not
+_NAMED = 8  # models named in a message
 
 
 class Region(Struct, frozen=True):
-    """Client memory registered under a name: `byte_size` bytes from `offset` of an object, or
-    of what a CUDA IPC handle stands for.
+    """Client memory registered under a name: `byte_size` bytes from `offset` of an object or of a
+    CUDA IPC allocation.
 
     Attributes:
-        number: what processes call it; never used again within an epoch.
-        uid: who registered it (-1: a remote caller); `pid` and `started` (its start in clock
-            ticks since boot, or see `transport.trust.process_identity`) name the process, 0: not
-            known.
-        device, inode, object_bytes: the object as it was when it was registered.
-        copy: reached by copying only, never mapped (its owner has pulled memory away before).
-        sealed: nobody can make its object smaller, so mapping it is safe for everybody.
-        device_id, handle: of CUDA regions: the device as the client numbers them, and the
-            cudaIpcMemHandle_t (64 bytes), with which anybody can open the memory: never shown.
-        quarantined: why it cannot be used any more; empty: it can.
+        number: id of the region in messages between processes; never used again within an epoch.
+        uid: user that registered the region (-1: a remote caller); `pid` and `started` (process
+            start in clock ticks since boot, or see `transport.trust.process_identity`) name the
+            process, 0: unknown.
+        device, inode, object_bytes: identity and size of the object at registration.
+        copy: accessed by copying only, never mapped, because the owner has truncated memory
+            before.
+        sealed: no process can shrink the object, so mapping is safe for all processes.
+        device_id, handle: for CUDA regions, the device as the client numbers devices, and the
+            cudaIpcMemHandle_t (64 bytes). The handle opens the memory for any process, so it is
+            never shown.
+        quarantined: reason why the region cannot be used any more; empty: usable.
     """
 
     name: str
@@ -101,36 +103,42 @@ class Region(Struct, frozen=True):
 
     @property
     def on_device(self) -> str:
-        """``cuda:0`` or the like; empty: the host's memory."""
+        """Device name, such as ``cuda:0``; empty: the host's memory."""
         device = self.memory.device
         return f"{device}:{self.device_id}" if device else ""
 
     @property
     def end(self) -> int:
-        """Where it ends in its object: the size that the object must keep."""
+        """End of the region in the object: the smallest size that the object must keep."""
         return self.offset + self.byte_size
 
 
 class Snapshot(Struct, frozen=True, dict=True):
-    """All of it at one generation.
+    """State of the registry at one generation.
 
-    `models`: name -> version -> entry. `failed` and `refused`: what could not even be
-    described (model, or model/version) and why, at start and by a later request to load it;
-    only the former keeps the server from being ready. `draining`: the service is about to
-    stop. `regions`: by `core.regions.region_book.region_key`; `next_region`: the number the next
-    one gets.
-    `tuning`: what clients have set; None: nobody has said yet.
-    `flags`: what clients may change of extensions, by the names of their settings.
-    `shortage`: why there is too little memory to be ready, whatever is loaded; empty: there is not.
-    `unserved`: frontends of which no process serves (`FRONTENDS`), and why, for operators alone.
-    `requires`: the setting `ready_requires`: names of models, or what stands for them.
-    `notices`: model -> what is to be told of it although it may serve; "": of all of them.
+    Attributes:
+        models: name -> version -> entry.
+        failed: models or model/versions that could not be described at start, with reasons. They
+            keep the server from being ready.
+        refused: as `failed`, for later load requests. Does not affect readiness.
+        draining: True if the service is about to stop.
+        regions: regions by `core.regions.region_book.region_key`.
+        next_region: number of the next region.
+        tuning: settings changed by clients; None: not published yet.
+        flags: extension flags that clients may change, by setting name.
+        shortage: lack of memory which keeps the server from being ready; empty: none.
+        unserved: frontend kind (`FRONTENDS`) without a serving process -> reason, for operators
+            alone.
+        requires: the setting `ready_requires`: names of models, or `ALL` or `ANY`.
+        notices: model ("": all models) -> notice for clients about a model that may be served
+            anyway.
     """
 
     epoch: str
     generation: int
     models: dict[str, dict[str, ModelEntry]] = {}
-    complete: bool = False  # every repository folder has been looked at and told below
+    # every repository folder has been read, with the result in this snapshot
+    complete: bool = False
     failed: dict[str, str] = {}
     draining: bool = False
     regions: dict[str, Region] = {}
@@ -145,7 +153,7 @@ class Snapshot(Struct, frozen=True, dict=True):
 
     @cached_property
     def ready_entries(self) -> dict[tuple[str, str], ModelEntry]:
-        """What can be used, by name and version; without a version the newest of a name."""
+        """READY entries by (name, version); with version "", the newest READY version."""
         entries = {
             (name, version): entry
             for name, versions in self.models.items()
@@ -155,7 +163,7 @@ class Snapshot(Struct, frozen=True, dict=True):
         return {key: entry for key, entry in entries.items() if entry.state is ModelState.READY}
 
     def newest(self, name: str) -> ModelEntry | None:
-        """The newest READY version, else the newest of any state, else None."""
+        """Return the newest READY version, else the newest of any state, else None."""
         versions = self.models.get(name)
         if not versions:
             return None
@@ -163,10 +171,11 @@ class Snapshot(Struct, frozen=True, dict=True):
         return next((e for e in ordered if e.state is ModelState.READY), ordered[0])
 
     def model(self, name: str, version: str = "") -> ModelEntry:
-        """The entry of a model, in any state; without a version the newest that is ready.
+        """Return the entry of a model, in any state. Without a version, return the newest READY
+        version, else the newest.
 
         Raises:
-            NotFound: no such model, or no such version of it.
+            NotFound: no such model, or no such version.
         """
         entry = self.models.get(name, {}).get(version) if version else self.newest(name)
         if entry is None:
@@ -178,18 +187,19 @@ class Snapshot(Struct, frozen=True, dict=True):
         return entry
 
     def latest(self, entry: ModelEntry) -> ModelEntry:
-        """The same version as it is in this snapshot, or `entry` while that may still be served."""
-        found = self.models.get(entry.spec.name, {}).get(entry.spec.version)
-        if found is entry or found is None or not found.instances:
+        """Return this snapshot's entry of the same version if the entry has instances and takes
+        the same requests, else `entry`."""
+        current = self.models.get(entry.spec.name, {}).get(entry.spec.version)
+        if current is entry or current is None or not current.instances:
             return entry
-        return found if found.spec.takes_the_same(entry.spec) else entry
+        return current if current.spec.takes_the_same(entry.spec) else entry
 
     def refreshed(self, entry: ModelEntry) -> ModelEntry:
-        """The same version as it is in this snapshot.
+        """Return this snapshot's entry of the same version.
 
         Raises:
-            NotFound, Unavailable: it is served no more, or as something that takes other
-                requests than `entry`.
+            NotFound, Unavailable: the version is not served any more, or takes other requests than
+                `entry`.
         """
         spec = entry.spec
         current = require_ready(self.model(spec.name, spec.version), spec.version)
@@ -201,16 +211,15 @@ class Snapshot(Struct, frozen=True, dict=True):
 
     @property
     def ready(self) -> bool:
-        """Whether every model that is required is loaded, with an executor to run it.
+        """True if every required model is loaded and has an executor.
 
-        Of all models, one that was loaded, or failed to, or is loading by a later request is not
-        required; once it serves it counts as any other.
+        With `requires` `ALL`, a model loaded by a later request is required only once it serves.
         """
         return not (self._hindrance or self._missing)
 
     @property
     def why_not_ready(self) -> str:
-        """What is missing, in words for clients; empty: nothing is."""
+        """Missing conditions of readiness, in words for clients; empty: none."""
         if self._hindrance:
             return self._hindrance
         names = self._missing
@@ -219,7 +228,7 @@ class Snapshot(Struct, frozen=True, dict=True):
 
     @cached_property
     def _hindrance(self) -> str:
-        """What keeps it from being ready whatever is loaded."""
+        """Reason not to be ready that does not depend on loaded models; empty: none."""
         if self.draining:
             return "it is about to stop"
         if self.shortage:
@@ -228,17 +237,17 @@ class Snapshot(Struct, frozen=True, dict=True):
             return " and ".join(f"no {FRONTENDS[kind]} serves" for kind in sorted(self.unserved))
         if self.complete:
             return ""
-        why = self.notices.get("", "")
-        return f"it has not read its repository yet{f' ({why})' if why else ''}"
+        reason = self.notices.get("", "")
+        return f"it has not read its repository yet{f' ({reason})' if reason else ''}"
 
     @cached_property
     def _missing(self) -> list[str]:
-        """Models that are required and cannot be used, each with why."""
+        """Required models that cannot be used, each with the reason."""
         if self.requires == ANY:
             served = any(entry.instances for entry in self.ready_entries.values())
             return [] if served else ["no model is ready"]
         if self.requires != ALL:
-            return [why for name in self.requires if (why := self._lacks(name))]
+            return [reason for name in self.requires if (reason := self._lacks(name))]
         failed = [f"'{key}' cannot be served" for key in self.failed]
         return failed + [
             f"'{name}' version {version} {_lack(entry)}"
@@ -248,31 +257,31 @@ class Snapshot(Struct, frozen=True, dict=True):
         ]
 
     def _lacks(self, name: str) -> str:
-        """Why a model that the setting names cannot be used; empty: it can."""
+        """Return why a model named by the setting cannot be used; empty: usable."""
         entry = self.newest(name)
-        why = "is not loaded" if entry is None else _lack(entry)
-        return f"'{name}' {why}" if why else ""
+        reason = "is not loaded" if entry is None else _lack(entry)
+        return f"'{name}' {reason}" if reason else ""
 
 
 def _lack(entry: ModelEntry) -> str:
-    """What is wrong with a version; empty: it can be used."""
+    """Return why a version cannot be used; empty: usable."""
     if entry.state is ModelState.READY:
         return "" if entry.instances else "has no instance"
     return f"is {entry.state.lower()}"
 
 
 def require_ready(entry: ModelEntry, version: str) -> ModelEntry:
-    """The entry itself, which was asked for by this version (empty: by none).
+    """Return the entry unchanged if it can serve. `version`: the requested version, empty if none.
 
     Raises:
-        NotFound: no version of the model can be used.
+        NotFound: no version was requested, and no version of the model can be used.
         Unavailable: the version is not ready (now).
     """
     if entry.state is not ModelState.READY:
         name = entry.spec.name
         if not version and entry.state is not ModelState.LOADING:
-            why = f": {entry.reason}" if entry.reason and entry.spec.steps else ""
-            raise NotFound(f"Request for unknown model: '{name}' has no available versions{why}")
+            reason = f": {entry.reason}" if entry.reason and entry.spec.steps else ""
+            raise NotFound(f"Request for unknown model: '{name}' has no available versions{reason}")
         raise Unavailable(
             f"Request for unknown model: '{name}' version {entry.spec.version} "
             "is not at ready state"

@@ -1,4 +1,4 @@
-"""W3C Trace Context: which trace a request is part of, as the header field `traceparent` says."""
+"""W3C Trace Context: the trace of a request, from the header field `traceparent`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 
 from msgspec import Struct
 
-_TRACEPARENT = re.compile(  # ids of zeros only are none, and there is no version ff
+_TRACEPARENT = re.compile(  # excludes all-zero ids and version ff, which are invalid
     "(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
 )
 _SAMPLED = 1
 
 
 class TraceContext(Struct, frozen=True):
-    """A trace, and the span of it that others are children of.
+    """Trace, and the span that is the parent of further spans.
 
     Attributes:
         trace_id, span_id: 32 and 16 hexadecimal digits.
-        sampled: whoever has begun the trace keeps it.
+        sampled: True if the originator of the trace keeps it.
     """
 
     trace_id: str
@@ -29,8 +29,8 @@ class TraceContext(Struct, frozen=True):
 
 
 def parse(traceparent: str) -> TraceContext | None:
-    """What a client has sent; None: nothing, or what cannot be understood."""
-    found = _TRACEPARENT.fullmatch(traceparent)
-    if found is None:
+    """Return the trace context from a header field, or None if the field is empty or malformed."""
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is None:
         return None
-    return TraceContext(found[1], found[2], bool(int(found[3], 16) & _SAMPLED))
+    return TraceContext(match[1], match[2], bool(int(match[3], 16) & _SAMPLED))

@@ -1,19 +1,19 @@
-"""Which trace stands in which file: numbers that hold for all processes together. Pure."""
+"""Trace grants: the trace file and the ids of each trace, numbered across all processes. Pure."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-ALL_IN_ONE = -1  # the place of traces that are in the file without a number
+ALL_IN_ONE = -1  # file number of traces that go to the file without a number
 
 
 class GrantedTraces(Struct, frozen=True, array_like=True):
-    """Traces that may be written.
+    """Traces that a process may write.
 
     Attributes:
-        count: how many.
-        first: the id of the first of them, those of steps among them.
-        places: in their order, how many go to the file of which number.
+        count: number of traces.
+        first: first of the traces' ids; traces of steps take ids, too.
+        places: (file number, number of traces for the file), in order.
     """
 
     count: int = 0
@@ -22,13 +22,13 @@ class GrantedTraces(Struct, frozen=True, array_like=True):
 
 
 class TraceFiles(Struct, frozen=True, array_like=True):
-    """How far they are.
+    """Numbers of traces and trace files so far.
 
     Attributes:
-        traces: how many there have been, with those of steps: each has an id.
-        begun: how many files with numbers have been begun.
-        open: by scope, a model or (empty) all that have no own frequency: the file's number, how
-            many it holds, and how many it will.
+        traces: ids used so far, by traces and traces of steps.
+        begun: numbered files begun so far.
+        open: scope -> (file number, traces in the file, capacity of the file). A scope is a model,
+            or empty for all models without their own frequency.
     """
 
     traces: int = 0
@@ -38,20 +38,23 @@ class TraceFiles(Struct, frozen=True, array_like=True):
     def allot(
         self, scope: str, frequency: int, count: int, ids: int
     ) -> tuple[TraceFiles, GrantedTraces]:
-        """After `count` more traces that need so many `ids` with those within them, of files that
-        get `frequency` each (0: all in one)."""
+        """Return the numbers after `count` more traces, and the granted traces.
+
+        `ids`: ids needed by the traces and the traces within them. `frequency`: traces per file;
+        0: all in one file.
+        """
         ids, first = self.traces + ids, self.traces + 1
         if not frequency:
             granted = GrantedTraces(count, first, ((ALL_IN_ONE, count),))
             return TraceFiles(ids, self.begun, self.open), granted
-        begun, left = self.begun, count
-        number, held, size = self.open.get(scope, (ALL_IN_ONE, 0, 0))
+        begun, remaining = self.begun, count
+        number, filled, size = self.open.get(scope, (ALL_IN_ONE, 0, 0))
         places: list[tuple[int, int]] = []
-        while left:
-            if held >= size or size != frequency:
-                number, held, size, begun = begun, 0, frequency, begun + 1
-            here = min(left, size - held)
-            places.append((number, here))
-            held, left = held + here, left - here
-        opened = {**self.open, scope: (number, held, size)}
+        while remaining:
+            if filled >= size or size != frequency:
+                number, filled, size, begun = begun, 0, frequency, begun + 1
+            share = min(remaining, size - filled)
+            places.append((number, share))
+            filled, remaining = filled + share, remaining - share
+        opened = {**self.open, scope: (number, filled, size)}
         return TraceFiles(ids, begun, opened), GrantedTraces(count, first, tuple(places))

@@ -1,1 +1,1 @@
-"""The process that runs one instance of a model: requests in, the backend's outputs back."""
+"""Executor: the process that runs an instance of a model and answers the requests of its peers."""

@@ -1,8 +1,8 @@
-"""The seam between the executor's loop and what runs a model.
+"""Backend interface: the seam between the executor's loop and the code that runs a model.
 
-A backend lives in `shmserve.executor.backends` and knows nothing of slots, sockets
-or messages: it gets `Request`s whose inputs are read-only views and gives each a
-response. Everything about where bytes lie is the request's business, and on which device.
+A backend lives in `shmserve.executor.backends` and knows nothing of slots, sockets or messages. It
+gets `Request`s, whose inputs are read-only views, and returns a response for each. Where the bytes
+of a tensor lie, and on which device, is the business of the request.
 """
 
 from __future__ import annotations
@@ -25,16 +25,21 @@ CPU = "cpu"
 
 
 class BatchForm(Enum):
-    """What a backend makes of several requests that were queued for one model."""
+    """The form in which a backend takes several requests that were queued for one model."""
 
-    ALONE = 0  # nothing: they run one by one
-    LISTED = 1  # `execute` gets them as they are
-    STACKED = 2  # `execute` gets one request, with their tensors behind each other
+    ALONE = 0  # no batches: the requests run one by one
+    LISTED = 1  # `execute` gets the requests as a list
+    STACKED = 2  # `execute` gets one request, whose tensors are the joined tensors of all requests
 
 
 class InputTensor(Protocol):
-    """One input. `buffer` is a read-only view of exactly its bytes in shared memory, or of a
-    copy of them if they lie in a GPU's (`device`: "cpu", or for example "cuda:0")."""
+    """An input of a request.
+
+    Attributes:
+        device: where the bytes lie: "cpu", or for example "cuda:0".
+        buffer: read-only view of exactly the bytes of the tensor in shared memory; a copy in host
+            memory if the bytes lie on a GPU.
+    """
 
     name: str
     datatype: str
@@ -45,36 +50,44 @@ class InputTensor(Protocol):
     def buffer(self) -> memoryview: ...
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A read-only array of `shape`; BYTES: an object array of `bytes` (copied, then parsed)."""
+        """Return a read-only array of `shape`. BYTES is copied, then parsed, into an object array
+        of `bytes`."""
         ...
 
     def private(self) -> np.ndarray[Any, Any]:
-        """A writable copy of the array, for a model that writes into its inputs; counted."""
+        """Return a writable copy, for a model that writes into its inputs. The copy is counted."""
         ...
 
     def on_device(self) -> Any:
-        """A CuPy array of `shape` on the instance's device: the client's own memory if it lies
-        there, which is not to be written to, else a copy that is made once and counted.
+        """Return a CuPy array of `shape` on the instance's device.
+
+        The array is the client's own memory, which must not be written to, if that memory lies on
+        the device. Otherwise the array is a copy, made once and counted.
 
         Raises:
-            Internal: a BYTES tensor.
+            Internal: the tensor is of type BYTES.
             ResourceExhausted: the device has no memory left.
         """
         ...
 
     def private_on_device(self) -> Any:
-        """As `on_device`, for a model that writes into its inputs: never the client's memory."""
+        """Return a CuPy array that the model may write into, never the client's memory.
+
+        Raises:
+            Internal, ResourceExhausted: as `on_device`.
+        """
         ...
 
 
 class Responses(Protocol):
-    """Where the answers to a request of a decoupled model go; for any thread of the model."""
+    """Sender of the answers to one request of a decoupled model; for any thread of the model."""
 
     def send(self, response: Response | None, final: bool = False) -> None:
-        """Send an answer, and with `final` end the stream; None: only end it.
+        """Send an answer, and end the stream if `final` is set. Without a response, only end the
+        stream.
 
-        Waits while the client is behind. What nobody wants any more is dropped, and then
-        the request is `cancelled`. An answer that cannot be sent is replaced by its error.
+        Wait while the client is behind. Once the client has gone, the request is `cancelled` and
+        answers are dropped. An answer that cannot be sent is replaced by the error.
 
         Raises:
             ProtocolViolation: `final` was sent before.
@@ -82,52 +95,57 @@ class Responses(Protocol):
         ...
 
     def fail(self, error: ShmserveError) -> None:
-        """End the stream with an error, if it has not ended; later answers are dropped."""
+        """End the stream with an error, unless it has ended; later answers are dropped."""
         ...
 
     def abandoned(self) -> None:
-        """Nobody can send any more: an open stream ends with an error. Safe in finalizers."""
+        """Note that the model has dropped all references to this sender: an open stream ends with
+        an error. Safe in finalizers."""
         ...
 
 
 class Request(Protocol):
-    """One request as a backend sees it."""
+    """A request, as a backend sees it."""
 
     id: str
     parameters: dict[str, Parameter]
-    requested: tuple[str, ...]  # names of the wanted outputs, never empty
-    deadline_ns: int  # CLOCK_MONOTONIC, 0: none
+    requested: tuple[str, ...]  # names of the requested outputs, never empty
+    deadline_ns: int  # CLOCK_MONOTONIC; 0: no deadline
     callers: tuple[CallingModel, ...]  # models that wait for the answer
-    traceparent: str  # what the model's own work is part of (W3C Trace Context); empty: nothing
-    responses: Responses | None  # of decoupled models; None: the answer is returned
-    rescheduled: bool  # it is to run again: see `reschedule`
+    traceparent: str  # parent span of the model's own work (W3C Trace Context); empty: no trace
+    responses: Responses | None  # set for decoupled models; None: `execute` returns the answer
+    rescheduled: bool  # the request is to run again: see `reschedule`
 
     def reschedule(self, again: bool) -> None:
-        """Before `execute` returns: whether the request is to run once more, in a later batch.
-        Its answer may hold states only then. Only for models of iterative sequences."""
+        """Decide, before `execute` returns, whether the request runs once more in a later batch.
+        The response to a run that is to be repeated may hold states only. For models of
+        iterative sequences."""
         ...
 
     @property
     def inputs(self) -> Mapping[str, InputTensor]:
-        """Inputs by name, in the request's order."""
+        """Return the inputs by name, in the order of the request."""
         ...
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Return True once no client waits for the answer."""
         ...
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """A writable array in the output slot itself (no BYTES): what is written there is sent.
+        """Return a writable array in the output slot itself, so that the output needs no copy. Not
+        for BYTES.
 
         Raises:
-            ArenaExhausted: the pool has no room for it.
+            ArenaExhausted: the pool has no room for the output.
         """
         ...
 
     def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        """A CuPy array on the instance's device (no BYTES) to give as the output: the client's
-        own memory if the output goes there, else memory that is copied out once and counted.
+        """Return a CuPy array on the instance's device to be given as the output. Not for BYTES.
+
+        The array is the client's own memory if the output goes there. Otherwise the array is
+        copied out once, and counted.
 
         Raises:
             ResourceExhausted: the device has no memory left.
@@ -136,8 +154,12 @@ class Request(Protocol):
 
 
 class Output(Struct, frozen=True):
-    """One output of a response. `array`: a numpy or a CuPy array of any layout; BYTES as an
-    object array of bytes or str. What fills a CuPy array may still be under way."""
+    """An output of a response.
+
+    Attributes:
+        array: numpy or CuPy array of any layout; BYTES as an object array of bytes or str. Kernels
+            that fill a CuPy array may still be running.
+    """
 
     name: str
     datatype: str
@@ -147,7 +169,9 @@ class Output(Struct, frozen=True):
 class Response(Struct, frozen=True):
     """The answer to one request: outputs, or an error.
 
-    `copied`: bytes that the backend itself has moved into offered outputs, for the receipt.
+    Attributes:
+        copied: number of bytes that the backend itself has copied into offered outputs, for the
+            receipt.
     """
 
     outputs: tuple[Output, ...] = ()
@@ -157,19 +181,19 @@ class Response(Struct, frozen=True):
 
 
 class Context(Struct, frozen=True):
-    """What a backend is told when it loads."""
+    """Everything that a backend is given to load its model."""
 
     spec: ModelSpec  # inputs and outputs may be empty: the backend completes them
     directory: str  # the model's folder; the version's folder is `directory`/`version`
     instance: str  # e.g. "digits/1/0"
-    device: str  # "cpu" or "cuda:0": numbered as CUDA numbers them in this process
-    auto: bool = False  # what cannot use the device may run on the CPU instead
-    models: OtherModels = NO_MODELS  # what the server serves besides
+    device: str  # "cpu" or "cuda:0", numbered as CUDA numbers devices in this process
+    auto: bool = False  # a backend that cannot use the device may run on the CPU instead
+    models: OtherModels = NO_MODELS  # the server's other models
     metrics: CustomMetrics = field(default_factory=lambda: custom_metrics.registry)
 
     @property
     def xp(self) -> Any:
-        """The array module of the device: cupy on a GPU, numpy on the CPU."""
+        """Return the array module of the device: cupy on a GPU, numpy on the CPU."""
         if self.device == CPU:
             return np
         from shmserve.cuda import runtime
@@ -178,19 +202,21 @@ class Context(Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """Runs one model instance in a process of its own; called by the main thread only.
+    """A model instance in a process of its own. Only the main thread calls a backend.
 
-    Known when it is loaded: `device`, where it computes ("cpu", "cuda:0"), and
-    `reads_on_device`: it wants all inputs on the instance's GPU, so they are brought there
-    before `execute`, and those of the next request meanwhile; `batching`: how it takes what
-    `dynamic_batching` has brought together.
+    An extension of the group `extensions.BACKENDS` is a class like this one, or any callable
+    without arguments that returns an instance. The name of the extension is the backend's name in
+    config.pbtxt. The folder reader of this name (`repository.folder_reader`) finds the models.
 
-    `chooses_device`, known before: it goes by `Context.device` itself. Else that GPU is the
-    current one of CuPy and torch before `load` is called.
-
-    An extension of the group `extensions.BACKENDS` is a class like this (or anything else that
-    gives one when it is called without arguments), under the name that config.pbtxt has for it;
-    the reader of that name (`repository.folder_reader`) finds its models.
+    Attributes:
+        chooses_device: the backend itself acts on `Context.device`; known before `load`.
+            Otherwise, that GPU is made the current device of CuPy and torch before `load` is
+            called.
+        device: where the model computes ("cpu", "cuda:0"); known once the model is loaded.
+        reads_on_device: all inputs are to be on the instance's GPU before `execute`, and are
+            brought there while the request before runs; known once the model is loaded.
+        batching: form in which the backend takes the requests that `dynamic_batching` has
+            gathered; known once the model is loaded.
     """
 
     @property
@@ -206,21 +232,22 @@ class Backend(Protocol):
     def batching(self) -> BatchForm: ...
 
     def load(self, context: Context) -> ModelSpec:
-        """Load the model; returns the completed spec.
+        """Load the model and return the completed spec.
 
         Raises:
-            ShmserveError: with a reason for the repository index; anything else is
-                reported as "<type>: <text>".
+            ShmserveError: the model cannot be loaded; the text is shown in the repository index.
+                Any other exception is shown as "<type>: <text>".
         """
         ...
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
-        """Run a batch: one response per request, in order; none if the model is decoupled.
+        """Run a batch. Return one response per request, in order, or none if the model is
+        decoupled.
 
-        May raise: then every request of the batch gets that error.
+        May raise: every request of the batch then gets this error.
         """
         ...
 
     def close(self) -> None:
-        """Give everything back; called once, also after a failed load."""
+        """Release everything that the backend holds. Called once, also after a failed load."""
         ...

@@ -1,6 +1,6 @@
-"""Calls from one model to others, as a model's dialect sees them.
+"""Calls from one model to others, as the model's dialect sees them.
 
-`executor.process.model_calls` carries the calls. A backend that is run without a server has
+`executor.process.model_calls` carries the calls. A backend that runs without a server has
 `NO_MODELS`.
 """
 
@@ -17,7 +17,7 @@ from shmserve.protocol.control.data_messages import CallingModel, Parameter
 
 
 class CallingRequest(Protocol):
-    """A request (`backend.Request`) on whose behalf another model is called."""
+    """A request (`backend.Request`) for whose answer another model is called."""
 
     deadline_ns: int
     callers: tuple[CallingModel, ...]
@@ -33,9 +33,9 @@ class CallingRequest(Protocol):
 class CalledTensor(Struct, frozen=True):
     """A tensor of a call.
 
-    As an input: a numpy or CuPy array of any layout, copied into shared memory once. As an output:
-    a read-only view of the called executor's memory, which is kept until the last array on it is
-    collected; BYTES as an object array of `bytes`.
+    An input is a numpy or CuPy array of any layout, copied into shared memory once. An output is a
+    read-only view of the called executor's memory, which is kept until the last array on it is
+    collected. BYTES is an object array of `bytes`.
     """
 
     name: str
@@ -44,14 +44,15 @@ class CalledTensor(Struct, frozen=True):
 
 
 class ModelCall(Struct, frozen=True):
-    """What is asked of which model.
+    """A request to another model.
 
     Attributes:
-        version: empty: the newest that is ready.
-        outputs: names of those wanted; empty: all.
-        timeout_s: for the answer, of a decoupled model for each; None: what the calling requests
-            have left, or `request_timeout_s`.
-        stream: any number of answers is taken; else the model must not be decoupled.
+        version: version of the model; empty: the newest that is ready.
+        outputs: names of the requested outputs; empty: all.
+        timeout_s: time limit for the answer, or for each answer of a decoupled model, in seconds;
+            None: the time left to the calling requests, or `request_timeout_s`.
+        stream: the caller takes any number of answers. Without it, the model must not be
+            decoupled.
     """
 
     model: str
@@ -65,7 +66,11 @@ class ModelCall(Struct, frozen=True):
 
 
 class CallAnswer(Struct, frozen=True):
-    """One answer. `error`: of one answer in a stream; what ends a call is raised."""
+    """An answer to a call.
+
+    Attributes:
+        error: error of one answer in a stream. An error that ends the call is raised instead.
+    """
 
     outputs: tuple[CalledTensor, ...] = ()
     parameters: dict[str, Parameter] = {}
@@ -73,46 +78,47 @@ class CallAnswer(Struct, frozen=True):
 
 
 class RunningCall(Protocol):
-    """A call whose request is ready to be sent. For one thread at a time, but for `cancel`."""
+    """A call whose request is ready to be sent. For one thread at a time, except `cancel`."""
 
     def next(self) -> CallAnswer | None:
-        """The next answer; None: there are no more. Waits until there is one.
+        """Wait for the next answer. Return None after the last one.
 
         Raises:
-            ShmserveError: the model's error, or why it could not run; also that the calling
-                requests were cancelled, which is noticed within a second. The call is over.
+            ShmserveError: the model failed or could not run, or all calling requests were
+                cancelled, which is noticed within a second. The call is over.
         """
         ...
 
     def next_soon(self) -> Future[CallAnswer | None]:
-        """As `next`, on a thread of the server's."""
+        """Run `next` on a thread of the server."""
         ...
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody waits for what the model calls it for."""
+        """Return False once all requests that the call is made for are cancelled."""
         ...
 
     def cancel(self) -> None:
-        """Make `next` raise `Cancelled`, at once; from any thread."""
+        """Make `next` raise `Cancelled` at once; from any thread."""
         ...
 
     def abandoned(self) -> None:
-        """Nobody asks for further answers: it ends soon. Safe in finalizers."""
+        """End the call soon, as the model has dropped all references to the call. Safe in
+        finalizers."""
         ...
 
 
 class OtherModels(Protocol):
-    """The models of the server, for any thread of a model."""
+    """The server's models, for any thread of a model that calls them."""
 
     def begin(self, call: ModelCall, calling: Sequence[CallingRequest]) -> RunningCall:
-        """Check a call against its model and bring its inputs into shared memory.
+        """Check a call against the called model and copy the inputs into shared memory.
 
         Args:
-            calling: the requests that need the answer; empty: it is for none of them.
+            calling: the requests that need the answer; may be empty.
 
         Raises:
-            ShmserveError: it does not fit the model, or cannot be made now.
+            ShmserveError: the call does not fit the model, or cannot be made now.
         """
         ...
 
@@ -121,22 +127,24 @@ class OtherModels(Protocol):
         ...
 
     def is_ready(self, model: str, version: str = "") -> bool:
-        """Whether a model, or this version of it, takes requests."""
+        """Return whether a model, or the given version, takes requests."""
         ...
 
     def load(self, model: str, parameters: Mapping[str, Parameter | bytes]) -> None:
-        """Load a model, as a client's request with these parameters does; returns when it serves.
+        """Load a model, as a client's request with these parameters does; return when the model
+        serves.
 
         Raises:
-            ShmserveError: it was refused, or the model cannot be loaded.
+            ShmserveError: the request was refused, or the model cannot be loaded.
         """
         ...
 
     def unload(self, model: str, dependents: bool = False) -> None:
-        """Serve a model no more; with `dependents` nor what was loaded as steps of it alone.
+        """Stop serving a model. With `dependents`, also unload models that were loaded only as
+        steps of that model.
 
         Raises:
-            ShmserveError: it was refused.
+            ShmserveError: the request was refused.
         """
         ...
 

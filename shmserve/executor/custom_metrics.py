@@ -1,11 +1,11 @@
-"""The registry of the metrics that this executor's model makes for itself.
+"""Registry of the metrics that the model of this executor defines.
 
-The model reaches `registry` by `Context.metrics`, as `pb_utils.MetricFamily` or as `app_monitor`.
-Families are for scrapes; `values` are aggregated per second, for the metrics page.
+The model reaches `registry` as `Context.metrics`, `pb_utils.MetricFamily` or `app_monitor`. Metric
+families are for scrapes. `values` are aggregated per second, for the metrics page.
 
-Any thread of the model may make, change and let go of families. Finalizers let go, too, and may
-run in the midst of anything in this file: a finalizer never waits for the lock, and the thread
-that has the lock does the finalizer's work.
+Any thread of the model may create, change and release families. Finalizers release families, too,
+and may interrupt any line of this file. A finalizer therefore never waits for the lock: the holder
+of the lock does the finalizer's work.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from shmserve.shm.metrics_area import MetricsArea
 log = logging.getLogger(__name__)
 
 _MAX_HELP = 1024
-MAX_FAMILIES = 64  # names of metrics
-MAX_SERIES = 512  # names with labels
-MAX_TEXT = 256  # characters of a name, a label or its value
+MAX_FAMILIES = 64  # limit of metric names
+MAX_SERIES = 512  # limit of series (a name with labels)
+MAX_TEXT = 256  # limit of characters in a name, a label or a label's value
 
 
 class _Held:
-    """A thing that exists until all holders have let go of it."""
+    """Reference count: a family or series exists until all holders have let go."""
 
     __slots__ = ("holders",)
 
@@ -56,7 +56,11 @@ class _Held:
 
 
 class MetricRow(_Held):
-    """One series. `place`: of its first value among those that are published."""
+    """A series: one set of labels of a family.
+
+    Attributes:
+        place: index of the first value of the series among the published values.
+    """
 
     __slots__ = ("buckets", "family", "labels", "place", "values")
 
@@ -69,13 +73,13 @@ class MetricRow(_Held):
         self.place = 0
 
     def move(self, place: int) -> int:
-        """Take a place among the published values; return the place behind."""
+        """Move to an index among the published values; return the index behind the last value."""
         self.place = place
         return place + len(self.values)
 
 
 class MetricRows(_Held):
-    """One family: all series of a name."""
+    """A family: all series of a name."""
 
     __slots__ = ("help", "kind", "name", "rows")
 
@@ -88,7 +92,7 @@ class MetricRows(_Held):
 
 
 class Counter:
-    """A series of a native model that only grows; this and the other kinds are for any thread."""
+    """A growing series of a native model. Like gauges and histograms, for any thread."""
 
     __slots__ = ("_metrics", "_row")
 
@@ -98,11 +102,15 @@ class Counter:
 
     @property
     def value(self) -> float:
-        """What it is in this instance."""
+        """Return the current value in this instance."""
         return self._row.values[0]
 
     def increment(self, value: float = 1.0) -> None:
-        """Raises ValueError: it would become less."""
+        """Add to the value.
+
+        Raises:
+            ValueError: the value would shrink.
+        """
         number = float(value)
         if not number >= 0:
             raise ValueError(f"counter '{self._row.family.name}' cannot grow by {number:g}")
@@ -110,7 +118,7 @@ class Counter:
 
 
 class Gauge(Counter):
-    """A series that takes any value."""
+    """A series that can take any value."""
 
     __slots__ = ()
 
@@ -135,23 +143,25 @@ class Histogram:
 
 
 class CustomMetrics:
-    """All families of the model. Without an `area` nobody else sees them."""
+    """All metric families of the model. Other processes see the families once an `area` is set."""
 
     def __init__(self, area: MetricsArea | None = None) -> None:
         self._area = area
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards the attributes below
         self._families: dict[str, MetricRows] = {}
         self._words: memoryview[float] | None = None
-        self._over: deque[tuple[MetricRows, Sequence[MetricRow]]] = deque()  # nobody holds them
+        # released, not yet removed
+        self._released: deque[tuple[MetricRows, Sequence[MetricRow]]] = deque()
         self.values = ReportedValues()
 
     def publish(self, area: MetricsArea, words: Words, word: int) -> None:
-        """Show families in `area` and count reported values in `words[word]`, from now on."""
+        """Publish families in `area`, and count reported values in `words[word]`, from now on."""
         self._area = area
         self.values.publish(words, word)
 
     def forked(self) -> None:
-        """In a process that the model has forked: what that counts is its own."""
+        """Stop publishing, in a process that the model has forked: the counts of a fork are
+        private."""
         self._area = self._words = None
         self._lock = threading.Lock()
         self.values.forked()
@@ -159,15 +169,17 @@ class CustomMetrics:
     def counter(
         self, name: str, description: str, labels: Mapping[str, str] | None = None
     ) -> Counter:
-        """A counter, for as long as the instance lives; one of the same name and labels is it.
+        """Return a counter that lives as long as the instance. A counter that exists with this
+        name and these labels is returned again.
 
         Raises:
-            Internal: a bad or taken name, a bad label, or too many. So with the other kinds.
+            Internal: the name is bad or taken, a label is bad, or there are too many metrics.
+                Gauges and histograms raise this error, too.
         """
         return Counter(self, self._row(MetricKind.COUNTER, name, description, labels))
 
     def gauge(self, name: str, description: str, labels: Mapping[str, str] | None = None) -> Gauge:
-        """As `counter`, for a value that goes up and down."""
+        """Return a gauge, a value that goes up and down; otherwise as `counter`."""
         return Gauge(self, self._row(MetricKind.GAUGE, name, description, labels))
 
     def histogram(
@@ -177,7 +189,11 @@ class CustomMetrics:
         buckets: Sequence[float],
         labels: Mapping[str, str] | None = None,
     ) -> Histogram:
-        """As `counter`, for a distribution. `buckets`: ascending bounds; one more has none."""
+        """Return a histogram; otherwise as `counter`.
+
+        Args:
+            buckets: ascending upper bounds; a last bucket without bound is added.
+        """
         kind = MetricKind.HISTOGRAM
         return Histogram(self, self._row(kind, name, description, labels, buckets))
 
@@ -196,23 +212,24 @@ class CustomMetrics:
             except ShmserveError:
                 self.let_go(family, ())
                 raise
-        except ShmserveError as ex:  # the model's fault, not that of whose request it serves
+        # the error of the model, not of the request that the model works on
+        except ShmserveError as ex:
             raise Internal(f"metric '{name[:80]}': {ex.message}") from None
 
     def open(self, name: str, description: str, kind: MetricKind) -> MetricRows:
-        """A family, which exists until all who have opened it have let go of it. Where there is
-        one of this name it is that, with its own description.
+        """Return the family of this name, which is created if needed. An existing family keeps its
+        description. A family exists until all users have let go.
 
         Raises:
-            InvalidArgument: a bad name, or one that is taken by a family of another kind.
-            ResourceExhausted: there are too many.
+            InvalidArgument: the name is bad, or taken by a family of another kind.
+            ResourceExhausted: there are too many families.
         """
         self._check_text("name", name)
         fault = custom_metrics.name_fault(name)
         if fault:
             raise InvalidArgument(fault)
         with self._lock:
-            self._settled()
+            self._remove_released()
             family = self._families.get(name)
             if family is None:
                 if len(self._families) >= MAX_FAMILIES:
@@ -231,12 +248,14 @@ class CustomMetrics:
         buckets: Sequence[float],
         held: Container[MetricRow],
     ) -> MetricRow:
-        """A series of a family; where there is one with these labels it is that. `held`: those
-        that the caller has already.
+        """Return the series of a family with these labels, which is created if needed.
+
+        Args:
+            held: series that the caller holds already, which are not held a second time.
 
         Raises:
-            InvalidArgument: a bad name of a label, too many of them, or bad buckets.
-            ResourceExhausted: there are too many, or no memory is left to publish them.
+            InvalidArgument: a label's name or the buckets are bad, or there are too many labels.
+            ResourceExhausted: there are too many series, or no memory is left to publish them.
         """
         self._check_labels(family.kind, labels)
         fault = custom_metrics.bucket_fault(buckets)
@@ -244,7 +263,7 @@ class CustomMetrics:
             raise InvalidArgument(fault)
         key = tuple(sorted(labels))
         with self._lock:
-            self._settled()
+            self._remove_released()
             row = family.rows.get(key)
             if row is None:
                 if sum(len(f.rows) for f in self._families.values()) >= MAX_SERIES:
@@ -261,8 +280,9 @@ class CustomMetrics:
         return row
 
     def let_go(self, family: MetricRows, rows: Sequence[MetricRow]) -> None:
-        """Who has opened a family and got these series of it is done with them; for finalizers."""
-        self._over.append((family, rows))
+        """Release a family, and series of the family, for a caller of `open` and `add`. Safe in
+        finalizers."""
+        self._released.append((family, rows))
         self._settle()
 
     def increment(self, row: MetricRow, value: float) -> None:
@@ -288,29 +308,30 @@ class CustomMetrics:
         if self._words is not None and row.holders:
             self._words[row.place + index] = value
 
-    # ------------------------------------------------------------- what is gone
+    # ------------------------------------------------------------- released metrics
 
     def _settle(self) -> None:
-        """Do what finalizers have left; who has the lock does it when it is released."""
-        while self._over and self._lock.acquire(blocking=False):
+        """Do the work that finalizers have left. If another thread has the lock, that thread does
+        the work on release."""
+        while self._released and self._lock.acquire(blocking=False):
             try:
-                self._settled()
+                self._remove_released()
             finally:
                 self._lock.release()
 
-    def _settled(self) -> None:
-        gone = False
-        while self._over:
-            family, rows = self._over.popleft()
+    def _remove_released(self) -> None:
+        is_changed = False
+        while self._released:
+            family, rows = self._released.popleft()
             for row in rows:
                 if row.let_go():
-                    gone = family.rows.pop(row.labels, None) is not None or gone
+                    is_changed = family.rows.pop(row.labels, None) is not None or is_changed
             if family.let_go():
                 self._families.pop(family.name, None)
-        if gone:
+        if is_changed:
             try:
                 self._publish()
-            except ArenaExhausted as ex:  # it takes less than before
+            except ArenaExhausted as ex:  # unlikely: the new table is smaller than before
                 log.error("metrics that are gone are still shown: %s", ex.message)
 
     # -------------------------------------------------------------- publication
@@ -320,7 +341,7 @@ class CustomMetrics:
             return
         rows = [row for family in self._families.values() for row in family.rows.values()]
         values = [value for row in rows for value in row.values]
-        told = [
+        families = [
             Family(
                 family.name,
                 family.help,
@@ -330,7 +351,7 @@ class CustomMetrics:
             for family in self._families.values()
             if family.rows
         ]
-        self._words = self._area.write(told, values)
+        self._words = self._area.write(families, values)
         place = 0
         for row in rows:
             place = row.move(place)

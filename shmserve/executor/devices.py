@@ -1,7 +1,7 @@
-"""The CUDA device of an executor, opened when it is needed and not before.
+"""The CUDA device of an executor, opened on first need.
 
-An instance on a GPU opens its device before its model is loaded. One on the CPU opens one
-when a request names memory of a GPU, to copy it to the host and back.
+An instance on a GPU opens its device before its model is loaded. An instance on the CPU opens a
+device when a request names GPU memory, to copy that memory to the host and back.
 """
 
 from __future__ import annotations
@@ -26,41 +26,46 @@ log = logging.getLogger(__name__)
 
 
 class Devices:
-    """The device of one executor. Any thread.
+    """The device of one executor. For any thread.
 
     Attributes:
-        ordinal: of the instance's own device, among those this process sees; None: it is
-            on the CPU.
-        opened: the device, if it has been needed.
-        mappings: the shared memory of this process, which the device copies from and to.
+        ordinal: number of the instance's own device among the devices of this process; None: the
+            instance is on the CPU.
+        opened: the device, once a request or the model has needed the device.
+        mappings: shared memory of this process, which the device copies from and to.
     """
 
     def __init__(self, ordinal: int | None, mappings: Mappings, number: int | None = None) -> None:
-        """`number`: the device's among those that the service sees, if that is another."""
+        """Create without opening a device.
+
+        Args:
+            number: number of the device among the devices of the service; None: equal to
+                `ordinal`.
+        """
         self.ordinal = ordinal
         self.opened: Device | None = None
         self.mappings = mappings
         self._number = ordinal if number is None else number
-        self._taken = ordinal  # stays, also if the instance cannot use it
+        self._taken = ordinal  # kept even if the instance cannot use the device
         self._lock = threading.Lock()
         self._handles: Handles | None = None
 
     @classmethod
     def of(cls, device: str, mappings: Mappings) -> Devices:
-        """Those of an instance on `device` ("cpu", "cuda:K"). To be called before anything of
-        the process looks for devices."""
+        """Return the devices of an instance on `device` ("cpu", "cuda:K"). Must be called before
+        any code of the process looks for CUDA devices."""
         return cls(device_names.take(device, os.environ), mappings, device_names.ordinal_of(device))
 
     def stay_on_cpu(self) -> None:
-        """The instance cannot use its device."""
+        """Note that the instance cannot use its device."""
         self.ordinal = None
 
     def open(self, ordinal: int = 0) -> Device:
-        """The instance's device; of one on the CPU: `ordinal`, as the service counts, unless it
-        has one already.
+        """Return the instance's device. An instance on the CPU opens device `ordinal`, in the
+        numbering of the service, unless it has opened another before.
 
         Raises:
-            ConfigError: it cannot be used.
+            ConfigError: the device cannot be used.
         """
         with self._lock:
             if self.opened is None:
@@ -77,27 +82,31 @@ class Devices:
             return self.opened
 
     def probe(self, region: Region) -> int:
-        """How many bytes a region that is about to be registered could have.
+        """Return the size, in bytes, of the device memory behind a region that is about to be
+        registered.
 
         Raises:
-            InvalidArgument: its handle leads nowhere.
-            Unavailable: that cannot be told from this device.
+            InvalidArgument: the region's handle names no memory.
+            Unavailable: the handle cannot be opened here. The region is on another device, which
+                this device may be unable to reach.
         """
         self.open()
         assert self._handles is not None
         try:
             return self._handles.open(region.handle, region.name).nbytes
         except InvalidArgument as ex:
-            if region.device_id != self._number:  # this device may not reach that one
+            # this device may be unable to reach the region's device
+            if region.device_id != self._number:
                 raise Unavailable(ex.message) from None
             raise
 
     def import_region(self, region: Region) -> tuple[Device, Imported]:
-        """The memory of a CUDA region, and the device it is used from.
+        """Open the memory of a CUDA region. Return the device that uses the memory, and the
+        memory.
 
         Raises:
-            InvalidArgument: it cannot be opened, is smaller than the region, or lies on a
-                device that this one does not reach.
+            InvalidArgument: the memory cannot be opened, is smaller than the region, or is on a
+                GPU that the device cannot reach.
             ConfigError: no device can be used here.
         """
         device = self.open(region.device_id)
@@ -116,18 +125,17 @@ class Devices:
         return device, imported
 
     def trim(self, idle_s: float) -> None:
-        """Let go of host memory that has been of no use for so long."""
+        """Release pinned host memory that has been idle for `idle_s` seconds."""
         if self.opened is not None:
             self.opened.pins.trim(idle_s)
 
     def free_unused(self) -> None:
-        """Let go of memory of the device that is only kept for later."""
+        """Release device memory that is only cached."""
         if self.opened is not None:
             self.opened.free_unused()
 
     def settle(self) -> ShmserveError | None:
-        """Wait for everything that was begun on the device; what went wrong of it, if
-        anything did."""
+        """Wait for all work on the device. Return the error of this work, or None."""
         if self.opened is None:
             return None
         try:
@@ -138,5 +146,5 @@ class Devices:
 
 
 def is_on_device(array: Any) -> bool:
-    """Whether it is an array in a GPU's memory; numpy's are not."""
+    """Return True for an array in GPU memory, False for numpy's arrays."""
     return type(array) is not np.ndarray and hasattr(array, "__cuda_array_interface__")

@@ -1,4 +1,4 @@
-"""`app_monitor`, as GRPS names it: a dialect over the registry of the model's metrics."""
+"""`app_monitor`, the GRPS interface to the metrics of a model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from shmserve.executor import custom_metrics
 
 
 class Monitor:
-    """Report values by name, from any thread: the mean, the largest, the smallest, the sum or the
-    distribution of a second counts."""
+    """Reporter of values by name, for any thread. The kinds are aggregated per second: average,
+    maximum, minimum, sum and distribution."""
 
     def _add(self, kind: str, name: str, value: float) -> None:
         custom_metrics.registry.values.add(kind, name, value)

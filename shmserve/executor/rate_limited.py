@@ -1,8 +1,9 @@
-"""What an instance holds while it executes, where `rate_limit` is on and its group has resources.
+"""Rate limiting in the executor: the resources that an instance holds while executing.
 
-The coordinator gives each execution its turn. Whoever wants one asks and goes on with other work:
-nothing here waits. An executor that finds its coordinator restarted asks again, and what it holds
-it has told with its hello.
+Needed where `rate_limit` is on and the instance's group has resources. The coordinator gives each
+execution a turn. The executor asks for a turn and goes on with other work: nothing here waits.
+After a restart of the coordinator, the executor asks again. The resources that the executor holds
+are named in its hello.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ _log = logging.getLogger(__name__)
 
 
 def limit_of(settings: Settings, instance: str, spec: ModelSpec, device: str) -> RateLimit | None:
-    """What the instance must hold; None: nothing.
+    """Return the resources that the instance must hold to execute, or None if no resources are
+    needed.
 
     Raises:
-        ConfigError: there is less than that.
+        ConfigError: the settings provide fewer resources.
     """
     entries, groups = spec.config.groups, instance_groups.read(spec.config)
     if all(entry.rate_limiter is UNSET for entry in entries):
@@ -43,18 +45,21 @@ def limit_of(settings: Settings, instance: str, spec: ModelSpec, device: str) ->
         if index == 0:
             _log.info("configuration: instance_group.rate_limiter: no effect (rate_limit is off)")
         return None
-    of_each = [e for e, group in zip(entries, groups, strict=True) for _ in range(group.size)]
-    limit = rate_limit(of_each[index], device)
+    by_index = [e for e, group in zip(entries, groups, strict=True) for _ in range(group.size)]
+    limit = rate_limit(by_index[index], device)
     if limit is not None:
         check_amounts(amounts(settings.rate_limit_resources), limit, spec.name)
     return limit
 
 
 class SharedResources:
-    """The resources of one instance, for one execution after another.
+    """The resources of one instance, acquired for one execution after another.
 
-    `send` tells the coordinator; `wake` is called when there is a turn. The loop calls `may_run`
-    and `spent`; the link's thread the others.
+    The loop calls `may_run` and `spent`; the link's thread calls the other methods.
+
+    Args:
+        send: sends a message to the coordinator.
+        wake: called when the instance has its turn.
     """
 
     def __init__(self, send: Callable[[ToCoordinator], None], wake: Callable[[], None]) -> None:
@@ -62,18 +67,21 @@ class SharedResources:
         self._wake = wake
         self._lock = threading.Lock()
         self._tickets = 0
-        self._waiting = False  # for the answer to the latest ticket
+        self._waiting = False  # for the coordinator's answer to the latest ticket
         self._holding = False
-        self._is_spent = False  # they are held, but for an execution that is over
+        self._is_spent = False  # still held, but for an execution that has ended
 
     @property
     def held(self) -> bool:
-        """Whether an execution may begin."""
+        """Return whether an execution may begin."""
         return self._holding and not self._is_spent
 
     def may_run(self, is_due: bool) -> bool:
-        """Whether an execution may begin; if not it is asked for. `is_due`: there is something to
-        execute; else everything goes back."""
+        """Return whether an execution may begin. If not, ask the coordinator for a turn.
+
+        Args:
+            is_due: an execution is waiting. Without a waiting execution, all resources go back.
+        """
         with self._lock:
             if is_due:
                 if not (self._waiting or self.held):
@@ -86,25 +94,26 @@ class SharedResources:
             return self.held
 
     def spent(self) -> None:
-        """The execution is over. `may_run`, to be called soon, gives back or asks anew."""
+        """Note that the execution is over. The next call of `may_run` gives the resources back or
+        asks for another turn."""
         self._is_spent = True
 
     def acquired(self, ticket: int) -> None:
-        """The coordinator's answer."""
+        """Take the coordinator's answer."""
         with self._lock:
             if not self._waiting or ticket != self._tickets:
-                return  # nobody wants it any more, and the coordinator has been told so
+                return  # given back meanwhile, as the coordinator has been told
             self._waiting, self._holding = False, True
         self._wake()
 
     def welcomed(self) -> None:
-        """By a coordinator that may be another one."""
+        """Ask again, as the coordinator that sent the welcome may be a new process."""
         with self._lock:
             if self._waiting:
                 self._send(AcquireResources(self._tickets))
 
     @property
     def ticket(self) -> int:
-        """Of what is held; 0: nothing is."""
+        """Return the ticket of the resources that are held, or 0 if no resources are held."""
         with self._lock:
             return self._tickets if self._holding else 0

@@ -1,4 +1,4 @@
-"""Values that a model reports about itself, aggregated per second in its executor.
+"""Values that a model reports about itself, aggregated per second in the model's executor.
 
 The coordinator asks for the values as a table, `AskStats("monitor")`, and for the history,
 `AskStats("values")`.
@@ -18,9 +18,9 @@ from shmserve.core.stats.counter_pages import Words
 log = logging.getLogger(__name__)
 
 MAX_NAMES = 256
-MAX_SAMPLES = 1000  # of one name and second, for a distribution
+MAX_SAMPLES = 1000  # kept per name and second, for a distribution
 MAX_NAME = 128  # characters
-_MESSAGE_BYTES = 96 * 1024  # of all names and what is told of them; a message takes 128 KiB
+_MESSAGE_BYTES = 96 * 1024  # limit for all names and values in one message, which takes 128 KiB
 _ENTRY_BYTES = 16 + 9 * len(PERCENTS)
 _PERCENTS = (50.0, 80.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 
@@ -57,14 +57,14 @@ class _Second:
         return self.total / self.count if kind == "avg" else self.top
 
     def quantiles(self, percents: Sequence[float]) -> list[float]:
-        """What so many percent of the values are not above; empty: there was none."""
+        """Return the value at each percentile, or an empty list if no value was reported."""
         ordered = sorted(self.samples)
         last = len(ordered) - 1
         return [ordered[min(last, int(p / 100 * len(ordered)))] for p in percents if ordered]
 
 
 class _Series:
-    """One name: the second that runs and the last one that is over."""
+    """The values of one name: the current second and the last full second."""
 
     __slots__ = ("kind", "last", "now", "total")
 
@@ -72,7 +72,7 @@ class _Series:
         self.kind = kind
         self.now = _Second(number)
         self.last = _Second(number - 1)
-        self.total = 0.0  # of all seconds together, for counters
+        self.total = 0.0  # sum over all seconds, for counters
 
     def roll(self, number: int) -> None:
         if number > self.now.number:
@@ -87,8 +87,7 @@ class _Series:
 
 
 class ReportedValues:
-    """Values by name, from any thread. A name keeps the way of aggregation it was first used
-    with."""
+    """Values by name, for any thread. A name keeps the aggregation of its first value."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -99,11 +98,11 @@ class ReportedValues:
         self._word = 0
 
     def publish(self, words: Words, word: int) -> None:
-        """Count in `words[word]` how many values were reported, for others to see."""
+        """Count reported values in `words[word]`, which other processes read."""
         self._words, self._word = words, word
 
     def forked(self) -> None:
-        """Leave the word to the executor, in a process that the model has forked."""
+        """Stop counting in the shared word, in a process that the model has forked."""
         self._words = None
         self._lock = threading.Lock()
 
@@ -124,7 +123,8 @@ class ReportedValues:
                 self._words[self._word] += 1
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """By name: `kind`, `value` of the last full second (cdf: by percentile), `total`."""
+        """Return by name: `kind`, `value` of the last full second (cdf: by percentile),
+        `total`."""
         number = int(self._now())
         with self._lock:
             for series in self._series.values():
@@ -135,8 +135,8 @@ class ReportedValues:
             }
 
     def last_second(self) -> dict[str, tuple[str, int, Any]]:
-        """By name: kind, how many values the last full second had, and what they come to (cdf:
-        by `PERCENTS`). As many names as fit a message."""
+        """Return by name: kind, number of values in the last full second, and the aggregate (cdf:
+        the values at `PERCENTS`). Names that do not fit into one message are left out."""
         number = int(self._now())
         values: dict[str, tuple[str, int, Any]] = {}
         room = _MESSAGE_BYTES

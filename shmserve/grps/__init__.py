@@ -1,4 +1,4 @@
-"""What a worker that takes GRPS messages builds its answers from.
+"""GRPS: the types that a worker which takes GRPS messages builds its answers from.
 
 from shmserve import grps
 
@@ -7,9 +7,9 @@ class Model:
         image = request.grps.tensor("image").array       # a view of shared memory
         return grps.Message(gtensors=[grps.Tensor.of("label", image.argmax(-1))])
 
-The packages below are GRPS's part of each process: `protocol` reads and writes messages, `frontend`
-serves them over HTTP and gRPC, `executor` runs projects and workers that take messages,
-`repository` reads projects. Nothing outside imports them; `shmserve.extensions` names them.
+Each process has a part of GRPS: `protocol` reads and writes messages, `frontend` serves messages
+over HTTP and gRPC, `executor` runs projects and workers that take messages, `repository` reads
+projects. No module outside imports these packages: `shmserve.extensions` names them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Looked up when asked for: messages need numpy, which processes without models do without."""
+    """Import a name on first use: messages need numpy, which processes without models do not
+    load."""
     if name not in _NAMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     from shmserve.grps.protocol import grps_message

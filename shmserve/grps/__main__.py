@@ -1,4 +1,4 @@
-"""Runs a script of a GRPS project, such as its test.py, with `grps_framework` importable."""
+"""Runner for scripts of a GRPS project, such as test.py, with `grps_framework` importable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shmserve.grps.executor import framework
 
 
 def main() -> None:
-    """Entry point: the script and its arguments."""
+    """Run the script named by the first argument; the other arguments are for the script."""
     if len(sys.argv) < 2:
         sys.exit("usage: python -m shmserve.grps SCRIPT [ARGUMENT...]")
     framework.install()

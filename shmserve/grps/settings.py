@@ -1,4 +1,4 @@
-"""Settings that begin with ``grps_``."""
+"""Settings of GRPS, whose names begin with ``grps_``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from shmserve.config import ExtensionSettings, Settings
 from shmserve.settings.field_kinds import about
 
-ONLINE = "grps_online"  # the flag, as the registry has it
+ONLINE = "grps_online"  # name of the online flag in the registry
 
 
 class GrpsSettings(ExtensionSettings, frozen=True):
@@ -26,5 +26,5 @@ class GrpsSettings(ExtensionSettings, frozen=True):
 
 
 def of(settings: Settings) -> GrpsSettings:
-    """GRPS's own of all settings."""
+    """Return the GRPS settings."""
     return settings.extension("grps", GrpsSettings)

@@ -1,1 +1,1 @@
-"""The process that starts, adopts and stops the others, and keeps descriptors for them."""
+"""Supervisor: starts, adopts and stops the other processes, and keeps descriptors for them."""

@@ -27,13 +27,15 @@ def main() -> int:
     parser.add_argument("--detach", action="store_true", help="be nobody's child")
     arguments = parser.parse_args()
     if arguments.detach and os.fork():
-        # Whoever started us waits for this half only: gunicorn must not reap the other.
+        # The caller waits for this half only. The other half is no child of gunicorn, which must
+        # not reap it.
         os._exit(0)
     return _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from setproctitle import setproctitle  # after the fork: the half that exits is quick
+    # imported after the fork, so that the first half exits soon
+    from setproctitle import setproctitle
 
     from shmserve import config, model_places
     from shmserve.observe import log_output, logs
@@ -72,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
         report = StartReport(arguments.begun, doors)
     watchdog_s = arguments.watchdog_usec / 1e6
     speaks = partial(launch.serves, settings)
-    main_pid = 0  # the first generation's is known, and a keeper's never changes
+    main_pid = 0  # stays 0 in the first generation, and where a keeper is the main process
     if arguments.main_is_master and run_dir != config.base_dir(settings):
         main_pid = rundir.lock(run_dir, "master").holder() or 0
     reader = RegistryReader(run_dir)
@@ -95,5 +97,5 @@ if __name__ == "__main__":
     from shmserve.observe import log_output
 
     log_output.end()
-    # Python's own end waits for what other threads hold; nothing of a finished supervisor may stay.
+    # Python's own exit waits for other threads, and nothing of a finished supervisor may stay.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""What the service manager is told: readiness, a status line, the watchdog's sign of life."""
+"""Messages to the service manager: readiness, a status line, the watchdog's sign of life."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ from shmserve.supervisor.greeting import StartReport
 from shmserve.transport.notify import Notifier
 
 _EXTEND_EVERY_S = 20.0
-_LOOK_S = 0.2  # whether it is this generation's turn to speak
+_LOOK_S = 0.2  # between checks whether this generation speaks
 _EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
 
 
 class Announcer:
-    """Follows the registry. READY=1 means that every model that is required is loaded.
+    """Reports the registry's state to the service manager. READY=1: every required model is
+    loaded.
 
-    A model that cannot be loaded keeps the service from being ready, and the status line
-    says why. The others serve meanwhile, so the service manager is asked for patience: it
-    would else kill the service, and them with it, when its start times out.
+    A required model that cannot be loaded keeps the service from becoming ready, and the status
+    line names the model. Other models are served meanwhile. So the announcer keeps extending the
+    start timeout, after which the service manager would kill the service.
 
-    `report`: what else hears of each snapshot, in the first life of a service. `speaks`: whether
-    this is the generation that speaks for the service; while it is not, nothing is told.
-    `main_pid`: the service's main process from then on; 0: the one that was started as that.
+    Args:
+        report: also gets each snapshot, in the first life of a service.
+        speaks: returns whether this generation speaks for the service; nothing is sent while it
+            does not.
+        main_pid: main process of the service from now on; 0 if the service manager knows it
+            already.
 
     Attributes:
-        notifier: to the service manager, for others of this process.
+        notifier: connection to the service manager, for other parts of this process too.
         speaks: as given.
     """
 
@@ -47,7 +51,7 @@ class Announcer:
         self.speaks = speaks
         self._main_pid = main_pid
         self._healthy = True
-        self._watchdog_s = watchdog_s / 2  # twice as often as asked for
+        self._watchdog_s = watchdog_s / 2  # twice as often as required
         self._generation = -1
         self._ready = False
         self._silent, self._looked_at = False, 0.0
@@ -56,7 +60,7 @@ class Announcer:
 
     @property
     def due(self) -> float:
-        """When `turn` has something to tell although nothing is published."""
+        """Return when (monotonic) `turn` has something to send although nothing is published."""
         if self._silent:
             return self._looked_at + _LOOK_S
         due = inf if self._ready else self._extended_at + _EXTEND_EVERY_S
@@ -65,12 +69,12 @@ class Announcer:
         return due
 
     def turn(self, now: float, healthy: bool = True) -> None:
-        """Tell what is due. `healthy`: there is a sign of life to give."""
+        """Send what is due at `now`. `healthy`: whether a sign of life may be sent."""
         self._healthy = healthy
         self._silent, self._looked_at = not self.speaks(), now
         if self._silent:
             return
-        if self._main_pid:  # the handover says it as well, if it lives until then
+        if self._main_pid:  # the handover sends this too, unless it has died
             self.notifier.send(f"MAINPID={self._main_pid}")
             self._main_pid = 0
         if healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:
@@ -100,7 +104,7 @@ class Announcer:
 
 
 def status_line(snapshot: Snapshot) -> str:
-    """One line for ``systemctl status``."""
+    """Return the state of all models in a line, for ``systemctl status``."""
     if snapshot.draining:
         return "draining"
     names = dict.fromkeys(snapshot.failed)

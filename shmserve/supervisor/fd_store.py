@@ -1,8 +1,8 @@
 """Descriptors kept for the coordinator's successor: client regions, pages of counters.
 
-Regions outlive the coordinator here. If supervisor and coordinator die at once, the next
-coordinator opens objects again by their keys. It drops a region whose object has another inode, and
-a sealed region, which has no key, with a line in the log.
+With these descriptors, regions outlive the coordinator. If supervisor and coordinator die
+together, the next coordinator opens the objects again by their keys. It drops a region whose
+object has another inode, and a sealed region, which has no key, and logs a line for each.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class FdStore(Generic[Key]):
-    """By what a descriptor is of. Thread-safe: the link's thread fills it.
+    """Descriptors by key, such as a region's number. Thread-safe: the link's thread fills the
+    store.
 
-    `stored`: makes the message that hands some over, and whether more come.
+    Args:
+        stored: makes the message that hands descriptors over, from their keys and a flag that more
+            messages follow.
     """
 
     def __init__(self, stored: Callable[[tuple[Key, ...], bool], ToCoordinator]) -> None:
@@ -32,7 +35,7 @@ class FdStore(Generic[Key]):
 
     @property
     def fds(self) -> dict[Key, int]:
-        """What is kept."""
+        """Return a copy of the table of descriptors, by key."""
         return dict(self._fds)
 
     def keep(self, keys: Sequence[Key], fds: Sequence[int]) -> None:
@@ -51,7 +54,8 @@ class FdStore(Generic[Key]):
                     os.close(fd)
 
     def hand_over(self, link: Link) -> None:
-        """Give a coordinator copies of all; the last message says that it is the last."""
+        """Send a coordinator copies of all descriptors. The last message is empty and marked as
+        last."""
         with self._lock:
             keys = list(self._fds)
             for start in range(0, len(keys), MAX_FDS):

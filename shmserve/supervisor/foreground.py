@@ -1,6 +1,6 @@
 """``python -m shmserve.supervisor.foreground``: gunicorn's program, but never as a daemon.
 
-The keeper's master is the process that the keeper started. gunicorn's `daemon` may come from the
+The keeper needs a master that is the process it started. gunicorn's `daemon` may come from the
 command line, GUNICORN_CMD_ARGS and configuration files, so only gunicorn knows the final value.
 """
 

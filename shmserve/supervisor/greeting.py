@@ -1,4 +1,4 @@
-"""What the service tells its operator when it is ready: what runs where, and a first request."""
+"""Log lines for the operator when the service is ready: addresses, models, and a first request."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 _log = logging.getLogger("shmserve.start")
 
-_MODELS = 12  # named at most
-_ELEMENTS = 16  # of an input in a request that fits on a screen
+_MODELS = 12  # names at most
+_ELEMENTS = 16  # most elements of an input in a request that fits on a screen
 _ZEROS = {"BYTES": "", "BOOL": False}
 
 
 class Doors(Struct, frozen=True):
-    """Where the service is reached: HTTP and gRPC, as addresses that clients can be given."""
+    """Addresses of the service for clients, and whether the metrics page is served (`page`)."""
 
     http: tuple[str, ...] = ()
     grpc: tuple[str, ...] = ()
@@ -31,7 +31,8 @@ class Doors(Struct, frozen=True):
 
     @property
     def first(self) -> tuple[str, str]:
-        """How curl gets to HTTP: its options and the beginning of the address."""
+        """Return curl's options and the beginning of the URL for HTTP; both are empty without
+        HTTP."""
         for address in self.http:
             if not address.startswith("unix:"):
                 return ("-k " if address.startswith("https") else ""), _reachable(address)
@@ -41,7 +42,8 @@ class Doors(Struct, frozen=True):
 
 
 class StartReport:
-    """Follows a start in the log. `begun`: when it began (`time.monotonic` of any process)."""
+    """Report of a start, in the log. `begun`: time of the start (`time.monotonic` of any
+    process)."""
 
     def __init__(self, begun: float, doors: Doors) -> None:
         self._begun = begun
@@ -50,7 +52,7 @@ class StartReport:
         self._complete = False
 
     def published(self, snapshot: Snapshot) -> None:
-        """Tell what is new: that all models are ready, that what is required is."""
+        """Log that the required models are ready, and that all models are, each once."""
         if self._complete:
             return
         took_s = time.monotonic() - self._begun
@@ -60,14 +62,14 @@ class StartReport:
         if not self._greeted and snapshot.ready:
             self._greeted = True
             if not self._complete:
-                wanted = ", ".join(snapshot.requires)
-                _log.info("ready after %.1f s: ready_requires is %s", took_s, wanted)
+                required = ", ".join(snapshot.requires)
+                _log.info("ready after %.1f s: ready_requires is %s", took_s, required)
             for line in greeting(snapshot, self._doors):
                 _log.info("%s", line)
 
 
 def greeting(snapshot: Snapshot, doors: Doors) -> Iterator[str]:
-    """Its lines, one a log line."""
+    """Yield the log lines that greet the operator."""
     yield f"HTTP: {' '.join(doors.http) or 'none'}, gRPC: {' '.join(doors.grpc) or 'none'}"
     yield f"models: {_models(snapshot)}"
     options, base = doors.first
@@ -79,7 +81,7 @@ def greeting(snapshot: Snapshot, doors: Doors) -> Iterator[str]:
 
 
 def _reachable(address: str) -> str:
-    """An address of all interfaces as one of this host's."""
+    """Return an address of all interfaces as a loopback address."""
     return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
@@ -99,7 +101,8 @@ def _places(devices: Sequence[str]) -> str:
 
 
 def _first_request(base: str, snapshot: Snapshot) -> str:
-    """An inference, if a model takes one that is short; else what the server says of itself."""
+    """Return curl's arguments: an inference if a model takes a short request, else the server's
+    metadata."""
     for (name, version), entry in sorted(snapshot.ready_entries.items()):
         if not version and entry.instances and (inputs := _inputs(entry.spec)):
             body = shlex.quote(json.dumps({"inputs": inputs}, separators=(",", ":")))
@@ -108,14 +111,15 @@ def _first_request(base: str, snapshot: Snapshot) -> str:
 
 
 def _inputs(spec: ModelSpec) -> list[dict[str, object]]:
-    """The smallest inputs that a model takes; none: they are large, or need to be more."""
+    """Return the smallest inputs that a model takes, none if they are too large or a single plain
+    request is not enough."""
     if spec.decoupled or spec.config.sequence_batching is not UNSET:
         return []
-    wanted = [tensor for tensor in spec.inputs if not tensor.optional]
-    shapes = [[max(1, dim) for dim in tensor.shape] for tensor in wanted]
+    required = [tensor for tensor in spec.inputs if not tensor.optional]
+    shapes = [[max(1, dim) for dim in tensor.shape] for tensor in required]
     if any(prod(shape) > _ELEMENTS for shape in shapes):
         return []
-    return [_input(tensor, shape) for tensor, shape in zip(wanted, shapes, strict=True)]
+    return [_input(tensor, shape) for tensor, shape in zip(required, shapes, strict=True)]
 
 
 def _input(tensor: TensorSpec, shape: list[int]) -> dict[str, object]:

@@ -1,5 +1,7 @@
-"""Each HTTP worker's guard: a thread that replaces a supervisor that is dead or gives no sign of
-life, and outlives no master."""
+"""Guard: a thread of each HTTP worker that replaces a dead or silent supervisor.
+
+A guard, and so its worker, ends soon after the gunicorn master.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,19 @@ from shmserve.transport.processes import has_ended, send_signal
 _log = logging.getLogger(__name__)
 
 _AFTER_LAUNCH_S = 3.0  # a supervisor needs a moment until it holds its lock
-_LAUNCHED_S = 0.5  # until it is looked again whether it does
-_AFTER_MASTER_S = 4.0  # for requests to end once the master is gone
+_LAUNCHED_S = 0.5  # pause before the next look at the supervisor's lock
+_AFTER_MASTER_S = 4.0  # for requests to end after the master's end
 
 
 def start_guard(settings: Settings) -> None:
-    """Start the thread; call it in an HTTP worker, after the fork."""
+    """Start the thread. Called in an HTTP worker, after the fork."""
     threading.Thread(
         target=_watch, args=(settings, launch.master_fd()), name="shmserve-guard", daemon=True
     ).start()
 
 
 def _watch(settings: Settings, master_fd: int) -> None:
-    launched_at = time.monotonic()  # the master has just launched one
+    launched_at = time.monotonic()  # the master has just launched a supervisor
     look_s = period_s(settings.watchdog_s)
     silence = Silence(look_s)
     while not _has_ended(settings, master_fd, look_s):
@@ -47,17 +49,17 @@ def _watch(settings: Settings, master_fd: int) -> None:
                 _log.warning("the supervisor was gone, started another")
             else:
                 _end_if_silent(settings, silence)
-        except Exception:  # try again: nobody else would
+        except Exception:  # try again: nothing else would
             _log.exception("the supervisor could not be started")
             launched_at = time.monotonic()
-    os.kill(os.getpid(), signal.SIGTERM)  # gunicorn's way to finish what was accepted
+    os.kill(os.getpid(), signal.SIGTERM)  # makes gunicorn finish accepted requests
     time.sleep(_AFTER_MASTER_S)
     os._exit(1)
 
 
 def _has_ended(settings: Settings, master_fd: int, look_s: float) -> bool:
-    """Whether the master has; waits for that, for the supervisor's end, or until it is time to
-    look for its sign of life."""
+    """Return whether the master has ended. Waits for the end of the master or the supervisor, or
+    until the supervisor's next sign of life is due."""
     holder = launch.supervisor_lock(settings).holder_pidfd()
     if holder is None:
         return has_ended(master_fd, _LAUNCHED_S)
@@ -69,13 +71,14 @@ def _has_ended(settings: Settings, master_fd: int, look_s: float) -> bool:
         ended = [fd for fd, _ in poll.poll(look_s * 1000)]
     finally:
         os.close(pidfd)
-    # All guards see the supervisor's end: one of them comes first, the others find its successor
+    # All guards see the supervisor's end. One comes first, and the others find the new supervisor.
     wait_s = random.uniform(0.0, _LAUNCHED_S) if ended else 0.0
     return master_fd in ended or has_ended(master_fd, wait_s)
 
 
 def _end_if_silent(settings: Settings, silence: Silence) -> None:
-    """Kill a supervisor that hangs or is stopped. The next turn finds that it is gone."""
+    """Kill a supervisor that hangs or is stopped. The next turn finds it dead and starts
+    another."""
     lock = launch.supervisor_lock(settings)
     seen = lock.holder(), lock.last_beat()
     if silence.seconds(seen, time.monotonic()) <= settings.watchdog_s:
@@ -85,7 +88,7 @@ def _end_if_silent(settings: Settings, silence: Silence) -> None:
         return
     pid, pidfd = holder
     try:
-        if pid == seen[0]:  # not one that another guard has started meanwhile
+        if pid == seen[0]:  # not a supervisor that another guard has started meanwhile
             about = log_fields(pid=pid)
             _log.error("the supervisor gives no sign of life, killing it", extra=about)
             flight_recorder.record("process killed", "supervisor", "it gives no sign of life")

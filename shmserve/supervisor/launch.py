@@ -1,30 +1,34 @@
-"""The service's start and stop as the gunicorn master sees them, and starting a supervisor.
+"""Start and stop of the service in the gunicorn master, and the start of a supervisor.
 
-Light on purpose: the master imports this and nothing else of the server. It holds no
-thread (the supervisor writes its log), no mapping; what it has is a lock (so that one service owns
-the run directory), a pidfd of itself (so that everybody notices its end), the keeper's pipe,
-addresses of gRPC and of the agent (nobody listens on those sockets: they keep others out), the
-socket of its log, and the state in `master_state`.
+The module is light on purpose: the master imports nothing else of the server, and holds no thread
+(the supervisor writes its log) and no mapping. The master holds:
 
-The order of a start: `prepare`, `claim`, gunicorn listens, `begin`. What cannot work is found
-before anything is launched.
+- a lock, so that one service owns the run directory
+- a pidfd of itself, by which all processes notice its end
+- the keeper's pipe
+- the addresses of gRPC and of the agent, bound but not listened on, which keeps others out
+- the socket of its log
+- the state in `master_state`
 
-The supervisor is no child of gunicorn: gunicorn reaps every child that it has, and takes exit codes
-3 and 4 of any child as its own failure. So the supervisor is forked twice.
+The order of a start: `prepare`, `claim`, gunicorn listens, `begin`. Errors in settings and
+addresses are found before anything is launched.
+
+The supervisor is no child of gunicorn: gunicorn reaps all its children, and takes exit codes 3 and
+4 of any child for its own failure. So the supervisor is forked twice.
 
 A start in full:
 
-- `on_starting` makes the run directory, takes `master.lock`, and sees that every address is free.
-  The addresses of gRPC and of the agent are bound and never listened on: only processes that share
-  them (SO_REUSEPORT) can have them. A start that fails here has launched nothing.
+- `on_starting` makes the run directory, takes `master.lock`, and checks that every address is
+  free. The addresses of gRPC and of the agent are bound and never listened on: only processes that
+  share them (SO_REUSEPORT) can have them. A start that fails here has launched nothing.
 - gunicorn listens, and `when_ready` launches the supervisor, with the sockets that systemd has
   passed for gRPC. The supervisor starts the coordinator.
-- The coordinator reads the model repository and tells the supervisor what should run. Each executor
-  loads its model and reports.
-- When every required model (`ready_requires`) is there and a gRPC process listens, the snapshot
+- The coordinator reads the model repository and tells the supervisor which executors should run.
+  Each executor loads its model and reports.
+- When every required model (`ready_requires`) is loaded and a gRPC process listens, the snapshot
   says `ready`, /v2/health/ready turns 200, systemd gets READY=1, and the log says what runs where.
 
-A stop: SIGTERM to the master. HTTP workers finish what they have (`drain_timeout_s`). The hook
+A stop: SIGTERM to the master. HTTP workers finish their requests (`drain_timeout_s`). The hook
 `on_exit` then stops the supervisor (`supervisor.service`). SIGHUP replaces HTTP workers only.
 """
 
@@ -64,7 +68,7 @@ _PREDECESSOR_S = 10.0  # beyond the drain: for the processes of an earlier servi
 _LAUNCH_S = 15.0
 _TURN_S = 0.02
 _REPORT_BYTES = 4096
-# Meant for the master: whoever else has them would take its sockets or speak in its name.
+# Meant for the master: another process would take its sockets or speak in its name.
 _MASTER_ONLY = (
     "LISTEN_PID",
     "LISTEN_FDS",
@@ -79,7 +83,7 @@ _state = MasterState()
 
 
 def settings() -> Settings:
-    """The service's settings, read once: a reload replaces HTTP workers, nothing else.
+    """Return the service's settings, read once: SIGHUP replaces HTTP workers, nothing else.
 
     Raises:
         ConfigError: a setting that cannot work, or that gunicorn could not read.
@@ -88,7 +92,7 @@ def settings() -> Settings:
 
 
 def changed_on_disk() -> bool:
-    """Whether the settings would read differently now."""
+    """Return whether the settings would read differently now, or could not be read."""
     try:
         return config.load() != _state.settings
     except ConfigError:
@@ -96,15 +100,18 @@ def changed_on_disk() -> bool:
 
 
 def supervisor_lock(settings: Settings) -> FileLock:
-    """The supervisor's lock, by the file that it was when the service began: whatever becomes of
-    its name, there are never two supervisors."""
+    """Return the supervisor's lock, on the file of the service's start. Two supervisors never run
+    at once, even if the file is removed."""
     return _state.supervisor or rundir.lock(config.run_dir(settings), "supervisor")
 
 
 def beat() -> None:
-    """The master's sign of life. Ends this generation if its run directory is not its own any more,
-    another one serves in its place, or who was to let it serve is gone. Ends this process at once
-    if the keeper is gone: whoever started the keeper takes the service for ended."""
+    """Give the master's sign of life, and end the master if its generation must end.
+
+    A generation ends if its run directory has been removed, if another generation serves in its
+    place, or if the reload that started it was given up. If the keeper is gone, the master exits
+    at once: the keeper's parent takes the service for ended.
+    """
     if _state.keeper_fd >= 0 and not _state.tied:
         _tie_to_keeper()
     lock = _state.lock
@@ -112,9 +119,10 @@ def beat() -> None:
         return
     for awaited in _state.also:
         if not awaited.held:
-            with contextlib.suppress(OSError):  # as `rundir.lock_state` has it
+            with contextlib.suppress(OSError):  # tolerated, as in `rundir.lock_state`
                 awaited.acquire()
-    given_up = any(map(handover.given_up, _state.report))  # first: it may have been let serve
+    # read before `serves`, which a handover grants before it ends
+    given_up = any(map(handover.given_up, _state.report))
     if serves(_state.settings):
         _state.let_go_of_report()
     elif not _state.report:
@@ -127,26 +135,27 @@ def beat() -> None:
 
 
 def _tie_to_keeper() -> None:
-    """Have this master end with its keeper, whatever it hangs in, as soon as the keeper is its
-    parent. Other processes see the master's end, and end within 5 s."""
+    """Have the kernel end the master with its keeper, as soon as the keeper is its parent. So even
+    a master that hangs ends. Other processes see the master's end, and end within 5 s."""
     if os.getppid() == _state.keeper_pid:
         _state.tie()
-    if handover.given_up(_state.keeper_fd):  # before that
+    # the keeper ended before `tie`, or is not the parent yet
+    if handover.given_up(_state.keeper_fd):
         _log.critical("the keeper was killed: ending")
         log_output.end()
         os._exit(1)
 
 
 def master_fd() -> int:
-    """The master's pidfd, as inherited by its forks; -1: no service has been begun."""
+    """Return the master's pidfd, which forks inherit; -1 if no service has been begun."""
     return _state.master_fd
 
 
 def prepare(settings: Settings) -> None:
-    """Have the run directory for this gunicorn master's service.
+    """Take the run directory for the service of this gunicorn master.
 
     Raises:
-        ConfigError: a setting that cannot work, or another service in one of its directories.
+        ConfigError: a setting that cannot work, or another service in a directory of this service.
     """
     for warning in _state.warnings:
         _log.warning("%s", warning)
@@ -182,7 +191,7 @@ def prepare(settings: Settings) -> None:
 
 
 def _folder_locks(settings: Settings, run_dir: str) -> tuple[FileLock, ...]:
-    """Lock what is the service's alone beside the run directory; raises as `prepare`."""
+    """Lock further directories of the service, beside the run directory; raises as `prepare`."""
     base, state_dir = config.base_dir(settings), config.state_dir(settings)
     if run_dir == base:
         for name in rundir.generations(base):
@@ -190,24 +199,25 @@ def _folder_locks(settings: Settings, run_dir: str) -> tuple[FileLock, ...]:
                 raise ConfigError(f"run_dir: {base} is in use by another server (pid {pid})")
         lock = rundir.lock_state(state_dir, run_dir) if settings.dashboard else None
         return () if lock is None else (lock,)
-    # They are the predecessor's until it ends: `beat` takes them
+    # The predecessor holds these locks until it ends: `beat` takes them then.
     folders = {os.path.realpath(folder) for folder in (base, state_dir) if os.path.isdir(folder)}
     return tuple(rundir.lock(folder, "master") for folder in folders)
 
 
 def serves(settings: Settings) -> bool:
-    """Whether this process's generation is the one that serves."""
+    """Return whether the generation of this process serves."""
     return rundir.serving(config.base_dir(settings)) == config.run_dir(settings)
 
 
 def follows() -> bool:
-    """Whether a predecessor waits for this generation to serve."""
+    """Return whether a predecessor waits for this generation to serve."""
     return bool(_state.report)
 
 
 def await_turn(settings: Settings, waits: Callable[[], bool]) -> None:
-    """In an HTTP worker: accept nothing before this generation serves. On sockets of systemd's
-    clients wait for the models, too, instead of being refused. Ends when `waits` says no."""
+    """Block an HTTP worker until its generation serves, or until `waits` returns False. On sockets
+    passed to the master, also wait until models are loaded or cannot be: clients wait meanwhile
+    instead of being refused."""
     from shmserve.supervisor.generations.takeover import LoadingWatch
 
     models = LoadingWatch(config.run_dir(settings), _state.begun + settings.load_timeout_s)
@@ -216,15 +226,19 @@ def await_turn(settings: Settings, waits: Callable[[], bool]) -> None:
 
 
 def failed(message: str) -> NoReturn:
-    """This generation cannot begin: tell the operator, and the predecessor that it serves on."""
+    """End a start after an error: tell the operator, and the predecessor, which serves on."""
     for fd in _state.report:
         os.write(fd, message.encode()[:_REPORT_BYTES])
     sys.exit("\n".join(f"shmserve: {line}" for line in message.splitlines()))
 
 
 def hand_over(http: Sequence[int], environ: dict[str, str]) -> NoReturn:
-    """In a fork of the master: have a new generation take its place. `http`: gunicorn's sockets;
-    `environ`: what the master was started with."""
+    """Start a new generation in place of the present one. Called in a fork of the master.
+
+    Args:
+        http: descriptors of gunicorn's sockets.
+        environ: environment of the master's start.
+    """
     assert _state.settings is not None
     name = activation.BOUND if _has_bound() else "http"
     named = [(name, fd) for fd in http]
@@ -234,41 +248,44 @@ def hand_over(http: Sequence[int], environ: dict[str, str]) -> NoReturn:
 
 
 def _has_bound() -> bool:
-    """Whether gunicorn's sockets were bound by this service, now or before a reload."""
+    """Return whether gunicorn's sockets were bound by this service, now or before a reload."""
     return _state.bound or not _state.passed
 
 
 def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> None:
-    """See that all addresses are free, `http` (as gunicorn has them) for gunicorn, which listens
-    next, and `client_socket`; keep gRPC's and the agent's. What was passed is there already.
+    """Check that the addresses of gunicorn, gRPC, the agent and `client_socket` are free. Reserve
+    the addresses of gRPC and of the agent. Sockets passed to the master are not checked.
+
+    Args:
+        http: addresses on which gunicorn listens next, in gunicorn's form.
 
     Raises:
-        ConfigError: addresses that are taken or none of this host's; says which, and by whom, a
-            line for each.
+        ConfigError: addresses that are taken, or that this host does not have. A line for each
+            names the address and its holder.
     """
     if _state.bound and not activation.has_all(os.environ, http):
         text = "a reload keeps the addresses of the start; restart the service to change them"
         raise ConfigError(f"http_bind, metrics_bind: {text}")
-    wrong: list[str] = []
+    problems: list[str] = []
     for setting, place in _wanted(settings, http):
         try:
             if _state.report and setting == "grpc_bind" and place.path:
-                why = "in a reload it has to be a socket that systemd passes"
-                raise ConfigError(f"grpc_bind: {place.text} cannot change hands: {why}")
-            if not _state.report:  # else the predecessor listens there
+                reason = "in a reload it has to be a socket that systemd passes"
+                raise ConfigError(f"grpc_bind: {place.text} cannot change hands: {reason}")
+            if not _state.report:  # in a reload the predecessor listens there
                 listen_addresses.require_free(setting, place)
             if setting in ("grpc_bind", "agent_bind"):
                 _state.keep_places(listen_addresses.reserve(setting, place))
         except ConfigError as ex:
-            wrong.append(ex.message)
-    if wrong:
-        raise ConfigError("\n".join(wrong))
+            problems.append(ex.message)
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _wanted(
     settings: Settings, http: Iterable[tuple[str, int] | str | int]
 ) -> Iterator[tuple[str, ListenAddress]]:
-    """The addresses that nobody has passed, with their settings."""
+    """Yield addresses without a passed socket, each behind the name of its setting."""
     if not activation.has_http(os.environ):
         for place in filter(None, map(listen_addresses.of_gunicorn, http)):
             is_metrics = place.text in settings.metrics_bind
@@ -286,25 +303,26 @@ def _wanted(
 
 
 def forked() -> None:
-    """In an HTTP worker: the addresses that are kept, and the keeper's pipe, are the master's."""
+    """Close the reserved addresses and the keeper's pipe in an HTTP worker: only the master needs
+    them."""
     _state.let_go_of_places()
     _state.let_go_of_keeper()
 
 
 def begin(settings: Settings, http: Iterable[str] = ()) -> None:
     """Start the service around this gunicorn master, which is prepared and listens at `http`."""
-    told = ["--begun", str(_state.begun), "--http"]
+    arguments = ["--begun", str(_state.begun), "--http"]
     for address in http:
         encrypted = settings.http_tls_cert and address.startswith("http:")
-        told.append(f"https:{address.removeprefix('http:')}" if encrypted else address)
-    told += ["--grpc", *_grpc_addresses(settings)]
-    told += ["--stored", *(f"{name}={fd}" for name, fd in _state.stored)]
-    ensure(settings, _state.master_fd, told)
+        arguments.append(f"https:{address.removeprefix('http:')}" if encrypted else address)
+    arguments += ["--grpc", *_grpc_addresses(settings)]
+    arguments += ["--stored", *(f"{name}={fd}" for name, fd in _state.stored)]
+    ensure(settings, _state.master_fd, arguments)
     _state.let_go_of_stored()
 
 
 def _grpc_addresses(settings: Settings) -> list[str]:
-    """Where gRPC is reached."""
+    """Return the addresses at which clients reach gRPC."""
     if not _state.grpc_fds:
         return list(settings.grpc_bind) if settings.grpc_processes else []
     addresses = []
@@ -317,7 +335,8 @@ def _grpc_addresses(settings: Settings) -> list[str]:
 
 
 def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> bool:
-    """Start a supervisor (with `more` arguments) if none runs; whether one was started.
+    """Start a supervisor (with `more` arguments) if none runs. Return whether a supervisor was
+    started.
 
     Two callers at once are harmless: the second supervisor finds the lock taken and exits.
     """
@@ -341,7 +360,7 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
         new_session=True,
     )
     try:
-        status = process.wait(_LAUNCH_S)  # of the half that detaches and exits
+        status = process.wait(_LAUNCH_S)  # of the half that exits once the supervisor is detached
     except subprocess.TimeoutExpired:
         process.kill()
         status = process.wait()
@@ -351,8 +370,12 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
 
 
 def stopping(settings: Settings, http: Iterable[object]) -> None:
-    """The master stops, whose sockets are `http`: a handover must let no other generation serve any
-    more. Files of sockets that are the service's own are removed, unless another serves on them."""
+    """Note that the master stops: from now on a handover lets no other generation serve. Remove
+    the service's own files of Unix sockets, unless another generation serves on them.
+
+    Args:
+        http: addresses of the master's sockets.
+    """
     os.eventfd_write(_state.stopping_fd, 1)
     if not _has_bound() or not serves(settings):
         return
@@ -363,16 +386,17 @@ def stopping(settings: Settings, http: Iterable[object]) -> None:
 
 
 def end(settings: Settings) -> None:
-    """Stop the service: drain, then nothing is left. For the master's exit.
+    """Stop the service: drain, then remove the files of the run directory. Called at the master's
+    exit.
 
     Raises:
-        SystemExit: with status 1: the service has never served all that it should.
+        SystemExit: status 1, if the service's start has failed.
     """
     if _state.lock is None or not _state.lock.held:
-        return  # never begun, or not by this process
+        return  # no service was begun, or another process began it
     run_dir = config.run_dir(settings)
     limit = settings.drain_timeout_s + _PREDECESSOR_S
-    coordinator = rundir.lock(run_dir, "coordinator")  # for when its supervisor died just now
+    coordinator = rundir.lock(run_dir, "coordinator")  # in case its supervisor has just died
     for role, lock in (("supervisor", supervisor_lock(settings)), ("coordinator", coordinator)):
         holder = lock.holder_pidfd()
         if holder is None:
@@ -398,7 +422,7 @@ def end(settings: Settings) -> None:
 
 
 def _await_predecessors(run_dir: str, limit_s: float) -> None:
-    """The processes of a service whose master was killed end by themselves: wait for them."""
+    """Wait for processes of a killed master's service, which end by themselves."""
     deadline = time.monotonic() + limit_s
     for role in ("supervisor", "coordinator"):
         while holder := rundir.lock(run_dir, role).holder_pidfd():

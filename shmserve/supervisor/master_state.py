@@ -1,6 +1,7 @@
-"""State of the gunicorn master: what a start has found, been passed and keeps open.
+"""State of the gunicorn master: settings, passed sockets, and everything that stays open.
 
-A reload of gunicorn.conf.py does not touch it, and the master's forks (HTTP workers) inherit it.
+A reload of gunicorn.conf.py leaves the state alone, and the master's forks (HTTP workers) inherit
+the state.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ _log = logging.getLogger(__name__)
 
 
 class MasterState:
-    """What the master knows."""
+    """Settings, locks, sockets and descriptors of the master."""
 
     settings: Settings | None = None
     lock: FileLock | None = None
-    # Beside it, of the directory that the history is in; and those that a predecessor has still
+    # Of the history's directory, and of directories still held by a predecessor
     also: tuple[FileLock, ...] = ()
-    report: tuple[int, ...] = ()  # where a predecessor waits for what becomes of this generation
-    keeper_fd: int = -1  # the keeper's pipe, in the master alone; -1: there is none
+    report: tuple[int, ...] = ()  # pipe to a predecessor, which waits for a report
+    keeper_fd: int = -1  # the keeper's pipe, in the master alone; -1: no keeper
     keeper_pid: int = 0  # 0: gunicorn was started directly
-    tied: bool = False  # the kernel ends this master with the keeper
+    tied: bool = False  # whether the kernel ends the master with the keeper
     stored: Sequence[tuple[str, int]] = ()  # clients' memory, from the service before
-    passed: bool = False  # by systemd, or by a predecessor: gunicorn's sockets
-    bound: bool = False  # gunicorn's sockets are what a predecessor has bound
-    supervisor: FileLock | None = None  # whose file stays the one of the service's start
+    passed: bool = False  # systemd or a predecessor has passed gunicorn's sockets
+    bound: bool = False  # a predecessor has bound gunicorn's sockets
+    supervisor: FileLock | None = None  # on the lock file of the service's start
     master_fd: int = -1
     failure: BinaryIO | None = None  # supervisors' standard input: why the start has failed
-    stopping_fd: int = -1  # eventfd, for a handover: this master has begun to stop
+    stopping_fd: int = -1  # eventfd for a handover: the master has begun to stop
     notify_socket: str = ""
     ending: bool = False
     run_dir_fd: int = -1
-    grpc_fds: tuple[int, ...] = ()  # listening sockets that systemd has passed
-    places: tuple[socket.socket, ...] = ()  # addresses kept for gRPC processes, and the agent
+    grpc_fds: tuple[int, ...] = ()  # listening sockets passed by systemd
+    places: tuple[socket.socket, ...] = ()  # addresses reserved for gRPC processes and the agent
     watchdog_usec: int = 0
-    begun: float = 0.0  # when `prepare` was called
+    begun: float = 0.0  # time of `prepare` (monotonic)
     warnings: tuple[str, ...] = ()  # about settings
 
     def read_settings(self) -> Settings:
@@ -61,12 +62,12 @@ class MasterState:
         return found.settings
 
     def tie(self) -> None:
-        """Have the kernel end this master with its parent, the keeper."""
+        """Have the kernel end the master with its parent, the keeper."""
         end_with_parent()
         self.tied = True
 
     def take_passed(self) -> None:
-        """Take what systemd, or a predecessor, has passed to this master."""
+        """Take the descriptors passed to the master by systemd or a predecessor."""
         self.begun = time.monotonic()
         self.grpc_fds = activation.take(os.environ, activation.GRPC)
         self.stored = activation.take_all(os.environ, activation.REGIONS)
@@ -74,7 +75,7 @@ class MasterState:
         self.bound = activation.are_bound(os.environ)
 
     def own_folders(self, settings: Settings, lock: FileLock, also: tuple[FileLock, ...]) -> None:
-        """The run directory is this service's, and so is what `also` locks."""
+        """Keep the locks of the run directory (`lock`) and of further directories (`also`)."""
         self.settings, self.lock, self.also = settings, lock, also
         self.run_dir_fd = rundir.keep_from_cleaners(config.base_dir(settings))
 
@@ -82,7 +83,8 @@ class MasterState:
         """Take the master's part: the supervisor's lock file, sd_notify, and a pidfd of itself."""
         self.supervisor = rundir.lock(run_dir, "supervisor")
         self.supervisor.pin()
-        # gunicorn would announce readiness before any model is loaded; the supervisor does it.
+        # gunicorn would announce readiness before any model is loaded, so the supervisor announces
+        # readiness.
         self.notify_socket = os.environ.pop("NOTIFY_SOCKET", "")
         self.watchdog_usec = int(os.environ.pop("WATCHDOG_USEC", "") or 0)
         own = pidfd_open(os.getpid())
@@ -92,13 +94,13 @@ class MasterState:
         self.failure = last_words.make()
 
     def let_go_of_report(self) -> None:
-        """Nobody waits any more for what becomes of this generation."""
+        """Close the pipe to the predecessor, which waits no longer."""
         for fd in self.report:
             os.close(fd)
         self.report = ()
 
     def let_go_of_stored(self) -> None:
-        """The supervisor has the clients' memory now."""
+        """Close clients' memory, which the supervisor has now."""
         for _, fd in self.stored:
             os.close(fd)
         self.stored = ()
@@ -117,14 +119,15 @@ class MasterState:
             self.keeper_fd = -1
 
     def end(self, level: int, reason: str) -> None:
-        """Have this master end, by the signal that ends gunicorn."""
+        """End the master, by the signal that ends gunicorn."""
         _log.log(level, "%s: ending", reason)
         if not self.ending:
             self.ending = True
             os.kill(os.getpid(), signal.SIGTERM)
 
     def supervisor_arguments(self, load_timeout_s: float, serves: bool) -> list[str]:
-        """Return what a supervisor is told. `serves`: this generation serves."""
+        """Return command line arguments for a supervisor. `serves`: whether the master's
+        generation serves."""
         arguments = ["--grpc-fds", *map(str, self.grpc_fds)]
         if self.report and not serves:
             arguments += ["--report-fd", str(self.report[0])]
@@ -133,11 +136,12 @@ class MasterState:
         if self.notify_socket:
             arguments += ["--notify-socket", self.notify_socket]
             arguments += ["--watchdog-usec", str(self.watchdog_usec)]
-            if not self.keeper_pid:  # else the keeper is the main process, whoever serves
+            if not self.keeper_pid:  # a keeper stays the main process
                 arguments += ["--main-is-master"]
         return arguments
 
     @property
     def supervisor_fds(self) -> tuple[int, ...]:
-        """Descriptors that a supervisor inherits for these arguments, and clients' memory."""
+        """Return descriptors for a supervisor to inherit: those named in its arguments, and
+        clients' memory."""
         return (*self.grpc_fds, *self.report, *(fd for _, fd in self.stored))

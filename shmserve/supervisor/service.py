@@ -1,14 +1,17 @@
-"""The supervisor's shell: runs coordinator, executors, gRPC processes; ends with the master.
+"""Supervisor's main loop: runs coordinator, executors and gRPC processes, and ends with the
+master.
 
-One thread with a selector over pidfds, and the link's thread, whose messages come in
-through a queue. Nothing is waited for without a deadline.
+One thread selects over pidfds. The link has a second thread, whose messages arrive in a queue.
+Every wait has a deadline.
 
-The end, whether by SIGTERM or because the master is gone: tell the coordinator (frontends
-see `draining`), let the gRPC processes finish, then the executors, kill what does not, end the
-exporter and the coordinator, remove the sockets. `Supervisor.run` returns when no process of
-ours is left.
+The end, on SIGTERM or when the master is gone, takes these steps:
 
-Exporter and fetcher have 3.5 s to end, whatever the drain has taken.
+- Tell the coordinator, so that frontends see `draining`.
+- Let the gRPC processes finish, then the executors, and kill processes that exceed the limit.
+- End the exporter, the fetcher and the coordinator, and remove the sockets.
+
+Exporter and fetcher have 3.5 s to end, however long the drain has taken. `Supervisor.run` returns
+when no process of the service is left.
 """
 
 from __future__ import annotations
@@ -62,16 +65,20 @@ from shmserve.transport.processes import (
 
 _log = logging.getLogger(__name__)
 
-_BEYOND_S = 2.0  # after the longest request: until an executor that should have ended is killed
+_BEYOND_S = 2.0  # grace beyond the longest request before an undesired executor is killed
 _TELL_S = 0.2  # between "draining" and SIGTERM
 _WITHOUT_MASTER_S = 3.0  # the drain's limit once the master is gone
-_HELPER_STOP_S = 3.5  # the exporter takes 3 itself, whatever the drain has taken
-_TOUCH_S = 3600.0  # cleaners take what is some days old
+_HELPER_STOP_S = 3.5  # the exporter itself takes up to 3 s
+_TOUCH_S = 3600.0  # cleaners of /tmp remove files that are some days old
 
 
 class Commands(Struct, frozen=True):
-    """How each kind of process is started; arguments are appended. `grpc`, `exporter`,
-    `fetcher` None: there are none; `template` empty: executors are exec'ed."""
+    """Command lines that start each kind of process; arguments are appended.
+
+    Attributes:
+        grpc, exporter, fetcher: None if no such process should run.
+        template: empty if executors are always exec'ed.
+    """
 
     coordinator: list[str]
     executor: list[str]
@@ -82,22 +89,28 @@ class Commands(Struct, frozen=True):
 
 
 class Inherited(Struct, frozen=True):
-    """Descriptors that a supervisor is started with: the gunicorn master's pidfd, its own lock,
-    sockets that gRPC processes are to listen on, and where a predecessor waits; -1: none does.
-    `patient_until` (monotonic): clients wait on those sockets for the models. `begins`: this is the
-    service's first supervisor."""
+    """Descriptors and facts that a supervisor is started with.
+
+    Attributes:
+        master_fd: pidfd of the gunicorn master.
+        lock_fd: the supervisor's lock file.
+        grpc_fds: sockets for gRPC processes to listen on.
+        report_fd: pipe to a predecessor that waits; -1 if none waits.
+        patient_until: until when (monotonic) clients wait on `grpc_fds` for models.
+        begins: whether this is the service's first supervisor.
+    """
 
     master_fd: int
     lock_fd: int
     grpc_fds: tuple[int, ...] = ()
     report_fd: int = -1
     patient_until: float = 0.0
-    stored: tuple[tuple[str, int], ...] = ()  # by systemd for the next start: names, descriptors
+    stored: tuple[tuple[str, int], ...] = ()  # kept by systemd for this start: names, descriptors
     begins: bool = False
 
 
 class Supervisor:
-    """One life of the supervisor, whose id is `process`."""
+    """Main loop and processes of a supervisor with the id `process`."""
 
     def __init__(
         self,
@@ -174,14 +187,15 @@ class Supervisor:
         self._drain_limit_s = 0.0
 
     def run(self) -> int:
-        """Until the service ends; 0 at once if another supervisor runs."""
+        """Run until the service ends. Return 0, at once if another supervisor runs."""
         if not self._lock.acquire():
             _log.debug("another supervisor runs", extra=log_fields(pid=self._lock.holder()))
             return 0
         flight_recorder.start(self._run_dir, self._process)
         flight_recorder.record("process started", "supervisor", f"pid {os.getpid()}")
         adopt_orphans()  # executors that the template has forked
-        raise_fd_limit()  # a region is a descriptor: here, in the coordinator, in executors
+        # each region takes a descriptor here, in the coordinator and in executors
+        raise_fd_limit()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: self.stop(signal.Signals(number).name))
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
@@ -205,7 +219,7 @@ class Supervisor:
     # ------------------------------------------------------- on the link's thread
 
     def _stored_regions(self, numbers: tuple[int, ...], more: bool) -> StoredRegions:
-        """With what is known of them."""
+        """Return the message that hands regions over, with their registrations."""
         regions = tuple(self._regions[n] for n in numbers if n in self._regions)
         return StoredRegions(numbers, more, regions)
 
@@ -237,7 +251,7 @@ class Supervisor:
     # ------------------------------------------------------------------- the loop
 
     def _due(self) -> float:
-        """When there is something to do although nothing comes."""
+        """Return when (monotonic) the loop has work although no event has come."""
         dues = [group.next_due() for group in (self._frontends, *self._helpers)]
         dues += (self._coordinator.next_due(), self._executors.next_due())
         dues.append(self._template.next_due())
@@ -246,8 +260,8 @@ class Supervisor:
         return min(self._looked_at + self._life.look_s, self._announcer.due, *dues)
 
     def _turn(self, limit_s: float = inf) -> None:
-        wait = max(0.0, min(limit_s, self._due() - time.monotonic()))
-        for key, _ in self._selector.select(wait):
+        wait_s = max(0.0, min(limit_s, self._due() - time.monotonic()))
+        for key, _ in self._selector.select(wait_s):
             if isinstance(key.data, Child):
                 self._ended(key.data)
             elif key.fd == self._wake_fd:
@@ -274,25 +288,25 @@ class Supervisor:
         broken = ""
         if not self._drain_reason:
             broken = self._serving.turn(now, self._take_over.may_listen)
-        if why := self._take_over.turn(self._frontends.listening, broken):
-            _log.error("this generation will not serve: %s", why)
+        if reason := self._take_over.turn(self._frontends.listening, broken):
+            _log.error("this generation will not serve: %s", reason)
             send_signal(self._master_fd, signal.SIGTERM)
         elif broken:
             _log.critical("the service ends: %s", broken)
             last_words.tell(broken)  # to the master, which ends with status 1
             send_signal(self._master_fd, signal.SIGTERM)
         self._announcer.turn(now, self._healthy)
-        # A supervisor that was started again knows no region before its coordinator tells it.
-        known = self._link.connected and not self._drain_reason
-        if known and self._announcer.speaks():
+        # A restarted supervisor knows no region until its coordinator has sent them.
+        regions_known = self._link.connected and not self._drain_reason
+        if regions_known and self._announcer.speaks():
             self._lasting.turn(self._regions, self._store.fds)
 
     def _look(self, now: float) -> None:
-        """Tell that this process lives, and see who else does."""
+        """Give this process's sign of life, and check the signs of other processes."""
         self._lock.beat()
         if now - self._touched_at >= _TOUCH_S:
             self._touched_at = now
-            rundir.touch(base_dir(self._settings))  # with all generations
+            rundir.touch(base_dir(self._settings))  # with the folders of all generations
         if self._coordinator.child is not None:
             self._life.look("coordinator", self._coordinator.child, now)
         frontends = self._frontends.running() if self._take_over.may_listen else []
@@ -347,34 +361,34 @@ class Supervisor:
         self._frontends.halt()
         for helper in self._helpers:
             helper.halt()
-        if self._frontends.children:  # what they have accepted still needs the executors
+        if self._frontends.children:  # their accepted requests still need the executors
             self._link.send(Drain(self._drain_reason, announce=True))
             self._end_all(lambda: self._frontends.children, started)
         self._link.send(Drain(self._drain_reason))
         self._end_all(lambda: list(self._executors.children.values()), started)
-        self._end_helpers()  # after all who have something for the exporter
+        self._end_helpers()  # last, because the others still send spans to the exporter
         if (coordinator := self._coordinator.stop()) is not None:
             self._ended(coordinator)
         if not self._lock.intact():
-            return  # what has these names now is another service's
+            return  # the files of these names are another service's now
         rundir.clean_sockets(self._run_dir)
         if has_ended(self._master_fd):
             flight_recorder.keep(self._run_dir)
             rundir.clean(self._run_dir)
 
     def _end_all(self, remaining: Callable[[], list[Child]], started: float) -> None:
-        """Stop processes, and kill what is left at the end of the drain's limit."""
+        """Stop processes, and kill those that remain at the end of the drain's limit."""
         begun = time.monotonic()
         while children := remaining():
             now = time.monotonic()
-            left = started + self._drain_limit_s - now
+            remaining_s = started + self._drain_limit_s - now
             for child in children:
                 if now - begun >= _TELL_S:
-                    child.stop(now, max(0.0, left))
-                if left <= 0:  # the limit may have become shorter since it was told to stop
+                    child.stop(now, max(0.0, remaining_s))
+                if remaining_s <= 0:  # the limit may have become shorter since `stop`
                     child.kill()
             self._turn(_TELL_S)
-            if left < -5.0:  # killed, and still there: in the kernel, nothing helps
+            if remaining_s < -5.0:  # killed and still there: stuck in the kernel
                 pids = [child.pid for child in children]
                 _log.error("processes do not end", extra=log_fields(pids=pids))
                 return
@@ -386,4 +400,4 @@ class Supervisor:
                 child.stop(begun, _HELPER_STOP_S)
             if time.monotonic() >= begun + 2 * _HELPER_STOP_S:
                 return
-            self._turn(_TELL_S)  # kills it when its time is over
+            self._turn(_TELL_S)  # kills helpers whose time is over

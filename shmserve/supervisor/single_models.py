@@ -1,6 +1,7 @@
 """Repositories that are one model's folder: `NAME=PATH` in `model_repository`.
 
-They are laid out in the run directory as a repository has them, for everybody who reads one.
+Such models are laid out in the run directory in a repository's form, for all readers of
+repositories.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ _MOST = 16 << 20
 
 
 def lay_out(settings: Settings) -> None:
-    """Make the folder that `model_places.repository_paths` names for such entries.
+    """Make the folder that `model_places.repository_paths` names for `NAME=PATH` entries.
 
-    A model without version folders is its own version 1; its texts are copied, everything else is
-    where it was.
+    A folder without version folders becomes version 1 of its model: a link leads to the folder,
+    and its text files are copied.
 
     Raises:
-        ConfigError: a path is no readable folder, or two entries have one name.
+        ConfigError: a path is no readable folder, or two entries have the same name.
     """
     entries = [
-        single for one in settings.model_repository if (single := model_places.single_of(one))
+        single for text in settings.model_repository if (single := model_places.single_of(text))
     ]
     root = model_places.single_dir(settings)
     shutil.rmtree(root, ignore_errors=True)
@@ -45,13 +46,14 @@ def lay_out(settings: Settings) -> None:
             os.makedirs(root, 0o700, exist_ok=True)
             _link(os.path.abspath(path), place)
         except OSError as ex:
-            why = f"'{path}' is not a readable folder ({ex.strerror})"
-            raise ConfigError(f"model_repository: {why}") from None
+            reason = f"'{path}' is not a readable folder ({ex.strerror})"
+            raise ConfigError(f"model_repository: {reason}") from None
 
 
 @contextmanager
 def laid_out_elsewhere(settings: Settings) -> Iterator[Settings]:
-    """The same settings, where nothing of a service that may run is touched."""
+    """Yield settings with the models laid out in a temporary folder, away from a running
+    service."""
     if not any(map(model_places.single_of, settings.model_repository)):
         yield settings
         return
@@ -62,8 +64,8 @@ def laid_out_elsewhere(settings: Settings) -> Iterator[Settings]:
 
 
 def _link(path: str, place: str) -> None:
-    with os.scandir(path) as found:
-        entries = list(found)
+    with os.scandir(path) as listing:
+        entries = list(listing)
     if any(_VERSION.fullmatch(entry.name) and entry.is_dir() for entry in entries):
         os.symlink(path, place)
         return

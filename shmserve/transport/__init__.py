@@ -1,1 +1,2 @@
-"""Between processes: sockets with descriptors, links that reconnect, pids, the run directory."""
+"""Transport between processes: channels, the coordinator's links, locks, the run directory,
+sockets."""

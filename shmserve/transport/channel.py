@@ -1,8 +1,8 @@
 """Channels: Unix-domain SEQPACKET connections. One message, one packet.
 
-A channel is fence, wake-up and death notice in one: the system call orders the
-shared-memory writes before it, and a peer that dies is an EOF. SCM_RIGHTS carries
-fds, SO_PEERCRED tells who is there. OS errors become the project's errors here.
+A channel is fence, wake-up and death notice in one: the system call orders the shared-memory
+writes before it, and a peer that dies is an EOF. SCM_RIGHTS carries fds, and SO_PEERCRED tells the
+peer's pid and uid. OS errors become the project's errors here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shmserve.waiting import DescriptorWait, ThreadWaiter, installed
 MAX_MESSAGE = 128 * 1024  # below the default SO_SNDBUF of 208 KiB
 MAX_FDS = 64
 ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
-_FULL_S = 0.005  # until a full backlog is tried again
+_FULL_S = 0.005  # pause before a full backlog is tried again
 _SEND_TIMEOUT_S = 5.0  # a peer that reads nothing for so long is as good as dead
 # As plain integers: operators of the socket module's flags run in Python, on every message.
 _FLAGS = int(socket.MSG_CMSG_CLOEXEC)
@@ -40,20 +40,20 @@ def _timeval(seconds: float) -> bytes:
 
 
 def message_buffer() -> memoryview:
-    """Room for one message. Only what messages have filled takes memory."""
+    """Return a buffer for one message. Only pages that messages have filled take memory."""
     return memoryview(mmap.mmap(-1, MAX_MESSAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class Channel:
-    """One connection. Not thread-safe for two receivers; sends are atomic packets.
+    """Connection to another process. One thread at a time may receive; sends are atomic packets.
 
     Args:
-        sock: connected; it is the channel's from now on.
-        buffer: what messages are received into; channels that are read in turn may share one.
-        close: what becomes of descriptors that came with a message nobody gets.
+        sock: connected socket; the channel owns and closes it.
+        buffer: receives messages. Channels that are read in turn may share a buffer.
+        close: closes descriptors of a broken message, which no caller gets.
 
     Attributes:
-        readiness: what waits for a message where the thread must not block; None: nothing yet.
+        readiness: waits for a message where the thread must not block; None until first needed.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Channel:
         """Connect to a listener.
 
         Raises:
-            PeerDied: nobody listens there, or not within the timeout.
+            PeerDied: no process listens there, or none accepts within the timeout.
         """
         end = time.monotonic() + timeout_s
         try:
@@ -90,7 +90,7 @@ class Channel:
                 try:
                     sock.connect(path)
                     return cls(sock)
-                except BlockingIOError:  # its backlog is full, which is told at once
+                except BlockingIOError:  # the backlog is full, which `connect` reports at once
                     if time.monotonic() >= end:
                         raise
                     waiting.sleep(_FULL_S)
@@ -99,10 +99,11 @@ class Channel:
             raise PeerDied(f"cannot connect: {ex.strerror or ex}") from ex
 
     def send(self, data: bytes, fds: Sequence[int] = (), wait: bool = True) -> bool:
-        """Send one message; False: not waiting was wanted, and the peer has no room for it.
+        """Send a message. Return False if `wait` is False and the peer has no room for the
+        message.
 
         Raises:
-            PeerDied: the other end is gone, or does not read although it is waited for.
+            PeerDied: the peer is gone, or has read nothing for 5 s.
             TooLarge: the message exceeds `MAX_MESSAGE`.
         """
         if len(data) > MAX_MESSAGE:
@@ -127,7 +128,7 @@ class Channel:
         return True
 
     def receive(self, timeout_s: float | None = None) -> tuple[memoryview, list[int]]:
-        """Wait for one message; the view is valid until the next one.
+        """Wait for a message. The returned view is valid until the next message.
 
         Raises:
             DeadlineExceeded: nothing came within the timeout.
@@ -141,9 +142,10 @@ class Channel:
     def receive_within(
         self, timeout_s: float | None = 0.0, ancillary_space: int = ANCILLARY
     ) -> tuple[memoryview, list[int]] | None:
-        """One message, if one is there or comes within the timeout (None: of unlimited length).
+        """Return a message that has come or comes within the timeout, else None. A timeout of None
+        is unlimited.
 
-        Its view is valid until the next one; its descriptors are the caller's.
+        The view is valid until the next message. The caller owns the descriptors.
 
         Raises:
             PeerDied: EOF.
@@ -157,7 +159,7 @@ class Channel:
                 return None
         elif timeout_s != 0.0:
             flags = _FLAGS
-            if timeout_s != self._timeout_s:  # once per change, not once per call
+            if timeout_s != self._timeout_s:  # only when the timeout changes, not on every call
                 limit = _timeval(timeout_s or 0.0)
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
                 self._timeout_s = timeout_s
@@ -167,7 +169,9 @@ class Channel:
             )
         except BlockingIOError:
             return None
-        except ConnectionResetError:  # it left messages unread; told once, before its last words
+        # The peer closed with messages unread. Linux reports this once, before the peer's last
+        # messages.
+        except ConnectionResetError:
             return self.receive_within(timeout_s, ancillary_space)
         except OSError as ex:
             raise PeerDied(f"the peer is gone: {ex.strerror or ex}") from ex
@@ -189,9 +193,9 @@ class Channel:
     def refuse(self) -> None:
         """Take no further message: the peer's sends fail from now on.
 
-        What it has sent before can still be received; then `receive` tells of an EOF.
+        Messages sent before can still be received, then `receive` reports EOF.
         """
-        with contextlib.suppress(OSError):  # it is gone already
+        with contextlib.suppress(OSError):  # the peer is gone already
             self._socket.shutdown(socket.SHUT_RD)
 
     def fileno(self) -> int:
@@ -202,7 +206,7 @@ class Channel:
 
 
 def too_large(data: bytes) -> TooLarge:
-    """What is said of a message that exceeds `MAX_MESSAGE`."""
+    """Return the error for a message that exceeds `MAX_MESSAGE`."""
     return TooLarge(
         f"the request's names, shapes and parameters take {len(data)} bytes, "
         f"more than the {MAX_MESSAGE} that can be passed on"
@@ -210,7 +214,7 @@ def too_large(data: bytes) -> TooLarge:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors nobody wants."""
+    """Close descriptors that are not needed."""
     for fd in fds:
         os.close(fd)
 
@@ -224,7 +228,8 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def listen(path: str, backlog: int = 4096) -> socket.socket:
-    """A SEQPACKET listener at `path`, for this user only; a stale socket file is replaced."""
+    """Return a SEQPACKET listener at `path`, for this user only. A stale socket file is
+    replaced."""
     if len(os.fsencode(path)) > 107:
         raise OSError(f"the run directory's path is too long for a Unix socket: {len(path)} bytes")
     try:
@@ -240,18 +245,19 @@ def listen(path: str, backlog: int = 4096) -> socket.socket:
 
 
 def refuse(listener: socket.socket) -> None:
-    """Take no further connection; those made before can still be accepted."""
+    """Take no further connection. Connections made before can still be accepted."""
     listener.shutdown(socket.SHUT_RD)
 
 
 def accept(listener: socket.socket) -> Channel | None:
-    """The next connection of a same-user (or root) peer, or None if there is none."""
+    """Return the next connection of a peer with this user's uid (or root's), None if there is
+    none."""
     try:
         sock, _ = listener.accept()
     except BlockingIOError:
         return None
     except OSError as ex:
-        if ex.errno == errno.EINVAL:  # `refuse` was called, and nobody is left in its queue
+        if ex.errno == errno.EINVAL:  # `refuse` was called, and the queue is empty
             return None
         raise
     channel = Channel(sock)

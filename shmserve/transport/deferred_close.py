@@ -1,8 +1,8 @@
-"""Closing descriptors that strangers have passed.
+"""Deferred close of descriptors that clients have passed.
 
-`close` of a file may wait for whoever serves its file system, and with FUSE that can be
-the stranger. So what is not known to be memory is closed by a thread of its own, and while
-that one is stuck no more descriptors are taken.
+`close` of a file may wait for the server of its file system. With FUSE this server can be the
+client itself. So a thread of its own closes descriptors that may be anything but memory. While the
+thread is stuck, no more descriptors are taken.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import queue
 import threading
 from collections.abc import Iterable
 
-# What a burst leaves behind while the thread waits for its turn is far from it, and so is the
-# process's limit from this.
+# Far more than a burst leaves waiting for the thread's turn, and far below the process's limit of
+# descriptors.
 _MANY = 256
 
 
 class DeferredClose:
-    """Closes elsewhere. The thread begins with the first descriptor."""
+    """Closes descriptors in a thread, which begins with the first descriptor."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -26,11 +26,11 @@ class DeferredClose:
 
     @property
     def stuck(self) -> bool:
-        """Whether too many descriptors wait to be closed."""
+        """Return whether too many descriptors wait to be closed."""
         return self._queue.qsize() >= _MANY
 
     def close(self, fds: Iterable[int]) -> None:
-        """Have these closed, some time."""
+        """Queue descriptors for the closing thread."""
         for fd in fds:
             self._queue.put(fd)
             if self._thread is None:
@@ -43,4 +43,4 @@ class DeferredClose:
             try:
                 os.close(fd)
             except OSError:
-                continue  # closed all the same, as Linux has it
+                continue  # Linux has freed the descriptor all the same

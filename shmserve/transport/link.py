@@ -1,12 +1,12 @@
-"""A process's link to the coordinator: one background thread that reconnects until closed.
+"""Link of a process to the coordinator: one background thread that reconnects until closed.
 
-Everything a process asks of or tells the coordinator goes through here; nothing of it is on
-a request's way. Callers never touch the socket: they append to a bounded outbox and wake
-the thread, so a slow coordinator blocks nobody (grants wait, with a deadline).
+All questions and messages of a process to the coordinator go through the link, which is off the
+path of inference requests. Callers never touch the socket: they append to a bounded outbox and
+wake the thread, so a slow coordinator blocks no caller (grants wait, with a deadline).
 
-After the coordinator was restarted the hello tells it what it must know: what this process
-holds of the pool and, for an executor, what it has loaded. Give-backs of the time without a
-connection are therefore dropped, and grants that are still waited for are asked again.
+After a restart of the coordinator, the hello tells the new coordinator how much of the pool this
+process holds and, for an executor, its loaded model. Give-backs made without a connection are
+therefore dropped, and grants that are still awaited are asked again.
 
 Callbacks run on the link's thread: they must not wait for a grant or an answer.
 """
@@ -47,24 +47,24 @@ _CONNECT_S = 1.0
 _WELCOME_S = 5.0
 _SEND_S = 5.0
 _RETRY_FIRST_S, _RETRY_CAP_S = 0.02, 0.5
-_RETRY_PART = 16  # of the time without a coordinator: one that comes is found no later than that
+_RETRY_PART = 16  # part of the time without a coordinator: the delay with which a new one is found
 _CLOSE_S = 2.0
-_QUIET_S = 3600.0  # a message, ours or the coordinator's, and its end are seen at once
+_QUIET_S = 3600.0  # messages of both sides, and the end of the connection, end this wait at once
 ARENA_WAIT_S = 2.0
 
 
 class LinkHandlers(Struct, frozen=True):
-    """What a process makes of the coordinator's messages; all run on the link's thread.
+    """Callbacks for the coordinator's messages, all run on the link's thread.
 
     Attributes:
-        on_trim: asked to give back so many bytes.
-        on_stats: the rows of a table.
-        held_bytes: what the process holds of the pool.
-        on_stop: told to end, with a reason.
-        loaded: what an executor has loaded.
-        acquired: the ticket of the resources that it holds; 0: none.
-        on_message: gets what no other handler is for.
-        on_fds: gets messages with descriptors, which are its to close.
+        on_trim: gives back so many bytes of the pool.
+        on_stats: returns the rows of a table.
+        held_bytes: returns how many bytes of the pool the process holds.
+        on_stop: ends the process, for a reason.
+        loaded: returns the model that an executor has loaded.
+        acquired: returns the ticket of the resources that the process holds; 0: none.
+        on_message: gets messages without a handler of their own.
+        on_fds: gets messages with descriptors, and must close the descriptors.
     """
 
     on_trim: Callable[[int], None]
@@ -78,13 +78,13 @@ class LinkHandlers(Struct, frozen=True):
 
 
 class Link:
-    """The link of one process.
+    """Connection of a process to the coordinator.
 
     Args:
-        run_dir: where the coordinator's socket is.
-        role, process, instance: who this is, and the model instance of an executor.
-        handlers: who is told what comes.
-        first_bytes: of its arena's first segment; 0: what the coordinator says.
+        run_dir: folder of the coordinator's socket.
+        role, process, instance: this process's role and id, and the model instance of an executor.
+        handlers: callbacks for messages.
+        first_bytes: size of the first segment of the process's arena; 0: the coordinator decides.
     """
 
     def __init__(
@@ -102,17 +102,18 @@ class Link:
         self._instance = instance
         self._first_bytes = first_bytes
         self._handlers = handlers
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards outbox and pending requests
         self._outbox = Outbox()
         self._pending = PendingRequests()
         self._tickets = itertools.count(1)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shmserve-link", daemon=True)
-        self._counting = False  # give-backs count from the moment a hello told what is held
+        # whether give-backs count: from a hello on, which says how much is held
+        self._counting = False
         self.connected = False
         self.epoch = ""
-        self.pool_bytes = 0  # as the coordinator says; 0: it has not yet
+        self.pool_bytes = 0  # as the coordinator says; 0 before the first welcome
         self._arena_bytes = 0
         self._welcomed = threading.Event()
 
@@ -120,10 +121,11 @@ class Link:
         self._thread.start()
 
     def close(self) -> None:
-        """Send what is in the outbox if connected, then end the thread.
+        """Send the rest of the outbox if connected, then end the thread.
 
-        Who has something to say and was not welcomed yet (it has only just started) waits
-        for that a little: why a model cannot be loaded must not be lost.
+        A process that has only just started may not have been welcomed yet. If its outbox holds
+        messages, it waits a little for the welcome: the reason why a model cannot be loaded must
+        not be lost.
         """
         if self._outbox and self._thread.is_alive() and not self._closing.is_set():
             self._welcomed.wait(_CLOSE_S)
@@ -133,25 +135,28 @@ class Link:
             self._thread.join(_CLOSE_S)
 
     def send(self, message: ToCoordinator, fds: Sequence[int] = ()) -> None:
-        """Queue a message; it is kept while there is no connection, unless fds ride along
-        (copies of them; the caller's stay its own): those are for one coordinator only.
+        """Queue a message. It is kept while there is no connection.
+
+        A message with fds is for one coordinator only, so it is dropped without a connection. The
+        link copies the fds; the caller keeps the originals.
 
         Raises:
-            ProtocolViolation: it is longer than a channel carries.
+            ProtocolViolation: the message is longer than a channel carries.
         """
         _check_size(message)
         with self._lock:
             if self.connected or not fds:
                 self._outbox.append(message, fds)
-        if threading.current_thread() is not self._thread:  # it looks before it waits
+        # the link's thread looks before it waits
+        if threading.current_thread() is not self._thread:
             self._wake()
 
     def ask(
         self, make: Make, timeout_s: float, late: Late | None = None
     ) -> tuple[FromCoordinator, list[int]]:
-        """Ask and wait for the answer; its fds are the caller's.
+        """Ask the coordinator and wait for the answer. The caller owns the answer's fds.
 
-        `late` gets an answer that comes after all, as long as it is of the same coordinator.
+        `late` gets an answer that comes after the timeout, if the same coordinator gives it.
 
         Raises:
             Unavailable: no answer within `timeout_s`.
@@ -162,7 +167,7 @@ class Link:
         _check_size(message)
         with self._lock:
             request = self._pending.open(ticket, make, late)
-            if self.connected:  # else it is asked with the next hello
+            if self.connected:  # without a connection, the next hello asks
                 self._outbox.append(message)
         self._wake()
         request.answered.wait(timeout_s)
@@ -176,12 +181,13 @@ class Link:
     def give_back(self, nbytes: int) -> None:
         """Return pool budget; never blocks, never fails."""
         with self._lock:
-            if self._counting:  # else the next hello tells
+            if self._counting:  # without a connection, the next hello tells
                 self._outbox.append(link_messages.GiveBack(nbytes))
         self._wake()
 
     def grant(self, nbytes: int, timeout_s: float) -> bool:
-        """Ask for pool budget; False: refused, or no answer within `timeout_s`."""
+        """Ask for pool budget. Return False if it was refused, or no answer came within
+        `timeout_s`."""
 
         def late(answer: FromCoordinator) -> None:
             if isinstance(answer, link_messages.Granted) and answer.granted:
@@ -202,9 +208,9 @@ class Link:
         return answer.granted
 
     def arena_bytes(self) -> int:
-        """How large an arena's first segment should be: the coordinator's word.
+        """Return the size that the coordinator wants for an arena's first segment, in bytes.
 
-        Waits for the first welcome, at most `ARENA_WAIT_S`; 0: there was none.
+        Waits for the first welcome, at most `ARENA_WAIT_S`. Return 0 if none has come.
         """
         self._welcomed.wait(ARENA_WAIT_S)
         return self._arena_bytes
@@ -228,7 +234,7 @@ class Link:
                 about = log_fields(process=self._process, error=ex)
                 _log.warning("link broken", extra=about)
                 pause = _RETRY_CAP_S
-            except Exception:  # whatever it was: without its link the process is lost
+            except Exception:  # any error: without its link the process is lost
                 _log.exception("link broken", extra=log_fields(process=self._process))
                 pause = _RETRY_CAP_S
             finally:
@@ -290,7 +296,7 @@ class Link:
             if entry is None:
                 return
             self._send(channel, *entry)
-            with self._lock:  # only now: what could not be sent stays
+            with self._lock:  # only now: a message that could not be sent stays
                 self._outbox.sent(entry)
 
     def _send(self, channel: Channel, message: ToCoordinator, fds: Sequence[int] = ()) -> None:
@@ -317,7 +323,7 @@ class Link:
                 handlers.on_stop(message.reason)
             else:
                 handlers.on_message(message)
-        except Exception:  # a callback's fault must not cost the process its link
+        except Exception:  # a bug in a callback must not cost the process its link
             _log.exception("link callback failed", extra=log_fields(process=self._process))
 
     def _answered(self, message: Any, fds: list[int]) -> None:
@@ -350,7 +356,7 @@ def _retry_s(alone_s: float) -> float:
 
 def _check_size(message: ToCoordinator) -> None:
     size = len(messages.encode(message))
-    if size > MAX_MESSAGE:  # found out while sending, it would block the outbox for good
+    if size > MAX_MESSAGE:  # an error while sending would block the outbox for good
         raise ProtocolViolation(f"a {type(message).__name__} of {size} bytes is too long")
 
 

@@ -1,7 +1,7 @@
-"""Addresses to listen on: what a setting says, whether it is free, and who has it if not.
+"""Addresses to listen on: parses addresses, checks that they are free, and finds their holders.
 
-An error here is for the operator, who starts the service: it names the setting, the address, and
-the process that holds it, as far as the kernel tells.
+Errors are for the operator who starts the service. An error names the setting, the address and, as
+far as the kernel tells, the process that holds the address.
 """
 
 from __future__ import annotations
@@ -20,20 +20,24 @@ from msgspec import Struct
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 
-_LISTENS = "0A"  # a state in /proc/net/tcp
+_LISTENS = "0A"  # the state LISTEN in /proc/net/tcp
 _PROBE_S = 1.0
 _DESCRIPTOR = re.compile(r"fd://[0-9]{1,9}")
-_MOST_SHOWN = 64  # characters of what is no address
+_MOST_SHOWN = 64  # characters of a wrong address in an error
 _LONGEST_PATH = 107  # bytes, of a Unix socket
-_OURS = "shmserve: "  # what the titles of our processes begin with
-_ORPHANS_S = 6.0  # those that have lost their master or supervisor end within this
+_OURS = "shmserve: "  # beginning of our processes' titles
+_ORPHANS_S = 6.0  # limit for the end of processes without master or supervisor
 _LOOK_S = 0.05
-_UNKNOWN_S = 0.5  # for who has an address and cannot be seen
+_UNKNOWN_S = 0.5  # patience for an unseen holder
 
 
 class ListenAddress(Struct, frozen=True):
-    """One address: `path` of a Unix socket, or host and port. `family`: the one socket that listens
-    there is of this kind (and IPv6 takes IPv4, too); 0: there is one for each that the host has."""
+    """Address of a listening socket: `path` of a Unix socket, or host and port.
+
+    Attributes:
+        family: address family if a single socket listens (an IPv6 socket takes IPv4 too); 0: a
+            socket for each family of the host.
+    """
 
     text: str
     host: str = ""
@@ -43,21 +47,21 @@ class ListenAddress(Struct, frozen=True):
 
 
 class Holder(Struct, frozen=True):
-    """A process that has a socket."""
+    """Process with a socket open."""
 
     pid: int
     name: str
-    orphan: bool = False  # one of ours whose parent is none of ours any more
+    orphan: bool = False  # a shmserve process whose parent is no shmserve process any more
 
     def __str__(self) -> str:
         return f"pid {self.pid} ({self.name})"
 
 
 def parse(setting: str, text: str) -> ListenAddress:
-    """An address as settings have it: ``HOST:PORT``, ``[::1]:PORT``, ``unix:PATH``.
+    """Parse an address as settings write it: ``HOST:PORT``, ``[::1]:PORT``, ``unix:PATH``.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is no address.
     """
     if text.startswith("unix:"):
         path = os.path.abspath(text.removeprefix("unix:"))
@@ -74,10 +78,11 @@ def parse(setting: str, text: str) -> ListenAddress:
 
 
 def check_http(settings: Settings) -> None:
-    """See that gunicorn will understand `http_bind`, which may be descriptors, too (``fd://3``).
+    """Check that gunicorn will understand `http_bind`, which may also have descriptors
+    (``fd://3``).
 
     Raises:
-        ConfigError: it would not, and would say so in words of its own.
+        ConfigError: an entry that gunicorn would reject with a message of its own.
     """
     for text in settings.http_bind:
         if not _DESCRIPTOR.fullmatch(text):
@@ -85,7 +90,8 @@ def check_http(settings: Settings) -> None:
 
 
 def of_gunicorn(place: tuple[str, int] | str | int) -> ListenAddress | None:
-    """An address as gunicorn has it; None: a descriptor, or a name that is no file's."""
+    """Return an address given in gunicorn's form; None for a descriptor or an abstract Unix
+    socket."""
     if isinstance(place, tuple):
         host, port = place
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -97,11 +103,11 @@ def of_gunicorn(place: tuple[str, int] | str | int) -> ListenAddress | None:
 
 
 def require_free(setting: str, address: ListenAddress, patience_s: float = _ORPHANS_S) -> None:
-    """See that a process can listen there. Processes of an earlier service of ours, whose master
-    was killed, are waited for.
+    """Check that a process can listen at an address. Wait for processes of an earlier shmserve
+    service, after the end of their master.
 
     Raises:
-        ConfigError: it cannot; the message names who listens there, if that is known.
+        ConfigError: no process can listen at the address. The message names the holder, if known.
     """
     begun = time.monotonic()
     if address.path:
@@ -110,7 +116,7 @@ def require_free(setting: str, address: ListenAddress, patience_s: float = _ORPH
     while reason := _cannot_bind(setting, address):
         holders = list(tcp_holders(address.port))
         stranger = next((holder for holder in holders if not holder.orphan), None)
-        # Where nobody is found it may have ended between these two looks.
+        # An unseen holder may have ended between these two looks.
         patience = 0.0 if stranger else patience_s if holders else _UNKNOWN_S
         if time.monotonic() - begun > patience:
             who = f", by {stranger or holders[0]}" if holders else ""
@@ -120,14 +126,17 @@ def require_free(setting: str, address: ListenAddress, patience_s: float = _ORPH
 
 
 def reserve(setting: str, address: ListenAddress) -> list[socket.socket]:
-    """Have a TCP address that is free without listening on it: nobody but this user's processes
-    that share it (SO_REUSEPORT) can, until the sockets are closed. None where the kernel chooses
-    the port, or where connections of somebody who did not share it have not run out yet.
+    """Reserve a free TCP address without listening. Until the sockets are closed, only processes
+    of this user can listen, and only if they share the address (SO_REUSEPORT). Return the bound
+    sockets.
+
+    No socket is bound if the kernel chooses the port, or while connections of an earlier, unshared
+    listener run out.
 
     Raises:
-        ConfigError: the address is none.
+        ConfigError: the address does not resolve.
     """
-    held: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     for family, kind, protocol, _, place in _resolve(setting, address) if address.port else ():
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -138,70 +147,72 @@ def reserve(setting: str, address: ListenAddress) -> list[socket.socket]:
         except OSError:
             sock.close()
         else:
-            held.append(sock)
-    return held
+            sockets.append(sock)
+    return sockets
 
 
 def listeners(
     setting: str, address: ListenAddress, backlog: int, takes_ipv4: bool = False
 ) -> list[socket.socket]:
-    """Listen at an address: non-blocking sockets, one for each family that the host has there. They
-    share one port, which the kernel chooses for port 0. Other processes may listen there, too.
+    """Listen at an address. Return non-blocking sockets, one for each address family of the host
+    at this address. The sockets share a port, which the kernel chooses for port 0. Other
+    processes may listen too.
 
     Args:
         setting: name of the setting, for errors.
-        address: a free path, or a TCP address that is free or was reserved.
-        backlog: connections that wait at most.
-        takes_ipv4: whether an IPv6 socket takes IPv4 connections, too, if it is the only one.
+        address: a free path, or a TCP address that is free or reserved.
+        backlog: largest number of waiting connections.
+        takes_ipv4: whether an IPv6 socket also takes IPv4 connections, if no other socket is made.
 
     Raises:
-        ConfigError: the address is none.
-        OSError: it is somebody else's by now.
+        ConfigError: the address does not resolve.
+        OSError: another process has taken the address.
     """
-    made: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     try:
         if address.path:
-            made.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-            made[0].bind(address.path)
-            made[0].listen(backlog)
-            return made
-        found = _resolve(setting, address)
+            sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            sockets[0].bind(address.path)
+            sockets[0].listen(backlog)
+            return sockets
+        resolved = _resolve(setting, address)
         port = address.port
-        for family, kind, protocol, _, place in found:
+        for family, kind, protocol, _, place in resolved:
             sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
-            made.append(sock)
+            sockets.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
-                alone = takes_ipv4 and len(found) == 1
+                alone = takes_ipv4 and len(resolved) == 1
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
             sock.bind((place[0], port, *place[2:]))
             sock.listen(backlog)
             port = port or sock.getsockname()[1]
     except BaseException:
-        for sock in made:
+        for sock in sockets:
             sock.close()
         raise
-    return made
+    return sockets
 
 
 def make_way(setting: str, path: str) -> None:
-    """Remove the socket file of a process that is gone; raises as `require_free`."""
+    """Remove the socket file of an ended process; raises as `require_free`."""
     if _require_free_path(setting, path):
         os.unlink(path)
 
 
 def tcp_holders(port: int) -> Iterator[Holder]:
-    """Processes that listen on a TCP port of this host, as far as this one may look at them."""
+    """Yield the listeners on a TCP port of this host, as far as this process may see other
+    processes."""
     inodes = {f"socket:[{inode}]" for inode in _listening(port)}
     pids = sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if inodes else ()
     for pid in pids:
         try:
             fds = os.listdir(f"/proc/{pid}/fd")
-            held = any(os.readlink(f"/proc/{pid}/fd/{fd}") in inodes for fd in fds)
-        except OSError:  # another user's, or it has just ended
+            holds = any(os.readlink(f"/proc/{pid}/fd/{fd}") in inodes for fd in fds)
+        except OSError:  # another user's process, or it has just ended
             continue
-        if held and pid != os.getpid():
+        if holds and pid != os.getpid():
             yield _holder(pid)
 
 
@@ -211,7 +222,7 @@ def _holder(pid: int) -> Holder:
 
 
 def _name(pid: int) -> str:
-    """What a process is called: of its arguments, which may have secrets, nothing."""
+    """Return the name of a process, without its arguments, which may hold secrets."""
     try:
         with open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as file:
             return file.read().strip()
@@ -228,16 +239,16 @@ def _parent(pid: int) -> int:
 
 
 def _listening(port: int) -> set[str]:
-    """Inodes of sockets that listen on a port."""
-    found = set()
+    """Return inodes of listening sockets on a port."""
+    inodes = set()
     for table in ("tcp", "tcp6"):
         try:
             with open(f"/proc/net/{table}", encoding="ascii") as file:
                 rows = [line.split() for line in file][1:]
         except OSError:  # hidden in this container
             continue
-        found |= {r[9] for r in rows if r[3] == _LISTENS and r[1].endswith(f":{port:04X}")}
-    return found - {"0"}
+        inodes |= {r[9] for r in rows if r[3] == _LISTENS and r[1].endswith(f":{port:04X}")}
+    return inodes - {"0"}
 
 
 _Resolved = tuple[int, int, int, str, tuple[object, ...]]
@@ -257,7 +268,8 @@ def _resolve(setting: str, address: ListenAddress) -> list[_Resolved]:
 
 
 def _cannot_bind(setting: str, address: ListenAddress) -> str:
-    """Why nobody could listen there without sharing the address; "": somebody could."""
+    """Return why no process could listen at the address without sharing; empty if a process
+    could."""
     for family, kind, protocol, _, place in _resolve(setting, address):
         with socket.socket(family, kind, protocol) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -271,8 +283,9 @@ def _cannot_bind(setting: str, address: ListenAddress) -> str:
 
 
 def _require_free_path(setting: str, path: str, give_up: float = 0.0) -> bool:
-    """Whether there is the file of a socket that nobody listens on. Until `give_up` processes are
-    waited for whose parent has listened and is gone."""
+    """Return whether `path` is a stale socket file, without a listener. If the process that began
+    to listen has ended, wait until `give_up` (monotonic) for the processes that inherited its
+    socket."""
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise ConfigError(f"{setting}: unix:{path} is too long for a Unix socket")
     cannot = f"{setting}: cannot listen on unix:{path}"
@@ -293,10 +306,10 @@ def _require_free_path(setting: str, path: str, give_up: float = 0.0) -> bool:
             try:
                 sock.connect(path)
             except (ConnectionRefusedError, FileNotFoundError):
-                return os.path.lexists(path)  # what a process left that was killed
+                return os.path.lexists(path)  # left by a process that was killed
             except OSError as ex:
                 if ex.errno == errno.EPROTOTYPE and kind == socket.SOCK_STREAM:
-                    kind = socket.SOCK_SEQPACKET  # as a client socket is
+                    kind = socket.SOCK_SEQPACKET  # the kind of a client socket
                     continue
                 raise ConfigError(f"{cannot}: {ex.strerror}") from None
             pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]

@@ -1,4 +1,4 @@
-"""What systemd is told about the service (sd_notify): one datagram, no library."""
+"""Messages to systemd about the service (sd_notify): one datagram, no library."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Sends lines to the service manager; does nothing outside of a service (no `address`)."""
+    """Sends lines to the service manager; does nothing outside of a service (empty `address`)."""
 
     def __init__(self, address: str) -> None:
         self.address = "\0" + address[1:] if address.startswith("@") else address
 
     def send(self, *lines: str, fds: Sequence[int] = (), patience_s: float = 0.0) -> bool:
-        """Tell it this; descriptors ride along (FDSTORE=1). Whether it was told: it may take
-        nothing for longer than `patience_s`."""
+        """Send lines, and descriptors beside them (FDSTORE=1). Return False if the service manager
+        took nothing for `patience_s`, or was not reached."""
         if not self.address:
             return False
         try:

@@ -1,10 +1,9 @@
-"""What a process has asked the coordinator and not been told yet (`Link.ask`, `Link.grant`).
+"""Pending requests to the coordinator: asked and not yet answered (`Link.ask`, `Link.grant`).
 
-A request outlives the connection it was sent on: it is sent again, marked as such, to the
-coordinator's successor. Its answer may carry fds, which always end up with exactly one owner.
+A request outlives its connection: the next coordinator gets the request again, marked as a
+repetition. An answer may carry fds, which always end up with exactly one owner.
 
-Not thread-safe: its owner calls everything with its lock held, so that each coordinator is asked
-once.
+Not thread-safe: the owner holds its lock for every call, so that each coordinator is asked once.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ from msgspec import Struct, field
 from shmserve import waiting
 from shmserve.protocol.control.messages import FromCoordinator, ToCoordinator
 
-Make = Callable[[int, bool], ToCoordinator]  # (ticket, asked before) to a message
+# makes the message of a ticket; the flag marks a repetition
+Make = Callable[[int, bool], ToCoordinator]
 Late = Callable[[FromCoordinator], None]
 
 
 class PendingRequest(Struct, eq=False):
-    """One request. `answer` and `fds` are set before `answered` is."""
+    """Request to the coordinator. `answer` and `fds` are set before `answered`."""
 
     ticket: int
     make: Make
@@ -32,18 +32,18 @@ class PendingRequest(Struct, eq=False):
     abandoned: bool = False
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more; when it comes, it is `late`."""
+        """Note that the caller has stopped waiting. A later answer goes to `late`."""
         self.abandoned = True
 
 
 class PendingRequests:
-    """The open requests of one process, by ticket."""
+    """Open requests of a process, by ticket."""
 
     def __init__(self) -> None:
         self._open: dict[int, PendingRequest] = {}
 
     def open(self, ticket: int, make: Make, late: Late | None = None) -> PendingRequest:
-        """A new request. `late` is for an answer that comes when nobody waits any more."""
+        """Add a request. `late` gets an answer after the caller has stopped waiting."""
         request = self._open[ticket] = PendingRequest(ticket, make, late)
         return request
 
@@ -54,13 +54,13 @@ class PendingRequests:
             self._open.pop(request.ticket, None)
 
     def again(self) -> list[ToCoordinator]:
-        """What is waited for, for a coordinator that may have been asked before."""
+        """Return messages to repeat all awaited requests to a new coordinator."""
         return [r.make(r.ticket, True) for r in self._open.values() if not r.abandoned]
 
     def take(self, ticket: int) -> PendingRequest | None:
-        """The request that an answer is for, if there is (still) one; it is open no more."""
+        """Remove and return the request of an answer; None if the request is closed."""
         return self._open.pop(ticket, None)
 
     def disconnected(self) -> None:
-        """Answers to what nobody waits for will not come any more."""
+        """Drop abandoned requests: a new coordinator will not answer them."""
         self._open = {t: r for t, r in self._open.items() if not r.abandoned}

@@ -1,7 +1,7 @@
 """Other processes as file descriptors: pidfds, exec, and locks that name their holder.
 
-INVARIANT: nothing here waits without a deadline, and nothing waits for or signals a
-process by its number alone once a pidfd is at hand: numbers are reused.
+INVARIANT: nothing here waits without a deadline. With a pidfd at hand, nothing waits for or
+signals a process by pid: the kernel reuses pids.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 # struct flock of Linux on 64-bit machines: type, whence, start, length, pid
 _FLOCK = struct.Struct("hhqqi4x")
 _BEAT = struct.Struct("Q")
-_NO_BEAT = 0  # before the holder's first
+_NO_BEAT = 0  # in the file before the holder's first beat
 
 
 def pidfd_open(pid: int) -> int | None:
-    """A descriptor of the process, readable once it has ended; None: no such process."""
+    """Return a descriptor of the process, readable after its end; None if no process has the
+    pid."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -43,33 +44,34 @@ def pidfd_open(pid: int) -> int | None:
 
 
 def raise_fd_limit() -> None:
-    """Use as many descriptors as this process may have, within reason."""
+    """Raise the limit of descriptors to the hard limit, at most to 65536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FDS if hard == resource.RLIM_INFINITY else min(hard, _MAX_FDS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _MAX_FDS if hard == resource.RLIM_INFINITY else min(hard, _MAX_FDS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def raise_oom_score(adj: int) -> None:
-    """Have the kernel, if memory runs out, kill this process before those with less than `adj`."""
+    """Have the kernel, if memory runs out, kill this process before processes with less than
+    `adj`."""
     try:
         with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
             if int(file.read()) < adj:
                 file.seek(0)
                 file.write(str(adj))
-    except OSError:  # a container that shows no such thing
+    except OSError:  # hidden in this container
         return
 
 
 def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
-    """Whether the process has ended, waiting for it at most `timeout_s`."""
+    """Return whether the process has ended; wait for its end at most `timeout_s`."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
 
 def send_signal(pidfd: int, number: signal.Signals) -> None:
-    """Signal the process; nothing happens if it has ended."""
+    """Signal the process; do nothing if it has ended."""
     try:
         signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
@@ -79,7 +81,7 @@ def send_signal(pidfd: int, number: signal.Signals) -> None:
 def follow(pidfd: int, stop: Callable[[], None], within_s: float = 4.0) -> None:
     """Once the process has ended, call `stop`, and end this process after `within_s` anyway.
 
-    For roles without a loop of their own that could watch the pidfd: a daemon thread does.
+    A daemon thread does this, for roles without a loop that could watch the pidfd.
     """
 
     def watch() -> None:
@@ -103,7 +105,8 @@ def spawn_role(
 ) -> subprocess.Popen[bytes]:
     """Exec ``python -m shmserve.<role>`` in a process group of its own.
 
-    The group keeps a Ctrl-C at the terminal away from it: who stops it does so by name.
+    A Ctrl-C at the terminal does not reach the group: the process is stopped by a signal of its
+    own.
     """
     return spawn(
         [sys.executable, "-m", f"shmserve.{role}", *arguments],
@@ -135,12 +138,13 @@ def spawn(
 
 
 def adopt_orphans() -> None:
-    """Be, instead of init, the parent of this process's descendants that lose theirs."""
+    """Make this process, instead of init, the new parent of descendants whose parents end."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when its parent of now ends; forks are not concerned."""
+    """Have the kernel signal this process when its present parent ends. Forks do not inherit
+    this."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -150,7 +154,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def reap_orphans(known: Set[int]) -> None:
-    """Let adopted children that have ended go, but those whose pids are `known`."""
+    """Reap adopted children that have ended, except children with pids in `known`."""
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while True:
         try:
@@ -158,12 +162,12 @@ def reap_orphans(known: Set[int]) -> None:
         except ChildProcessError:
             return
         if ended is None or ended.si_pid in known:
-            return  # of a known one its owner hears; then it is the next one's turn
+            return  # the owner reaps a known child first; then the next call goes on
         os.waitpid(ended.si_pid, 0)
 
 
 def describe_status(status: int | None) -> str:
-    """An exit status for operators: ``signal SIGKILL``, ``status 1``."""
+    """Return an exit status as text for operators: ``signal SIGKILL``, ``status 1``."""
     if status is None:
         return "status unknown (not a child)"
     if status < 0:
@@ -175,21 +179,22 @@ def describe_status(status: int | None) -> str:
 
 
 class FileLock:
-    """An exclusive lock on a file, held by one process until it ends or releases it.
+    """Exclusive lock on a file, held by one process until its end or `release`.
 
-    A POSIX record lock: a fork does not inherit it, the kernel drops it with the process
-    however that ends, and anyone may ask who holds it without taking it. The file stays:
-    removing a locked file would let two processes hold two files of one name. Where others
-    remove it nevertheless (cleaners of /tmp do), `intact` tells the holder, and who has `pin`ned it
-    goes on asking about the file that it was.
+    The lock is a POSIX record lock: a fork does not inherit it, the kernel drops it at any end of
+    the process, and every process may ask for the holder. The file stays: if a locked file were
+    removed, two processes could hold two files of one name. Other programs (cleaners of /tmp) may
+    remove the file nevertheless. `intact` tells the holder. A process with a `pin`ned file goes on
+    asking about the old file.
 
-    In the file is the holder's sign of life: `beat` writes it, anyone reads it with `last_beat`.
+    The file contains the holder's sign of life: `beat` writes the sign, and every process can read
+    it with `last_beat`.
 
-    NOTE: closing any descriptor of the file drops the lock, so the holder opens it once.
+    NOTE: closing any descriptor of the file drops the lock, so the holder opens the file once.
 
     Args:
-        path: of the file.
-        fd: a descriptor of it that is inherited, and this object's from now on.
+        path: path of the lock file.
+        fd: an inherited descriptor of the file, owned by this object from now on.
     """
 
     def __init__(self, path: str, fd: int = -1) -> None:
@@ -198,14 +203,15 @@ class FileLock:
         self._held = False
 
     def pin(self) -> int:
-        """Open the file, or make it: from now on it is this one, whatever has its name."""
+        """Open or make the file, and return its descriptor. The lock stays with this file,
+        whichever file has the name later."""
         if self._fd < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._fd = os.open(self._path, flags, 0o600)
         return self._fd
 
     def acquire(self) -> bool:
-        """Take the lock if nobody holds it."""
+        """Take the lock. Return False if another process holds it."""
         pinned = self._fd >= 0
         fd = self.pin()
         try:
@@ -216,7 +222,8 @@ class FileLock:
             if ex.errno in (errno.EACCES, errno.EAGAIN):
                 return False
             raise
-        # An earlier holder's sign of life. Not cut off: its page is ours even where space runs out.
+        # Overwrite an earlier holder's beat. The file is not truncated: it keeps its page when
+        # space runs out.
         if not self._write_beat(_NO_BEAT):
             _log.error(
                 "no space for eight bytes in the run directory: without a sign of life %s may be"
@@ -227,7 +234,7 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Free the lock, and let go of the file."""
+        """Free the lock, and close the file."""
         self._held = False
         if self._fd >= 0:
             os.close(self._fd)
@@ -235,33 +242,34 @@ class FileLock:
 
     @property
     def held(self) -> bool:
-        """Whether this object holds it."""
+        """Return whether this object holds the lock."""
         return self._held
 
     def intact(self) -> bool:
-        """Whether the file that is locked is still the one of this name."""
+        """Return whether the path still names the locked file."""
         try:
             return os.path.samestat(os.fstat(self._fd), os.lstat(self._path))
         except OSError:
             return False
 
     def beat(self) -> bool:
-        """The holder's sign of life, once a second: it also keeps the file young. Returns `intact`.
+        """Write the holder's sign of life, once a second, which also keeps the file young. Return
+        `intact`.
 
-        The value is one that was never there before; nobody reads a time from it.
+        The value was never in the file before. Readers look for a change, not for a time.
         """
         self._write_beat(time.monotonic_ns())
         return self.intact()
 
     def last_beat(self) -> int | None:
-        """What the holder wrote last; None: nothing, or the file is gone."""
+        """Return the value of the holder's last beat; None without a beat or a file."""
         with self._looked_at() as fd:
             data = os.pread(fd, _BEAT.size, 0) if fd is not None else b""
         beat = int(_BEAT.unpack(data)[0]) if len(data) == _BEAT.size else _NO_BEAT
         return beat if beat != _NO_BEAT else None
 
     def holder(self) -> int | None:
-        """The pid of another process that holds the lock, or None."""
+        """Return the pid of another process that holds the lock, or None."""
         if self.held:
             return None
         with self._looked_at() as fd:
@@ -272,12 +280,13 @@ class FileLock:
         return pid if kind != fcntl.F_UNLCK else None
 
     def holder_pidfd(self) -> tuple[int, int] | None:
-        """(pid, pidfd) of the holder, certain to be of the same process; None: none."""
+        """Return (pid, pidfd) of the holder, certainly of the same process, or None."""
         pid = self.holder()
         pidfd = pidfd_open(pid) if pid else None
         if pid is None or pidfd is None:
             return None
-        if self.holder() != pid:  # it ended in between, the number may be another's
+        # the holder ended in between, and another process may have the pid
+        if self.holder() != pid:
             os.close(pidfd)
             return None
         return pid, pidfd
@@ -285,7 +294,7 @@ class FileLock:
     def _write_beat(self, beat: int) -> bool:
         try:
             os.pwrite(self._fd, _BEAT.pack(beat), 0)
-        except OSError:  # no space for eight bytes: whoever watches will see no sign
+        except OSError:  # no space for eight bytes: watchers will see no beat
             return False
         return True
 

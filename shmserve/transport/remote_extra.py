@@ -1,4 +1,4 @@
-"""Whether what reaching the repositories takes is installed, and the cache can be had."""
+"""Extra `remote`: checks the installed packages and the cache folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ PACKAGES = {
 
 
 def require(settings: Settings) -> None:
-    """See that the packages of the extra are there, if a repository needs them, and the cache.
+    """Check that the packages for all remote repositories are installed, and prepare the cache.
 
     Raises:
-        ConfigError: they are not; says which address, and what to install.
+        ConfigError: a package is missing (the message names the address, and the package to
+            install), or as `prepare_cache`.
     """
     for address in filter(model_places.is_remote, settings.model_repository):
         for package in ("fsspec", PACKAGES[address.partition("://")[0]]):
@@ -39,10 +40,11 @@ def require(settings: Settings) -> None:
 
 
 def prepare_cache(path: str) -> None:
-    """Make the cache, or see that the one there is this user's alone: executors run what is in it.
+    """Make the cache folder, or check that only this user can write to an existing folder:
+    executors run files from the cache.
 
     Raises:
-        ConfigError: it cannot be made, or others can write in it.
+        ConfigError: the folder cannot be made, or other users can write to it.
     """
     try:
         os.makedirs(path, 0o700, exist_ok=True)

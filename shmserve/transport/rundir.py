@@ -1,33 +1,35 @@
-"""The run directory: what the files in it are called, and its life with the service.
+"""The run directory: names of the files, and their life with the service.
 
     master.lock       held by the gunicorn master for the life of the service; in state_dir, too
     supervisor.lock   held by the supervisor
     coordinator.lock  held by the coordinator
-    grpc-<number>.lock, grpc-bind.lock   held by a gRPC process that listens; while one binds
-    exporter-0.lock   held by the process that exports, if there is one
+    grpc-<number>.lock, grpc-bind.lock   held by a gRPC process while it listens; while it binds
+    exporter-0.lock, fetcher-0.lock   held by exporter and fetcher, where they run
     epoch             8 hexadecimal digits, written at service start
-    coordinator.sock  where every process has its link
-    exporter.sock     where processes send spans
+    coordinator.sock  listening socket for the links of all processes
+    exporter.sock     processes send spans here
     <process>.sock    an executor's endpoint
     registry.page, registry.msgpack   see shmserve.shm.registry_page
-    history           the metrics page's, where there is no other state_dir
-    totals.msgpack    what ended processes counted: shmserve.coordinator.stats.counter_totals
+    history           of the metrics page, without another state_dir
+    totals.msgpack    counts of ended processes: shmserve.coordinator.stats.counter_totals
     registry.models   see shmserve.coordinator.state.checkpoint
-    <file>.new        room for the next content of these, too: shmserve.shm.replaced_file
-    single/           models that are no repository's, laid out: shmserve.supervisor.single_models
-    overrides/        a folder for each load request that brings a configuration or files
-    g<number>/        the same of a generation that a reload has started
-    serving           link to the one that serves; absent: the first does, which is this directory
-    handover.lock, handover   held by the process that hands over; what came of it, in a line
+    <file>.new        room for the next content of a file above: shmserve.shm.replaced_file
+    single/           models of `NAME=PATH` entries, laid out: shmserve.supervisor.single_models
+    overrides/        a folder for each load request with a configuration or files
+    g<number>/        run directory of a generation that a reload has started
+    serving           link to the serving generation; absent: the first, in this directory
+    handover.lock     held by the process of a handover
+    handover          result of the last handover, in a line
 
-Lock files stay for good (removing one would let two processes hold it), and so does the history;
-everything else is removed when the service starts and when it stops.
+Lock files stay for good (removing one would let two processes hold it). The history and the result
+of a handover stay, too. All other files are removed when the service starts and when it stops.
 
 Cleaners of /tmp may empty the directory. A lock of the directory and young files keep cleaners
-away. A process that gives signs of life also looks whether its lock file still has its name. If the
+away. With each sign of life, a process also checks that its lock file still has its name. If the
 name is gone, coordinator and gRPC processes end, and their successors make new files; the master
 ends the service. The supervisor's lock is one file for the life of the service. The master and its
-forks keep that file open, and each supervisor inherits it, so there are never two supervisors.
+forks keep the file open, and each supervisor inherits the descriptor. So two supervisors never run
+at once.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ EXPORTER_SOCKET = "exporter.sock"
 EPOCH_FILE = "epoch"
 TOTALS_FILE = "totals.msgpack"
 _HANDOVER = "handover"
-SERVES = "serves"  # what a generation says that has taken over
+SERVES = "serves"  # report of a generation after it has taken over
 _SERVING = "serving"
 OVERRIDE_CONFIG = "config.json"  # in a folder of `overrides`, beside the model's own folder
 _ENDPOINT = re.compile(r"executor-[0-9]+-[0-9a-f]+\.sock")
@@ -58,39 +60,45 @@ _SOCKET_PATH_LIMIT = 107  # sun_path of a Unix-domain socket, without its NUL
 
 
 def lock(run_dir: str, role: str, fd: int = -1) -> FileLock:
-    """The lock of a role that exists once: master, supervisor, coordinator. `fd`: inherited."""
+    """Return the lock of a process or role, such as `master` or `grpc-0`. `fd`: an inherited
+    descriptor of the file."""
     return FileLock(os.path.join(run_dir, f"{role}.lock"), fd)
 
 
 def prepare(run_dir: str) -> None:
-    """Make the run directory, or check that the one there is ours alone.
+    """Make the run directory, or check that only this user can enter the existing one.
 
     Raises:
-        ConfigError: it belongs to somebody else, is open to others, or its path is too long.
+        ConfigError: the directory belongs to another user, is open to others, or has too long a
+            path.
     """
     if len(os.fsencode(run_dir)) + _LONGEST_NAME > _SOCKET_PATH_LIMIT:
-        most = _SOCKET_PATH_LIMIT - _LONGEST_NAME
-        raise ConfigError(f"run_dir: {run_dir} is too long for sockets in it: {most} bytes at most")
+        limit = _SOCKET_PATH_LIMIT - _LONGEST_NAME
+        raise ConfigError(
+            f"run_dir: {run_dir} is too long for sockets in it: {limit} bytes at most"
+        )
     try:
         os.makedirs(os.path.dirname(run_dir) or "/", exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(run_dir, 0o700)
         info = os.lstat(run_dir)
     except OSError as ex:
-        why = f"cannot be made: {ex.strerror}; set another (SHMSERVE_RUN_DIR)"
-        raise ConfigError(f"run_dir: {run_dir} {why}") from None
+        reason = f"cannot be made: {ex.strerror}; set another (SHMSERVE_RUN_DIR)"
+        raise ConfigError(f"run_dir: {run_dir} {reason}") from None
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-        why = "is not a directory of the user that runs the server; set another (SHMSERVE_RUN_DIR)"
-        raise ConfigError(f"run_dir: {run_dir} {why}")
+        reason = (
+            "is not a directory of the user that runs the server; set another (SHMSERVE_RUN_DIR)"
+        )
+        raise ConfigError(f"run_dir: {run_dir} {reason}")
     if stat.S_IMODE(info.st_mode) & 0o077:
         raise ConfigError(f"run_dir: {run_dir} is open to other users: its mode must be 0700")
 
 
 def prepare_state(state_dir: str) -> None:
-    """Make the state directory, or check that files can be made in the one there.
+    """Make the state directory, or check that files can be made in the existing one.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: the directory cannot be made or written.
     """
     try:
         os.makedirs(state_dir, 0o700, exist_ok=True)
@@ -101,27 +109,27 @@ def prepare_state(state_dir: str) -> None:
 
 
 def lock_state(state_dir: str, run_dir: str) -> FileLock | None:
-    """Have the state directory alone, as the run directory is had; None: there is no need, because
-    it is that one, or files cannot be made or locked there.
+    """Lock the state directory for this service, like the run directory. Return None if both are
+    one directory, or if files cannot be made or locked in the state directory.
 
     Raises:
-        ConfigError: another service has it, as its state directory or its run directory.
+        ConfigError: another service uses the directory, as state directory or run directory.
     """
     try:
         if os.path.samefile(state_dir, run_dir):
             return None
-        held = lock(state_dir, "master")
-        taken = held.acquire()
-    except OSError:  # the history's file says what is wrong, and a service is worth more than that
+        state_lock = lock(state_dir, "master")
+        acquired = state_lock.acquire()
+    except OSError:  # the history's writer reports the error, which is no reason to end a service
         return None
-    if not taken:
-        pid = held.holder()
+    if not acquired:
+        pid = state_lock.holder()
         raise ConfigError(f"state_dir: {state_dir} is in use by another server (pid {pid})")
-    return held
+    return state_lock
 
 
 def serving(base: str) -> str:
-    """The run directory of the generation that serves."""
+    """Return the run directory of the serving generation."""
     try:
         return os.path.join(base, os.readlink(os.path.join(base, _SERVING)))
     except OSError:
@@ -129,7 +137,7 @@ def serving(base: str) -> str:
 
 
 def serve(base: str, generation: str) -> None:
-    """From now on this generation serves; empty: the one of `base` itself."""
+    """Let a generation serve from now on. Empty: the first generation, in `base` itself."""
     link = os.path.join(base, _SERVING)
     if not generation:
         with contextlib.suppress(FileNotFoundError):
@@ -142,7 +150,7 @@ def serve(base: str, generation: str) -> None:
 
 
 def hand_over(base: str, line: str) -> None:
-    """Write down what has come of a handover."""
+    """Write down the result of a handover."""
     path = os.path.join(base, _HANDOVER)
     with open(path + ".new", "w", encoding="utf-8") as file:
         file.write(line)
@@ -150,7 +158,8 @@ def hand_over(base: str, line: str) -> None:
 
 
 def handed_over(base: str) -> str:
-    """What came of the last one: its generation, and `SERVES` or why not; empty: there was none."""
+    """Return the result of the last handover: the generation, and `SERVES` or the reason of a
+    failure. Empty without a handover."""
     try:
         with open(os.path.join(base, _HANDOVER), encoding="utf-8") as file:
             return file.read()
@@ -159,17 +168,18 @@ def handed_over(base: str) -> str:
 
 
 def generations(base: str) -> list[str]:
-    """Names of the generations that reloads have started and that have left something."""
+    """Return names of all generations of reloads with a folder in `base`."""
     return list(filter(GENERATION.fullmatch, os.listdir(base)))
 
 
 def drop_generation(base: str, generation: str) -> None:
-    """Remove all that one that has ended has left."""
+    """Remove the folder of an ended generation."""
     shutil.rmtree(os.path.join(base, generation), ignore_errors=True)
 
 
 def clean(run_dir: str) -> None:
-    """Remove everything of a service that has ended, except lock files."""
+    """Remove the files of an ended service, except lock files, the history and a handover's
+    result."""
     clean_sockets(run_dir)
     for name in os.listdir(run_dir):
         temporary = name.endswith(".new") or name.startswith("registry.")
@@ -181,8 +191,8 @@ def clean(run_dir: str) -> None:
 
 
 def keep_from_cleaners(run_dir: str) -> int:
-    """Have what removes old files of /tmp leave this directory alone: systemd-tmpfiles heeds a
-    lock of it. Returns the descriptor that has the lock."""
+    """Lock the directory against cleaners of /tmp: systemd-tmpfiles heeds such a lock. Return the
+    descriptor with the lock."""
     fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with contextlib.suppress(OSError):  # a file system without such locks
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -190,27 +200,27 @@ def keep_from_cleaners(run_dir: str) -> int:
 
 
 def touch(run_dir: str) -> None:
-    """Make all that is there young, for cleaners that heed no lock."""
-    for folder, folders, files in os.walk(run_dir):  # a link to a folder is one of those
+    """Make all files of the directory young, for cleaners that heed no lock."""
+    for folder, folders, files in os.walk(run_dir):  # links to folders are in `folders`
         for path in (folder, *(os.path.join(folder, name) for name in (*folders, *files))):
-            with contextlib.suppress(OSError):  # it has just gone
+            with contextlib.suppress(OSError):  # removed meanwhile
                 os.utime(path, follow_symlinks=False)
 
 
 def overrides(run_dir: str, name: str = "") -> str:
-    """Where what came with a load request lies, or the folder of all of them."""
+    """Return the folder of a load request's files, or the parent of all such folders."""
     return os.path.join(run_dir, "overrides", name) if name else os.path.join(run_dir, "overrides")
 
 
 def is_overrides(name: str) -> bool:
-    """Whether a name can be that of such a folder."""
+    """Return whether a folder of `overrides` can have this name."""
     return _OVERRIDES.fullmatch(name) is not None
 
 
 def clean_sockets(run_dir: str) -> None:
-    """Remove the sockets of processes that have ended."""
+    """Remove the sockets of ended processes."""
     for name in os.listdir(run_dir):
-        # Only ours: gunicorn may have its HTTP socket in this directory, too.
+        # Known names only: gunicorn may have its HTTP socket in this directory, too.
         if name in (COORDINATOR_SOCKET, EXPORTER_SOCKET) or _ENDPOINT.fullmatch(name):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(run_dir, name))
@@ -221,7 +231,7 @@ def endpoint(run_dir: str, process: str) -> str:
 
 
 def clean_endpoint(run_dir: str, process: str) -> None:
-    """Remove the socket of an executor that ended without doing so."""
+    """Remove the socket of an ended executor."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(endpoint(run_dir, process))
 
@@ -234,7 +244,7 @@ def write_epoch(run_dir: str, epoch: str) -> None:
 
 
 def read_epoch(run_dir: str) -> str:
-    """The service's epoch; empty: no service has been started here."""
+    """Return the service's epoch; empty if no service has been started here."""
     try:
         with open(os.path.join(run_dir, EPOCH_FILE), encoding="ascii") as file:
             return file.read().strip()

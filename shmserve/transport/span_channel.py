@@ -1,7 +1,7 @@
-"""Span channel: spans go from processes that have traced requests to the process that exports them.
+"""Span channel: takes spans from serving processes to the exporter.
 
-Nobody waits for the channel. The maintenance of a process sends the spans, for half a second at
-most; if there is no exporter or no room, the process drops the spans and counts them. The
+Requests never wait for the channel. A process sends spans in its maintenance, for half a second at
+most. Without an exporter, or without room, the process drops the spans and counts them. The
 exporter's queue is bounded as well.
 """
 
@@ -18,22 +18,22 @@ from shmserve.transport import rundir
 from shmserve.transport.channel import MAX_MESSAGE, Channel
 
 _CONNECT_S = 0.5
-_ROOM_S = 0.5  # all that one flush may take, for the exporter to read what it has been sent
+_ROOM_S = 0.5  # limit of one flush, which waits for the exporter to read
 _TICK_S = 0.005
-_MOST_TOGETHER = 100  # spans of one message
+_MOST_TOGETHER = 100  # spans in one message
 
 
 class SpanSender:
-    """For one thread of a process. `dropped`: spans that were not sent, in its whole life."""
+    """Sender of spans, for one thread of a process. `dropped`: number of unsent spans so far."""
 
     def __init__(self, run_dir: str) -> None:
         self._path = os.path.join(run_dir, rundir.EXPORTER_SOCKET)
         self._channel: Channel | None = None
-        self._untold = 0  # that the exporter does not know of
+        self._untold = 0  # dropped spans that the exporter was not told of
         self.dropped = 0
 
     def send(self, spans: Sequence[Span]) -> None:
-        """Hand spans over, or drop them."""
+        """Send spans, or drop them."""
         deadline = time.monotonic() + _ROOM_S
         ahead = iter(spans)
         while some := tuple(islice(ahead, _MOST_TOGETHER)):

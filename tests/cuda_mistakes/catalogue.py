@@ -117,7 +117,7 @@ MISTAKES = (
     ),
     Mistake(
         "memory is unregistered while it is copied from", "freed too early", PINS,
-        "                        self._runtime.deviceSynchronize()  # copies may be under way\n",
+        "                        self._runtime.deviceSynchronize()  # copies may be running\n",
         "                        pass\n",
     ),
     Mistake(

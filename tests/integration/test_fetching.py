@@ -176,7 +176,7 @@ def test_a_store_that_falls_silent_is_given_up(
 ) -> None:
     put(moto, "silent", "m")
     store.faults = {"1/weights": "stall"}
-    fetcher = Fetcher(program, "s3://models/silent", tmp_path / "c", repository_silence_s=0.5)
+    fetcher = Fetcher(program, "s3://models/silent", tmp_path / "c", repository_silence_s=2.0)
     assert "in time" in (told := fetcher.round()["m"]) or "nothing came" in told
     store.stop()
     fetcher.ask("*")

@@ -1,1 +1,1 @@
-"""Polynomials as models: a backend, its folders, and a way to ask them for one number."""
+"""Polynomials as models: a backend, a folder reader, and requests with a single number."""

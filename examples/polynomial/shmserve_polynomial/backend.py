@@ -1,4 +1,4 @@
-"""Computes polynomials, in the executor's output slots."""
+"""Backend for polynomials, which computes in the executor's output slots."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class PolynomialBackend:
-    """One instance of a model."""
+    """Backend of one model instance."""
 
-    chooses_device = True  # which is the CPU, whatever the instance was given
+    chooses_device = True  # always the CPU, whatever device the instance was given
     device = CPU
     reads_on_device = False
     batching = BatchForm.ALONE
@@ -38,7 +38,8 @@ class PolynomialBackend:
 
     def _answer(self, request: Request) -> Response:
         x = request.inputs["X"].numpy()  # a view of the frontend's memory
-        y = request.offer("Y", "FP32", x.shape)  # a view of ours, which the frontend sends from
+        # a view of this process's memory, which the frontend sends from
+        y = request.offer("Y", "FP32", x.shape)
         y.fill(0)
         for coefficient in self._coefficients:
             np.multiply(y, x, out=y)

@@ -1,4 +1,5 @@
-"""Models that are one file a version, `coefficients.json`: numbers, highest power first."""
+"""Reader of model folders with `coefficients.json` in each version: numbers, highest power
+first."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 
 class PolynomialReader(FolderReader):
-    """A model is recognised by its file, and needs no config.pbtxt: all take X and give Y."""
+    """Recognises a model by its file. Needs no config.pbtxt: all models take X and give Y."""
 
     def completed(
         self, directory: str, spec: ModelSpec, groups: tuple[InstanceGroup, ...]

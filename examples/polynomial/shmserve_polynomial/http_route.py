@@ -12,7 +12,7 @@ from shmserve_polynomial.one_number import value
 
 
 class ValueResource:
-    """Answers with one number."""
+    """Resource that answers with a polynomial's value."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher

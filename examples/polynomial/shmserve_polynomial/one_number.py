@@ -1,4 +1,4 @@
-"""A request for the value at one point, for both transports."""
+"""Request for a polynomial's value at one point, for HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from shmserve_polynomial.settings import PolynomialSettings
 
 
 class OneNumber:
-    """The request, as `Inference` wants it."""
+    """Request with one number, in the form that `Inference` needs."""
 
-    nbytes = 4  # of the pool, for its input
-    share: CallerShare | None = None  # of the pool, once it counts
+    nbytes = 4  # of the pool, for the input
+    share: CallerShare | None = None  # the caller's share of the pool, once the request counts
 
     def __init__(self, x: float, largest: float) -> None:
         self.started_ns = monotonic_ns()
@@ -29,7 +29,7 @@ class OneNumber:
         self._largest = largest
 
     def traceparent(self) -> str:
-        return ""  # what the client's trace is (W3C Trace Context), where there is one
+        return ""  # the client's trace (W3C Trace Context), if any
 
     def check(self, signature: ModelSignature) -> RunOptions:
         if signature.spec.backend != "polynomial":
@@ -45,7 +45,7 @@ class OneNumber:
 
 
 def value(dispatcher: DispatchApi, settings: Settings, model: str, x: float) -> float:
-    """A model's value at `x`; raises what clients are told, of `shmserve.errors`."""
+    """Return a model's value at `x`. Raises errors for clients, from `shmserve.errors`."""
     own = settings.extension("polynomial", PolynomialSettings)
     entry = dispatcher.ready_model(model)
     with Inference(dispatcher, entry, OneNumber(x, own.largest)) as inference:

@@ -4,6 +4,6 @@ from shmserve.config import ExtensionSettings
 
 
 class PolynomialSettings(ExtensionSettings, frozen=True):
-    """`largest`: arguments beyond it are refused."""
+    """`largest`: limit of |x|; larger arguments are refused."""
 
     largest: float = 1e6

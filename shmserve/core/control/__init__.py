@@ -1,1 +1,1 @@
-"""What should run and what does: the coordinator's decisions, from events to effects."""
+"""Control: the coordinator's decisions about running processes, from events to effects."""

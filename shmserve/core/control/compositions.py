@@ -1,7 +1,7 @@
-"""Ensembles and pipelines in the registry: they are in the state that their models make.
+"""Compositions: the states of ensembles and pipelines in the registry, derived from their models.
 
-The registry knows an ensemble as a model with steps that is loaded; whether it can be used
-is decided here, for each snapshot anew, from the models of its steps.
+The registry's records keep an ensemble as a loaded model with steps. The functions here decide for
+each snapshot whether the ensemble can be used, from the models of its steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MakePipeline = Callable[[str, Sequence[ModelSpec]], ModelSpec]  # raises ConfigE
 
 
 class _Waiting(Exception):
-    """An ensemble is in this state for this reason: its steps are not ready."""
+    """State of an ensemble whose steps are not ready, and the reason."""
 
     def __init__(self, state: ModelState, reason: str) -> None:
         super().__init__(reason)
@@ -30,12 +30,12 @@ class _Waiting(Exception):
 
 
 class _Composer:
-    """Decides each ensemble of `models` once, those that it consists of before."""
+    """Decides the state of each ensemble of `models` once, inner ensembles first."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
         self._decided: dict[tuple[str, str], ModelEntry] = {}
-        self._open: list[tuple[str, str]] = []  # ensembles that are being decided
+        self._open: list[tuple[str, str]] = []  # ensembles under decision
 
     def entry(self, entry: ModelEntry) -> ModelEntry:
         spec = entry.spec
@@ -64,32 +64,32 @@ class _Composer:
         return _usable(entry, steps)
 
     def pipeline(self, name: str, steps: Sequence[str], make: MakePipeline) -> ModelEntry:
-        """A pipeline of these models, "name" or "name/version" each."""
-        wanted = [step.partition("/")[::2] for step in steps]
-        bare = tuple(EnsembleStep(*step, inputs={}, outputs={}) for step in wanted)
+        """Return the entry of a pipeline of these models, each "name" or "name/version"."""
+        step_ids = [step.partition("/")[::2] for step in steps]
+        bare = tuple(EnsembleStep(*step, inputs={}, outputs={}) for step in step_ids)
         spec = ModelSpec(name, "1", PIPELINE, PIPELINE, 0, (), (), steps=bare)
         entry = ModelEntry(spec, ModelState.UNAVAILABLE, required=False)
         try:
-            entries = self._ready(f"pipeline '{name}'", wanted)
-            made = replace(entry, spec=make(name, [e.spec for e in entries]))
+            entries = self._ready(f"pipeline '{name}'", step_ids)
+            complete = replace(entry, spec=make(name, [e.spec for e in entries]))
         except _Waiting as ex:
             return replace(entry, state=ex.state, reason=ex.reason)
         except ConfigError as ex:
             return replace(entry, reason=ex.message)
-        return _usable(made, entries)
+        return _usable(complete, entries)
 
     def _ready(self, what: str, steps: Sequence[tuple[str, str]]) -> list[ModelEntry]:
-        """The models of the steps, which are all READY.
+        """Return the READY models of the steps.
 
         Raises:
-            _Waiting: one is not.
-            ConfigError: an ensemble among them has itself as a step.
+            _Waiting: a model is not READY.
+            ConfigError: an ensemble among the models is a step of itself.
         """
         entries = []
         for name, version in steps:
             versions = self._models.get(name, {})
-            known = [self.entry(e) for v, e in versions.items() if version in ("", v)]
-            ordered = sorted(known, key=lambda e: int(e.spec.version), reverse=True)
+            candidates = [self.entry(e) for v, e in versions.items() if version in ("", v)]
+            ordered = sorted(candidates, key=lambda e: int(e.spec.version), reverse=True)
             ready = next((e for e in ordered if e.state is ModelState.READY), None)
             if ready is None:
                 which = f"'{name}'" + (f" version {version}" if version else "")
@@ -98,17 +98,18 @@ class _Composer:
         return entries
 
 
-def _waiting(what: str, known: Sequence[ModelEntry]) -> _Waiting:
-    if not known:
+def _waiting(what: str, candidates: Sequence[ModelEntry]) -> _Waiting:
+    if not candidates:
         return _Waiting(ModelState.UNAVAILABLE, f"{what}, which is not found")
-    if any(entry.state is ModelState.LOADING for entry in known):
+    if any(entry.state is ModelState.LOADING for entry in candidates):
         return _Waiting(ModelState.LOADING, f"{what}, which is loading")
-    why = f" ({known[0].reason})" if known[0].reason else ""
-    return _Waiting(ModelState.UNAVAILABLE, f"{what}, which is not ready{why}")
+    reason = f" ({candidates[0].reason})" if candidates[0].reason else ""
+    return _Waiting(ModelState.UNAVAILABLE, f"{what}, which is not ready{reason}")
 
 
 def _usable(entry: ModelEntry, steps: Sequence[ModelEntry]) -> ModelEntry:
-    """READY; with the instances of all steps, unless one has none now."""
+    """Return the entry as READY, with the instances of all steps, or without instances if a step
+    has none now."""
     spec = ensemble_graph.composed(entry.spec, [step.spec for step in steps])
     every = all(step.instances for step in steps)
     live = tuple(dict.fromkeys(i for step in steps for i in step.instances)) if every else ()
@@ -116,8 +117,8 @@ def _usable(entry: ModelEntry, steps: Sequence[ModelEntry]) -> ModelEntry:
 
 
 def compose(models: Models) -> Models:
-    """The registry's models with ensembles in their states; those that are loaded are LOADING
-    in `models`."""
+    """Return the registry's models with the states of ensembles decided. Loaded ensembles are
+    LOADING in `models`."""
     composer = _Composer(models)
     return {
         name: {version: composer.entry(entry) for version, entry in versions.items()}
@@ -128,12 +129,12 @@ def compose(models: Models) -> Models:
 def with_pipelines(
     composed: Models, pipelines: Mapping[str, Sequence[str]], make: MakePipeline
 ) -> Models:
-    """These models and the pipelines of them.
+    """Return these models, with pipelines added.
 
     Args:
-        composed: as by `compose`.
-        pipelines: name -> models, unless there is a model of that name.
-        make: the spec of a pipeline of such models.
+        composed: models as returned by `compose`.
+        pipelines: pipeline name -> models; a name that a model has is skipped.
+        make: function that makes the spec of a pipeline from its models' specs.
     """
     composer = _Composer(composed)
     return composed | {
@@ -144,8 +145,8 @@ def with_pipelines(
 
 
 def problems(models: Models, name: str, specs: Sequence[ModelSpec]) -> dict[str, str]:
-    """Version -> why it could not be used, of these versions of an ensemble that is not loaded
-    yet; of the loaded models, `models`, some may be others of its versions."""
+    """Return version -> reason for unusable versions of an ensemble that is not loaded yet.
+    `models`: the loaded models, perhaps with other versions of the ensemble."""
     coming = {spec.version: ModelEntry(spec, ModelState.LOADING) for spec in specs}
     entries = compose(models | {name: coming})[name]
     return {v: e.reason for v, e in entries.items() if e.state is ModelState.UNAVAILABLE}

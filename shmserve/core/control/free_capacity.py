@@ -1,16 +1,16 @@
-"""How much of a host is free, as the weight that a load balancer gives it. Pure.
+"""Free capacity of a host, as a weight for load balancers. Pure.
 
     weight = executors x min(queue, pool)
 
-- executors: the part of all instances that take requests;
-- queue: of the model that is worst off, 1 / (1 + waiting / (`HALVING` x instances)): `HALVING`
-  requests that wait for each instance halve it; those that models work on do not count;
-- pool: the part of shared memory in which no tensors are.
+- executors: part of all instances that take requests;
+- queue: of the most loaded model, 1 / (1 + waiting / (`HALVING` x instances)). So `HALVING`
+  waiting requests per instance halve the weight; running requests do not count;
+- pool: part of shared memory without tensors.
 
-Why the queue has this form and no steeper one: a host's weight falls because of the share it was
-given before. With shares in proportion to weights, as `leastconn` and `roundrobin` make them, one
-that is too large by d is followed by one that is too small by less than d, however long the queues
-are, so shares settle instead of swinging (tests/property/test_free_capacity_properties.py).
+The queue term is no steeper for a reason: a host's weight falls because of its previous share.
+With shares in proportion to weights (`leastconn`, `roundrobin`), a share too large by d is
+followed by a share too small by less than d, for any queue length. So shares settle instead of
+swinging (tests/property/test_free_capacity_properties.py).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-HALVING = 8  # requests that wait for each instance
+HALVING = 8  # waiting requests for each instance
 
 
 class ModelLoad(Struct, frozen=True):
-    """A model version: instances that there should be, those that take requests, and the requests
-    that wait for them."""
+    """Load of a model version: intended instances, instances that take requests, and requests that
+    wait for an instance."""
 
     wanted: int
     live: int
@@ -32,10 +32,11 @@ class ModelLoad(Struct, frozen=True):
 
 
 def percent(models: Iterable[ModelLoad], pool_used: int, pool_bytes: int) -> int:
-    """The weight of a host that is ready: 1 to 100. 0 would mean that it takes nothing at all.
+    """Return the weight of a ready host, 1 to 100. 0 would tell the load balancer to send nothing
+    at all.
 
-    `pool_used`: bytes of the pool in which there are tensors; may be more than `pool_bytes`, or any
-    number else: it is made of hints that processes publish.
+    `pool_used`: bytes of the pool that hold tensors. Made of hints that processes publish, so any
+    number is accepted, also more than `pool_bytes`.
     """
     loads = [model for model in models if model.wanted > 0]
     wanted = sum(load.wanted for load in loads)

@@ -1,4 +1,4 @@
-"""Which models have lanes, and who may have how many. Pure."""
+"""Lane rules: which models have lanes, and how many lanes a user may have. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from shmserve.errors import PermissionDenied, Unimplemented
 
 
 def check_model(entry: ModelEntry, settings: Settings) -> None:
-    """Let a model have lanes, or not: a lane goes to one executor and past all frontends, so what
-    these do for a model must not be missed.
+    """Check that a model may have lanes. A lane leads to one executor and bypasses all frontends,
+    so the model must not depend on work done by frontends.
 
     Raises:
-        PermissionDenied: inferences need a secret, which a lane does not ask for.
-        Unimplemented: the model needs more than one of its executors, or is to be traced.
+        PermissionDenied: inference needs a secret, which a lane does not check.
+        Unimplemented: the server has no lanes, or the model is an ensemble, has sequences, cached
+            responses or rate limits, or is traced.
     """
     rules = (*settings.http_restricted_api, *settings.grpc_restricted_protocol)
     if any("inference" in rule.partition(":")[0] for rule in rules):
@@ -44,13 +45,13 @@ def _obstacle(entry: ModelEntry) -> str:
 
 
 def most_of_one(settings: Settings) -> int:
-    """How many lanes of one instance one user may have."""
+    """Return the limit of lanes per user and instance."""
     return max(1, int(settings.max_lanes * settings.max_caller_share))
 
 
 def most_requests(settings: Settings, streams: bool) -> int:
-    """How many requests of one user may be under way on an instance's lanes. Streams leave others
-    their share of those that may be open."""
+    """Return the limit of concurrent requests per user on an instance's lanes. The limit for
+    streams leaves other users their share of the open streams."""
     if not streams:
         return settings.max_queue
     return min(settings.max_queue, max(1, int(settings.max_streams * settings.max_caller_share)))

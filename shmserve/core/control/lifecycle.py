@@ -1,14 +1,14 @@
-"""The life of a model instance, and pauses between restarts of its process. Pure.
+"""Lifecycle: the states of a model instance, and pauses between restarts of its process. Pure.
 
-The coordinator tracks every instance through `TRANSITIONS`. The supervisor asks `Restarts` how long
-to wait. Time enters as an argument, in seconds of any monotonic clock.
+The coordinator tracks every instance through `TRANSITIONS`. The supervisor asks `Restarts` how
+long to wait. Time enters as an argument, in seconds of any monotonic clock.
 
-A process that died is started again, at once the first time, then after growing pauses. A load that
-failed (the model's own initialisation raised, its configuration is bad) is final: FAILED, no
-restart loop. So is a load that takes longer than `load_timeout_s`, and a load whose processes have
-ended three times, as long as the instance has never been loaded. An instance that has been loaded
-is tried for ever. The reason of a FAILED instance is published, and the instance is tried again
-when somebody loads the model.
+A dead process is started again, at once the first time, then after growing pauses. A failed load
+(the model's own initialisation raised, its configuration is bad) is final: FAILED, no restart
+loop. A load longer than `load_timeout_s` is final as well, and so is a load whose processes have
+ended three times, if the instance has never been loaded. An instance that has been loaded is
+restarted for ever. The reason of a FAILED instance is published. Loading the model again retries
+the instance.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from shmserve.errors import ProtocolViolation
 
 
 class State(Enum):
-    WANTED = "WANTED"  # should run; no process of it is known
-    STARTING = "STARTING"  # a process was started; it has no link (yet, or any more)
-    LOADING = "LOADING"  # its process has a link and loads the model
+    WANTED = "WANTED"  # should run; no process is known
+    STARTING = "STARTING"  # a process was started; has no link (yet, or any more)
+    LOADING = "LOADING"  # the process has a link and loads the model
     READY = "READY"  # takes requests
-    BACKOFF = "BACKOFF"  # its process ended; the supervisor starts it again when it is due
-    STOPPING = "STOPPING"  # left out of what should run until its process has ended
-    FAILED = "FAILED"  # the model cannot be loaded; nothing happens until it is wanted anew
+    BACKOFF = "BACKOFF"  # the process ended; the supervisor restarts it when due
+    STOPPING = "STOPPING"  # not desired until the process has ended
+    FAILED = "FAILED"  # the model cannot be loaded; final until the model is wanted anew
 
 
 class Event(Enum):
-    """What happens to an instance, and who tells."""
+    """Event of an instance, with its reporter."""
 
-    STARTED = "STARTED"  # supervisor: a process of it runs
-    CONNECTED = "CONNECTED"  # its executor: hello
-    LOADED = "LOADED"  # its executor: the model takes requests
-    LOAD_FAILED = "LOAD_FAILED"  # its executor: the model cannot be loaded
-    LOST = "LOST"  # its executor's link has ended
-    EXITED = "EXITED"  # supervisor: its process has ended
-    STOP = "STOP"  # watchdog: its process must go
-    WANT = "WANT"  # somebody wants a failed model loaded again
+    STARTED = "STARTED"  # supervisor: a process of the instance runs
+    CONNECTED = "CONNECTED"  # executor: hello
+    LOADED = "LOADED"  # executor: the model takes requests
+    LOAD_FAILED = "LOAD_FAILED"  # executor: the model cannot be loaded
+    LOST = "LOST"  # the executor's link has ended
+    EXITED = "EXITED"  # supervisor: the process has ended
+    STOP = "STOP"  # watchdog: the process must go
+    WANT = "WANT"  # a request to load the failed model again
 
 
-# Started and Exited come from the supervisor, the others from the executor's own link:
-# they may overtake each other, hence the self-loops, and a failed load of a process that
-# is known to have ended.
+# STARTED and EXITED come from the supervisor, the other events from the executor's own link.
+# Events of the two sources may overtake each other, hence the self-loops, and a failed load of a
+# process known to have ended.
 TRANSITIONS: dict[State, dict[Event, State]] = {
     State.WANTED: {
         Event.STARTED: State.STARTING,
@@ -101,10 +101,10 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 def step(state: State, event: Event, instance: str) -> State:
-    """The state after `event`.
+    """Return the state after `event`.
 
     Raises:
-        ProtocolViolation: the event cannot happen in this state; whoever told it is wrong.
+        ProtocolViolation: the event cannot happen in this state; its reporter is wrong.
     """
     after = TRANSITIONS[state].get(event)
     if after is None:
@@ -113,10 +113,10 @@ def step(state: State, event: Event, instance: str) -> State:
 
 
 class Restarts:
-    """When to start a process again: at once, then after longer and longer pauses.
+    """Restart times of a process: at once, then after growing pauses.
 
-    The pause is 0, `base_s`, 2 * `base_s`, ... up to `cap_s`, and 0 again for a process
-    that had run for `stable_s`.
+    The pause is 0, `base_s`, 2 * `base_s`, ... up to `cap_s`, and 0 again after a run of at least
+    `stable_s`.
     """
 
     def __init__(self, base_s: float = 0.5, cap_s: float = 30.0, stable_s: float = 10.0) -> None:
@@ -130,12 +130,12 @@ class Restarts:
         self._started_at = now
 
     def ended(self, now: float, *, at_once: bool = True) -> float:
-        """Note an end; the time at which to start again.
+        """Note an end of the process; return the time to start again.
 
         Args:
-            now: the time of the end.
-            at_once: False: wait `base_s` even the first time (the process chose to
-                exit, so whoever knows why may be about to take it off the list).
+            now: time of the end.
+            at_once: False: wait at least `base_s` even the first time. For a process that chose to
+                exit and may soon not be desired any more.
         """
         if self._started_at is not None and now - self._started_at >= self._stable_s:
             self.failures = 0

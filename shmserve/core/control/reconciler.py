@@ -1,14 +1,14 @@
-"""The coordinator's decisions: events of processes in, `Effect`s out.
+"""Reconciler: the coordinator's decisions, from events of processes to `Effect`s.
 
-Owner: the coordinator, and nobody else. Pure: no I/O, time is an argument (seconds of a
-monotonic clock). Invariants (tests/property/test_reconciler_properties.py):
-- an instance is published exactly while its executor has loaded it and has a link
-  (or, within the grace after a coordinator restart, may still come back);
-- an instance has at most one executor; of two the supervisor's latest stays;
-- an instance whose model cannot be loaded is not started again, nor one whose processes
-  have ended `load_attempts` times before any had loaded it;
-- what the supervisor should run is everything but what failed or is being stopped.
-Which revision of a model has which instances is decided in `core.control.rollout`.
+Owner: the coordinator alone. Pure: no I/O, time is an argument (seconds of a monotonic clock).
+Invariants (tests/property/test_reconciler_properties.py):
+- an instance is published exactly while its executor has loaded the model and has a link (or may
+  still come back within the grace after a coordinator restart);
+- an instance has at most one executor; of two executors, the supervisor's latest stays;
+- an instance is not started again if its model cannot be loaded, or if `load_attempts` processes
+  have ended before any had loaded the model;
+- the supervisor should run every instance except failed and stopping ones.
+`core.control.rollout` decides which revision of a model has which instances.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from shmserve.errors import ProtocolViolation
 from shmserve.log_fields import LogFields
 from shmserve.tensor.spec import ModelSpec
 
-WORKERS_S = 10.0  # without any HTTP worker: longer than a restart takes
-GRACE_S = 2.0  # after a restart: how long executors have to say hello again
+WORKERS_S = 10.0  # seconds without any HTTP worker, longer than a restart takes
+GRACE_S = 2.0  # after a restart: seconds for executors to say hello again
 
-_LOAD_ATTEMPTS = 3  # processes that may end while they load a model for the first time
+_LOAD_ATTEMPTS = 3  # processes that may end during an instance's first load
 
 
 class Reconciler:
@@ -50,27 +50,28 @@ class Reconciler:
         self.failures: dict[str, str] = {}
         self.complete = False
         self.draining = False
-        self.shortage = shortage  # of memory, at start
-        self.unserved: dict[str, str] = {}  # roles of frontends -> why none serves
+        self.shortage = shortage  # lack of memory at start
+        # frontend role -> reason why no process of the role serves
+        self.unserved: dict[str, str] = {}
         self._workers_seen_at: float | None = None  # when an HTTP worker was last linked
         self._dismissed = False  # executors were told to finish
 
     # ------------------------------------------------------------ what should be
 
     def scanned(self, failures: dict[str, str]) -> list[Effect]:
-        """Every folder of the repository has been looked at."""
+        """Note that every folder of the repository has been read."""
         self.failures = dict(failures)
         self.complete = True
         return [Publish()]
 
     def excuse(self, model: str) -> list[Effect]:
-        """What kept a model from being served at start does not matter any more."""
+        """Forget why a model could not be served at start."""
         failures = self.failures.items()
-        self.failures = {name: why for name, why in failures if name.split("/")[0] != model}
+        self.failures = {name: reason for name, reason in failures if name.split("/")[0] != model}
         return [Publish()]
 
     def restore(self, previous: Snapshot, now: float) -> None:
-        """After a restart: trust what was published until the grace is over."""
+        """Restore the published state after a restart, and trust it until the grace is over."""
         self.unserved = {**previous.unserved, **self.unserved}
         for model in self.models.by_name.values():
             for version in model.serving.versions if model.serving is not None else []:
@@ -81,9 +82,9 @@ class Reconciler:
                     version.spec, version.loaded = entry.spec, True
                 live = {instance.name: instance for instance in entry.instances}
                 for record in version.instances:
-                    known = live.get(record.name)
-                    if known is not None:
-                        record.restore(known, now, now + GRACE_S)
+                    published = live.get(record.name)
+                    if published is not None:
+                        record.restore(published, now, now + GRACE_S)
 
     def desired(self) -> list[str]:
         return [r.name for r in self.instances.values() if r.desired]
@@ -92,17 +93,18 @@ class Reconciler:
         return [r.name for r in self.instances.values() if r.hurried]
 
     def running(self) -> list[tuple[str, int, str]]:
-        """Instances whose executor has a link, with pid and id: what a new supervisor adopts."""
+        """Return (instance, pid, process) of linked executors, for adoption by a new
+        supervisor."""
         linked = [r for r in self.instances.values() if r.process in self.processes]
         return [(r.name, r.pid, r.process) for r in linked]
 
     @property
     def awaiting(self) -> bool:
-        """Whether executors published before a restart may still say hello."""
+        """True if executors published before a restart may still say hello."""
         return any(record.awaited_until for record in self.instances.values())
 
     def snapshot(self, epoch: str) -> Snapshot:
-        """The registry as it should be published (the writer numbers it)."""
+        """Return the registry to publish (the writer sets the generation)."""
         return Snapshot(
             epoch=epoch,
             generation=0,
@@ -111,8 +113,8 @@ class Reconciler:
             failed=self.failures,
             draining=self.draining,
             refused={
-                name: why
-                for name, why in refused(self.models.by_name.values()).items()
+                name: reason
+                for name, reason in refused(self.models.by_name.values()).items()
                 if name not in self.failures
             },
             shortage=self.shortage,
@@ -143,14 +145,14 @@ class Reconciler:
         return effects
 
     def gone(self, process: str, now: float) -> list[Effect]:
-        """A process's link has ended: it takes no requests and holds nothing."""
-        left = self.processes.pop(process, None)
-        if left is None:
+        """Handle the end of a process's link: the process takes no requests and holds nothing."""
+        ended = self.processes.pop(process, None)
+        if ended is None:
             return []
         effects = self.ledger.left(process, now)
-        if left.role == "http":
+        if ended.role == "http":
             self._workers_seen_at = now
-        record = self.instances.get(left.instance)
+        record = self.instances.get(ended.instance)
         if record is not None and record.process == process:
             was_live = record.live
             record.step(Event.LOST, now)
@@ -160,7 +162,8 @@ class Reconciler:
         return effects
 
     def serving(self, role: str, reason: str) -> list[Effect]:
-        """Note whether frontends of a role serve. `reason`: why none does; empty: one does."""
+        """Note whether frontends of a role serve. `reason`: cause if no frontend serves, else
+        empty."""
         if self.unserved.get(role, "") == reason:
             return []
         self.unserved.pop(role, None)
@@ -169,8 +172,9 @@ class Reconciler:
         return [Publish()]
 
     def _look_for_workers(self, now: float) -> list[Effect]:
-        """Tell others when no HTTP worker has been linked for long, although gunicorn starts them
-        again. A coordinator counts from its first look: it may follow one that saw the last end."""
+        """Report a long absence of linked HTTP workers, although gunicorn starts workers again. A
+        coordinator counts from its first look, because its predecessor may have seen the last
+        worker end."""
         linked = any(p.role == "http" for p in self.processes.values())
         if linked or self._workers_seen_at is None:
             self._workers_seen_at = now
@@ -184,7 +188,7 @@ class Reconciler:
         ]
 
     def tick(self, now: float) -> list[Effect]:
-        """What only time decides. Call it at least once a second."""
+        """Apply time limits. Call at least once a second."""
         effects = self.ledger.expire(now) + self._look_for_workers(now)
         for record in list(self.instances.values()):
             if record.awaited_until and now >= record.awaited_until:
@@ -203,9 +207,9 @@ class Reconciler:
         return effects + self.models.tick(now)
 
     def drain(self, announce: bool = False) -> list[Effect]:
-        """The service is about to stop: say so, and let executors finish.
+        """Publish that the service will stop, and let executors finish.
 
-        `announce`: say so, no more; frontends will still need the executors.
+        `announce`: only publish, since frontends still need the executors.
         """
         effects: list[Effect] = [] if self.draining else [Publish()]
         self.draining = True
@@ -218,7 +222,7 @@ class Reconciler:
     # -------------------------------------------------------- from the supervisor
 
     def started(self, instance: str, pid: int, now: float) -> list[Effect]:
-        """The supervisor runs this process for the instance."""
+        """Handle the supervisor's report of the process that runs an instance."""
         record = self._instance(instance)
         effects: list[Effect] = []
         if record.pid != pid:
@@ -228,10 +232,11 @@ class Reconciler:
         return effects
 
     def exited(self, instance: str, pid: int, reason: str, now: float) -> list[Effect]:
-        """The process of an instance has ended; the supervisor starts it again when due."""
+        """Handle the end of an instance's process. The supervisor restarts the process when
+        due."""
         record = self._instance(instance)
         if record.pid not in (0, pid):
-            return []  # an earlier process of it
+            return []  # an earlier process of the instance
         was_live, was_stopping = record.live, record.state is State.STOPPING
         record.step(Event.EXITED, now)
         record.count_end()
@@ -251,14 +256,14 @@ class Reconciler:
     def loaded(
         self, process: str, spec: ModelSpec, endpoint: str, now: float, device: str = ""
     ) -> list[Effect]:
-        """The executor takes requests; `spec` is complete now. `device`: if it says where it
-        computes."""
+        """Handle an executor's report that it takes requests; `spec` is complete now. `device`:
+        reported device, or empty."""
         record = self._of_executor(process)
         if record is None:
             return []
         _, version = self.models.home(record.name)
-        known = (version.spec.name, version.spec.version)
-        if (spec.name, spec.version) != known or not endpoint or "/" in endpoint:
+        expected = (version.spec.name, version.spec.version)
+        if (spec.name, spec.version) != expected or not endpoint or "/" in endpoint:
             raise ProtocolViolation(f"{process} loaded something else than {record.name}")
         record.step(Event.LOADED, now)
         record.accept_load(endpoint, device)
@@ -266,15 +271,17 @@ class Reconciler:
         return [Publish(), *self._settle(record, now)]
 
     def load_failed(self, process: str, reason: str, now: float) -> list[Effect]:
-        """The model cannot be loaded: definitive."""
-        known = self._executor(process)
-        record = self.instances.get(known.instance)
+        """Handle an executor's report that the model cannot be loaded. The failure is final."""
+        executor = self._executor(process)
+        record = self.instances.get(executor.instance)
         if record is None or record.process not in (process, ""):
-            return []  # dismissed, or another runs; but it may have ended right after telling
+            # Dismissed, or replaced. An empty link is valid: the executor may end right after its
+            # report.
+            return []
         return self._failed(record, reason, now)
 
     def busy(self, process: str, busy_ms: int, now: float) -> list[Effect]:
-        """The executor has been busy with one request for so long."""
+        """Handle an executor's report of the time spent on one request; 0: idle."""
         record = self._of_executor(process)
         if record is None:
             return []
@@ -289,14 +296,15 @@ class Reconciler:
         return self._stop(record, reason, now)
 
     def silent(self, process: str, now: float) -> list[Effect]:
-        """The executor runs nothing, and yet answers nothing."""
+        """Handle an executor without work that answers nothing."""
         record = self._of_executor(process)
         if record is None or record.left or record.state is not State.READY:
             return []
         return self._stop(record, "its executor gave no sign of life", now)
 
     def _executor_joined(self, process: str, pid: int, name: str, now: float) -> list[Effect]:
-        if not name:  # it did not say: the supervisor may have
+        # The executor named no instance, but the supervisor may have reported its pid.
+        if not name:
             name = next((r.name for r in self.instances.values() if r.pid == pid), "")
         record = self.instances.get(name)
         if record is None or record.left or record.state is State.FAILED or self.draining:
@@ -316,7 +324,8 @@ class Reconciler:
         return []
 
     def _supervisor_joined(self, now: float) -> list[Effect]:
-        """A new supervisor adopts what has a link; processes of the old without one are void."""
+        """Let a new supervisor adopt linked processes, and write off the old supervisor's unlinked
+        ones."""
         effects: list[Effect] = [Desire()]
         for record in self.instances.values():
             linked = record.process in self.processes or record.awaited_until
@@ -326,7 +335,7 @@ class Reconciler:
         return effects + self.models.tick(now)
 
     def _displace(self, record: InstanceRecord, now: float) -> list[Effect]:
-        """Another process takes the instance over; the one it had goes."""
+        """Dismiss the instance's process, since another process takes over."""
         rival, was_live = record.process, record.live
         record.forget_process()
         if record.state in (State.LOADING, State.READY):
@@ -343,7 +352,8 @@ class Reconciler:
         return [LogForOperators("stopping", about), Publish(), Desire()]
 
     def _give_up(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
-        """It has not loaded its model and will not be tried again; its process goes."""
+        """Fail an instance whose model never loaded, and dismiss its process. No further attempt
+        follows."""
         rival = record.process
         record.lose_link()
         effects: list[Effect] = []
@@ -366,13 +376,14 @@ class Reconciler:
         return record
 
     def _executor(self, process: str) -> ProcessRecord:
-        known = self.processes.get(process)
-        if known is None or known.role != "executor":
+        executor = self.processes.get(process)
+        if executor is None or executor.role != "executor":
             raise ProtocolViolation(f"{process} is not an executor")
-        return known
+        return executor
 
     def _of_executor(self, process: str) -> InstanceRecord | None:
-        """The instance an executor runs; None: it has been dismissed, or is known to be dead."""
-        known = self._executor(process)
-        record = self.instances.get(known.instance)
+        """Return the instance of an executor, or None if the executor is dismissed or known to be
+        dead."""
+        executor = self._executor(process)
+        record = self.instances.get(executor.instance)
         return record if record is not None and record.process == process else None

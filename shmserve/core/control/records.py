@@ -1,4 +1,5 @@
-"""What the coordinator knows of processes, instances, versions and models, and how it reads."""
+"""Records: the coordinator's knowledge of processes, instances, versions and models, and its
+published form."""
 
 from __future__ import annotations
 
@@ -14,67 +15,69 @@ UNLOADED = "unloaded"
 
 @dataclass(slots=True)
 class ProcessRecord:
-    """A process with a link. `since`: when it said hello."""
+    """Process with a link. `since`: time of its hello."""
 
     name: str
     role: str
     pid: int
     since: float
-    instance: str = ""  # executors: what they run
+    instance: str = ""  # executors: instance that the process runs
 
     def adopt(self, instance: str) -> None:
-        """The executor runs this instance."""
+        """Note the instance that the executor runs."""
         self.instance = instance
 
     def release(self) -> None:
-        """It runs its instance no more."""
+        """Note that the executor no longer runs its instance."""
         self.instance = ""
 
 
 @dataclass(slots=True)
 class InstanceRecord:
-    """One instance of one revision of a version, whatever process runs it at the moment."""
+    """Instance of one revision of a version, independent of the process that runs the instance
+    now."""
 
     name: str
     state: State = State.WANTED
-    since: float = 0.0  # when it came into this state
-    pid: int = 0  # its current process; 0: none known
-    process: str = ""  # that process's link; empty: none
+    since: float = 0.0  # time of the last change of state
+    pid: int = 0  # current process; 0: none known
+    process: str = ""  # link of the process; empty: none
     endpoint: str = ""
-    reason: str = ""  # of its latest misfortune
-    awaited_until: float = 0.0  # after a coordinator restart: its executor may still say hello
+    reason: str = ""  # cause of the latest failure
+    awaited_until: float = 0.0  # after a coordinator restart: time limit for the executor's hello
     exits: int = 0
-    loaded: bool = False  # some process of it has loaded the model
-    tries: int = 0  # processes of it that ended before one had
-    deadline: float = 0.0  # until then the model must have been loaded once
-    leave_at: float = 0.0  # another has taken over: it goes then; 0: it stays
-    left: bool = False  # it is going: never desired again
-    busy: bool = False  # when last asked it was running a request
-    device: str = "cpu"  # where it should compute; once loaded, where it does
+    loaded: bool = False  # a process of the instance has loaded the model
+    tries: int = 0  # processes that ended before any had loaded the model
+    deadline: float = 0.0  # time limit for the first load of the model
+    leave_at: float = 0.0  # another instance has taken over: time to leave; 0: stays
+    left: bool = False  # dismissed: never desired again
+    busy: bool = False  # the latest report showed a running request
+    device: str = "cpu"  # intended device; once loaded, the actual device
 
     @property
     def live(self) -> bool:
-        """Whether it takes requests."""
+        """True if the instance takes requests."""
         return self.state is State.READY and bool(self.endpoint)
 
     @property
     def desired(self) -> bool:
-        """Whether the supervisor should run it."""
+        """True if the supervisor should run the instance."""
         return not self.left and self.state not in (State.FAILED, State.STOPPING)
 
     @property
     def hurried(self) -> bool:
-        """Whether its process must not be given time to finish: it is stuck, or has nothing."""
+        """True if the process gets no time to finish, because it is stuck or has no work to
+        finish."""
         stuck = self.state in (State.STOPPING, State.FAILED) and not self.left
         return bool(self.pid) and (stuck or (self.left and not self.loaded))
 
     @property
     def gone(self) -> bool:
-        """Whether it is going and no process of it is left."""
+        """True if the instance is dismissed and has no process left."""
         return self.left and not self.pid and not self.process
 
     def step(self, event: Event, now: float, reason: str | None = None) -> None:
-        """Come into the state that an event leads to. `reason`: the misfortune, if it is one."""
+        """Apply an event to the state. `reason`: cause, if the event is a failure."""
         after = step(self.state, event, self.name)
         if after is not self.state:
             self.state, self.since = after, now
@@ -82,20 +85,23 @@ class InstanceRecord:
             self.reason = reason
 
     def run_as(self, pid: int, process: str = "") -> None:
-        """A process runs the instance. `process`: its link, if it has one."""
+        """Note the process that runs the instance. `process`: link of the process, empty if
+        none."""
         self.pid, self.process = pid, process or self.process
         if process:
             self.awaited_until = 0.0
 
     def restore(self, published: LiveInstance, now: float, until: float) -> None:
-        """After a coordinator restart: its executor served, and has `until` then to say hello."""
+        """Restore a published instance after a coordinator restart. Its executor may say hello
+        until `until`."""
         self.state, self.since = State.READY, now
         self.loaded, self.awaited_until = True, until
         self.pid, self.process = published.pid, published.process
         self.endpoint, self.device = published.endpoint, published.device
 
     def accept_load(self, endpoint: str, device: str) -> None:
-        """Its executor has loaded the model and takes requests. `device`: if it said where."""
+        """Note that the executor has loaded the model and takes requests. `device`: device
+        reported by the executor, or empty."""
         self.endpoint, self.reason, self.awaited_until = endpoint, "", 0.0
         self.loaded, self.device = True, device or self.device
 
@@ -103,24 +109,25 @@ class InstanceRecord:
         self.process = self.endpoint = ""
 
     def count_end(self) -> None:
-        """A process of it has ended."""
+        """Count an ended process of the instance."""
         self.exits += 1
 
     def fail_try(self, reason: str, tries: int) -> None:
-        """A process of it ended by itself. `tries`: 1 if none has loaded the model yet."""
+        """Note that a process of the instance ended by itself. `tries`: 1 if the end counts as a
+        failed attempt to load, else 0."""
         self.reason = reason
         self.tries += tries
 
     def begin_load(self, now: float, limit_s: float) -> None:
-        """It is new, and must have loaded its model within the limit."""
+        """Start the clock of a new instance, which must load its model within the limit."""
         self.since, self.deadline = now, now + limit_s
 
     def linger(self, until: float) -> None:
-        """Another instance has taken over: this one goes then."""
+        """Set the time at which the instance leaves, since another instance has taken over."""
         self.leave_at = until
 
     def dismiss(self, now: float) -> None:
-        """It is never desired again, and stops if it runs."""
+        """Dismiss the instance for ever, and stop its process if one runs."""
         self.left = True
         if self.state in (State.STARTING, State.LOADING, State.READY):
             self.step(Event.STOP, now)
@@ -135,15 +142,15 @@ class InstanceRecord:
 
 @dataclass(slots=True)
 class VersionRecord:
-    """One version of one revision and its instances."""
+    """Version of one revision, with its instances."""
 
     spec: ModelSpec
     instances: list[InstanceRecord] = field(default_factory=list)
-    loaded: bool = False  # some instance has loaded it, so `spec` is complete
+    loaded: bool = False  # an instance has loaded the model, so `spec` is complete
 
     @property
     def failure(self) -> str:
-        """Why it cannot be served; empty: it can, or it is not known yet."""
+        """Reason why the version cannot be served; empty if it can, or if the outcome is open."""
         if self.spec.steps:
             return ""
         if not self.instances:
@@ -153,7 +160,8 @@ class VersionRecord:
         return ""
 
     def entry(self, required: bool = True) -> ModelEntry:
-        """How it is published; an ensemble once `core.control.compositions` has decided."""
+        """Return the published entry. `core.control.compositions` decides the final entry of an
+        ensemble."""
         if self.failure:
             unavailable = ModelState.UNAVAILABLE
             return ModelEntry(self.spec, unavailable, (), self.failure, required=required)
@@ -171,11 +179,13 @@ class VersionRecord:
 
 @dataclass(slots=True)
 class Revision:
-    """One loading of a model: its versions as they were read then, with instances of its own.
+    """Result of one load of a model: the versions as read then, with instances of their own.
 
-    `failures`: versions that were asked for and could not be described. `fingerprint` tells
-    whether what it was made of has changed; `overrides` names the files that came with the
-    request to load it, empty: it comes from the repository.
+    Attributes:
+        failures: requested versions that could not be described, with reasons.
+        fingerprint: mark of the sources; differs once the sources have changed.
+        overrides: name of the files sent with the load request; empty: the model comes from the
+            repository.
     """
 
     number: int
@@ -190,21 +200,21 @@ class Revision:
 
     @property
     def settled(self) -> bool:
-        """Whether each instance has loaded the model once, or never will."""
+        """True if each instance has loaded the model once, or never will."""
         return all(i.loaded or i.state is State.FAILED for i in self.instances())
 
     @property
     def complete(self) -> bool:
-        """Whether every instance takes requests."""
+        """True if every instance takes requests."""
         return all(i.live for i in self.instances())
 
     @property
     def working(self) -> bool:
-        """Whether some version of it can be served, or may yet be."""
+        """True if a version of the revision can be served, now or perhaps later."""
         return any(not version.failure for version in self.versions)
 
     def problems(self) -> dict[str, str]:
-        """Version -> why it, or an instance of it, cannot be served."""
+        """Return version -> reason why the version, or one of its instances, cannot be served."""
         problems = dict(self.failures)
         for version in self.versions:
             failed = [i.reason for i in version.instances if i.state is State.FAILED]
@@ -215,12 +225,15 @@ class Revision:
 
 @dataclass(slots=True)
 class ModelRecord:
-    """A model by name: the revision that serves, the one that will, those that go.
+    """Model by name, with its serving, coming and leaving revisions.
 
-    `loading`: `serving` has replaced nothing and is not settled. `refused`: version (empty:
-    the whole model) -> why the latest load left it out. `error`: outcome of the latest load.
-    `required`: the server is not ready without it. `implied`: loaded for an ensemble that it is a
-    step of, and not for itself.
+    Attributes:
+        refused: version (empty: the whole model) -> reason why the latest load left the version
+            out.
+        error: outcome of the latest load.
+        loading: True until `serving` is settled, if no working revision was there before.
+        required: True if the server is not ready without the model.
+        implied: True if the model was loaded only as a step of an ensemble.
     """
 
     name: str
@@ -232,13 +245,13 @@ class ModelRecord:
     refused: dict[str, str] = field(default_factory=dict)
     error: str = ""
     loading: bool = False
-    removed: bool = False  # its folder is gone: forget it with its last process
+    removed: bool = False  # the folder is gone: forget the model with its last process
     implied: bool = False
 
     def begin_load(self, revision: Revision, required: bool, implied: bool) -> Revision | None:
-        """Load a revision beside one that works, or in place of one that does not.
+        """Begin to load a revision beside a working revision, or in place of a failed one.
 
-        Return the revision whose place it takes, or None if there is none.
+        Return the replaced revision, or None if nothing was replaced.
         """
         self.removed, self.error, self.refused = False, "", {}
         self.implied = implied
@@ -250,24 +263,24 @@ class ModelRecord:
         return replaced
 
     def claim(self) -> None:
-        """The model is wanted for itself, too: unloading an ensemble leaves it."""
+        """Mark the model as loaded for itself: unloading an ensemble keeps the model."""
         self.implied = False
 
     def refuse(self, problems: dict[str, str]) -> None:
-        """A load came to nothing: the model could not even be described."""
+        """Note a failed load of a model that could not even be described."""
         self.refused = dict(problems)
 
     def end_load(self, problems: dict[str, str], refused: dict[str, str]) -> None:
-        """A load is over, with these problems of versions, `refused` among them."""
+        """End a load. `problems` covers all failed versions, `refused` the versions left out."""
         self.coming, self.loading = None, False
         self.error, self.refused = in_words(problems), refused
 
     def replace(self, coming: Revision) -> None:
-        """A revision takes over from the one that has served."""
+        """Let a coming revision take over from the serving one."""
         self.serving, self.coming = coming, None
 
     def unload(self, removed: bool) -> None:
-        """Serve nothing; the versions that were served are remembered unless `removed`."""
+        """Stop serving. Remember the served versions unless `removed`."""
         self.refused, self.error, self.removed = {}, "", removed
         if removed:
             self.unloaded = {}
@@ -277,16 +290,16 @@ class ModelRecord:
 
     @property
     def changing(self) -> bool:
-        """Whether a load is under way."""
+        """True while a load is under way."""
         return self.coming is not None or self.loading
 
     @property
     def working(self) -> bool:
-        """Whether it is served, or may yet be."""
+        """True if the model is served, now or perhaps later."""
         return self.serving is not None and self.serving.working
 
     def steps(self) -> set[str]:
-        """The models that its versions, being ensembles, consist of."""
+        """Return the models that are steps of the model's versions."""
         versions = self.serving.versions if self.serving is not None else []
         return {step.model for version in versions for step in version.spec.steps}
 
@@ -295,7 +308,7 @@ class ModelRecord:
         yield from self.leaving
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Version -> how it is published."""
+        """Return version -> published entry."""
         if self.serving is not None:
             return {v.spec.version: v.entry(self.required) for v in self.serving.versions}
         busy = any(i.busy for revision in self.leaving for i in revision.instances())
@@ -307,7 +320,7 @@ class ModelRecord:
 
 
 def in_words(problems: dict[str, str]) -> str:
-    """Problems of versions in one sentence; empty: there are none."""
+    """Return problems of versions as one sentence; empty if there are none."""
     return "; ".join(
         f"version {version}: {reason}" if version and f"version {version}" not in reason else reason
         for version, reason in sorted(problems.items())
@@ -315,7 +328,7 @@ def in_words(problems: dict[str, str]) -> str:
 
 
 def refused(models: Iterable[ModelRecord]) -> dict[str, str]:
-    """The registry's `refused`: model, or model/version, -> reason."""
+    """Return the registry's `refused`: model, or model/version -> reason."""
     reasons: dict[str, str] = {}
     for model in models:
         published = model.entries() if model.refused else {}

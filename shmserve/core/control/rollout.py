@@ -1,16 +1,16 @@
-"""Models by name: which revision serves, which one will take over, and which ones go.
+"""Rollout: models by name, with the serving, coming and leaving revisions.
 
-Part of `core.control.reconciler`, and as pure. A load makes a new revision: the model's versions as
-they were read then, with instances of its own (`digits/1/0@7` is an instance of the seventh).
+Part of `core.control.reconciler`, and as pure. A load makes a new revision: the model's versions
+as read at that time, with instances of their own (`digits/1/0@7` is an instance of revision 7).
 
 - Where nothing serves, the revision is published at once, version by version as they are loaded.
-- Where a revision serves, the new one takes over when all its instances take requests, so that
-  capacity never dips. Then the old one goes.
-- If any instance of the new one cannot be loaded, the new one goes, the old one serves on, and the
-  request to load gets the reason.
+- Where a revision serves, the new revision takes over when all its instances take requests, so
+  that capacity never dips. Then the old revision leaves.
+- If any instance of the new revision cannot be loaded, the new revision leaves and the old one
+  serves on. The load request gets the reason.
 
-A revision that goes stays desired for `LINGER_S`, so that requests which have just been looked up
-find it. Then its executors get SIGTERM, and SIGKILL after the longest request.
+A leaving revision stays desired for `LINGER_S`, so that requests which have just looked it up find
+their executor. Then its executors get SIGTERM, and SIGKILL after the longest request.
 """
 
 from __future__ import annotations
@@ -27,32 +27,34 @@ LINGER_S = 0.5
 
 
 class Rollouts:
-    """All models, by name. `instances` are those of all revisions, by name."""
+    """All models by name, and the instances of all revisions by name."""
 
     def __init__(self, load_timeout_s: float) -> None:
         self._load_timeout_s = load_timeout_s
         self.by_name: dict[str, ModelRecord] = {}
         self.instances: dict[str, InstanceRecord] = {}
-        self._homes: dict[str, tuple[ModelRecord, VersionRecord]] = {}  # by instance
+        # instance -> (model, version)
+        self._homes: dict[str, tuple[ModelRecord, VersionRecord]] = {}
         self.next_number = 1
 
     def number(self) -> int:
-        """A number for a revision; those there at start share the first."""
+        """Return a number for a new revision. All revisions at start have number 1."""
         self.next_number += 1
         return self.next_number
 
     def home(self, instance: str) -> tuple[ModelRecord, VersionRecord]:
-        """The model and the version an instance belongs to."""
+        """Return the model and the version of an instance."""
         return self._homes[instance]
 
     def has(self, name: str, version: str) -> bool:
-        """Whether any revision of the model has the version."""
+        """Return True if a revision of the model has the version."""
         model = self.by_name.get(name)
         revisions = model.revisions() if model is not None else ()
         return any(record.spec.version == version for r in revisions for record in r.versions)
 
     def unproven(self, record: InstanceRecord) -> bool:
-        """Whether it has never loaded its model, or has not taken over yet."""
+        """Return True if an instance has never loaded its model, or its revision has not taken
+        over yet."""
         coming = self._homes[record.name][0].coming
         return not record.loaded or (coming is not None and record in coming.instances())
 
@@ -71,7 +73,7 @@ class Rollouts:
         required: bool = False,
         implied: bool = False,
     ) -> list[Effect]:
-        """Load a model anew. One load at a time: not while it is `changing`."""
+        """Load a model anew. Requires that the model is not `changing`: one load at a time."""
         model = self.by_name.setdefault(name, ModelRecord(name))
         assert not model.changing
         for version in revision.versions:
@@ -84,7 +86,8 @@ class Rollouts:
         return [Publish(), Desire(), *self.settle(model, now)]
 
     def unload(self, name: str, now: float, *, removed: bool = False) -> list[Effect]:
-        """Serve it no more; what it has accepted is finished. Not while it is `changing`."""
+        """Stop serving a model. Accepted requests are finished. Requires that the model is not
+        `changing`."""
         model = self.by_name.get(name)
         if model is None:
             return []
@@ -95,12 +98,12 @@ class Rollouts:
         return [Publish(), Desire(), *self.settle(model, now)]
 
     def refuse(self, name: str, problems: dict[str, str]) -> list[Effect]:
-        """A load that came to nothing: its model could not even be described."""
+        """Note a failed load of a model that could not even be described."""
         self.by_name.setdefault(name, ModelRecord(name)).refuse(problems)
         return [Publish()]
 
     def restore(self, models: Iterable[ModelRecord], next_number: int) -> None:
-        """After a restart: models, and the next revision's number, as they were written down."""
+        """Restore models, and the next revision's number, from a checkpoint after a restart."""
         self.next_number = next_number
         for model in models:
             self.by_name[model.name] = model
@@ -110,13 +113,13 @@ class Rollouts:
     # ------------------------------------------------------------------ what follows
 
     def settle(self, model: ModelRecord, now: float) -> list[Effect]:
-        """What has become of a load, and of revisions that go."""
+        """Finish loads with a known outcome, and forget revisions that have left."""
         effects: list[Effect] = []
         if model.coming is not None:
             effects = self._settle_coming(model, model.coming, now)
         elif model.loading and model.serving is not None and model.serving.settled:
             problems, failures = model.serving.problems(), model.serving.failures
-            model.end_load(problems, {v: why for v, why in problems.items() if v in failures})
+            model.end_load(problems, {v: reason for v, reason in problems.items() if v in failures})
             effects = [Publish()]
         for revision in list(model.leaving):
             if all(record.gone for record in revision.instances()):
@@ -127,14 +130,14 @@ class Rollouts:
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """What is due: those that go are told to, unfinished loads are looked at."""
+        """Dismiss instances whose time to leave has come, and settle all models."""
         effects: list[Effect] = []
         for model in list(self.by_name.values()):
             for revision in model.leaving:
-                due = [r for r in revision.instances() if not r.left and now >= r.leave_at]
-                for record in due:
+                departing = [r for r in revision.instances() if not r.left and now >= r.leave_at]
+                for record in departing:
                     record.dismiss(now)
-                effects += [Desire()] if due else []
+                effects += [Desire()] if departing else []
             effects += self.settle(model, now)
         return effects
 

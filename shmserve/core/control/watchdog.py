@@ -1,19 +1,19 @@
-"""Watchdog of executors: finds those that give no sign of life although they have no work. Pure.
+"""Watchdog of executors: finds executors without work that give no sign of life. Pure.
 
-A model may hold the interpreter lock while it loads and while it runs, for as long as the limits of
-both allow. An executor cannot be asked anything then. An executor that neither loads nor runs
-anything answers at once, or is stopped, or stuck. The watchdog counts looks, not seconds: a
-coordinator that was itself stopped has not looked meanwhile. Questions wake executors, so there are
-few of them, and hardly any to executors that rest.
+A model may hold the interpreter lock while it loads and while it runs, for as long as the limits
+of both allow. An executor cannot answer then. An executor that neither loads nor runs anything
+answers at once, or is stopped, or stuck. The watchdog counts looks, not seconds: a coordinator
+that was itself stopped has not looked meanwhile. Questions wake executors, so there are few of
+them, and hardly any to resting executors.
 
-An executor that runs nothing and answers nothing is replaced after 20 looks, one a second, or fewer
-where `execute_timeout_s` is less. The coordinator asks an executor once in 9 looks, and an executor
-that rests once in 60. An executor rests while it sleeps (as /proc says), has taken no processor
-time, and no frontend has a request with it.
+An executor that runs nothing and answers nothing is replaced after 20 looks, one a second, or
+fewer where `execute_timeout_s` is less. The coordinator asks an executor once in 9 looks, and a
+resting executor once in 60. An executor rests while it sleeps (as /proc says), has taken no
+processor time, and has no request from a frontend.
 
-An executor that rests no longer is asked at once, and replaced if it has not answered within 12
-looks. So only an executor that sleeps with its interpreter locked, and that no frontend wants, is
-found later: within 72 looks. Without the setting `dashboard` nobody reads /proc, and all executors
+An executor that stops resting is asked at once, and replaced if it has not answered within 12
+looks. So only an executor that sleeps with its interpreter locked, without a request, is found
+later: within 72 looks. Without the setting `dashboard` no process reads /proc, and all executors
 are asked once in 9 looks.
 """
 
@@ -22,13 +22,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-_MOST = 20
-_QUESTIONS = 2  # at least, within so many looks
-_RESTING = 3  # times as many looks, where nobody waits for an answer
+_LIMIT_LOOKS = 20
+_QUESTIONS = 2  # smallest number of questions within `_LIMIT_LOOKS` looks
+_RESTING_FACTOR = 3  # factor on the number of looks if no frontend waits for an answer
 
 
 class Verdict(Enum):
-    """What is to be done about an executor."""
+    """Action for an executor."""
 
     NOTHING = 0
     ASK = 1
@@ -37,41 +37,44 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class _Silence:
-    """In looks. `quiet`: since it answered; `asked`: since the first question that it has not."""
+    """Silence of one process, in looks. `quiet`: since the last answer; `asked`: since the first
+    unanswered question."""
 
     quiet: int = 0
     asked: int = 0
 
     def look(self) -> None:
-        """Count a look at a process that has not answered."""
+        """Count a look at a silent process."""
         self.quiet += 1
 
     def ask(self) -> int:
-        """Count a look since the first question. Return how many came before."""
+        """Count a look since the first unanswered question. Return the number of looks before."""
         self.asked += 1
         return self.asked - 1
 
     def end(self) -> None:
-        """The process has answered."""
+        """Note an answer of the process."""
         self.quiet = self.asked = 0
 
 
 class Watchdog:
-    """Looks come once a second. Pure; `execute_timeout_s` shortens its patience."""
+    """Watchdog for all executors, called once a second for each. Pure; `execute_timeout_s`
+    shortens the patience."""
 
     def __init__(self, execute_timeout_s: float) -> None:
-        self._most = max(2, min(_MOST, round(execute_timeout_s)))
-        self._period = max(1, int(self._most / _QUESTIONS - 1))
+        self._limit = max(2, min(_LIMIT_LOOKS, round(execute_timeout_s)))
+        self._period = max(1, int(self._limit / _QUESTIONS - 1))
         self._silences: dict[str, _Silence] = {}
 
     def looked(self, process: str, busy_ms: int | None, rests: bool = False) -> Verdict:
-        """Another look.
+        """Count a look at an executor; return the action to take.
 
         Args:
-            process: the executor's.
-            busy_ms: for how long it has run what it runs, as its page says; 0: it runs nothing;
-                None: there is no page, so it is asked and never replaced.
-            rests: it sleeps as far as can be seen from outside, and nobody waits for it.
+            process: name of the executor's process.
+            busy_ms: time spent on the current run, by the executor's page; 0: no run; None: no
+                page, so the executor is asked but never replaced.
+            rests: True if the executor seems asleep from outside, and no frontend waits for an
+                answer.
         """
         if busy_ms:
             self.answered(process)
@@ -82,7 +85,7 @@ class Watchdog:
             silence = self._silences[process] = _Silence()
         silence.look()
         if not silence.asked:
-            patience = self._most * _RESTING if rests else self._period
+            patience = self._limit * _RESTING_FACTOR if rests else self._period
             if not is_new and silence.quiet < patience:
                 return Verdict.NOTHING
         elif busy_ms == 0 and self._is_over(silence):
@@ -90,13 +93,13 @@ class Watchdog:
         return Verdict.NOTHING if silence.ask() % self._period else Verdict.ASK
 
     def _is_over(self, silence: _Silence) -> bool:
-        """Whether it has had the time to answer, and more than one question."""
-        return silence.quiet > self._most and silence.asked > self._most - self._period
+        """Return True if the executor has had time to answer more than one question."""
+        return silence.quiet > self._limit and silence.asked > self._limit - self._period
 
     def answered(self, process: str) -> None:
-        """It lives."""
+        """Note a sign of life."""
         self._silences.setdefault(process, _Silence()).end()
 
     def gone(self, process: str) -> None:
-        """It has no link any more."""
+        """Forget a process without a link."""
         self._silences.pop(process, None)

@@ -1,1 +1,2 @@
-"""Slots, their allocator and the pool's budget: bookkeeping of shared memory, without memory."""
+"""Memory: slots, their allocator and the pool's budget. Bookkeeping of shared memory, without the
+memory."""

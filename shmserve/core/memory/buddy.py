@@ -1,17 +1,16 @@
-"""A buddy allocator over one segment: powers of two, naturally aligned, lazy merging.
+"""Buddy allocator over one segment: powers of two, naturally aligned, lazy merging.
 
-Freed blocks stay at their size until a larger one is wanted, because a server asks
-for the same few sizes again and again; merging at each free would split again at
-the next request.
+Freed blocks keep their size until a larger block is requested, because a server requests the same
+few sizes again and again. Merging at each free would mean splitting again at the next request.
 """
 
 from __future__ import annotations
 
-MIN_BLOCK = 256  # bytes; blocks are aligned to their size, so from 4 KiB up to pages
+MIN_BLOCK = 256  # bytes; blocks are aligned to their size, so blocks of 4 KiB and more to pages
 
 
 class Buddy:
-    """Allocates blocks of ``MIN_BLOCK << order`` bytes, order 0 to `max_order`."""
+    """Allocator of blocks of ``MIN_BLOCK << order`` bytes, order 0 to `max_order`."""
 
     def __init__(self, size: int, max_order: int) -> None:
         self.max_order = max_order
@@ -25,7 +24,7 @@ class Buddy:
         self._mergeable = False
 
     def allocate(self, order: int) -> int | None:
-        """Offset of a free block of this order, or None if there is none."""
+        """Return the offset of a free block of this order, or None if there is none."""
         offset = self._take(order)
         if offset is None and self._mergeable:
             self._merge()
@@ -35,7 +34,7 @@ class Buddy:
         return offset
 
     def free(self, offset: int, order: int) -> None:
-        """Give a block back; the caller remembers its order."""
+        """Give a block back. The caller remembers the block's order."""
         self._free[order].append(offset)
         self._mergeable = True
         self.used -= MIN_BLOCK << order

@@ -1,21 +1,21 @@
-"""The pool's budget: how many bytes of shared memory each process may hold.
+"""Budget: how many bytes of the pool of shared memory each process may hold.
 
 Owner: the coordinator. Decisions only: requests in, `Effect`s out, time as argument. Every byte of
 a segment is granted out of `pool_bytes` before the segment is made, and allocated
-(`posix_fallocate`) before it is used. A process asks when its arena grows and never else, so a
-server in steady state asks nothing.
+(`posix_fallocate`) before it is used. A process asks only when its arena grows, so a server in
+steady state asks nothing.
 
 Rules (tests/property/test_budget_properties.py):
 
-- granted bytes never exceed the pool, whatever the order of requests;
-- a process's death returns all bytes that the process held and drops its waiting requests;
-- a request that does not fit waits for others to trim, at most `PARK_S`, and at most `MAX_PARKED`
-  requests wait: nobody blocks for long on memory;
+- granted bytes never exceed the pool, for any order of requests;
+- a process's death returns all bytes held by the process and drops its waiting requests;
+- a request that does not fit waits at most `PARK_S` for other processes to trim, and at most
+  `MAX_PARKED` requests wait: no process blocks for long on memory;
 - every request is answered exactly once, unless its process is gone.
 
-No process is asked to go below its floor: the size of its first arena, `floor_bytes` or what the
-process has announced. A process gives back its own idle segments before it asks for more, so it is
-not asked to trim.
+No process is asked to go below its floor: the size of its first arena, which is `floor_bytes` or
+the announced size. A process gives back its own idle segments before a request for more, so the
+process is not asked to trim for its own request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from msgspec import Struct
 from shmserve.core.effects import AnswerGrant, AskTrim, Effect
 from shmserve.errors import ProtocolViolation
 
-PARK_S = 0.25  # how long a request waits for others to trim
+PARK_S = 0.25  # longest wait of a request for trims, in seconds
 MAX_PARKED = 64
 
 
@@ -37,10 +37,10 @@ class _ParkedGrant(Struct, frozen=True):
 
 
 class Ledger:
-    """Who holds how much of the pool.
+    """Bytes of the pool held by each process.
 
-    After a restart of the coordinator the holders tell what they hold when they say
-    hello; until `settle_until` grants wait, so that nothing is granted twice.
+    After a restart of the coordinator, holders report their bytes in their hello. Grants wait
+    until `settle_until`, so that no byte is granted twice.
     """
 
     def __init__(self, pool_bytes: int, floor_bytes: int, settle_until: float = 0.0) -> None:
@@ -48,7 +48,7 @@ class Ledger:
         self._floor_bytes = floor_bytes
         self._settle_until = settle_until
         self._held: dict[str, int] = {}
-        self._floors: dict[str, int] = {}  # of those that begin with less
+        self._floors: dict[str, int] = {}  # floors of processes that announced a first size
         self._parked: list[_ParkedGrant] = []
 
     @property
@@ -63,10 +63,10 @@ class Ledger:
         return self._held.get(process, 0)
 
     def joined(self, process: str, held_bytes: int, first_bytes: int = 0) -> None:
-        """A process said hello, with what it was granted before (may exceed the pool).
+        """Note a process's hello, with bytes granted before (the sum may exceed the pool).
 
         Args:
-            first_bytes: what it begins with; 0: as others do.
+            first_bytes: announced size of the first arena; 0: `floor_bytes`.
         """
         if held_bytes < 0 or first_bytes < 0:
             raise ProtocolViolation(
@@ -77,14 +77,15 @@ class Ledger:
             self._floors[process] = min(first_bytes, self._floor_bytes)
 
     def left(self, process: str, now: float) -> list[Effect]:
-        """A process is gone: all it held is free."""
+        """Free all bytes of a process that is gone."""
         self._held.pop(process, None)
         self._floors.pop(process, None)
         self._parked = [parked for parked in self._parked if parked.process != process]
         return self._serve(now)
 
     def grant(self, process: str, ticket: int, nbytes: int, now: float) -> list[Effect]:
-        """A process asks for more: granted, refused, or parked while others trim."""
+        """Grant, refuse or park a process's request for more bytes. A parked request waits while
+        other processes trim."""
         if process not in self._held or nbytes <= 0:
             raise ProtocolViolation(f"{process} asks for {nbytes} bytes of the pool")
         if nbytes > self.pool_bytes:
@@ -99,15 +100,15 @@ class Ledger:
         return trims
 
     def give_back(self, process: str, nbytes: int, now: float) -> list[Effect]:
-        """A process gives budget back; whoever waited and now fits is served."""
+        """Return a process's bytes to the pool, and serve waiting requests that fit now."""
         if process not in self._held or nbytes < 0:
             raise ProtocolViolation(f"{process} gives back {nbytes} bytes of the pool")
-        # It cannot hold less than nothing: a give-back may cross a hello that knew of it.
+        # Not below 0: a give-back may cross a hello that already counts it.
         self._held[process] = max(0, self._held[process] - nbytes)
         return self._serve(now)
 
     def expire(self, now: float) -> list[Effect]:
-        """Serve who fits and refuse whoever has waited long enough."""
+        """Serve waiting requests that fit, and refuse requests past their waiting time."""
         effects = self._serve(now)
         expired = [parked for parked in self._parked if now >= parked.deadline]
         self._parked = [parked for parked in self._parked if now < parked.deadline]
@@ -127,7 +128,7 @@ class Ledger:
         return AnswerGrant(process, ticket, False, reason)
 
     def _serve(self, now: float) -> list[Effect]:
-        """Grant in order of arrival; one that does not fit does not hold up the next."""
+        """Grant in order of arrival. A request that does not fit does not hold up the next."""
         effects: list[Effect] = []
         waiting, self._parked = self._parked, []
         for parked in waiting:
@@ -138,7 +139,8 @@ class Ledger:
         return effects
 
     def _trims(self, asking: str, shortage: int) -> list[Effect]:
-        """Whom to ask for how much, the largest holder first; empty if it cannot suffice."""
+        """Return the trims that cover the shortage, largest surplus first; empty if no trims
+        suffice."""
         floors, floor = self._floors, self._floor_bytes
         spare = sorted(
             ((held - floors.get(name, floor), name) for name, held in self._held.items()),

@@ -1,4 +1,4 @@
-"""Which of the things that are kept have to go: the least recently used first. Pure."""
+"""LRU book: decides which kept items to drop, the least recently used first. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Item = TypeVar("Item")
 
 
 class LruBook(Generic[Key, Item]):
-    """Items of known sizes that never add up to more than `limit` bytes. What it hands back is
-    the caller's to let go of.
+    """Items of known sizes, at most `limit` bytes together. The caller releases items that are
+    returned as dropped.
 
     Attributes:
-        nbytes: of all that are kept.
+        nbytes: bytes of all kept items.
     """
 
     def __init__(self, limit: int) -> None:
@@ -24,7 +24,7 @@ class LruBook(Generic[Key, Item]):
         self._items: OrderedDict[Key, tuple[Item, int]] = OrderedDict()
 
     def get(self, key: Key) -> Item | None:
-        """The item of a key, which is the most recently used one from now on."""
+        """Return the item of a key, or None, and mark the item as the most recently used."""
         kept = self._items.get(key)
         if kept is None:
             return None
@@ -32,32 +32,33 @@ class LruBook(Generic[Key, Item]):
         return kept[0]
 
     def add(self, key: Key, item: Item, nbytes: int) -> list[Item]:
-        """Keep an item; what has to go for it: one of the same key, those used the longest ago,
-        or, if it is larger than the limit, itself alone."""
+        """Keep an item; return the dropped items: the former item of the key, and the least
+        recently used. An item larger than the limit is itself dropped, alone."""
         if nbytes > self._limit:
             return [item]
-        gone = []
+        dropped = []
         former = self._items.pop(key, None)
         if former is not None:
             self.nbytes -= former[1]
-            gone.append(former[0])
-        gone += self.evict(self.nbytes + nbytes - self._limit)
+            dropped.append(former[0])
+        dropped += self.evict(self.nbytes + nbytes - self._limit)
         self._items[key] = item, nbytes
         self.nbytes += nbytes
-        return gone
+        return dropped
 
     def evict(self, nbytes: int) -> list[Item]:
-        """Items of at least so many bytes together, or all there are."""
-        gone = []
+        """Drop and return the least recently used items, of at least `nbytes` bytes together, or
+        all items."""
+        dropped = []
         while nbytes > 0 and self._items:
             _, (item, size) = self._items.popitem(last=False)
             self.nbytes -= size
             nbytes -= size
-            gone.append(item)
-        return gone
+            dropped.append(item)
+        return dropped
 
     def items(self) -> Iterable[tuple[Item, int]]:
-        """What is kept, with its size; the least recently used first."""
+        """Return (item, size) pairs, the least recently used first."""
         return self._items.values()
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
-"""The allocator of one arena: slots in shared segments and in segments of their own.
+"""Slot allocator: slots of one arena, in shared segments and in segments of their own.
 
-Pure bookkeeping of the one process that writes the arena (I1), and every step of a
-slot's life. It decides; `shmserve.shm.arena` maps memory and asks for budget. A tensor up to
-`MAX_SHARED` bytes gets a block of a shared segment, a larger one a segment of its own,
-which is kept for reuse when freed until `idle` hands it out for giving back.
+Pure bookkeeping by the one process that writes the arena (I1), covering every step of a slot's
+life. Only decisions: `shmserve.shm.arena` maps memory and asks for budget. A tensor up to
+`MAX_SHARED` bytes gets a block of a shared segment. A larger tensor gets a segment of its own,
+which is kept for reuse after it is freed, until `idle` returns the segment for giving back.
 
 Blocks are powers of two from 256 bytes up, aligned to their size. Segments for one tensor come in
 quarter steps between powers of two, and are given back after `segment_idle_s`. In steady state a
@@ -31,7 +31,8 @@ _reserved, _sealed, _leased, _released, _released_last, _reclaimed = map(step_of
 
 @final
 class NeedSegment(Struct, frozen=True):
-    """No room: add a segment of at least `size` bytes (`shared` or for one tensor), ask again."""
+    """Lack of room: add a segment of at least `size` bytes (`shared` or for one tensor), then ask
+    again."""
 
     size: int
     shared: bool
@@ -57,40 +58,42 @@ class _Segment:
         self.number = number
         self.size = size
         self.buddy = Buddy(size, _MAX_ORDER) if shared else None
-        self.slots = 0  # slots not FREE that lie in it
+        self.slots = 0  # slots in the segment that are not FREE
         self.freed_at = now
         self.view = view
 
 
 def own_segment_size(nbytes: int) -> int:
-    """Size of a segment for one tensor: quarter steps between powers of two, whole pages."""
+    """Return the size of a segment for one tensor: quarter steps between powers of two, whole
+    pages."""
     step = max(1 << max(nbytes.bit_length() - 3, 12), 4096)
     return -(-nbytes // step) * step
 
 
 class Arena:
-    """Slots, their segments and their states. Not thread-safe: the owner locks.
+    """Slots, segments and states of one arena. Not thread-safe: the owner locks.
 
-    The first shared segment is never given back, so its blocks stay with their slots when
-    they are freed, for the next tensor of that size: a server in steady state takes a slot
-    from one list and puts it back. They return to the allocator when a block is missing.
+    The first shared segment is never given back. So its blocks stay with their slots when freed,
+    for the next tensor of the same size: a server in steady state takes a slot from one list and
+    puts it back. Such blocks return to the allocator when a block is missing.
     """
 
     def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}
         self._shared: list[_Segment] = []
-        self._first: _Segment | None = None  # of the shared ones
-        self._cached: list[_Segment] = []  # own segments without a slot
+        self._first: _Segment | None = None  # first shared segment
+        self._cached: list[_Segment] = []  # segments for one tensor, without a slot
         self._slots: list[Slot] = []
-        self._ready: list[list[Slot]] = [[] for _ in range(_MAX_ORDER + 1)]  # FREE, with a block
-        self._bare: list[Slot] = []  # FREE, without
+        # order -> FREE slots with a block
+        self._ready: list[list[Slot]] = [[] for _ in range(_MAX_ORDER + 1)]
+        self._bare: list[Slot] = []  # FREE slots without a block
 
     def add_segment(
         self, number: int, size: int, shared: bool, now: float, view: memoryview = NO_BYTES
     ) -> None:
         """Take a new segment into use. `now` starts its idle time; slots get parts of `view`.
 
-        A shared one is a multiple of `MAX_SHARED` bytes.
+        The size of a shared segment is a multiple of `MAX_SHARED`.
         """
         segment = self._segments[number] = _Segment(number, size, shared, now, view)
         (self._shared if shared else self._cached).append(segment)
@@ -98,7 +101,7 @@ class Arena:
             self._first = segment
 
     def reserve(self, nbytes: int) -> Slot | NeedSegment:
-        """A RESERVED slot of at least `nbytes` bytes, or the segment that is missing for it."""
+        """Return a RESERVED slot of at least `nbytes` bytes, or the segment that is missing."""
         if nbytes <= MAX_SHARED:
             order = max((nbytes - 1).bit_length() - _MIN_BITS, 0)
             ready = self._ready[order]
@@ -116,21 +119,21 @@ class Arena:
         return slot
 
     def seal(self, slot: Slot) -> None:
-        """Writing is over (I2)."""
+        """End the writing of a slot (I2)."""
         slot.state = _sealed(slot.state)
 
     def lease(self, slot: Slot) -> None:
-        """One more reader has the right to the slot."""
+        """Add a reader's lease to the slot."""
         slot.state = _leased(slot.state)
         slot.leases += 1
 
     def seal_and_lease(self, slot: Slot) -> None:
-        """Writing is over (I2), and the first reader is about to be told."""
+        """End the writing of a slot (I2), and lease the slot to the first reader."""
         slot.state = _leased(_sealed(slot.state))
         slot.leases = 1
 
     def release(self, number: int, generation: int, now: float) -> bool:
-        """A reader gives its lease back; True if the slot became free.
+        """Release a reader's lease. Return True if the slot became free, else False.
 
         Raises:
             StaleDescriptor: no such lease (a duplicate or a forged release).
@@ -148,7 +151,7 @@ class Arena:
         return last
 
     def reclaim(self, slot: Slot, now: float) -> None:
-        """The owner takes back a slot that no reader has (RESERVED or SEALED)."""
+        """Free a slot without readers (RESERVED or SEALED) for its owner."""
         slot.state = _reclaimed(slot.state)
         self._vacate(slot, now)
 
@@ -168,7 +171,7 @@ class Arena:
         self._bare.append(slot)
 
     def _with_block(self, order: int) -> Slot | None:
-        """A FREE slot with a block of a shared segment, None if there is no room."""
+        """Return a FREE slot with a block of a shared segment, or None if there is no room."""
         for segment in self._shared:
             assert segment.buddy is not None
             offset = segment.buddy.allocate(order)
@@ -187,7 +190,7 @@ class Arena:
             ready.clear()
 
     def _with_segment(self, nbytes: int) -> Slot | None:
-        """A FREE slot with a cached segment of its own, None if none fits."""
+        """Return a FREE slot with a cached segment of its own, or None if no segment fits."""
         fitting = [s for s in self._cached if nbytes <= s.size <= nbytes * _MAX_WASTE]
         if not fitting:
             return None
@@ -206,10 +209,11 @@ class Arena:
         return slot
 
     def idle(self, before: float, nbytes: int | None = None) -> list[int]:
-        """Drop segments unused since `before` (all but the first shared one), longest first.
+        """Drop segments unused since `before` (all but the first shared segment), longest unused
+        first.
 
-        With `nbytes`, stop when that much is found. Returns their numbers; the caller
-        frees the memory and gives the budget back.
+        With `nbytes`, stop once the dropped segments have that many bytes. Return the segments'
+        numbers; the caller frees the memory and gives the budget back.
         """
         spare = [s for s in self._shared[1:] if s.slots == 0] + self._cached
         numbers: list[int] = []
@@ -225,7 +229,7 @@ class Arena:
 
     @property
     def may_shrink(self) -> bool:
-        """Whether there is a segment that `idle` drops, now or once its slots are free."""
+        """True if `idle` can drop a segment, now or once its slots are free."""
         return bool(self._cached) or len(self._shared) > 1
 
     @property
@@ -234,12 +238,12 @@ class Arena:
         return sum(segment.size for segment in self._shared)
 
     def let_go(self) -> None:
-        """No memory is handed out any more; slots in use keep theirs until they are freed."""
+        """Give memory to no further slot. Slots in use keep their memory until they are freed."""
         for segment in self._segments.values():
             segment.view = NO_BYTES
 
     def slots(self) -> list[Slot]:
-        """Every slot that is not FREE."""
+        """Return every slot that is not FREE."""
         return [slot for slot in self._slots if slot.state is not SlotState.FREE]
 
     def stats(self) -> ArenaStats:

@@ -1,21 +1,22 @@
-"""A slot's life: states, transitions, leases, generations.
+"""Slots: states, transitions, leases and generations of a slot.
 
-One `Slot` is a range of bytes in a segment of one arena. Only the arena's owner
-process holds this bookkeeping (I1, I7); peers know a slot by (slot, generation).
-Every change of state is a look-up in `TRANSITIONS`, in the steps of `core.memory.slot_allocator`.
+A `Slot` is a range of bytes in a segment of one arena. Only the arena's owner process holds this
+bookkeeping (I1, I7); peers know a slot by (slot, generation). Every change of state is a look-up
+in `TRANSITIONS`, in the steps of `core.memory.slot_allocator`.
 
-An input lies in the frontend's arena. It is reserved, filled from the socket, sealed, leased to the
-executor by `Execute`, and released when the call is closed, after the answer went out. An output
-lies in the executor's arena. It is reserved by the model (`request.output`) or by the executor,
-sealed, leased to the frontend by `Answer`, and released by the frontend after its last byte was
-sent. An output that is (part of) an input is named as such and sent from the frontend's own slot.
+An input lies in the frontend's arena. It is reserved, filled from the socket, sealed, leased to
+the executor by `Execute`, and released when the call is closed, after the answer went out. An
+output lies in the executor's arena. It is reserved by the model (`request.output`) or by the
+executor, sealed, leased to the frontend by `Answer`, and released by the frontend after its last
+byte was sent. If an output is an input, or part of one, the answer names the input, and the
+frontend sends its own slot.
 
 A lease outlives its request in three cases, each with an end:
 
-- Abandoned: the deadline passed or the client went while the executor works. The input stays leased
-  until the late answer or the executor's EOF (`dispatch.pool.orphaned_requests`).
-- Retained input: the model kept a view. `Answer.retained` says so. A later `Answer.freed` or the
-  executor's EOF ends the lease (`executor.tensors.request`).
+- Abandoned: the deadline passed, or the client went, while the executor works. The input stays
+  leased until the late answer or the executor's EOF (`dispatch.pool.orphaned_requests`).
+- Retained input: the model kept a view, as `Answer.retained` reports. A later `Answer.freed` or
+  the executor's EOF ends the lease (`executor.tensors.request`).
 - Held output: the model kept the array that it wrote to. The executor keeps a lease of its own
   until the array is collected.
 """
@@ -31,21 +32,21 @@ NO_BYTES = memoryview(b"")
 
 
 class SlotState(IntEnum):
-    """Where a slot is; each state's comment names its container."""
+    """States of a slot; each state's comment names the container."""
 
-    FREE = 0  # in one of Arena's free lists; its bytes as well, or with it
-    RESERVED = 1  # held by the writer that reserved it
+    FREE = 0  # in a free list of the Arena, with or without a block
+    RESERVED = 1  # held by the writer
     SEALED = 2  # written, not yet handed to a reader
-    LEASED = 3  # named in a message; `leases` readers have not released it
+    LEASED = 3  # named in a message; `leases` readers have not released the slot
 
 
 class SlotEvent(IntEnum):
     RESERVE = 0
     SEAL = 1
     LEASE = 2  # first and further leases
-    RELEASE = 3  # a lease that is not the last
+    RELEASE = 3  # a lease other than the last
     RELEASE_LAST = 4
-    RECLAIM = 5  # the owner takes back what nobody reads
+    RECLAIM = 5  # the owner takes back a slot without readers
 
 
 TRANSITIONS = {
@@ -61,7 +62,7 @@ TRANSITIONS = {
 
 
 class _Steps(dict[SlotState, SlotState]):
-    """The part of the table that is one event's; what is not in it is refused."""
+    """Part of the table for one event; a look-up of any other state raises ProtocolViolation."""
 
     def __init__(self, event: SlotEvent) -> None:
         super().__init__({s: after for (s, e), after in TRANSITIONS.items() if e is event})
@@ -72,15 +73,19 @@ class _Steps(dict[SlotState, SlotState]):
 
 
 def step_of(event: SlotEvent) -> Callable[[SlotState], SlotState]:
-    """Where an event leads from a state: a look-up in the table, made once for each event since
-    every tensor takes several. It raises ProtocolViolation where it leads nowhere."""
+    """Return the function from a state to the next state for an event. Made once per event,
+    because every tensor takes several steps.
+
+    The function raises ProtocolViolation if the event is not allowed in the state.
+    """
     return _Steps(event).__getitem__
 
 
 class Slot:
-    """One slot. `offset` and `size` are bytes within `segment`; `size` >= what was asked for.
+    """Slot of an arena. `offset` and `size` are bytes within `segment`; `size` is at least the
+    requested size.
 
-    `view` is the memory of the `nbytes` that were asked for, writable, as long as it is not FREE.
+    `view`: writable memory of the requested `nbytes`, unless the slot is FREE.
     """
 
     __slots__ = (
@@ -104,7 +109,7 @@ class Slot:
         self.segment = 0
         self.offset = 0
         self.size = 0
-        self.order = 0  # of its block in a shared segment
+        self.order = 0  # order of the block in a shared segment
         self.nbytes = 0
         self.view = NO_BYTES
 

@@ -1,1 +1,2 @@
-"""Client memory by name: who may register, use, see and remove what."""
+"""Regions: client memory by name, and the rules for registering, using, listing and removing
+regions."""

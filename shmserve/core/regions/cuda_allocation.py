@@ -1,4 +1,4 @@
-"""What a client must tell of GPU memory that it registers."""
+"""CUDA allocations: checks of a client's arguments when it registers GPU memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from shmserve.core.regions.region_names import check_name
 from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument
 
-HANDLE_BYTES = 64  # of a cudaIpcMemHandle_t
+HANDLE_BYTES = 64  # size of a cudaIpcMemHandle_t
 _MAX_SIZE = (1 << 63) - 1
 
 
 def check_arguments(name: str, handle: bytes, device_id: int, byte_size: int) -> None:
-    """Check what can be checked anywhere.
+    """Check the arguments that need no knowledge of the server's devices.
 
     Raises:
-        InvalidArgument: it tells what is wrong.
+        InvalidArgument: names the wrong argument.
     """
     check_name(name)
     if len(handle) != HANDLE_BYTES:
@@ -31,11 +31,11 @@ def check_arguments(name: str, handle: bytes, device_id: int, byte_size: int) ->
 def cuda_region(
     caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int, devices: int
 ) -> Region:
-    """The region as it would be entered (`RegionBook.enter`). `devices`: how many the server
-    sees.
+    """Return the region to enter (`RegionBook.enter`). `devices`: number of devices that the
+    server sees.
 
     Raises:
-        InvalidArgument: it tells what is wrong.
+        InvalidArgument: names the wrong argument.
     """
     check_arguments(name, handle, device_id, byte_size)
     if not devices:
@@ -51,7 +51,7 @@ def cuda_region(
 
 
 def check_allocation(region: Region, nbytes: int) -> None:
-    """Check a region against the allocation its handle leads to.
+    """Check a region against the size of the allocation behind its handle.
 
     Raises:
         InvalidArgument: the allocation is smaller.
@@ -62,5 +62,5 @@ def check_allocation(region: Region, nbytes: int) -> None:
 
 
 def refusal(name: str, why: str) -> InvalidArgument:
-    """Why arguments cannot be right."""
+    """Return the error for invalid arguments."""
     return InvalidArgument(f"failed to register shared memory region '{name}': invalid args: {why}")

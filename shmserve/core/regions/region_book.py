@@ -1,21 +1,23 @@
-"""The book of registered regions: who may register, use, see and remove what.
+"""Region book: registered regions, and the rules for registering, using, listing and removing
+them.
 
-Owner: the coordinator writes it; frontends apply the same rules to the published copy.
-Pure: what the operating system knows of an object comes in as `ObjectFacts`. All arithmetic
-is in exact integers. Invariants (tests/property/test_regions_properties.py):
-- a name is one caller's namespace's: nobody finds, blocks or removes another's region;
-- system and CUDA regions share that namespace, and the quotas;
+Owner: the coordinator writes the book; frontends apply the same rules to the published copy. Pure:
+the operating system's view of an object enters as `ObjectFacts`. All arithmetic is in exact
+integers. Invariants (tests/property/test_regions_properties.py):
+- a name belongs to a caller's namespace: no caller finds, blocks or removes another caller's
+  region;
+- system and CUDA regions share the namespace and the quotas;
 - a number is never used twice;
-- no region reaches outside of its object as it was registered, nor an owner beyond its quotas.
+- no region reaches beyond its object as registered, and no owner exceeds the quotas.
 
 A registration is checked in this order: remote callers; key; name; the object can be opened (no
-link is followed, nothing waits); it is a regular file, none of the server's own by device and
-inode, and the caller's own; bounds; name taken; quotas. The region is then published, and
+link is followed, nothing waits); the object is a regular file, none of the server's own by device
+and inode, and the caller's own; bounds; name taken; quotas. The region is then published, and
 acknowledged last. For CUDA regions see `coordinator.regions.cuda_regions`.
 
-Each owner (uid) has a namespace of names. A look-up finds the caller's own regions only: another
-owner's region is exactly like none. `client_shm_isolation = "shared"` makes it one namespace for
-all, as Triton has it.
+Each owner (uid) has a namespace of names. A look-up finds the caller's own regions only, and does
+not reveal regions of other owners. `client_shm_isolation = "shared"` makes one namespace for all
+owners, as Triton has.
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ _MAX_UINT64 = (1 << 64) - 1
 
 
 def acting(caller: Caller, server_uid: int) -> Caller:
-    """As whom somebody has regions: the holder of a key with the scope `register`, from elsewhere,
-    as the server's own user."""
+    """Return the caller in whose name regions are used. A remote holder of a key with the scope
+    `register` acts as the server's own user."""
     return Caller(server_uid) if caller.remote and "register" in caller.scopes else caller
 
 
 class ObjectFacts(Struct, frozen=True):
-    """What the kernel says of an open object. `ours`: it belongs to the server itself."""
+    """Kernel's view of an open object. `ours`: True if the object belongs to the server itself."""
 
     device: int
     inode: int
@@ -61,7 +63,8 @@ class ObjectFacts(Struct, frozen=True):
 
 
 def region_key(caller: Caller, name: str, settings: Settings, server_uid: int) -> str | None:
-    """Where the published regions have this name of this caller; None: it has none at all."""
+    """Return the key of a caller's name in the published regions, or None if the caller may have
+    no regions."""
     uid = caller.uid
     if uid == REMOTE_UID:
         if not settings.client_shm_allow_remote:
@@ -77,7 +80,8 @@ def visible(
     server_uid: int,
     kind: str = "",
 ) -> list[Region]:
-    """The regions the caller may see, by name; of one family, or of all."""
+    """Return the regions that the caller may see, sorted by name. `kind`: family to return, empty
+    for all."""
     prefix = region_key(caller, "", settings, server_uid)
     if prefix is None:
         return []
@@ -88,48 +92,48 @@ def visible(
 
 
 class RegionBook:
-    """All regions. `regions` is what is published."""
+    """All regions. `regions` is published."""
 
     def __init__(self, settings: Settings, server_uid: int) -> None:
         self._settings = settings
         self._server_uid = server_uid
         self.regions: dict[str, Region] = {}
         self.next_number = 1
-        self._keys: dict[int, str] = {}  # by number
-        self._strikes: set[int] = set()  # uids whose memory vanished under an executor
+        self._keys: dict[int, str] = {}  # region number -> key in `regions`
+        self._strikes: set[int] = set()  # owners (uids) whose memory vanished under an executor
 
     def skip_to(self, number: int) -> None:
-        """Give new regions no number below this one."""
+        """Give new regions no number below `number`."""
         self.next_number = max(self.next_number, number)
 
     def restore(self, regions: Mapping[str, Region], next_number: int) -> None:
-        """Continue what an earlier coordinator published."""
+        """Continue with the regions published by an earlier coordinator."""
         self.regions = dict(regions)
         self._keys = {region.number: key for key, region in regions.items()}
         self._strikes = {region.uid for region in regions.values() if region.copy}
         self.next_number = max([next_number, *(number + 1 for number in self._keys)])
 
     def adopt(self, region: Region) -> Region | None:
-        """Take over one that is numbered; returns what had its name before."""
+        """Take over a numbered region; return the region replaced under its name, or None."""
         place = self._place(region.uid, region.name)
-        before = self.regions.get(place)
-        if before is not None:
-            self.drop([before.number])
+        replaced = self.regions.get(place)
+        if replaced is not None:
+            self.drop([replaced.number])
         self.regions[place] = region
         self._keys[region.number] = place
         if region.copy:
             self._strikes.add(region.uid)
-        return before
+        return replaced
 
     def get(self, number: int) -> Region | None:
         key = self._keys.get(number)
         return self.regions[key] if key is not None else None
 
     def may_register(self, caller: Caller) -> None:
-        """Refuse those who may register nothing.
+        """Check that the caller may register regions at all.
 
         Raises:
-            PermissionDenied: a remote caller.
+            PermissionDenied: the caller is remote, and `client_shm_allow_remote` is off.
         """
         if caller.remote and not self._settings.client_shm_allow_remote:
             raise PermissionDenied(
@@ -148,13 +152,15 @@ class RegionBook:
         again: bool = False,
         kind: RegionKind = BY_KEY,
     ) -> Region:
-        """Add a region. `again`: the question was asked before and its answer lost, so that
-        finding the very same registration is no error. `kind`: if it has no key, the object
-        came as a descriptor.
+        """Add a region.
+
+        `again`: True if the request is repeated because its answer was lost; an identical
+        registration is then no error. `kind`: a kind without a key means that the object came as a
+        descriptor.
 
         Raises:
-            InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted: as checked in
-                the order of this file's head.
+            InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted: checked in the
+                order given in this module's docstring.
         """
         self.may_register(caller)
         if kind.has_key:
@@ -175,23 +181,23 @@ class RegionBook:
         return self.enter(region, again)
 
     def admit(self, region: Region, again: bool = False) -> Region:
-        """A region that is complete but for its number (0), if it may be entered; or the very
-        same one, which is there already, if the question was asked `again`.
+        """Check that a region may be entered; return it, complete except for its number (0). If
+        `again`, return an identical region that is there already.
 
         Raises:
-            AlreadyExists: its name is taken, by a region of whatever kind.
-            InvalidArgument, ResourceExhausted: a quota.
+            AlreadyExists: the name is taken, by a region of any kind.
+            InvalidArgument, ResourceExhausted: a quota is exceeded.
         """
-        there = self.regions.get(self._place(region.uid, region.name))
-        if there is not None:
-            if again and replace(region, number=there.number) == there:
-                return there
+        existing = self.regions.get(self._place(region.uid, region.name))
+        if existing is not None:
+            if again and replace(region, number=existing.number) == existing:
+                return existing
             raise AlreadyExists(f"shared memory region '{region.name}' already in manager")
         self._check_quotas(region)
         return region
 
     def enter(self, candidate: Region, again: bool = False) -> Region:
-        """Number and keep a region; as `admit`."""
+        """Check a region as `admit` does, then number and keep the region."""
         region = self.admit(candidate, again)
         if not region.number:
             region = replace(region, number=self.next_number)
@@ -202,7 +208,7 @@ class RegionBook:
 
     def _place(self, uid: int, name: str) -> str:
         place = region_key(Caller(uid), name, self._settings, self._server_uid)
-        assert place is not None  # may_register has refused those without a namespace
+        assert place is not None  # may_register has refused callers without a namespace
         return place
 
     def _check_object(self, caller: Caller, name: str, facts: ObjectFacts) -> None:
@@ -231,11 +237,11 @@ class RegionBook:
             )
 
     def unregister(self, caller: Caller, name: str, kind: str = SYSTEM) -> list[Region]:
-        """Remove one of the caller's regions of a kind, or all of them (no name); unknown ones
-        are none."""
+        """Remove one of the caller's regions of a family, or all if `name` is empty. Return the
+        removed regions; an unknown name removes none."""
         if not name:
-            gone = visible(self.regions, caller, self._settings, self._server_uid, kind)
-            return self.drop(region.number for region in gone)
+            removed = visible(self.regions, caller, self._settings, self._server_uid, kind)
+            return self.drop(region.number for region in removed)
         place = region_key(caller, name, self._settings, self._server_uid)
         region = self.regions.get(place) if place is not None else None
         return (
@@ -245,19 +251,19 @@ class RegionBook:
         )
 
     def drop(self, numbers: Iterable[int]) -> list[Region]:
-        """Remove regions by number; returns those that were there."""
-        gone = []
+        """Remove regions by number; return the removed regions."""
+        removed = []
         for number in numbers:
             key = self._keys.pop(number, None)
             if key is not None:
-                gone.append(self.regions.pop(key))
-        return gone
+                removed.append(self.regions.pop(key))
+        return removed
 
     def of_process(self, pid: int, started: int) -> list[Region]:
         return [r for r in self.regions.values() if r.pid == pid and r.started == started]
 
     def quarantine(self, number: int, reason: str) -> Region | None:
-        """Take a region out of use. None: nothing to do."""
+        """Take a region out of use. Return the changed region, or None if nothing changed."""
         region = self.get(number)
         if region is None or region.quarantined:
             return None
@@ -265,8 +271,9 @@ class RegionBook:
         return region
 
     def strike(self, uid: int) -> list[int]:
-        """An executor died of a region of this owner's: from now on none of its regions is mapped
-        that can be pulled away. Returns the numbers of those that may be mapped already."""
+        """Note that an executor died of this owner's memory: from now on the owner's truncatable
+        regions are copied, never mapped. Return the numbers of changed regions, which may be
+        mapped already."""
         self._strikes.add(uid)
         changed = [
             (key, region)
@@ -287,7 +294,7 @@ def find(
     settings: Settings,
     server_uid: int,
 ) -> Region:
-    """A region for use, with a window that lies inside of it.
+    """Return a region to use, after checking that the window lies inside.
 
     Raises:
         NotFound: the caller has no such region.

@@ -1,19 +1,19 @@
-"""Names that clients choose: of regions, and of the objects they register."""
+"""Region names: names chosen by clients, for regions and for registered objects."""
 
 from __future__ import annotations
 
 from shmserve.errors import InvalidArgument
 
-MAX_NAME = 255  # bytes of a region's name or an object's
-# Our segments, in the moment in which they have a name; those of Triton's Python models
+MAX_NAME = 255  # bytes of a region's or an object's name
+# The server's own segments, which have a name for a moment; segments of Triton's Python models
 _RESERVED = ("shmserve.", "triton_python_backend_shm_region_")
 
 
 def check_name(name: str) -> None:
-    """Refuse names that cannot stand in a path or a log line.
+    """Check that a name can stand in a path and in a log line.
 
     Raises:
-        InvalidArgument: it tells why.
+        InvalidArgument: names the fault.
     """
     if not name:
         raise InvalidArgument("'region name' is necessary to register a shared memory region")
@@ -24,10 +24,10 @@ def check_name(name: str) -> None:
 
 
 def object_name(key: str, region: str) -> str:
-    """The object's plain file name: a key may begin with any number of slashes.
+    """Return the object's plain file name. A key may begin with any number of slashes.
 
     Raises:
-        InvalidArgument: the key names no object of its own.
+        InvalidArgument: the key is no valid file name, or has a reserved prefix.
     """
     name = key.lstrip("/")
     bad = name in ("", ".", "..") or "/" in name or "\0" in name or _encoded_size(name) > MAX_NAME
@@ -43,7 +43,7 @@ def object_name(key: str, region: str) -> str:
 
 
 def _encoded_size(text: str) -> int:
-    """Bytes as UTF-8; more than is allowed for text that has no such form."""
+    """Return the size as UTF-8, in bytes; more than `MAX_NAME` if the text cannot be encoded."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

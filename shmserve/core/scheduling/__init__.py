@@ -1,1 +1,1 @@
-"""Which request runs when, how far a stream may run ahead, what follows what in a pipeline."""
+"""Scheduling: order of requests, flow control of streams, wiring of ensembles and pipelines."""

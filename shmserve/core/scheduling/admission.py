@@ -1,11 +1,13 @@
-"""Admission: places for calls or connections of one kind, and turns to run. Pure: no clock, no I/O.
+"""Admission: places for calls or connections of one kind, and turns to run. Pure: no clock, no
+I/O.
 
-A call takes a place when it begins and keeps the place until its last byte is with the client.
-Of the calls that have places, `AdmissionLimits.running` run at a time. The others wait: callers
-take turns, and so do the lines of each caller (its connections). No caller has more than its share
-of either, and no subject (the model that a call names) more than its share of the running calls.
+A call takes a place when it begins and keeps the place until its last byte is with the client. At
+most `AdmissionLimits.running` calls with places run at a time; further calls wait. Callers take
+turns, and so do the lines of each caller (its connections). No caller has more than its share of
+places or running calls. No subject (the model named by a call) has more than its share of running
+calls.
 
-One thread calls all methods.
+All methods are called from one thread.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from shmserve.errors import QueueFull
 
 
 class AdmissionLimits(Struct, frozen=True):
-    """AdmissionLimits of one kind of calls.
+    """Limits for one kind of calls.
 
     Attributes:
-        places: calls that run or wait.
-        running: calls that run at a time; None: all that have places.
-        caller_share: part of the places, and of the running calls, that one caller may have.
-        subject_share: part of the running calls that one subject may have.
-        subject_limit: calls of one subject that run or wait.
+        places: number of calls that run or wait.
+        running: number of calls that run at a time; None: all calls with places.
+        caller_share: largest part of the places, and of the running calls, for one caller.
+        subject_share: largest part of the running calls for one subject.
+        subject_limit: number of running or waiting calls of one subject.
     """
 
     places: int
@@ -40,26 +42,26 @@ class AdmissionLimits(Struct, frozen=True):
 
 
 class Full(Enum):
-    """Why there is no place."""
+    """Reason for the lack of a place."""
 
     PLACES = "all places are taken"
     SHARE = "the caller has its share of the places"
 
 
 class CallPlace(Struct, eq=False):
-    """A place of one caller. `uses`: parties that have not left the place yet."""
+    """Place of one caller. `uses`: parties that have not left the place yet."""
 
     caller: int
     uses: int = 1
 
 
 class CallTurn(Struct, eq=False):
-    """A call that waits to run, or runs.
+    """Waiting or running call.
 
     Attributes:
-        line: queue within the caller's calls. A call that may not run holds up its line.
+        line: queue within the caller's calls. A blocked call holds up its line.
         run: function that runs the call.
-        subject: name of the model that the call is about; empty if unknown.
+        subject: name of the called model; empty if unknown.
     """
 
     line: Hashable
@@ -69,8 +71,10 @@ class CallTurn(Struct, eq=False):
 
 
 class Admission:
-    """Attributes:
-    count: places that are taken.
+    """Places and turns for one kind of calls.
+
+    Attributes:
+        count: number of taken places.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
@@ -81,30 +85,32 @@ class Admission:
         self._caller_running = math.ceil(running * limits.caller_share)
         self._subject_running = math.ceil(running * limits.subject_share)
         self.count = 0
-        self._held: Counter[int] = Counter()  # places by caller
-        self._running: Counter[int] = Counter()  # by caller
+        self._held: Counter[int] = Counter()  # caller -> places
+        self._running: Counter[int] = Counter()  # caller -> running calls
         self._active = 0  # running calls of all callers
-        self._subjects: dict[bytes, list[int]] = {}  # calls that run; calls that run or wait
+        # subject -> [running calls, running and waiting calls]
+        self._subjects: dict[bytes, list[int]] = {}
         self._waiting: dict[int, dict[Hashable, deque[CallTurn]]] = {}  # caller -> line -> turns
 
     # --- places
 
     def full(self, caller: int) -> Full | None:
-        """Return why this caller can have no place now, or None if it can."""
+        """Return why this caller can have no place now, or None if a place is free."""
         if self._held.get(caller, 0) >= self._caller_places:
             return Full.SHARE
         return Full.PLACES if self.count >= self._limits.places else None
 
     def enter(self, caller: int) -> CallPlace:
-        """Take a place. The caller of this method has looked at `full`."""
+        """Take a place. Call `full` first."""
         self.count += 1
         self._held[caller] += 1
         return CallPlace(caller)
 
     def leave(self, place: CallPlace, turn: CallTurn | None = None) -> bool:
-        """Give up one use of a place, and the turn of a call that need not run any more.
+        """Give up one use of a place, and the turn of a call which need not run any more.
 
-        Return True if the turn had not begun: it never will.
+        Return True if the turn was still waiting; such a turn will never begin. Otherwise return
+        False.
         """
         place.uses -= 1
         if not place.uses:
@@ -124,7 +130,7 @@ class Admission:
         Return True if the call runs now; False if the call waits until `end` returns its turn.
 
         Raises:
-            QueueFull: its subject has all the calls that it may have. The place stays as it was.
+            QueueFull: the subject has reached `subject_limit`. The place is unchanged.
         """
         subject = turn.subject
         counts = self._subjects.setdefault(subject, [0, 0])
@@ -143,7 +149,7 @@ class Admission:
         return False
 
     def end(self, turn: CallTurn) -> list[CallTurn]:
-        """End a turn that ran. Return the turns that begin now: the caller runs them."""
+        """End a turn that ran. Return the turns which begin now, for the caller to run."""
         self._active -= 1
         _decrement(self._running, turn.place.caller)
         self._forget_subject(turn.subject, 1)
@@ -163,7 +169,7 @@ class Admission:
         self._subjects[turn.subject][0] += 1
 
     def _may_run(self, turn: CallTurn) -> bool:
-        """Return whether neither the turn's caller nor its subject has its share already."""
+        """Return True if neither the turn's caller nor its subject has reached its share."""
         running = self._running.get(turn.place.caller, 0)
         return (
             running < self._caller_running
@@ -178,7 +184,8 @@ class Admission:
             del self._subjects[subject]
 
     def _next(self) -> CallTurn | None:
-        """Take out the next turn that may run; its caller and its line go to the back."""
+        """Remove and return the next turn allowed to run, or None. The caller and the line go to
+        the back."""
         for caller, lines in self._waiting.items():
             for name, line in lines.items():
                 if self._may_run(line[0]):

@@ -1,4 +1,4 @@
-"""What `dynamic_batching` of a model's configuration asks for, in the batcher's units."""
+"""Batch policy: `dynamic_batching` of a model's configuration, in the batcher's units."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ _US = 1000  # nanoseconds
 
 
 class QueuePolicy(Struct, frozen=True):
-    """How the requests of one priority level wait.
+    """Waiting rules for requests of one priority level.
 
-    `delays`: what has waited too long runs after all others of its level; else it is rejected.
-    `timeout_ns` 0: no limit; `overridable`: a request may ask for a shorter one.
-    `max_size` 0: the server's own bounds hold.
+    Attributes:
+        delays: True: a request over the time limit runs after all others of its level; False: it
+            is rejected.
+        timeout_ns: time limit for waiting; 0: no limit.
+        overridable: True if a request may ask for a shorter time limit.
+        max_size: number of waiting requests; 0: only the server's general limits apply.
     """
 
     delays: bool = False
@@ -23,15 +26,21 @@ class QueuePolicy(Struct, frozen=True):
     max_size: int = 0
 
     def timeout_of(self, asked_ns: int) -> int:
-        """How long a request may wait that asks for `asked_ns` (0: it does not); 0: for ever."""
+        """Return the waiting limit (0: unlimited) of a request which asks for `asked_ns` (0: no
+        wish)."""
         if not (self.overridable and asked_ns > 0):
             return self.timeout_ns
         return min(asked_ns, self.timeout_ns or asked_ns)
 
 
 class BatchPolicy(Struct, frozen=True):
-    """How requests become batches. `levels`: a policy for each priority, the most urgent first;
-    `default_level` is an index of them. `preferred`: sizes worth waiting for."""
+    """Rules for grouping requests into batches.
+
+    Attributes:
+        preferred: batch sizes worth waiting for.
+        levels: policy for each priority, most urgent first.
+        default_level: index in `levels`.
+    """
 
     max_size: int
     preferred: frozenset[int] = frozenset()
@@ -40,20 +49,20 @@ class BatchPolicy(Struct, frozen=True):
     default_level: int = 0
 
     def level_of(self, priority: object) -> int:
-        """The level of a request's parameter `priority`: 1 is the most urgent, anything that
-        is no level means the default."""
+        """Return the index of the level for a request's parameter `priority`. 1 is the most
+        urgent; a value outside the levels means the default level."""
         if type(priority) is int and 1 <= priority <= len(self.levels):
             return priority - 1
         return self.default_level
 
     @property
     def is_bounded(self) -> bool:
-        """Whether a request may be rejected before it runs."""
+        """True if a request may be rejected before it runs."""
         return any(p.max_size or p.overridable or p.timeout_ns for p in self.levels)
 
 
 def batch_policy(config: ConfigDocument) -> BatchPolicy | None:
-    """The policy of a configuration; None: requests run one by one."""
+    """Return the policy of a configuration, or None if requests run one by one."""
     entry = config.dynamic_batching
     if entry is UNSET:
         return None

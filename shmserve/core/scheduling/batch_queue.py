@@ -1,13 +1,13 @@
-"""What waits for a batch, and which of it is the next one. Pure; the clock is an argument.
+"""Batch queue: waiting requests and the choice of the next batch. Pure; the clock is an argument.
 
-As Triton's dynamic batcher decides: a batch is a beginning of the queue, most urgent level first,
-of requests that agree (`Waiting.kind`). One of a preferred size goes at once, and so does one
-that cannot grow; a smaller one waits for others until its oldest request has waited as long as
-the policy allows. Without such a delay whatever is there goes.
+Decides as Triton's dynamic batcher: a batch is a beginning of the queue, most urgent level first,
+of compatible requests (equal `Waiting.kind`). A batch of a preferred size goes at once, and so
+does a batch that cannot grow. A smaller batch waits until its oldest request has waited for the
+policy's delay. Without a delay all waiting requests go.
 
-On a level callers take turns, as `request_queue` says. Whoever's next request does not fit into the
-batch sits it out, with all behind it: the batch is filled with the others', and the one after it
-begins with his.
+Within a level callers take turns, as `request_queue` describes. A caller whose next request does
+not fit into the batch is skipped: other callers fill the batch, and the next batch begins with the
+skipped caller.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from shmserve.core.scheduling.scheduler import NEVER_NS, Item, Key, Turn
 
 
 class Waiting(Struct, Generic[Key, Item]):
-    """A request in the queue. Times are nanoseconds of one clock.
+    """Request in the queue. Times are nanoseconds of one clock.
 
     Attributes:
-        rows: how many elements of a batch it is, at least 1.
-        kind: what must be equal in a batch.
-        arrived_ns: since when it waits.
-        deadline_ns: nobody wants it from then on; 0: none.
-        expires_ns: it has waited longer than its policy allows; 0: never.
-        caller: whose it is, as `RequestQueue` has it.
+        rows: number of batch elements, at least 1.
+        kind: value that all requests of a batch share.
+        arrived_ns: time of arrival.
+        deadline_ns: time from which the result is useless; 0: none.
+        expires_ns: time at which the request has waited longer than its policy allows; 0: never.
+        caller: number of the caller, as in `RequestQueue`.
     """
 
     key: Key
@@ -45,12 +45,13 @@ class Waiting(Struct, Generic[Key, Item]):
     caller: int = 0
 
     def expire_after(self, timeout_ns: int) -> None:
-        """Limit the time that the request may wait. 0: no limit."""
+        """Limit the waiting time of the request. 0: no limit."""
         self.expires_ns = self.arrived_ns + timeout_ns if timeout_ns else 0
 
 
 class _Level(Generic[Key, Item]):
-    """One priority: those in time by turns, then those that were too slow, as they came."""
+    """Requests of one priority: requests in time, by turns, then delayed requests in order of
+    delay."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
@@ -68,40 +69,42 @@ class _Level(Generic[Key, Item]):
         return self.in_time.cancel(key) or self.delayed.pop(key)
 
     def delay(self, waiting: Waiting[Key, Item]) -> None:
-        """Put a request that was too slow behind those in time; it expires no more."""
+        """Move a request which waited too long behind the requests in time, without further time
+        limit."""
         waiting.expire_after(0)
         self.delayed[waiting.key] = self.remove(waiting.key)
 
     def take(self, key: Key) -> Waiting[Key, Item]:
-        """Take out a request that runs now."""
+        """Remove and return a request which runs now."""
         return self.in_time.take(key) or self.delayed.pop(key)
 
 
 class BatchQueue(Generic[Key, Item]):
-    """A scheduler (`scheduler.Scheduler`) of batches.
+    """Scheduler (`scheduler.Scheduler`) of batches.
 
     Attributes:
-        waiting: the level of each waiting request, by key, in order of arrival.
-        next_end_ns: nothing is past its deadline, or has waited too long, before.
+        waiting: level of each waiting request, by key, in order of arrival.
+        next_end_ns: no deadline or time limit of a waiting request passes before this time.
     """
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
         self._levels: list[_Level[Key, Item]] = [_Level(p) for p in policy.levels]
-        self._most_wanted = max(policy.preferred, default=policy.max_size)
+        self._largest_preferred = max(policy.preferred, default=policy.max_size)
         self.waiting: dict[Key, _Level[Key, Item]] = {}
         self.next_end_ns = NEVER_NS
 
     def push(self, waiting: Waiting[Key, Item], priority: object = 0, timeout_ns: int = 0) -> bool:
-        """Append what is not here yet; False: its level is full. `priority` and `timeout_ns` are
-        what the request asks for, which the policy may allow."""
+        """Append a request; return False if its level is full. `priority` and `timeout_ns` are the
+        request's own wishes, which the policy may grant."""
         level = self._levels[self._policy.level_of(priority)]
         policy = level.policy
         if policy.max_size and len(level) >= policy.max_size:
             return False
         if timeout_ns := policy.timeout_of(timeout_ns):
             waiting.expire_after(timeout_ns)
-        if waiting.key in self.waiting:  # of a peer that breaks this rule the latest counts
+        # a peer that reuses a key breaks the protocol; keep the latest request
+        if waiting.key in self.waiting:
             self.cancel(waiting.key)
         self.waiting[waiting.key] = level
         level.in_time.push(waiting.key, waiting, caller=waiting.caller)
@@ -109,13 +112,14 @@ class BatchQueue(Generic[Key, Item]):
         return True
 
     def cancel(self, key: Key) -> Item | None:
-        """Take an item out that has not started; None if it is not here."""
+        """Remove and return a waiting item; return None if the key is not waiting."""
         level = self.waiting.pop(key, None)
         return None if level is None else level.remove(key).item
 
     def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Item]:
-        """The next batch if it is to run now, and what never will. `hurry`: no more will come,
-        so it waits for nothing. Unless it `may_run` it stays, and may grow."""
+        """Return the batch to run now, and the late and rejected requests. `hurry`: no further
+        request will come, so the batch does not wait. Without `may_run` the batch stays and may
+        grow."""
         late, rejected = self.expire(now_ns)
         chosen, at_ns = self._choose(now_ns, hurry)
         batch = chosen if may_run else []
@@ -126,8 +130,8 @@ class BatchQueue(Generic[Key, Item]):
         return Turn([w.item for w in batch], late, rejected, wait_ns, bool(chosen))
 
     def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]:
-        """Take out what is past its deadline, and what has waited too long and is rejected for
-        it; what is delayed for it steps back."""
+        """Remove and return late requests, and requests rejected for waiting too long. Where the
+        policy delays instead, such requests move back."""
         late: list[Item] = []
         rejected: list[Item] = []
         if now_ns < self.next_end_ns:
@@ -148,15 +152,16 @@ class BatchQueue(Generic[Key, Item]):
         return late, rejected
 
     def _choose(self, now_ns: int, hurry: bool) -> tuple[list[Waiting[Key, Item]], int]:
-        """The batch to run now; empty: when one will be due without another arrival."""
+        """Return the batch to run now, or an empty batch and the time at which a batch is due
+        without further arrivals."""
         policy = self._policy
         batch: list[Waiting[Key, Item]] = []
         rows = 0
-        best = 0  # how many requests make the largest batch of a preferred size
+        best = 0  # number of requests in the largest batch of a preferred size
         out: set[int] = set()  # callers whose next request does not fit
         for waiting in self._all(out):
             if batch:
-                if not best and rows + waiting.rows > self._most_wanted:
+                if not best and rows + waiting.rows > self._largest_preferred:
                     best = len(batch)
                 if rows + waiting.rows > policy.max_size or waiting.kind != batch[0].kind:
                     out.add(waiting.caller)
@@ -171,13 +176,14 @@ class BatchQueue(Generic[Key, Item]):
         is_due = policy.max_delay_ns > 0 and now_ns >= due_ns
         if best and not is_due:
             return batch[:best], NEVER_NS
-        if out or is_due or hurry or not policy.max_delay_ns or rows >= self._most_wanted:
+        if out or is_due or hurry or not policy.max_delay_ns or rows >= self._largest_preferred:
             return batch, NEVER_NS
         return [], due_ns
 
     def _all(self, out: Set[int] = frozenset()) -> Iterator[Waiting[Key, Item]]:
-        """In the order in which they are to run. Once a caller is in `out` there are only those
-        of others who have turns beside him, and none less urgent."""
+        """Yield waiting requests in the order in which to run them. Once a caller is in `out`,
+        yield only requests of other callers with turns on the same level, and no less urgent
+        level."""
         for level in self._levels:
             yield from level.in_time.in_turn(out)
             for waiting in level.delayed.values():

@@ -1,8 +1,9 @@
-"""Models that answer one request together: how they must fit, and which of them stream.
+"""Ensemble graph: checks that the models of an ensemble fit, and finds the steps that stream.
 
-An ensemble's tensors have names of their own; each of its steps is a model, and says which of
-them its inputs and outputs are (`tensor.spec.EnsembleStep`). A pipeline is an ensemble whose
-steps follow each other (`core.scheduling.pipeline_wiring`).
+The models of an ensemble answer one request together. The tensors of an ensemble have names of
+their own. Each step is a model, and maps the model's inputs and outputs to tensors of the ensemble
+(`tensor.spec.EnsembleStep`). A pipeline is an ensemble of consecutive steps
+(`core.scheduling.pipeline_wiring`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from shmserve.errors import ConfigError
 from shmserve.tensor.config_document import TransactionEntry
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec, fits
 
-ENSEMBLE, PIPELINE = "ensemble", "pipeline"  # platforms of specs that have steps
+ENSEMBLE, PIPELINE = "ensemble", "pipeline"  # platforms of specs with steps
 
 
 def check_graph(spec: ModelSpec) -> None:
-    """Whether the steps give all that they and the ensemble's outputs need.
+    """Check that inputs and steps supply every tensor needed by the steps and by the ensemble's
+    outputs.
 
     Raises:
-        ConfigError: it names the tensor, or the steps that wait for each other.
+        ConfigError: names the missing or doubly supplied tensor, or the steps that wait for each
+            other.
     """
     what = f"ensemble '{spec.name}'"
     giver = {tensor.name: "the request" for tensor in spec.inputs}
@@ -57,21 +60,24 @@ def _never_run(spec: ModelSpec) -> list[int]:
 
 
 def _in_order(spec: ModelSpec) -> list[int]:
-    """The steps, each after those whose outputs it takes; without those that never run."""
-    there = {tensor.name for tensor in spec.inputs}
-    left, order = dict(enumerate(spec.steps)), list[int]()
-    while found := [i for i, step in left.items() if there.issuperset(step.inputs.values())]:
-        for index in found:
-            there.update(left.pop(index).outputs.values())
-        order += found
+    """Return the steps, each after the suppliers of its inputs. Steps which can never run are
+    missing."""
+    available = {tensor.name for tensor in spec.inputs}
+    remaining, order = dict(enumerate(spec.steps)), list[int]()
+    while runnable := [
+        i for i, step in remaining.items() if available.issuperset(step.inputs.values())
+    ]:
+        for index in runnable:
+            available.update(remaining.pop(index).outputs.values())
+        order += runnable
     return order
 
 
 def check_models(spec: ModelSpec, models: Sequence[ModelSpec]) -> None:
-    """Whether the models of the steps, in their order, are such as the ensemble says.
+    """Check the models of the steps (in step order) against the ensemble's declarations.
 
     Raises:
-        ConfigError: it names the step and the tensor.
+        ConfigError: names the step and the tensor.
     """
     inputs = {tensor.name: tensor for tensor in spec.inputs}
     given = dict(inputs)
@@ -119,16 +125,18 @@ def _check_same(what: str, expected: TensorSpec, tensor: str, given: TensorSpec)
 
 
 def _streaming(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[EnsembleStep, ...]:
-    """The steps, and what their models make of them in answers.
+    """Return the steps with their streaming attributes (`streams`, `behind`, `in_turn`), as their
+    models imply.
 
     Raises:
-        ConfigError: a step, or an answer, would be made of the answers of several others.
+        ConfigError: a step's inputs, or an answer, would come from the answers of several streams.
     """
     last = last_step(spec)
-    # Who is asked by message streams only if that is wanted, and it is wanted of the last one
+    # A model with native requests streams only on demand, and only the last step is asked to.
     asked = extensions.names(extensions.NATIVE_REQUESTS).keys()
     steps = list(spec.steps)
-    streams: dict[str, int] = {tensor.name: -1 for tensor in spec.inputs}  # tensor -> by whom
+    # tensor -> streaming step, or -1
+    streams: dict[str, int] = {tensor.name: -1 for tensor in spec.inputs}
     for index in _in_order(spec):
         step, model = steps[index], models[index]
         decoupled = model.decoupled and (index == last or asked.isdisjoint(model.parameters))
@@ -136,7 +144,7 @@ def _streaming(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[EnsembleSt
         sequences = model.config.sequence_batching is not UNSET
         in_turn = decoupled or sequences or any(inner.in_turn for inner in model.steps)
         steps[index] = replace(step, streams=decoupled, behind=behind, in_turn=in_turn)
-        for tensor in step.outputs.values():  # of a pipeline, it may have an input's name
+        for tensor in step.outputs.values():  # in a pipeline, an output may have an input's name
             streams[tensor] = index if decoupled else behind
     outputs = [output.name for output in spec.outputs]
     _one_stream(spec, streams, outputs, "an answer would consist of")
@@ -144,21 +152,21 @@ def _streaming(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[EnsembleSt
 
 
 def _one_stream(spec: ModelSpec, streams: dict[str, int], tensors: Iterable[str], who: str) -> int:
-    """The step that streams which all of these tensors come from, or -1."""
-    found = {streams[tensor]: tensor for tensor in tensors if streams[tensor] >= 0}
-    if len(found) > 1:
-        (one, first), (other, second), *_ = sorted(found.items())
+    """Return the streaming step from which all these tensors come, or -1."""
+    tensor_by_stream = {streams[tensor]: tensor for tensor in tensors if streams[tensor] >= 0}
+    if len(tensor_by_stream) > 1:
+        (one, first), (other, second), *_ = sorted(tensor_by_stream.items())
         raise ConfigError(
             f"ensemble '{spec.name}': {who} tensors '{first}' and '{second}', whose numbers differ:"
             f" they come from the answers of {_step(one, spec.steps[one])} and of "
             f"{_step(other, spec.steps[other])}, which are decoupled"
         )
-    return next(iter(found), -1)
+    return next(iter(tensor_by_stream), -1)
 
 
 def last_step(spec: ModelSpec) -> int | None:
-    """The step that gives all outputs and nothing to other steps; None: there is none."""
-    if spec.platform == PIPELINE:  # whose inputs and outputs may have the same names
+    """Return the step which supplies all outputs and feeds no other step, or None."""
+    if spec.platform == PIPELINE:  # a pipeline's inputs and outputs may have the same names
         return len(spec.steps) - 1
     outputs = {tensor.name for tensor in spec.outputs}
     for number, step in enumerate(spec.steps):
@@ -170,8 +178,8 @@ def last_step(spec: ModelSpec) -> int | None:
 
 
 def composed(spec: ModelSpec, models: Sequence[ModelSpec]) -> ModelSpec:
-    """The ensemble with what its models tell: their versions, labels of outputs, whether it is
-    decoupled, and whether the memory of clients may be used."""
+    """Return the ensemble with the properties of its models filled in: versions, labels of
+    outputs, decoupled or not, and whether client memory may be used."""
     labels = {
         tensor: output.labels
         for step, model in zip(spec.steps, models, strict=True)
@@ -200,22 +208,22 @@ def composed(spec: ModelSpec, models: Sequence[ModelSpec]) -> ModelSpec:
 
 
 def may_fit(source: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether a tensor can be of both shapes; -1 is any size."""
+    """Return True if a tensor can have both shapes; -1 matches any size."""
     return len(source) == len(target) and all(
         -1 in (size, other) or size == other for size, other in zip(source, target, strict=True)
     )
 
 
 def misfit(taker: ModelSpec, name: str, tensor: str, shape: tuple[int, ...]) -> str:
-    """Why a model cannot take a tensor of this shape as its input `name`; "": it can."""
-    wanted = taker.input(name)
-    if wanted is not None and fits(wanted.shape, shape) and not _too_many(taker, shape):
+    """Return why a model cannot take a tensor of this shape as input `name`, or "" if it can."""
+    expected = taker.input(name)
+    if expected is not None and fits(expected.shape, shape) and not _too_many(taker, shape):
         return ""
-    most = f" and at most {taker.max_batch_size} in a batch" if taker.max_batch_size else ""
-    takes = list(wanted.shape) if wanted is not None else "nothing"
+    batch_limit = f" and at most {taker.max_batch_size} in a batch" if taker.max_batch_size else ""
+    takes = list(expected.shape) if expected is not None else "nothing"
     return (
         f"tensor '{tensor}' has shape {list(shape)}, but input '{name}' of '{taker.name}' "
-        f"takes {takes}{most}"
+        f"takes {takes}{batch_limit}"
     )
 
 

@@ -1,9 +1,9 @@
-"""Which step of an ensemble may run when, in one request.
+"""Ensemble progress: decides which step of an ensemble may run when, for one request.
 
-A step that streams gives its outputs any number of times, and what takes them runs once for each
-of its answers: tensors and runs behind it are numbered as these are. All else is there, and runs,
-`ONCE`; a step behind a stream has such a tensor in each of its runs. Which step is behind which
-stream says `core.scheduling.ensemble_graph`: none is behind two.
+A streaming step gives its outputs any number of times. The steps behind the stream run once for
+each answer, and their runs and tensors carry the answer's number. All other tensors and runs exist
+`ONCE`; a step behind a stream uses such tensors in each run. `core.scheduling.ensemble_graph`
+determines the stream, at most one, behind which a step runs.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import NamedTuple
 from shmserve.tensor.spec import EnsembleStep
 
 ONCE = -1
-Item = tuple[str, int]  # a tensor of the ensemble and its number
+Item = tuple[str, int]  # (tensor of the ensemble, number)
 
 
 class Run(NamedTuple):
-    """One run of a step; of one that streams, until its last answer."""
+    """Run of a step. The run of a streaming step lasts until its last answer."""
 
     step: int
     number: int
 
 
 class GraphProgress:
-    """The runs of one request; not for use by two threads.
+    """Runs of one request. Not thread-safe.
 
     Args:
-        inputs: tensors that the request may have; they are there from the beginning.
-        wanted: tensors that answers are made of.
-        limit: how many answers of each stream may be on their way; one is until all behind it has
-            run, and what the client gets of it is taken.
+        inputs: tensors which the request may have; present from the beginning.
+        wanted: tensors of the answers.
+        limit: unfinished answers allowed per stream. An answer is unfinished until all steps
+            behind it have run and the client's part is taken.
 
     Attributes:
-        passed: tensors that steps give to others.
-        running: runs that were taken and have neither ended nor given way.
+        passed: tensors passed from step to step.
+        running: runs taken and neither ended nor paused.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class GraphProgress:
                 self._takers.setdefault(tensor, []).append(index)
         # A pipeline may have an output with the name of an input
         self.passed = self._takers.keys() - inputs
-        self._number_by: dict[str, int] = {}  # tensor -> its stream, of those that are passed
-        self._givers: dict[int, set[int]] = {}  # stream or ONCE -> who gives wanted tensors
+        self._number_by: dict[str, int] = {}  # passed tensor -> its stream
+        self._givers: dict[int, set[int]] = {}  # stream or ONCE -> steps that give wanted tensors
         for index, step in enumerate(steps):
             stream = _stream_of(index, step)
             for tensor in step.outputs.values():
@@ -63,20 +63,22 @@ class GraphProgress:
                     self._number_by[tensor] = stream
                 if tensor in wanted:
                     self._givers.setdefault(stream, set()).add(index)
-        self._answers_by = max(self._givers, default=ONCE)  # the stream that numbers answers
-        self._untold = set(self._givers.get(ONCE, ()))  # who has still to give what is there once
-        self._told: Counter[int] = Counter()  # by number: who has given
-        self._next = 0 if self._answers_by != ONCE else ONCE  # answer
+        self._answers_by = max(self._givers, default=ONCE)  # stream that numbers the answers
+        # steps still to give a tensor which exists once
+        self._givers_pending = set(self._givers.get(ONCE, ()))
+        self._givers_done: Counter[int] = Counter()  # answer number -> steps that have given
+        self._next = 0 if self._answers_by != ONCE else ONCE  # number of the next answer
         self._followers = Counter(step.behind for step in steps)
         self._followers[self._answers_by] += 1
-        self._there: dict[Item, int] = {}  # and how many steps have still to take it
-        self._given: Counter[int] = Counter()  # answers of each stream so far
-        self._left: dict[tuple[int, int], int] = {}  # (stream, number) -> followers
-        self._on_way: Counter[int] = Counter()  # answers of each stream
-        self._turn: Counter[int] = Counter()  # of steps whose runs keep their order: the next one
-        self._waiting: dict[int, set[int]] = {}  # step behind a stream -> numbers of no run yet
+        self._present: dict[Item, int] = {}  # present item -> steps still to take it
+        self._given: Counter[int] = Counter()  # stream -> answers so far
+        self._followers_left: dict[tuple[int, int], int] = {}  # (stream, number) -> followers
+        self._on_way: Counter[int] = Counter()  # stream -> unfinished answers
+        self._turn: Counter[int] = Counter()  # in-order step -> number of its next run
+        # step behind a stream -> numbers without a run yet
+        self._waiting: dict[int, set[int]] = {}
         self._ready: deque[Run] = deque()
-        self._paused: deque[Run] = deque()  # runs of steps that stream, between two answers
+        self._paused: deque[Run] = deque()  # streaming runs between two answers
         self.running = 0
         for tensor in inputs:
             self._arrived(tensor, ONCE)
@@ -85,11 +87,12 @@ class GraphProgress:
 
     @property
     def runnable(self) -> int:
-        """How many runs can be taken."""
+        """Number of runs that `take` can return now."""
         return len(self._ready) + sum(self._has_room(run.step) for run in self._paused)
 
     def take(self) -> Run | None:
-        """A run to begin, or one of a stream to go on with; what is behind a stream goes first."""
+        """Return a run to begin, or a paused stream to continue; None if there is neither. New
+        runs go before paused streams."""
         run = self._ready.popleft() if self._ready else None
         if run is None:
             run = next((run for run in self._paused if self._has_room(run.step)), None)
@@ -100,46 +103,47 @@ class GraphProgress:
         return run
 
     def item(self, tensor: str, run: Run) -> Item:
-        """What this run takes as its input."""
+        """Return the item used by this run for an input tensor."""
         return (tensor, ONCE if self._number_by.get(tensor, ONCE) == ONCE else run.number)
 
     def began(self, run: Run) -> list[Item]:
-        """A run has what it takes: what nobody needs any more of that."""
+        """Record that a run has its inputs; return the items needed by no further run."""
         over = []
         for tensor in dict.fromkeys(self._steps[run.step].inputs.values()):
             item = self.item(tensor, run)
-            # What is there once for steps behind a stream is needed to its end
+            # Steps behind a stream need an item which exists once until the stream ends
             if item[1] != ONCE or all(self._steps[s].behind == ONCE for s in self._takers[tensor]):
-                self._there[item] -= 1
-                if not self._there[item]:
-                    del self._there[item]
+                self._present[item] -= 1
+                if not self._present[item]:
+                    del self._present[item]
                     over.append(item)
         return over
 
     def gave(self, run: Run) -> int:
-        """A run has given the outputs of its step: their number."""
+        """Record the outputs of a run. Return the number that the outputs carry: `ONCE`, or the
+        number of an answer."""
         step, number = self._steps[run.step], run.number
         if step.streams:
             number = self._given[run.step]
             self._given[run.step] += 1
             if self._followers[run.step]:
-                self._left[run.step, number] = self._followers[run.step]
+                self._followers_left[run.step, number] = self._followers[run.step]
                 self._on_way[run.step] += 1
         for tensor in dict.fromkeys(step.outputs.values()):
             if tensor in self.passed:
                 self._arrived(tensor, number)
         if number != ONCE and run.step in self._givers.get(self._answers_by, ()):
-            self._told[number] += 1
-        self._untold.discard(run.step)
+            self._givers_done[number] += 1
+        self._givers_pending.discard(run.step)
         return number
 
     def paused(self, run: Run) -> None:
-        """A run of a step that streams has given an answer, and may give more."""
+        """Record that a streaming run has given an answer and may give more."""
         self.running -= 1
         self._paused.append(run)
 
     def ended(self, run: Run) -> None:
-        """A run gives nothing more."""
+        """Record that a run gives nothing more."""
         self.running -= 1
         step = self._steps[run.step]
         if run.number != ONCE:
@@ -150,30 +154,30 @@ class GraphProgress:
 
     @property
     def over(self) -> bool:
-        """Whether nothing runs and nothing will, but for the bound."""
+        """True if nothing runs and no run is ready or paused."""
         return not (self.running or self._ready or self._paused)
 
     # ---------------------------------------------------------------- answers
 
     def answer(self) -> int | None:
-        """The number of the next answer, if all of it is there."""
-        if self._untold or not self._givers:
+        """Return the number of the next answer if the answer is complete, else None."""
+        if self._givers_pending or not self._givers:
             return None
         if self._answers_by == ONCE:
             return ONCE if self._next == ONCE else None
-        complete = self._told[self._next] == len(self._givers[self._answers_by])
+        complete = self._givers_done[self._next] == len(self._givers[self._answers_by])
         return self._next if complete else None
 
     def follows(self, number: int) -> bool:
-        """Whether another answer is there after the one of this number."""
+        """Return True if the next answer after `number` is complete."""
         given = len(self._givers[self._answers_by])
-        return number != ONCE and self._told[number + 1] == given
+        return number != ONCE and self._givers_done[number + 1] == given
 
     def answered(self, number: int) -> None:
-        """The client has that answer."""
+        """Record that the client has answer `number`."""
         self._next = number + 1
         if number != ONCE:
-            del self._told[number]
+            del self._givers_done[number]
             self._followed(self._answers_by, number)
 
     # ---------------------------------------------------------------- private
@@ -182,15 +186,15 @@ class GraphProgress:
         return self._on_way[stream] < self._limit
 
     def _followed(self, stream: int, number: int) -> None:
-        self._left[stream, number] -= 1
-        if not self._left[stream, number]:
-            del self._left[stream, number]
+        self._followers_left[stream, number] -= 1
+        if not self._followers_left[stream, number]:
+            del self._followers_left[stream, number]
             self._on_way[stream] -= 1
 
     def _arrived(self, tensor: str, number: int) -> None:
         takers = self._takers.get(tensor, ())
         if takers:
-            self._there[tensor, number] = len(takers)
+            self._present[tensor, number] = len(takers)
         for index in takers:
             if self._steps[index].behind == ONCE:
                 self._look(index, ONCE)
@@ -198,18 +202,18 @@ class GraphProgress:
                 self._waiting.setdefault(index, set()).add(number)
                 self._look(index, number)
             else:
-                for known in sorted(self._waiting.get(index, ())):
-                    self._look(index, known)
+                for waiting_number in sorted(self._waiting.get(index, ())):
+                    self._look(index, waiting_number)
 
     def _look(self, index: int, number: int) -> None:
-        """Have a run wait to be taken, if all is there."""
+        """Make a run ready if all its inputs are present."""
         step, run = self._steps[index], Run(index, number)
         if number != ONCE:
             if number not in self._waiting.get(index, ()):
                 return
             if step.in_turn and self._turn[index] != number:
                 return
-        if all(self.item(tensor, run) in self._there for tensor in step.inputs.values()):
+        if all(self.item(tensor, run) in self._present for tensor in step.inputs.values()):
             self._waiting.get(index, set()).discard(number)
             (self._paused if step.streams else self._ready).append(run)
 

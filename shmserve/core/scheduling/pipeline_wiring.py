@@ -1,7 +1,7 @@
-"""Pipelines: ensembles whose steps follow each other, each on what the one before has given.
+"""Pipelines: ensembles of consecutive steps, each fed with the outputs of the step before.
 
-An output becomes the input of its name where every input that must be there has such; else
-outputs and inputs go by their position.
+Outputs are matched to inputs by name if every required input has an output of its name, else by
+position.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
 
 
 class Joint(Struct, frozen=True):
-    """One output of a model that is an input of the next one."""
+    """Connection of a model's output to an input of the next model."""
 
     output: str
     input: str
 
 
 def pipeline(name: str, models: Sequence[ModelSpec]) -> ModelSpec:
-    """The ensemble of these models, with the first one's inputs and the last one's outputs.
+    """Return the ensemble of these models, with the inputs of the first and the outputs of the
+    last.
 
     Raises:
-        ConfigError: two of them do not fit; says where.
+        ConfigError: two consecutive models do not fit; names both and the tensors.
     """
     joints = [_join(name, giver, taker) for giver, taker in itertools.pairwise(models)]
     first, last = models[0], models[-1]
     takes = [{t.name: t.name for t in first.inputs}]
     gives = []
     for number, joint in enumerate(joints):
-        # No name that a client has for an input: it would be taken for that
+        # Differs from every input name of a client; an equal name would denote the input.
         between = {j.output: f"'{name}' after step {number}: {j.output}" for j in joint}
         takes.append({j.input: between[j.output] for j in joint})
         gives.append(between)

@@ -1,4 +1,5 @@
-"""What `rate_limiter` of an instance group asks for, and what the settings say there is."""
+"""Rate limit policy: resources required by the `rate_limiter` of an instance group, and the
+amounts in the settings."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from shmserve.core.device_names import device_name
 from shmserve.errors import ConfigError
 from shmserve.tensor.config_document import GroupEntry
 
-EVERYWHERE = ""  # instead of a device
+EVERYWHERE = ""  # in place of a device name
 
-# How much there is of a resource, by its name and device ("cpu", "cuda:0"); EVERYWHERE: on each
+# Amount of a resource, by name and device ("cpu", "cuda:0"). EVERYWHERE: amount on each device.
 Amounts = Mapping[tuple[str, str], int]
 
 
 class Resource(Struct, frozen=True, array_like=True):
-    """So much of something on one device; EVERYWHERE: there is one for all devices."""
+    """Required count of a resource on one device; EVERYWHERE: one amount serves all devices."""
 
     name: str
     count: int
@@ -29,14 +30,16 @@ class Resource(Struct, frozen=True, array_like=True):
 
 
 class RateLimit(Struct, frozen=True, array_like=True):
-    """What an instance holds while it executes. Of `priority` 2 it gets half the turns of 1."""
+    """Resources held by an instance during an execution. `priority` 2 gets half as many turns as
+    priority 1."""
 
     resources: tuple[Resource, ...]
     priority: int = 1
 
 
 def rate_limit(group: GroupEntry, device: str) -> RateLimit | None:
-    """What an instance of the group on a device needs; None: nothing."""
+    """Return the limit for an instance of the group on a device, or None if no resources are
+    required."""
     entry = group.rate_limiter
     if entry is UNSET:
         return None
@@ -49,26 +52,27 @@ def rate_limit(group: GroupEntry, device: str) -> RateLimit | None:
 
 
 def amounts(texts: Iterable[str]) -> dict[tuple[str, str], int]:
-    """The setting `rate_limit_resources`: each "name:count" or "name:count:device"."""
-    found = {}
+    """Parse the setting `rate_limit_resources`: texts "name:count" or "name:count:device"."""
+    parsed = {}
     for text in texts:
         name, count, *device = text.lower().split(":")
         where = device[0] if device else EVERYWHERE
-        found[name, device_name(int(where)) if where.isdigit() else where] = int(count)
-    return found
+        parsed[name, device_name(int(where)) if where.isdigit() else where] = int(count)
+    return parsed
 
 
 def amount_of(given: Amounts, resource: Resource) -> int | None:
-    """How much the settings say there is of it; None: they do not say."""
-    if resource.device == EVERYWHERE:  # a device that is given for it means nothing
+    """Return the amount of a resource by the settings, or None if the settings name no amount."""
+    if resource.device == EVERYWHERE:  # a device in the setting is ignored for a global resource
         return next((count for (name, _), count in given.items() if name == resource.name), None)
     return given.get(resource.key, given.get((resource.name, EVERYWHERE)))
 
 
 def check_amounts(given: Amounts, limit: RateLimit, model: str) -> None:
-    """
+    """Check that an instance can ever execute.
+
     Raises:
-        ConfigError: an instance needs more of a resource than there is: it would never execute.
+        ConfigError: the instance needs more of a resource than the settings provide.
     """
     for resource in limit.resources:
         amount = amount_of(given, resource)

@@ -1,14 +1,15 @@
-"""Whose turn it is to execute, where instances share resources. Pure.
+"""Rate limiter: decides which instance may execute next when instances share resources. Pure.
 
-An instance asks for a turn, gets it when all its resources are free, and gives them back. Turns
-are start-time fair: who has had fewer, weighed by priority, comes first; who was idle has saved
-none. What the first one waits for is kept for it, so nobody starves for having a large need; who
-needs none of that need not wait behind it.
+An instance asks for a turn, gets the turn when all its resources are free, and gives the resources
+back after the execution. Scheduling is start-time fair: the instance with the fewest turns so far,
+weighted by priority, goes first. Idle time earns no credit. Resources wanted by the first waiting
+instance are reserved for it, so a large request cannot starve. Instances that need none of these
+resources may overtake.
 
 Invariants (tests/property/test_rate_limiter_properties.py):
-- what is held was never more than there is when it was given;
-- whoever waits is given its turn once those who hold give back, whatever others ask for;
-- who has gone or given back holds nothing.
+- no resource is granted beyond the amount that exists at the time of the grant;
+- every waiting process gets its turn once the holders release, whatever other processes ask for;
+- a process holds nothing after it has released or left.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ from shmserve.core.scheduling.rate_limit_policy import Amounts, RateLimit, Resou
 
 
 class Acquisition(Struct, frozen=True):
-    """A process holds its resources from now on; `ticket` is that of its question."""
+    """Grant of a turn: the process holds its resources from now on. `ticket` is the ticket of the
+    process's request for the turn."""
 
     process: str
     ticket: int
 
 
 class ResourceUse(Struct, frozen=True, array_like=True):
-    """A resource on a device (empty: one for all), who holds some of it, and who waits for a turn,
-    the next one first: processes, or what these are called elsewhere."""
+    """Use of one resource on one device (empty: one amount for all devices).
+
+    `holders` and `waiting` (next turn first) name processes, or the callers' labels for processes.
+    """
 
     name: str
     device: str
@@ -40,21 +44,22 @@ class ResourceUse(Struct, frozen=True, array_like=True):
 
 
 class _Instance(Struct):
-    """One instance's process. `due`: virtual time of its next turn; `asked`: who came first."""
+    """Process of one instance. `due`: virtual time of the next turn; `asked`: rank by the order of
+    the requests for turns."""
 
     limit: RateLimit
     due: int
-    waiting: int = 0  # tickets; 0: not
+    waiting: int = 0  # ticket; 0: not waiting
     holding: int = 0
     asked: int = 0
 
     def ask(self, ticket: int, now: int, order: int) -> None:
-        """Want a turn, not before `now` of virtual time, and hold nothing."""
+        """Release everything and wait for a turn, not before virtual time `now`."""
         self.holding, self.waiting = 0, ticket
         self.due, self.asked = max(self.due, now), order
 
     def take(self) -> int:
-        """Take the turn that was asked for; return its ticket."""
+        """Begin the requested turn; return its ticket."""
         self.holding, self.waiting = self.waiting, 0
         self.due += self.limit.priority
         return self.holding
@@ -64,26 +69,26 @@ class _Instance(Struct):
 
 
 class RateLimiter:
-    """Everybody who needs resources, and what there is of them.
+    """Processes with limited resources, and the amounts of these resources.
 
-    `given`: amounts that the settings name; of what they do not, there is as much as the instance
-    needs that needs most. `is_open`: whether turns are given already (`open`).
+    `given`: amounts from the settings; a resource missing there has the largest count needed by
+    any instance. `is_open`: True if turns are granted already (see `open`).
     """
 
     def __init__(self, given: Amounts, is_open: bool = True) -> None:
         self.is_open = is_open
         self._given = given
         self._members: dict[str, _Instance] = {}
-        self._now = 0  # virtual time: that of the latest turn
+        self._now = 0  # virtual time of the latest turn
         self._questions = itertools.count(1)
 
     def open(self) -> list[Acquisition]:
-        """From now on turns are given: all who hold something have said so."""
+        """Start to grant turns: every process with a turn from earlier has reported."""
         self.is_open = True
         return self._serve()
 
     def join(self, process: str, limit: RateLimit, holding: int = 0) -> list[Acquisition]:
-        """A process can execute. `holding`: the ticket of a turn it had already; 0: none."""
+        """Add a process. `holding`: ticket of a turn which the process has already, or 0."""
         self._members[process] = _Instance(limit, self._now, holding=holding)
         return self._serve()
 
@@ -91,7 +96,7 @@ class RateLimiter:
         return process in self._members
 
     def acquire(self, process: str, ticket: int) -> list[Acquisition]:
-        """A process that has joined wants a turn, and gives back what it had. It may ask twice
+        """Release the turn of a joined process and request a new turn. A process may ask twice
         with one ticket."""
         member = self._members[process]
         if ticket == member.holding:
@@ -101,16 +106,16 @@ class RateLimiter:
         return self._serve()
 
     def release(self, process: str) -> list[Acquisition]:
-        """A process holds nothing any more, and wants nothing."""
+        """Release a process's turn and withdraw its request for a turn."""
         self._members[process].release()
         return self._serve()
 
     def leave(self, process: str) -> list[Acquisition]:
-        """A process has ended, if it is here."""
+        """Remove an ended process. An unknown process changes nothing."""
         return self._serve() if self._members.pop(process, None) is not None else []
 
     def uses(self) -> list[ResourceUse]:
-        """All resources that somebody needs, as of now."""
+        """Return the current use of all resources needed by any process."""
         members = self._members
         free, ordered = self._free(), [name for _, _, name in self._in_turn()]
         needs = {name: {r.key: r.count for r in m.limit.resources} for name, m in members.items()}
@@ -123,11 +128,11 @@ class RateLimiter:
         return uses
 
     def _in_turn(self) -> list[tuple[int, int, str]]:
-        """Who waits, the next one first."""
+        """Return (due, asked, name) of the waiting processes, next turn first."""
         return sorted((m.due, m.asked, name) for name, m in self._members.items() if m.waiting)
 
     def _serve(self) -> list[Acquisition]:
-        """Turns for those who wait, as far as there is enough."""
+        """Grant turns to waiting processes as far as the resources suffice."""
         waiting = self._in_turn()
         if not (self.is_open and waiting):
             return []
@@ -136,7 +141,7 @@ class RateLimiter:
         for _, _, name in waiting:
             member = self._members[name]
             fits = all(free[r.key] >= r.count for r in member.limit.resources)
-            for resource in member.limit.resources:  # also if it waits: it is kept for it
+            for resource in member.limit.resources:  # reserve also for a process which must wait
                 free[resource.key] -= resource.count
             if fits:
                 self._now = max(self._now, member.due)
@@ -149,8 +154,8 @@ class RateLimiter:
         needs: list[Resource] = [r for member in everybody for r in member.limit.resources]
         for resource in needs:
             amount = amount_of(self._given, resource)
-            most = max(free.get(resource.key, 0), resource.count)
-            free[resource.key] = most if amount is None else amount
+            largest = max(free.get(resource.key, 0), resource.count)
+            free[resource.key] = largest if amount is None else amount
         for member in everybody:
             for resource in member.limit.resources if member.holding else ():
                 free[resource.key] -= resource.count

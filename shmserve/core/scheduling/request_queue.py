@@ -1,13 +1,13 @@
-"""The queue of one executor: what came and has not run. Pure; the clock is an argument.
+"""Request queue: the waiting requests of one executor. Pure; the clock is an argument.
 
-Callers take turns: of each that has something here one request runs, the oldest, before the next
-of any other. So whoever has one waiting waits for one of each other caller's, however many those
-have; with a single caller it is first in, first out.
+Callers take turns: each turn runs the oldest request of one caller. So the next request of a
+caller waits for at most one request of each other caller. With a single caller the queue is first
+in, first out.
 
 Invariants (tests/property/test_request_queue_properties.py):
-- a caller's requests come out in the order in which they came in;
-- between two of one caller's comes at most one of each other's;
-- what was pushed comes out once, by whatever way.
+- a caller's requests leave in order of arrival;
+- between two requests of one caller, at most one request of each other caller leaves;
+- every pushed request leaves exactly once, by any method.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ _NOTHING: Turn[Any] = Turn()
 
 
 class RequestQueue(Generic[Key, Item]):
-    """A scheduler (`scheduler.Scheduler`): first in, first out of each caller.
+    """Scheduler (`scheduler.Scheduler`): first in, first out for each caller.
 
     Attributes:
-        waiting: the caller of each waiting request, by key, in order of arrival; only to be read.
+        waiting: caller of each waiting request, by key, in order of arrival; read-only.
         next_end_ns: no waiting request's deadline passes before this time.
     """
 
     def __init__(self) -> None:
-        # By caller, whose turn is next first; none of them is empty
+        # caller -> its requests; the next caller's turn first; no caller without requests
         self._lines: OrderedDict[int, OrderedDict[Key, tuple[Item, int]]] = OrderedDict()
         self.waiting: dict[Key, int] = {}
         self.next_end_ns = NEVER_NS
 
     def push(self, key: Key, item: Item, deadline_ns: int = 0, caller: int = 0) -> None:
-        """Append. `deadline_ns` 0: none. `caller`: whose it is; 0: nobody knows. `key` must not
-        be queued already."""
-        if key in self.waiting:  # of a peer that breaks this rule the latest counts
+        """Append a request. `deadline_ns` 0: none. `caller`: caller number; 0: unknown. `key` must
+        not be queued already."""
+        # a peer that reuses a key breaks the protocol; keep the latest request
+        if key in self.waiting:
             self.cancel(key)
         self.waiting[key] = caller
         line = self._lines.get(caller)
@@ -49,7 +50,8 @@ class RequestQueue(Generic[Key, Item]):
             self.next_end_ns = deadline_ns
 
     def cancel(self, key: Key) -> Item | None:
-        """Take an item out that has not started; None if it is not here. Nobody's turn passes."""
+        """Remove and return a waiting item; return None if the key is not waiting. The order of
+        turns stays."""
         caller = self.waiting.pop(key, None)
         if caller is None:
             return None
@@ -60,14 +62,14 @@ class RequestQueue(Generic[Key, Item]):
         return item
 
     def take(self, key: Key) -> Item | None:
-        """As `cancel`, of an item that starts: it was its caller's turn."""
+        """Remove and return an item which starts now. Uses up the caller's turn."""
         caller = self.waiting.get(key)
         if caller is not None:
             self._lines.move_to_end(caller)
         return self.cancel(key)
 
     def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Item]:
-        """Take out the next request, if one may run, and all late ones."""
+        """Remove and return the next request, if a request may run, and all late requests."""
         late: Sequence[Item] = ()
         if now_ns >= self.next_end_ns:
             late, _ = self.expire(now_ns)
@@ -87,7 +89,7 @@ class RequestQueue(Generic[Key, Item]):
         return Turn((item,), late, is_due=True)
 
     def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]:
-        """Take out, and return, all requests whose deadline has passed. None are ever rejected."""
+        """Remove and return all requests past their deadline. No request is ever rejected."""
         late: list[Item] = []
         if now_ns >= self.next_end_ns:
             ends_ns = {k: ns for line in self._lines.values() for k, (_, ns) in line.items() if ns}
@@ -98,15 +100,18 @@ class RequestQueue(Generic[Key, Item]):
         return late, []
 
     def peek(self) -> Item | None:
-        """The item that `next` would run now; None if the queue is empty."""
+        """Return the item that `next` would run now, or None if the queue is empty."""
         for line in self._lines.values():
             return next(iter(line.values()))[0]
         return None
 
     def in_turn(self, out: Set[int] = frozenset()) -> Iterator[Item]:
-        """Everything that waits, in the order in which `next` would run it, were nothing to come
-        or go. The queue must not change meanwhile; what is left of callers in `out`, which may,
-        is passed over."""
+        """Yield all waiting items in the order in which `next` would run them without arrivals or
+        cancellations.
+
+        The queue must not change during the iteration. Callers in `out` are skipped; `out` may
+        grow meanwhile.
+        """
         lines = deque((caller, iter(line.values())) for caller, line in self._lines.items())
         while lines:
             caller, line = lines.popleft()

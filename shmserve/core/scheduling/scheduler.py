@@ -1,8 +1,7 @@
-"""Scheduler: what an executor's loop asks of the queue of requests that wait. Pure.
+"""Scheduler: interface between an executor's loop and the queue of waiting requests. Pure.
 
-Three queues answer: `RequestQueue` (one request at a time), `BatchQueue` (batches of requests that
-agree), `SequenceQueue` (batches of requests of different sequences). The loop does not know which
-of them it has.
+Three queues implement the interface: `RequestQueue` (one request at a time), `BatchQueue` (batches
+of compatible requests), `SequenceQueue` (batches of requests of different sequences).
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ Item = TypeVar("Item")
 
 
 class Turn(Struct, Generic[Item], frozen=True, gc=False):
-    """A scheduler's decision.
+    """Decision of a scheduler.
 
     Attributes:
         batch: requests to run now, together.
-        late: requests whose deadline has passed.
-        rejected: requests that the policy lets wait no longer.
-        wait_ns: time after which the scheduler must be asked again even if no request comes;
-            None: no such time.
-        is_due: True if there is a batch to run, even one that may not run yet.
+        late: requests past their deadline.
+        rejected: requests which the policy lets wait no longer.
+        wait_ns: time after which to ask the scheduler again even if no request comes; None: no
+            such time.
+        is_due: True if there is a batch to run, even if it may not run yet.
     """
 
     batch: Sequence[Item] = ()
@@ -38,10 +37,10 @@ class Turn(Struct, Generic[Item], frozen=True, gc=False):
 
 
 class Scheduler(Protocol[Key, Item]):
-    """The waiting requests of one model instance.
+    """Waiting requests of one model instance.
 
     Attributes:
-        waiting: the requests' keys; only to be read.
+        waiting: mapping by the requests' keys; read-only.
         next_end_ns: no deadline or policy limit of a waiting request passes before this time.
     """
 
@@ -51,7 +50,7 @@ class Scheduler(Protocol[Key, Item]):
     def waiting(self) -> Mapping[Key, object]: ...
 
     def cancel(self, key: Key) -> Item | None:
-        """Take a waiting request out; return None if it does not wait here."""
+        """Remove and return a waiting request; return None if the key is not waiting."""
         ...
 
     def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Item]:
@@ -60,5 +59,5 @@ class Scheduler(Protocol[Key, Item]):
         ...
 
     def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]:
-        """Take out, and return, the late and the rejected requests."""
+        """Remove and return the late and the rejected requests."""
         ...

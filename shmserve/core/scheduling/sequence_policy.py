@@ -1,4 +1,4 @@
-"""What `sequence_batching` of a model's configuration asks for, in the units of its queue."""
+"""Sequence policy: `sequence_batching` of a model's configuration, in the queue's units."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MAX_SEQUENCES = 1024
 
 
 class SequencePolicy(Struct, frozen=True):
-    """How requests of sequences become batches.
+    """Rules for grouping requests of sequences into batches.
 
     Attributes:
-        slots: sequences that have the model at a time; others wait for one of them to end.
+        slots: number of sequences in the model at a time; further sequences wait.
         max_size: requests of one batch, each of another sequence.
-        by_slot: a batch is ordered by slots (`direct`), not by when its requests came (`oldest`).
-        preferred: sizes that go at once (`oldest`).
-        enough: so many go at once (`direct`).
-        max_delay_ns: how long a smaller batch waits for others.
-        idle_ns: a sequence without a request for so long has ended.
-        max_sequences: with and without a slot.
+        by_slot: True: a batch is ordered by slots (`direct`); False: by arrival (`oldest`).
+        preferred: batch sizes which go at once (`oldest`).
+        enough: number of ready requests which go at once (`direct`).
+        max_delay_ns: longest wait of a smaller batch for further requests.
+        idle_ns: time without a request after which a sequence has ended.
+        max_sequences: number of sequences with and without a slot.
     """
 
     slots: int
@@ -38,13 +38,13 @@ class SequencePolicy(Struct, frozen=True):
     max_sequences: int = MAX_SEQUENCES
 
     def one_by_one(self) -> SequencePolicy:
-        """The same for a model that takes no batches: there is nothing to wait for."""
+        """Return this policy for a model without batches, where no batch waits for more."""
         return replace(
             self, max_size=1, by_slot=False, preferred=frozenset((1,)), enough=1, max_delay_ns=0
         )
 
     def size_now(self, ready: int) -> int:
-        """How many of so many that are ready need not wait for more; 0: they may wait."""
+        """Return how many of `ready` requests to run at once, or 0 if all may wait for more."""
         if self.by_slot:
             return ready if ready >= self.enough else 0
         return max((size for size in self.preferred if size <= ready), default=0)
@@ -53,7 +53,7 @@ class SequencePolicy(Struct, frozen=True):
 def sequence_policy(
     config: ConfigDocument, max_sequences: int = MAX_SEQUENCES
 ) -> SequencePolicy | None:
-    """The policy of a configuration; None: its requests belong to no sequences."""
+    """Return the policy of a configuration, or None if its requests form no sequences."""
     entry = config.sequence_batching
     if entry is UNSET:
         return None

@@ -1,9 +1,10 @@
-"""The sequences of one model instance: who has a slot, who waits for one, and what runs next.
+"""Sequence queue: slots, backlog and next batch for the sequences of one model instance.
 
-Pure; the clock is an argument. As Triton's sequence batcher decides: requests of one sequence run
-one after another in the order they came, those of several together. A sequence begins with a
-request that is marked so, has its slot until one that is marked as its end has run, and has ended
-as well when nothing has come for too long. Who finds no slot free waits until one is.
+Pure; the clock is an argument. Decides as Triton's sequence batcher: requests of one sequence run
+one after another in order of arrival, requests of several sequences run together. A sequence
+begins with a request marked as start, and keeps its slot until a request marked as end has run. A
+sequence also ends if no request has come for the idle limit. A sequence which finds no free slot
+waits in the backlog.
 """
 
 from __future__ import annotations
@@ -21,33 +22,35 @@ SequenceId = int | str  # 5 and "5" are two sequences
 
 
 class Listener(Protocol):
-    """Who is told which sequences there are."""
+    """Receiver of the queue's notices about sequences."""
 
     def began(self, sequence: SequenceId) -> None: ...
 
     def ended(self, sequence: SequenceId) -> None: ...
 
     def gave_up(self, items: list[Any]) -> None:
-        """All requests of a sequence, which has waited for a slot longer than one of them may."""
+        """Handle all requests of a sequence that waited longer for a slot than one of its requests
+        may."""
         ...
 
 
 class Step(Waiting[Key, Item], Generic[Key, Item]):
-    """A request of a sequence; `start` and `end`: that it is the first one, and the last.
-    `expires_ns` counts while its sequence has no slot."""
+    """Request of a sequence. `start` and `end` mark the sequence's first and last request;
+    `expires_ns` counts only while the sequence has no slot."""
 
     start: bool = False
     end: bool = False
 
 
 class _Sequence(Generic[Key, Item]):
-    """One that has begun, or is waiting for its slot to begin.
+    """Sequence with a slot, or in the backlog.
 
     Attributes:
-        waiting: in order. Whatever is first can run: it begins, or goes on with what has begun.
-        is_open: requests may follow the last one.
-        running: the one the model has now.
-        quiet_ns: since when it has had nothing to do.
+        waiting: waiting requests, in order. The first can always run: it begins the sequence, or
+            continues one that has begun.
+        is_open: True if requests may follow the last one.
+        running: request in the model now.
+        quiet_ns: time since when the sequence has been idle.
     """
 
     def __init__(self, id: SequenceId) -> None:
@@ -76,7 +79,8 @@ class _Sequence(Generic[Key, Item]):
         self.is_open = not step.end
 
     def withdraw(self, key: Key) -> tuple[Step[Key, Item], list[Step[Key, Item]]]:
-        """Take a request out; without the first of a sequence those behind it go, too."""
+        """Remove a request; a removed start request takes the requests behind it along, up to the
+        next start. Return the removed request and these orphans."""
         waiting = self.waiting
         index = next(index for index, step in enumerate(waiting) if step.key == key)
         step = waiting[index]
@@ -92,40 +96,41 @@ class _Sequence(Generic[Key, Item]):
         return step, orphans
 
     def withdraw_all(self) -> list[Step[Key, Item]]:
-        """Take all requests out that wait; none may follow."""
+        """Remove and return all waiting requests, and close the sequence for further requests."""
         steps = list(self.waiting)
         self.waiting.clear()
         self.is_open = False
         return steps
 
     def run_next(self) -> None:
-        """Hand the first request to the model."""
+        """Move the first waiting request to the model."""
         self.running = self.waiting.popleft()
 
     def end_run(self, now_ns: int) -> Step[Key, Item] | None:
-        """The model is done with the request that ran; return it."""
+        """End the run of the current request; return this request."""
         step, self.running = self.running, None
         self.quiet_ns = now_ns
         return step
 
     def has_expired(self, now_ns: int) -> bool:
-        """Whether one of its requests has waited too long; it matters while it has no slot."""
+        """Return True if a request has waited longer for a slot than allowed. Meaningful only
+        without a slot."""
         return any(step.expires_ns and now_ns >= step.expires_ns for step in self.waiting)
 
 
 def _ends_ns(step: Step[Key, Item], sequence: _Sequence[Key, Item]) -> int:
-    """From when on a request that waits is not to run any more."""
+    """Return the time from which a waiting request must not run any more."""
     expires_ns = step.expires_ns if sequence.slot is None else 0
     return min(step.deadline_ns or NEVER_NS, expires_ns or NEVER_NS)
 
 
 class SequenceQueue(Generic[Key, Item]):
-    """A scheduler (`scheduler.Scheduler`) of requests by their sequences.
+    """Scheduler (`scheduler.Scheduler`) of requests by sequence.
 
     Attributes:
-        waiting: the sequence of each waiting request, by key.
-        next_end_ns: nothing is past its deadline, or to be rejected, before.
-        backlog: sequences that wait for a slot, in order.
+        waiting: sequence of each waiting request, by key.
+        next_end_ns: no deadline or queue limit of a waiting request passes before this time.
+        backlog: sequences without a slot, in order.
     """
 
     def __init__(self, policy: SequencePolicy, listener: Listener) -> None:
@@ -136,22 +141,23 @@ class SequenceQueue(Generic[Key, Item]):
         self._live: dict[SequenceId, _Sequence[Key, Item]] = {}
         self._slots: list[_Sequence[Key, Item] | None] = [None] * policy.slots
         self.waiting: dict[Key, _Sequence[Key, Item]] = {}
-        self._orphans: list[Item] = []  # what began their sequence never ran
+        self._orphans: list[Item] = []  # requests whose sequence lost its start request
 
     # ------------------------------------------------------------------ intake
 
     def knows(self, id: SequenceId) -> bool:
-        """Whether a request that begins nothing can be a part of this sequence."""
+        """Return True if a request without the start mark can join this sequence."""
         sequence = self._live.get(id)
         return sequence is not None and sequence.is_open
 
     def has_room_for(self, id: SequenceId) -> bool:
-        """Whether this sequence can begin, anew if it is here."""
+        """Return True if this sequence can begin, or begin anew if it exists."""
         return id in self._live or len(self._live) < self._policy.max_sequences
 
     def push(self, id: SequenceId, step: Step[Key, Item]) -> None:
-        """Append a request that begins its sequence, or one of a sequence it `knows`. One that
-        begins a sequence which is here ends that one, in the same slot."""
+        """Append a request with the start mark, or a request of a known sequence (`knows`). A
+        start request for an existing sequence ends the old sequence; the new one follows in the
+        same slot."""
         sequence = self._live.get(id)
         if sequence is None:
             sequence = self._live[id] = _Sequence(id)
@@ -163,8 +169,9 @@ class SequenceQueue(Generic[Key, Item]):
         self.next_end_ns = min(self.next_end_ns, _ends_ns(step, sequence))
 
     def cancel(self, key: Key) -> Item | None:
-        """Take a request out that has not started; None if it is not here. Without the one that
-        begins it there is no sequence: those behind are told so at the next turn."""
+        """Remove and return a waiting request; return None if the key is not waiting. If the
+        request begins its sequence, the requests behind it have no sequence any more: the next
+        turn rejects them."""
         sequence = self.waiting.pop(key, None)
         if sequence is None:
             return None
@@ -172,15 +179,16 @@ class SequenceQueue(Generic[Key, Item]):
         for orphan in orphans:
             del self.waiting[orphan.key]
             self._orphans.append(orphan.item)
-            self.next_end_ns = 0  # it is to be told now
+            self.next_end_ns = 0  # report the orphans at the next turn
         self._end_if_over(sequence)
         return step.item
 
     # -------------------------------------------------------------------- turns
 
     def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Item]:
-        """The next batch if it is to run now, and what never will. `hurry`: no more will come,
-        so neither a batch nor a slot is kept for it. Unless it `may_run` it stays."""
+        """Return the batch to run now, and the late and rejected requests. `hurry`: no further
+        request will come, so neither a batch nor a slot waits. Without `may_run` the batch
+        stays in the queue."""
         late, orphans = self.expire(now_ns)
         idle_at_ns = self._end_idle(now_ns, hurry)
         chosen, at_ns = self._choose(now_ns, hurry)
@@ -193,8 +201,8 @@ class SequenceQueue(Generic[Key, Item]):
         return Turn([step.item for step in batch], late, orphans, wait_ns, bool(chosen))
 
     def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]:
-        """Take out what is past its deadline, and what has lost the request that began its
-        sequence."""
+        """Remove and return late requests, and orphans: requests whose sequence has lost its start
+        request."""
         late: list[Item] = []
         if now_ns >= self.next_end_ns:
             for sequence in [each for each in self.backlog if each.has_expired(now_ns)]:
@@ -203,8 +211,10 @@ class SequenceQueue(Generic[Key, Item]):
                 is_late = step.deadline_ns and now_ns >= step.deadline_ns
                 if is_late and self.cancel(step.key) is not None:
                     late.append(step.item)
-            left = [_ends_ns(step, each) for each in self._live.values() for step in each.waiting]
-            self.next_end_ns = min(left, default=NEVER_NS)
+            ends_ns = [
+                _ends_ns(step, each) for each in self._live.values() for step in each.waiting
+            ]
+            self.next_end_ns = min(ends_ns, default=NEVER_NS)
         orphans, self._orphans = self._orphans, []
         return late, orphans
 
@@ -218,8 +228,12 @@ class SequenceQueue(Generic[Key, Item]):
     def done(
         self, now_ns: int, again: Mapping[Key, Step[Key, Item]] = MappingProxyType({})
     ) -> None:
-        """The batch has run. `again`: those of it that run once more, and as what. Each keeps its
-        slot; where there are more than a batch takes, its turn comes behind theirs."""
+        """End the run of the batch.
+
+        `again`: requests of the batch to run once more, in their new form. Such a request keeps
+        its slot. If a batch cannot take all sequences, the request's turn comes after the turns of
+        the other sequences.
+        """
         for sequence in [each for each in self._slots if each is not None and each.running]:
             step = sequence.end_run(now_ns)
             if step is not None and step.key in again:
@@ -229,7 +243,7 @@ class SequenceQueue(Generic[Key, Item]):
                 self.next_end_ns = min(self.next_end_ns, step.deadline_ns or NEVER_NS)
                 continue
             if step is not None and step.end and sequence.waiting and self.backlog:
-                self._free(sequence)  # its successor takes its turn behind those that wait
+                self._free(sequence)  # the next sequence of this id queues behind the backlog
                 self.backlog.append(sequence)
                 ends_ns = (_ends_ns(step, sequence) for step in sequence.waiting)
                 self.next_end_ns = min(self.next_end_ns, *ends_ns)
@@ -237,7 +251,7 @@ class SequenceQueue(Generic[Key, Item]):
         self._fill_slots()
 
     def slot_of(self, id: SequenceId) -> int:
-        """The slot of a sequence whose request runs."""
+        """Return the slot of a sequence with a running request."""
         slot = self._live[id].slot
         assert slot is not None
         return slot
@@ -247,7 +261,7 @@ class SequenceQueue(Generic[Key, Item]):
         return max(0, len(self._slots) - len(self._live))
 
     def _end_idle(self, now_ns: int, hurry: bool) -> int:
-        """End what nothing has come for; when the next one would be."""
+        """End idle sequences; return the time at which the next one would end."""
         soonest = NEVER_NS
         for sequence in self._slots:
             if sequence is None or sequence.waiting or sequence.running:
@@ -261,7 +275,8 @@ class SequenceQueue(Generic[Key, Item]):
         return soonest
 
     def _choose(self, now_ns: int, hurry: bool) -> tuple[list[Step[Key, Item]], int]:
-        """The batch to run now; empty: when one will be due without another arrival."""
+        """Return the batch to run now, or an empty batch and the time at which a batch is due
+        without further arrivals."""
         policy = self._policy
         heads = [each.waiting[0] for each in self._slots if each is not None and each.waiting]
         if not heads:
@@ -282,7 +297,7 @@ class SequenceQueue(Generic[Key, Item]):
     # -------------------------------------------------------------------- slots
 
     def _fill_slots(self) -> None:
-        """Give those that wait the slots that are free, the lowest first."""
+        """Give free slots to the backlog, lowest slot first."""
         while self.backlog and None in self._slots:
             self.backlog.popleft().enter(self._slots)
 

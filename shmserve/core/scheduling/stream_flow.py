@@ -1,8 +1,8 @@
-"""The life of one stream of answers in an executor, and how far it may run ahead.
+"""Stream flow: the life of one response stream in an executor, and its credit.
 
-Pure: threads, time and bytes are the business of `executor.loop.response_stream`. A stream is
-shared by three parties: the model sends, the frontend grants credit or loses interest,
-the server ends what the model cannot end any more.
+Pure: `executor.loop.response_stream` handles threads, time and bytes. Three parties share a
+stream: the model sends, the frontend grants credit or cancels, the server ends a stream which the
+model can no longer end.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from shmserve.errors import ProtocolViolation
 
 class StreamState(Enum):
     OPEN = "OPEN"  # the model sends, the frontend reads
-    MUTED = "MUTED"  # nobody reads any more: what is sent is dropped until the model is done
+    MUTED = "MUTED"  # no reader: answers are dropped until the model is done
     CLOSED = "CLOSED"  # the model has sent its final flag
-    FAILED = "FAILED"  # the server has ended it; the model may not know yet
+    FAILED = "FAILED"  # the server has ended the stream; the model may not know yet
 
 
 class StreamEvent(Enum):
-    """What happens to a stream, and who does it."""
+    """Event of a stream, with its originator."""
 
     SEND = "SEND"  # the model: an answer that is not the last
     FINISH = "FINISH"  # the model: the final flag, with or without an answer
-    MUTE = "MUTE"  # the frontend cancelled, died, or took nothing for too long
-    FAIL = "FAIL"  # the model raised, or let go of the stream without its final flag
+    MUTE = "MUTE"  # the frontend cancelled, died, or read nothing for too long
+    FAIL = "FAIL"  # the model raised, or dropped the stream without its final flag
 
 
 TRANSITIONS: dict[StreamState, dict[StreamEvent, StreamState]] = {
@@ -57,15 +57,15 @@ _LIVE = (StreamState.OPEN, StreamState.MUTED)
 
 
 class Gate(Enum):
-    """What becomes of an answer that the model wants to send now."""
+    """Decision about an answer which the model wants to send now."""
 
-    GO = "GO"  # it is on its way
+    GO = "GO"  # the answer is sent
     WAIT = "WAIT"  # the frontend must take earlier ones first
-    DROP = "DROP"  # nobody wants it
+    DROP = "DROP"  # the answer has no reader
 
 
 class Flow:
-    """One stream. Not thread-safe: its owner locks."""
+    """State and credit of one stream. Not thread-safe: the owner locks."""
 
     def __init__(self, credit: int) -> None:
         self.state = StreamState.OPEN
@@ -74,11 +74,11 @@ class Flow:
 
     @property
     def live(self) -> bool:
-        """Whether the model still owes its final flag."""
+        """True if the model still owes the final flag."""
         return self.state in _LIVE
 
     def apply(self, event: StreamEvent) -> bool:
-        """Move on; whether the state is another one now.
+        """Apply an event. Return True if the state has changed, else False.
 
         Raises:
             ProtocolViolation: the model sends after its final flag.
@@ -91,12 +91,13 @@ class Flow:
         return target is not before
 
     def send(self, full: bool, final: bool) -> Gate:
-        """The model sends. `full`: with an answer, not just the final flag.
+        """Decide about an answer, or a bare final flag, of the model. `full`: True if an answer is
+        included.
 
         Every answer takes a credit; a bare final flag needs none.
 
         Raises:
-            ProtocolViolation: it had sent its final flag before.
+            ProtocolViolation: the model has sent its final flag before.
         """
         if self.state is StreamState.OPEN and full and not self.credit:
             return Gate.WAIT
@@ -105,14 +106,14 @@ class Flow:
         if before is StreamState.OPEN:
             self.credit -= full
             return Gate.GO
-        # The end of a muted stream is told: somebody keeps its inputs until then.
+        # The end of a muted stream is sent: the requesting process keeps the inputs until then.
         return Gate.GO if final and before is StreamState.MUTED else Gate.DROP
 
     def grant(self, answers: int) -> None:
-        """The frontend has consumed answers.
+        """Add credit for answers consumed by the frontend.
 
         Raises:
-            ProtocolViolation: more than were sent.
+            ProtocolViolation: the credit exceeds the number of sent answers.
         """
         if answers < 0 or self.credit + answers > self._limit:
             raise ProtocolViolation(f"credit for {answers} answers that were not sent")

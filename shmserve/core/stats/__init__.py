@@ -1,1 +1,2 @@
-"""Counters, and what is made of them: series, rates, what models report, incidents."""
+"""Stats: counters of processes, and the rates, time series, model metrics and incidents made of
+them."""

@@ -1,8 +1,8 @@
-"""From counters to what people look at: rates, percentages and times of one period. Pure.
+"""Aggregation: rates, percentages and times of a period, made of counters. Pure.
 
-What a process has counted for a model version is a flat row of integers here ("counts"), so
-that growth, sums and comparisons are one line each. A period's row becomes numbers with
-`of_model` and `of_all`; the same functions serve a second and a month.
+The counts of a process for a model version form a flat row of integers ("counts"), so growth, sums
+and comparisons take one line each. `of_model` and `of_all` turn the row of a period into numbers,
+for a second as for a month.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ WIDTH = _STAGE_NS + len(STAGES)
 _NO_REQUESTS = [0] * _EXECUTIONS
 _NO_RUNS = [0] * (WIDTH - _EXECUTIONS)
 
-# Percentages of requests whose time the distribution tells, as GRPS numbers them: 100 stands
-# for 99.9 and 101 for 99.99.
+# Percentages of the latency distribution, as GRPS numbers them: 100 stands for 99.9 and 101 for
+# 99.99.
 PERCENTS = (*range(10, 91, 10), *range(91, 100), 99.9, 99.99)
 
 MODEL_COLUMNS = (
     "requests",  # per second
-    "failed",  # percent of them
-    "latency_avg",  # milliseconds, of answered requests; so are the next four
+    "failed",  # percent of requests
+    "latency_avg",  # milliseconds, of answered requests; also the next four
     "latency_p50",
     "latency_p90",
     "latency_p99",
     "latency_max",
     "executions",  # per second
-    "batch",  # elements of an execution
-    "queue",  # milliseconds, of requests the model has answered; so is the next
+    "batch",  # elements per execution
+    "queue",  # milliseconds, of requests answered by the model; also the next
     "compute",
     "copied",  # bytes per second
 )
@@ -60,21 +60,22 @@ def from_runs(counts: ExecutorCounts) -> list[int]:
 
 
 def growth(now: Sequence[int], earlier: Sequence[int]) -> list[int]:
-    """What came between two readings of one process's counters, which only grow."""
+    """Return the growth between two readings of one process's counters, which never shrink."""
     return [max(0, new - old) for new, old in zip(now, earlier, strict=True)]
 
 
 def failures(counts: Sequence[int]) -> Sequence[int]:
-    """By `Reason`."""
+    """Return the counts of failures by `Reason`."""
     return counts[_FAILURES:_COPIED]
 
 
 def slowest_ns(counts: Sequence[int]) -> int:
-    """What no answered request took longer than, as closely as the counters tell.
+    """Return an upper bound for the time of the slowest answered request, as tight as the counters
+    allow.
 
-    It lies in the highest bucket that has one, and cannot have taken more than what is left
-    of the sum when all others took the least that their buckets allow. Of a single request
-    that is its very time.
+    The slowest request lies in the highest non-empty bucket. Its time is at most the sum of all
+    times minus the least times that the buckets of all other requests allow. For a single request
+    the bound is exact.
     """
     histogram, answered = _histogram(counts)
     if not answered:
@@ -82,38 +83,38 @@ def slowest_ns(counts: Sequence[int]) -> int:
     top = max(index for index, count in enumerate(histogram) if count)
     least = [0, *BOUNDS_NS]
     others = sum(count * least[index] for index, count in enumerate(histogram)) - least[top]
-    most = counts[_SUCCESS_NS] - others
+    bound_ns = counts[_SUCCESS_NS] - others
     if top < len(BOUNDS_NS):
-        most = min(most, BOUNDS_NS[top])
-    return max(most, least[top])  # sum and buckets were not read in the same instant
+        bound_ns = min(bound_ns, BOUNDS_NS[top])
+    return max(bound_ns, least[top])  # sum and buckets were not read in the same instant
 
 
 def quantile_ns(counts: Sequence[int], percent: float, top_ns: int) -> float:
-    """What so many percent of the answered requests did not take longer than: within its
-    bucket a request is taken to be anywhere. `top_ns`: see `slowest_ns`; nan: there was none."""
+    """Return the time within which `percent` of the requests were answered, interpolated within a
+    bucket. `top_ns`: see `slowest_ns`. nan: no request was answered."""
     histogram, answered = _histogram(counts)
     if not answered:
         return nan
-    wanted = percent / 100 * answered
+    remaining = percent / 100 * answered
     low = 0
     for index, count in enumerate(histogram):
         high = min(BOUNDS_NS[index], top_ns) if index < len(BOUNDS_NS) else top_ns
-        if count and wanted <= count:
-            return low + (max(high, low) - low) * wanted / count
-        wanted -= count
+        if count and remaining <= count:
+            return low + (max(high, low) - low) * remaining / count
+        remaining -= count
         low = BOUNDS_NS[min(index, len(BOUNDS_NS) - 1)]
     return float(top_ns)
 
 
 def distribution_ms(counts: Sequence[int], top_ns: int) -> list[float]:
-    """Milliseconds by `PERCENTS`; empty: nothing was answered."""
+    """Return milliseconds by `PERCENTS`, or an empty list if no request was answered."""
     if not counts or not _histogram(counts)[1]:
         return []
     return [round(quantile_ns(counts, percent, top_ns) / 1e6, 3) for percent in PERCENTS]
 
 
 def of_model(counts: Sequence[int], seconds: float, top_ns: int) -> list[float]:
-    """`MODEL_COLUMNS` of a period of so many seconds."""
+    """Return the `MODEL_COLUMNS` of a period of `seconds`."""
     answered, failed = counts[_SUCCEEDED], sum(failures(counts))
     requests = answered + failed
     executions, ran = counts[_EXECUTIONS], counts[_RAN]
@@ -133,7 +134,7 @@ def of_model(counts: Sequence[int], seconds: float, top_ns: int) -> list[float]:
 
 
 def of_all(counts: Sequence[int], seconds: float, top_ns: int) -> list[float]:
-    """`ALL_COLUMNS` of a period of so many seconds."""
+    """Return the `ALL_COLUMNS` of a period of `seconds`."""
     return [
         *of_model(counts, seconds, top_ns),
         *(count / seconds for count in counts[_FAILURES:_HISTOGRAM]),

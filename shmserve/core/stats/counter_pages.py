@@ -1,13 +1,13 @@
-"""What all pages of counters have in common. Pure: a page is a memoryview of 64-bit words.
+"""Counter pages: the common layout of all pages of counters. Pure: a page is a memoryview of
+64-bit words.
 
-Every process that counts has a page of its own and is its only writer; the coordinator reads
-them all and adds up, also after a process's death. A counter is one aligned word that only
-grows, so no reader needs a lock: it sees each word as it was at some moment, and two words of
-one page as they were at moments a few microseconds apart. Nothing but statistics is made of
-what is read here (I7).
+Every counting process has a page of its own and is its only writer. The coordinator reads and adds
+up all pages, also after a process's death. A counter is one aligned word that only grows, so no
+reader needs a lock: a read returns each word as of some moment, and two words of one page as of
+moments a few microseconds apart. The values are used for statistics only (I7).
 
-A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in their order. The
-last two are of frontends: how many rows there are for model versions, and rows of keys in use.
+A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in order. The last two
+belong to frontends: number of rows for model versions, and rows of keys in use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from msgspec import Struct
 
-Words = memoryview  # of format "Q"
+Words = memoryview  # with format "Q"
 
 MAGIC = 0x73686D636E740001  # "shmcnt", layout 1
 HEAD_WORDS = 16
@@ -26,8 +26,8 @@ _GAUGES = 2
 MODELS_WORD = HEAD_WORDS - 2
 KEYS_WORD = HEAD_WORDS - 1
 
-# Upper bounds of the histograms' buckets; one more bucket has no bound. A duration belongs
-# into the first whose bound is not less: `bisect_left(BOUNDS_NS, ns)`.
+# Upper bounds of the histograms' buckets; one more bucket has no bound. A duration belongs to the
+# first bucket whose bound is not less: `bisect_left(BOUNDS_NS, ns)`.
 BOUNDS_NS = tuple(
     int(ms * 1e6)
     for ms in (
@@ -39,19 +39,19 @@ BUCKETS = len(BOUNDS_NS) + 1
 
 
 def cumulated(buckets: Sequence[int]) -> list[int]:
-    """Counts up to each bound, as histograms are written."""
+    """Return cumulative counts up to each bound, as histograms are written."""
     return list(accumulate(buckets))
 
 
 class Gauges(Struct, array_like=True):
-    """What a process has right now; it says so about once a second."""
+    """Current values of a process, updated about once a second."""
 
-    slots: int = 0  # not free
+    slots: int = 0  # slots that are not free
     slot_bytes: int = 0
-    arena_bytes: int = 0  # granted out of the pool
-    connections: int = 0  # of clients
-    abandoned: int = 0  # requests nobody waits for whose slots an executor may still read
-    cache_bytes: int = 0  # of answers that are kept
+    arena_bytes: int = 0  # granted from the pool
+    connections: int = 0  # connected clients
+    abandoned: int = 0  # requests without a waiting caller, whose slots an executor may still read
+    cache_bytes: int = 0  # bytes of cached answers
 
 
 _NAMES = Gauges.__struct_fields__
@@ -67,7 +67,7 @@ def read_gauges(words: Words) -> Gauges:
 
 
 def is_page(words: Words, nwords: int) -> bool:
-    """Whether this is a page of this layout with at least so many words."""
+    """Return True if this is a page of this layout with at least `nwords` words."""
     return len(words) >= max(nwords, HEAD_WORDS) and words[0] == MAGIC
 
 

@@ -1,7 +1,7 @@
-"""Metrics that models make for themselves: what they are, and one answer out of many instances'.
+"""Custom metrics: metrics that models define, merged over all instances.
 
-Each executor publishes those of its model (`shmserve.shm.metrics_area`); what it says is checked
-like any peer's word (I7), because one bad name would spoil a whole scrape. Pure.
+Each executor publishes the metrics of its model (`shmserve.shm.metrics_area`). The contents are
+checked like any peer's message (I7), because one bad name would spoil a whole scrape. Pure.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from math import isfinite
 from msgspec import Struct
 from msgspec.structs import replace
 
-MAX_LABELS = 32  # of one series
-MAX_BUCKETS = 128  # of one histogram
+MAX_LABELS = 32  # per series
+MAX_BUCKETS = 128  # per histogram
 _RESERVED = ("shmserve_", "nv_inference_", "nv_cache_", "nv_gpu_", "nv_energy_")
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -26,7 +26,7 @@ Labels = tuple[tuple[str, str], ...]  # sorted by name
 
 
 class MetricKind(IntEnum):
-    """Kinds of metrics, with the numbers and names of Triton's."""
+    """Kinds of metrics, with Triton's numbers and names."""
 
     COUNTER = 0
     GAUGE = 1
@@ -34,10 +34,12 @@ class MetricKind(IntEnum):
 
 
 class Series(Struct, frozen=True, array_like=True):
-    """One line of a family, or of a histogram all of them.
+    """Line of a family; for a histogram, all lines with equal labels.
 
-    `values`: one number; of a histogram how many observations are in each bucket (`buckets` are
-    their upper bounds, one more has none), and behind these their sum.
+    Attributes:
+        buckets: upper bounds of a histogram's buckets; one more bucket has no bound.
+        values: one number; for a histogram, the observations in each bucket, then the sum of all
+            observed values.
     """
 
     labels: Labels
@@ -55,7 +57,7 @@ class Family(Struct, frozen=True, array_like=True):
 
 
 class InstanceMetrics(Struct, frozen=True, array_like=True):
-    """What the model of one instance has."""
+    """Metrics of one instance's model."""
 
     model: str
     version: str
@@ -64,7 +66,7 @@ class InstanceMetrics(Struct, frozen=True, array_like=True):
 
 
 def name_fault(name: str) -> str:
-    """What is wrong with a family's name; "": nothing."""
+    """Return the fault in a family's name, or ""."""
     if not _NAME.fullmatch(name):
         return "Invalid metric name"
     if name.startswith(_RESERVED):
@@ -73,7 +75,7 @@ def name_fault(name: str) -> str:
 
 
 def label_fault(name: str, kind: MetricKind) -> str:
-    """What is wrong with a label's name; "": nothing."""
+    """Return the fault in a label's name, or ""."""
     own = kind is MetricKind.HISTOGRAM and name == _BUCKET_LABEL
     if own or name.startswith("__") or not _LABEL.fullmatch(name):
         return "Invalid label name"
@@ -81,7 +83,7 @@ def label_fault(name: str, kind: MetricKind) -> str:
 
 
 def bucket_fault(buckets: Sequence[float]) -> str:
-    """What is wrong with the bounds of a histogram; "": nothing."""
+    """Return the fault in a histogram's bounds, or ""."""
     if len(buckets) > MAX_BUCKETS:
         return f"there are {len(buckets)} buckets, more than {MAX_BUCKETS}"
     if not all(low < high for low, high in pairwise(buckets)):
@@ -92,14 +94,14 @@ def bucket_fault(buckets: Sequence[float]) -> str:
 
 
 def width(kind: MetricKind, buckets: Sequence[float]) -> int:
-    """How many numbers a series has."""
+    """Return the number of values of a series."""
     return len(buckets) + 2 if kind is MetricKind.HISTOGRAM else 1
 
 
 def with_values(families: Iterable[Family], values: Sequence[float]) -> tuple[Family, ...] | None:
-    """What an executor has told, its series with their values, which lie behind each other; None:
-    it makes no sense."""
-    told: list[Family] = []
+    """Return an executor's families with values filled in from one flat list, in the order of the
+    series. Return None if the data are inconsistent."""
+    filled: list[Family] = []
     at = 0
     for family in families:
         series: list[Series] = []
@@ -107,10 +109,10 @@ def with_values(families: Iterable[Family], values: Sequence[float]) -> tuple[Fa
             end = at + width(family.kind, entry.buckets)
             series.append(replace(entry, values=tuple(values[at:end])))
             at = end
-        told.append(replace(family, series=tuple(series)))
-    names = {family.name for family in told}
-    sound = at == len(values) and len(names) == len(told) and all(map(_is_sound, told))
-    return tuple(told) if sound else None
+        filled.append(replace(family, series=tuple(series)))
+    names = {family.name for family in filled}
+    sound = at == len(values) and len(names) == len(filled) and all(map(_is_sound, filled))
+    return tuple(filled) if sound else None
 
 
 def _is_sound(family: Family) -> bool:
@@ -128,12 +130,12 @@ def _is_sound(family: Family) -> bool:
 
 
 def merged(parts: Iterable[tuple[InstanceMetrics, bool]]) -> list[Family]:
-    """The families of all instances by name, as they are shown.
+    """Return the families of all instances by name, as exported.
 
-    Counters and histograms of the same labels are added up. Each gauge is told by itself, with
-    the label `instance` where its model has several instances (which is said beside each part),
-    or where models share it. What contradicts those that came before it is left out: a name
-    that is of another kind, a histogram with other buckets.
+    Counters and histograms with equal labels are added up. A gauge gets the label `instance` if
+    its model has several instances (the flag beside each part), or if models share the gauge. An
+    entry that contradicts an earlier one is left out: a name of another kind, a histogram with
+    other buckets.
     """
     collected: dict[str, _Collected] = {}
     for part, has_several in parts:
@@ -145,14 +147,14 @@ def merged(parts: Iterable[tuple[InstanceMetrics, bool]]) -> list[Family]:
 
 
 class _Collected:
-    """One name's family, out of those of several instances."""
+    """Family of one name, collected from several instances."""
 
     def __init__(self, first: Family) -> None:
         self.kind = first.kind
         self._first = first
         self._sums: dict[Labels, Series] = {}
-        self._gauges: dict[Labels, dict[str, Series]] = {}  # by instance
-        self._apart: set[Labels] = set()  # gauges that are told with their instance
+        self._gauges: dict[Labels, dict[str, Series]] = {}  # labels -> instance -> gauge
+        self._apart: set[Labels] = set()  # gauges exported with the label `instance`
 
     def add(self, series: Iterable[Series], instance: str, has_several: bool) -> None:
         for entry in series:
@@ -163,12 +165,12 @@ class _Collected:
                 if has_several or len(gauges) > 1:
                     self._apart.add(labels)
                 continue
-            known = self._sums.get(labels)
-            if known is None:
+            earlier = self._sums.get(labels)
+            if earlier is None:
                 self._sums[labels] = replace(entry, labels=labels)
-            elif known.buckets == entry.buckets:
-                pairs = zip(known.values, entry.values, strict=True)
-                self._sums[labels] = replace(known, values=tuple(a + b for a, b in pairs))
+            elif earlier.buckets == entry.buckets:
+                pairs = zip(earlier.values, entry.values, strict=True)
+                self._sums[labels] = replace(earlier, values=tuple(a + b for a, b in pairs))
 
     def family(self) -> Family:
         series = list(self._sums.values())

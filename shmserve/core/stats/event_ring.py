@@ -1,11 +1,12 @@
-"""A process's last events as records of one size, written one by one. Pure: the file is elsewhere.
+"""Event ring: a process's latest events as records of one size. Pure: another module handles the
+file.
 
-A ring has one writer and survives it. Records are written where older ones were, each with a
-checksum: a reader takes what is whole, in the order of the records' numbers, and leaves out one
-that was being written when its writer was killed. What happens again and again is one record that
-counts, so a flood does not push out what led to it.
+A ring has one writer, and remains readable after the writer's death. New records overwrite the
+oldest, each with a checksum. A reader takes intact records in order of their numbers, and skips a
+record whose writer was killed while writing. Repeated events share a record with a count, so a
+flood does not push out the events that led to it.
 
-Texts name models, processes, settings and reasons: nothing that clients have sent.
+Texts name models, processes, settings and reasons: no data from clients.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-_TOGETHER_S = 1.0  # the same thing again within this of the last time is the same record
-_REMEMBERED = 64  # different things that are counted at a time
+_TOGETHER_S = 1.0  # repetitions within this time after the last share its record
+_REMEMBERED = 64  # different events that are counted at a time
 
 # Checksum of the rest, number (from 1), count, first and last time, kind, subject, text.
 _LAYOUT = struct.Struct("<IQQdd28s64s128s")
@@ -27,11 +28,15 @@ RECORD_BYTES = _LAYOUT.size
 
 
 class RecordedEvent(Struct):
-    """Something that happened `count` times from `first` to `last` (seconds since 1970).
+    """Event that happened `count` times from `first` to `last` (seconds since 1970).
 
-    `kind` is what it was, `subject` to whom or what, `text` says more: 28, 64 and 128 bytes.
-    Only the process itself has an event's `fields` (of its log line) and `said` (the text that
-    the client of a failed request was told): no file has them apart.
+    Attributes:
+        kind: kind of event, up to 28 bytes.
+        subject: affected process, model or other object, up to 64 bytes.
+        text: details, up to 128 bytes.
+        said: error text sent to the client of a failed request. Only in the process, not in the
+            file.
+        fields: fields of the event's log line. Only in the process, not in the file.
     """
 
     number: int
@@ -45,13 +50,13 @@ class RecordedEvent(Struct):
     fields: Mapping[str, object] = {}
 
     def again(self, now: float) -> None:
-        """Count that the same thing has happened once more."""
+        """Count a repetition."""
         self.last = now
         self.count += 1
 
 
 class EventRing:
-    """The writer's side: says which bytes belong where, of `records` records."""
+    """Writer's side of a ring of `records` records: decides which bytes belong where."""
 
     def __init__(self, records: int) -> None:
         self._records = records
@@ -59,7 +64,7 @@ class EventRing:
         self._recent: OrderedDict[tuple[str, str, str], RecordedEvent] = OrderedDict()
 
     def add(self, now: float, kind: str, subject: str, text: str = "") -> tuple[int, bytes]:
-        """Something happens: the offset in the file, and the record to be written there."""
+        """Add an event. Return the offset in the file, and the record to write there."""
         key = (kind, subject, text)
         event = self._recent.pop(key, None)
         if event is not None and now - event.last < _TOGETHER_S and self._has(event):
@@ -77,7 +82,7 @@ class EventRing:
 
 
 def decode(data: bytes) -> list[RecordedEvent]:
-    """What a ring holds, by number; what is not whole is left out, whatever the bytes are."""
+    """Return the events of a ring by number. Skips damaged records; any bytes are accepted."""
     events = []
     for begin in range(0, len(data) - RECORD_BYTES + 1, RECORD_BYTES):
         record = data[begin : begin + RECORD_BYTES]
@@ -89,7 +94,8 @@ def decode(data: bytes) -> list[RecordedEvent]:
 
 
 def _encode(event: RecordedEvent) -> bytes:
-    """Longer texts are clipped by `struct`, and the half character that may be left by `decode`."""
+    """Return the record of an event. `struct` clips longer texts; `decode` drops a character cut
+    in half."""
     kind, subject, text = (_printable(t) for t in (event.kind, event.subject, event.text))
     record = _LAYOUT.pack(
         0, event.number, event.count, event.first, event.last, kind, subject, text

@@ -1,7 +1,7 @@
-"""What an executor counts: runs of its one model version. Layout, writer and reader.
+"""Executor counters: runs of an executor's one model version. Layout, writer and reader.
 
-A request is counted here when the model has answered it; what becomes of requests as their
-clients see it (answered, failed and why) the frontends count (`core.stats.request_counters`).
+A request is counted here when the model has answered it. Frontends count the outcomes seen by
+clients (answered, failed and why), in `core.stats.request_counters`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from shmserve.core.stats.counter_pages import (
 )
 
 STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
-BATCH_ROWS = 64  # the last one takes all sizes that found no row of their own
-RESPONSE_ROWS = 33  # the last one takes all responses of higher index
-OTHER_SIZES = -1  # the "size" of that last row of batches
+BATCH_ROWS = 64  # the last row counts all sizes without a row of their own
+RESPONSE_ROWS = 33  # the last row counts all higher indexes
+OTHER_SIZES = -1  # "size" of the last row of batches
 RESPONSE = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
 
-# What follows from other words has none of its own: it is added up when the page is read.
+# Values derived from other words have no word: the reader computes them.
 _LAST = HEAD_WORDS
-_OTHER_ELEMENTS = _LAST + 1  # of executions in the last row of batches
+_OTHER_ELEMENTS = _LAST + 1  # batch elements of executions in the last row of batches
 _QUEUE_NS = _LAST + 2
-_SHARED_NS = _LAST + 3  # of input, infer, output: what requests beyond the first of a batch add
+_SHARED_NS = _LAST + 3  # input, infer, output: time of requests beyond the first of a batch
 _HISTOGRAMS = _SHARED_NS + 3
 _INPUT, _INFER, _OUTPUT = (_HISTOGRAMS + index * BUCKETS for index in (1, 2, 3))
 _BATCHES = _HISTOGRAMS + len(STAGES) * BUCKETS
@@ -49,13 +49,14 @@ class ExecutorCounts(Struct, array_like=True):
     """Sums over executors of one model version.
 
     Attributes:
-        last_inference_ms: wall clock of the latest execution, the greatest of all.
-        inferences: elements of the batches of all executions.
-        executions: how often the model ran and answered.
-        requests: how many requests it answered; their time by stage is in `stage_ns`
-            and, as histograms, in `buckets`.
-        batches: by number of elements: executions, and ns of input, infer and output.
-        responses: of decoupled models, by index: count and ns of each of `RESPONSE`.
+        last_inference_ms: wall clock of the latest execution by any executor.
+        inferences: batch elements of all executions.
+        executions: number of answered runs of the model.
+        requests: number of requests answered by the model.
+        stage_ns: time of the requests by stage.
+        buckets: histograms of these times, by stage.
+        batches: batch elements -> executions, and ns of input, infer and output.
+        responses: for decoupled models, response index -> count and ns of each of `RESPONSE`.
     """
 
     last_inference_ms: int = 0
@@ -68,20 +69,20 @@ class ExecutorCounts(Struct, array_like=True):
     responses: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, other: ExecutorCounts) -> None:
-        """Take another executor's counts in."""
+        """Add another executor's counts."""
         self.last_inference_ms = max(self.last_inference_ms, other.last_inference_ms)
         self.inferences += other.inferences
         self.executions += other.executions
         self.requests += other.requests
         add_each(self.stage_ns, other.stage_ns)
-        for mine, its in zip(self.buckets, other.buckets, strict=True):
-            add_each(mine, its)
+        for sums, values in zip(self.buckets, other.buckets, strict=True):
+            add_each(sums, values)
         for rows, more in ((self.batches, other.batches), (self.responses, other.responses)):
             for key, values in more.items():
                 add_each(rows.setdefault(key, _zeros(len(values))), values)
 
     def add_batches(self, size: int, values: list[int]) -> None:
-        """Take in the executions of batches of one size, as a row of `batches` has them."""
+        """Add the executions of one batch size, given as a row of `batches`."""
         self.batches[size] = values
         self.executions += values[0]
         self.inferences += values[0] * max(size, 0)
@@ -90,7 +91,7 @@ class ExecutorCounts(Struct, array_like=True):
 
 
 class ExecutorCounters:
-    """The writer. `words`: at least `NWORDS`, all zero."""
+    """Writer of a page. `words`: at least `NWORDS`, all zero."""
 
     def __init__(self, words: Words) -> None:
         self._words = words
@@ -100,8 +101,8 @@ class ExecutorCounters:
     def executed(
         self, batch: int, now_ms: int, input_ns: int, infer_ns: int, output_ns: int, queue_ns: int
     ) -> None:
-        """The model ran on a batch of so many elements, and answered; `queue_ns`: how long the
-        first of its requests had waited. One call for what is most often one request."""
+        """Count an answered run on a batch of `batch` elements, and its first request, which
+        waited for `queue_ns`. A single call, because most batches have one request."""
         words = self._words
         words[_LAST] = now_ms
         at = self._batches.get(batch) or self._new_batch(batch)
@@ -118,7 +119,7 @@ class ExecutorCounters:
         words[_OUTPUT + bisect_left(BOUNDS_NS, output_ns)] += 1
 
     def shared(self, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """A further request of the batch that was executed last."""
+        """Count a further request of the last executed batch."""
         words = self._words
         words[_QUEUE_NS] += queue_ns
         words[_HISTOGRAMS + bisect_left(BOUNDS_NS, queue_ns)] += 1
@@ -129,8 +130,8 @@ class ExecutorCounters:
             at += BUCKETS
 
     def iterated(self, runs: int, batch: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """The model ran so often, in all for so long, on a batch of so many requests, any of which
-        may run again: when they are over is told with `finished`."""
+        """Count `runs` runs with these total times, on a batch of `batch` requests. Any of the
+        requests may run again; `finished` counts the requests."""
         words = self._words
         at = self._batches.get(batch) or self._new_batch(batch)
         words[at + 1] += runs
@@ -144,7 +145,7 @@ class ExecutorCounters:
         self._words[_LAST] = now_ms
 
     def finished(self, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """A request is over, after one run or several: what they took in all."""
+        """Count a request that has ended after one run or several, with its total times."""
         words = self._words
         words[_QUEUE_NS] += queue_ns
         at = _HISTOGRAMS
@@ -153,7 +154,7 @@ class ExecutorCounters:
             at += BUCKETS
 
     def response(self, index: int, outcome: str, infer_ns: int, output_ns: int) -> None:
-        """Response number `index` of a decoupled request; `outcome`: success, fail,
+        """Count response number `index` of a decoupled request. `outcome`: success, fail,
         empty_response or cancel (the last two have no output)."""
         row = _RESPONSES + min(index, RESPONSE_ROWS - 1) * _RESPONSE_WORDS
         self._response(row, "compute_infer", infer_ns)
@@ -176,7 +177,7 @@ class ExecutorCounters:
 
 
 def read(words: Words) -> ExecutorCounts | None:
-    """The counts on a page; None: it is none of this layout."""
+    """Return the counts on a page, or None if the page has another layout."""
     if not is_page(words, NWORDS):
         return None
     histograms = [

@@ -1,4 +1,4 @@
-"""What a failure counts as. Pure."""
+"""Failure reasons: the counter for each kind of failure. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BY_KIND: tuple[tuple[type[BaseException], Reason], ...] = (
     (NotFound, Reason.BAD_REQUEST),
     (Unimplemented, Reason.BAD_REQUEST),
 )
-# What an executor's own answer says; every other error in one is the model's.
+# Codes of failures found by the executor itself; any other error in an answer is the model's.
 _BY_CODE = {
     Code.DEADLINE_EXCEEDED: Reason.DEADLINE,
     Code.CANCELLED: Reason.CANCELLED,
@@ -40,13 +40,13 @@ _BY_CODE = {
 
 
 def reason_of(error: BaseException) -> Reason:
-    """Why a request failed that got no answer. What is no error of ours ended a client's
-    connection or is a defect."""
+    """Return the reason of a request that failed without an answer. An exception outside
+    `shmserve.errors` comes from the end of a client's connection, or from a defect."""
     if isinstance(error, OSError | EOFError):
         return Reason.CANCELLED
     return next((r for kind, r in _BY_KIND if isinstance(error, kind)), Reason.INTERNAL)
 
 
 def reason_of_answer(code: str) -> Reason:
-    """Why a request failed that an executor answered with an error."""
+    """Return the reason of a request that an executor answered with an error."""
     return _BY_CODE.get(Code(code), Reason.MODEL)

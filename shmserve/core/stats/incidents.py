@@ -1,9 +1,8 @@
 """Incidents: a view of the events that a person should know of. Pure, and bounded.
 
-`Incidents.take` is given every event, keeps those that went wrong, and puts them in words for
-clients: names of models, instances and roles, and reasons. Nothing else is a source of incidents.
-`said` has been told to one client, and is shown only to callers who may see the log
-(`core.access.Access.sees_errors`).
+`Incidents.take` receives every event, keeps failures, and words them for clients: names of models,
+instances and roles, and reasons. Events are the only source of incidents. `said` holds a text sent
+to one client. It is shown only to callers who may see the log (`core.access.Access.sees_errors`).
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from shmserve.core.stats.event_ring import RecordedEvent
 from shmserve.core.stats.request_counters import Reason
 
 LIMIT = 50
-_TOGETHER_S = 60.0  # the same thing again within this time is one incident
-_SAID_S = 5.0  # a text for clients belongs to a failure that is counted within this time
+_TOGETHER_S = 60.0  # repetitions within this time are one incident
+_SAID_S = 5.0  # a client's text belongs to a failure counted within this time
 _MAX_TEXT = 300
 _REQUESTS = {
     Reason.BAD_REQUEST: "request refused: it was malformed or did not fit the model",
@@ -37,9 +36,9 @@ _QUARANTINED = "region quarantined: its object is smaller than it was when regis
 
 
 class Incident(Struct, array_like=True, frozen=True):
-    """One thing that went wrong `count` times from `first` to `last` (seconds since 1970).
+    """Failure that happened `count` times from `first` to `last` (seconds since 1970).
 
-    `said`: the text that the client of the last failed request was told; empty: none is known.
+    `said`: error text sent to the client of the last failed request; empty if unknown.
     """
 
     first: float
@@ -51,16 +50,16 @@ class Incident(Struct, array_like=True, frozen=True):
 
 
 class Incidents:
-    """The view as of the events taken so far, the latest incident last."""
+    """View as of the events taken so far, latest incident last."""
 
     def __init__(self) -> None:
         self._entries: list[Incident] = []
-        # Texts told to clients of failures that are yet to be counted, with their time
+        # (object, fault) -> (time, client's text) of failures not counted yet
         self._said: dict[tuple[str, str], tuple[float, str]] = {}
 
     def take(self, event: RecordedEvent) -> None:
-        """Take in an event. One with a `count` of 0 only says what a client was told: failures
-        are counted separately, before that or after."""
+        """Take in an event. An event with a `count` of 0 carries only the text sent to a client.
+        The failure itself is counted by another event, earlier or later."""
         words = _words(event)
         if words is None:
             return
@@ -72,8 +71,8 @@ class Incidents:
         at, said = self._said.pop(key, (-inf, ""))
         entry = Incident(event.first, event.last, what, text, event.count)
         if index is not None:
-            known = self._entries.pop(index)
-            entry = replace(known, last=event.last, count=known.count + event.count)
+            earlier = self._entries.pop(index)
+            entry = replace(earlier, last=event.last, count=earlier.count + event.count)
         if event.last - at < _SAID_S:
             entry = replace(entry, said=said)
         self._entries = [*self._entries[1 - LIMIT :], entry]
@@ -96,7 +95,7 @@ def _is_same(entry: Incident, key: tuple[str, str], now: float) -> bool:
 
 
 def _words(event: RecordedEvent) -> tuple[str, str] | None:
-    """Name the thing that an event is about, and say what was wrong; None: nothing was."""
+    """Return the failed object and the fault; None if the event is no failure."""
     match event.kind:
         case "request failed":
             return event.subject, _REQUESTS[Reason[event.text.upper()]]

@@ -1,8 +1,8 @@
-"""Values that models report about themselves, second by second. Pure.
+"""Model metrics: values that models report about themselves, second by second. Pure.
 
-An executor tells of each name how its values are put together (`kind`), how many the last
-second had, and what they came to. Instances of one model are put together here. What an
-executor says is checked like any peer's word.
+For each name an executor reports the rule for combining values (`kind`), the number of values in
+the last second, and the result. The instances of a model are merged here. Reports are checked like
+any peer's message.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from msgspec import Struct
 
 from shmserve.core.stats.aggregation import PERCENTS
 
-KINDS = {"avg": "mean", "max": "max", "min": "min", "inc": "mean"}  # how seconds become minutes
+# kind -> rule for making minutes of seconds
+KINDS = {"avg": "mean", "max": "max", "min": "min", "inc": "mean"}
 CDF = "cdf"
 CDF_COLUMNS = (50, 90, 99)
-_MAX_NAMES = 256  # of one process
+_MAX_NAMES = 256  # per process
 _MAX_NAME = 128
-_MOST = 1e300  # so that sums of what is told stay numbers
+_LIMIT = 1e300  # keeps sums of reported values finite
 _AT = [PERCENTS.index(percent) for percent in CDF_COLUMNS]
 
 
 class ModelMetrics(Struct):
-    """One name's last second in one process. `points`: of ``cdf``, by `PERCENTS`."""
+    """Last second of one name in one process. `points`: for ``cdf``, values by `PERCENTS`."""
 
     kind: str
     value: float = nan
@@ -34,7 +35,7 @@ class ModelMetrics(Struct):
 
 
 def parse(data: Any) -> dict[str, ModelMetrics]:
-    """Return the metrics that one process sent, by name. Malformed ones are left out."""
+    """Return the metrics sent by one process, by name. Malformed metrics are left out."""
     metrics: dict[str, ModelMetrics] = {}
     for name, entry in data.items() if isinstance(data, dict) else ():
         if len(metrics) >= _MAX_NAMES:
@@ -46,7 +47,8 @@ def parse(data: Any) -> dict[str, ModelMetrics]:
 
 
 def merged(parts: Sequence[ModelMetrics]) -> ModelMetrics:
-    """One name of all instances of a model; its kind is the first one's."""
+    """Return one name merged over all instances of a model, with the kind of the first instance.
+    Instances with another kind are left out."""
     kind = parts[0].kind
     alike = [part for part in parts if part.kind == kind and part.count]
     count = sum(part.count for part in alike)
@@ -64,7 +66,7 @@ def merged(parts: Sequence[ModelMetrics]) -> ModelMetrics:
 
 
 def gauges(metric: ModelMetrics) -> list[float]:
-    """As a second of a track: one value, or the `CDF_COLUMNS`."""
+    """Return a second of a track: one value, or the `CDF_COLUMNS`."""
     if metric.kind == CDF:
         return [metric.points[at] if metric.points else nan for at in _AT]
     return [metric.value]
@@ -86,11 +88,11 @@ def _entry(entry: Any) -> ModelMetrics | None:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and abs(value) < _MOST else nan
+    return float(value) if isinstance(value, int | float) and abs(value) < _LIMIT else nan
 
 
 def _mixed(parts: Sequence[ModelMetrics]) -> Sequence[float]:
-    """Several distributions as one, each with the weight of its number of values."""
+    """Return several distributions as one, weighted by their numbers of values."""
     if len(parts) == 1:
         return parts[0].points
     weighted: list[tuple[float, float]] = []  # (value, share)

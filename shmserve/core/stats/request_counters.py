@@ -1,8 +1,8 @@
-"""What a frontend counts: what became of requests, by model version. Layout, writer, reader.
+"""Request counters of a frontend: outcomes of requests, by model version. Layout, writer, reader.
 
-After the head of the page come rows. Row 0 is for model versions that found no row of their
-own (`OTHER`); a row's name is complete before the number of rows in use says that it is there.
-After them come rows of keys, as many, in the same way: how many requests came with each.
+Rows follow the head of the page. Row 0 counts model versions without a row of their own (`OTHER`).
+A row's name is complete before the number of rows in use includes the row. As many rows for keys
+follow in the same way, with the number of requests sent with each key.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from shmserve.core.stats.counter_pages import (
 
 
 class Reason(IntEnum):
-    """Why a request failed; a row has a counter for each."""
+    """Reason of a failure; a row has a counter for each reason."""
 
-    BAD_REQUEST = 0  # refused before any executor was asked; no failure of the model's
+    BAD_REQUEST = 0  # refused before any executor was asked; not a failure of the model
     QUEUE_FULL = 1
     NO_MEMORY = 2  # the pool is used up
-    NO_EXECUTOR = 3  # none runs right now
+    NO_EXECUTOR = 3  # no executor runs right now
     EXECUTOR_DIED = 4
     DEADLINE = 5
     CANCELLED = 6  # the client has gone
@@ -43,10 +43,10 @@ class Reason(IntEnum):
 
 
 COPIES = ("in", "batch", "out", "device")  # stages of the receipt
-CACHE = ("hits", "hit_ns", "misses", "miss_ns")  # of looking for answers that are kept
+CACHE = ("hits", "hit_ns", "misses", "miss_ns")  # look-ups in the response cache
 HITS, MISSES = CACHE.index("hits"), CACHE.index("misses")
 OTHER = ("(other)", "")
-MAX_COUNTED = 128  # model versions, and keys, that one frontend counts apart
+MAX_COUNTED = 128  # model versions, and keys, with rows of their own per frontend
 _NAME_WORDS = 36  # length in bytes, then "name/version"
 _NAME_BYTES = (_NAME_WORDS - 1) * 8
 _SUCCEEDED = _NAME_WORDS
@@ -66,9 +66,13 @@ assert _CACHE + len(CACHE) <= ROW_WORDS
 
 
 class RequestCounts(Struct, array_like=True):
-    """Sums over frontends. `buckets`: how long requests took that were answered. `in_flight`:
-    requests that are with executors now, which those that have ended have none of. `cache`: by
-    `CACHE`."""
+    """Sums over frontends.
+
+    Attributes:
+        buckets: histogram of the times of answered requests.
+        in_flight: requests with executors now; 0 for ended frontends.
+        cache: counts of cache look-ups, by `CACHE`.
+    """
 
     succeeded: int = 0
     success_ns: int = 0
@@ -85,11 +89,11 @@ class RequestCounts(Struct, array_like=True):
 
     @property
     def failed(self) -> int:
-        """Failures of requests that had been accepted."""
+        """Number of accepted requests that failed."""
         return sum(self.failures) - self.failures[Reason.BAD_REQUEST]
 
     def add(self, other: RequestCounts) -> None:
-        """Take another frontend's counts in."""
+        """Add another frontend's counts."""
         self.succeeded += other.succeeded
         self.success_ns += other.success_ns
         self.fail_ns += other.fail_ns
@@ -100,12 +104,12 @@ class RequestCounts(Struct, array_like=True):
         add_each(self.cache, other.cache)
 
     def end_all(self) -> None:
-        """Count none in flight: their process has ended."""
+        """Clear `in_flight`, since the process has ended."""
         self.in_flight = 0
 
 
 def nwords(rows: int) -> int:
-    """Words of a page for so many model versions, and as many keys."""
+    """Return the words of a page for `rows` model versions and as many keys."""
     return HEAD_WORDS + (rows + 1) * (ROW_WORDS + _KEY_WORDS)
 
 
@@ -113,8 +117,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class _NamedRows(Struct, Generic[Key]):
-    """Rows of `words` words from `first` on, found by key; row 0 is for what finds none.
-    `count_word`: where the page tells how many there are."""
+    """Rows of `words` words from `first` on, found by key. Row 0 counts keys without a row.
+    `count_word`: index of the word with the number of rows in use."""
 
     first: int
     words: int
@@ -124,7 +128,8 @@ class _NamedRows(Struct, Generic[Key]):
 
 
 class RequestCounters:
-    """The writer; not thread-safe. `words`: all zero; its size says how many rows there are."""
+    """Writer of a page; not thread-safe. `words`: all zero; the size determines the number of
+    rows."""
 
     def __init__(self, words: Words) -> None:
         self._words = words
@@ -142,8 +147,8 @@ class RequestCounters:
     def ended(
         self, model: str, version: str, reason: Reason | None, ns: int, copied: Sequence[int] = ()
     ) -> None:
-        """A request was answered, or failed for a reason, `ns` after its arrival; `copied`: bytes
-        that were copied for it, by stage."""
+        """Count an ended request: answered, or failed with a reason, `ns` after its arrival.
+        `copied`: bytes copied for the request, by stage."""
         words = self._words
         key, rows = (model, version), self._rows
         row = rows.places.get(key) or self._new_row(rows, key, f"{model}/{version}")
@@ -159,19 +164,20 @@ class RequestCounters:
             words[at] += nbytes
 
     def copied_out(self, model: str, version: str, nbytes: int) -> None:
-        """Bytes of an answer that were copied after it had been counted."""
+        """Count bytes of an answer that were copied after the request had been counted."""
         row = self._row_of(model, version)
         self._words[row + _COPIED + COPIES.index("out")] += nbytes
 
     def looked_up(self, model: str, version: str, hit: bool, ns: int) -> None:
-        """An answer was looked for among those that are kept, which took `ns`."""
+        """Count a look-up in the response cache, which took `ns`."""
         row = self._row_of(model, version)
         at = row + _CACHE + (HITS if hit else MISSES)
         self._words[at] += 1
         self._words[at + 1] += ns
 
     def show_in_flight(self, counts: Mapping[tuple[str, str], int]) -> None:
-        """How many requests are with executors now, by model version; of others there are none."""
+        """Set the number of requests with executors now, by model version. Model versions not in
+        `counts` get 0."""
         by_row = dict.fromkeys((HEAD_WORDS, *self._rows.places.values()), 0)
         for (model, version), count in counts.items():
             row = self._row_of(model, version)
@@ -180,7 +186,7 @@ class RequestCounters:
             self._words[row + _IN_FLIGHT] = count
 
     def keyed(self, name: str) -> None:
-        """A request came with the key of this name."""
+        """Count a request sent with the key of this name."""
         at = self._keys.places.get(name) or self._new_row(self._keys, name, name)
         self._words[at + _KEY_COUNT] += 1
 
@@ -189,7 +195,7 @@ class RequestCounters:
         return rows.places.get(key) or self._new_row(rows, key, f"{model}/{version}")
 
     def _new_row(self, rows: _NamedRows[Key], key: Key, name: str) -> int:
-        """Where a row is from now on; the one of all others if there is no room."""
+        """Return the position of a new row, or of row 0 if there is no room."""
         number, text = len(rows.places) + 1, name.encode()
         if number >= self._limit or len(text) > rows.name_bytes:
             return rows.first
@@ -203,7 +209,7 @@ class RequestCounters:
 
 
 def read(words: Words) -> dict[tuple[str, str], RequestCounts] | None:
-    """The counts on a page by (model, version); None: it is none of this layout."""
+    """Return the counts on a page by (model, version), or None if the page has another layout."""
     if not is_page(words, nwords(0)):
         return None
     rows_by_model: dict[tuple[str, str], RequestCounts] = {}
@@ -228,7 +234,7 @@ def read(words: Words) -> dict[tuple[str, str], RequestCounts] | None:
 
 
 def read_keys(words: Words) -> dict[str, int]:
-    """Requests by the names of their keys, on a page of this layout."""
+    """Return requests by key name, on a page of this layout."""
     requests: dict[str, int] = {}
     models = _rows_of(words)
     for number in range(min(words[KEYS_WORD], models)):
@@ -242,7 +248,8 @@ def read_keys(words: Words) -> dict[str, int]:
 
 
 def _rows_of(words: Words) -> int:
-    """Rows of each kind that a page has at most; it is not trusted."""
+    """Return the largest number of rows of each kind on a page. The page's own number is not
+    trusted."""
     return min(words[MODELS_WORD], (len(words) - HEAD_WORDS) // (ROW_WORDS + _KEY_WORDS))
 
 

@@ -1,13 +1,13 @@
 """Time series: the latest 60 seconds, 60 minutes, 24 hours and 30 days. Pure, and bounded.
 
-A *track* is a group of series that are written together. Once a second each track is given a
-`Sample`. Longer periods add up the same samples and become numbers by the same rule as a second
-does, so a minute's average is that of its requests, and its maximum that of its slowest request.
-Periods have numbers that count from the start of the history. A second without a sample has no
-values. `SavedSeries` holds all of it for a successor.
+A *track* is a group of series written together. Each track receives a `Sample` once a second.
+Longer periods add up the samples and become numbers by the same rule as a second. So a minute's
+average covers all its requests, and its maximum is the slowest request. Periods are numbered from
+the start of the history. A second without a sample has no values. `SavedSeries` holds the whole
+history for a successor.
 
-Bounds: 21 KiB of numbers a model version, 256 model versions, 512 reported values, 64 GPUs. A
-browser asks only for what is new (`since`).
+Bounds: 21 KiB of numbers per model version, 256 model versions, 512 reported values, 64 GPUs. A
+browser requests only new periods (`since`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Key = tuple[str | int, ...]
 
 
 class SeriesLevel(NamedTuple):
-    """A resolution: so many seconds a point, so many points are kept."""
+    """Resolution of a history: seconds per point, and number of kept points."""
 
     name: str
     seconds: int
@@ -43,10 +43,14 @@ LEVELS = (
 
 
 class SeriesKind(Struct, frozen=True):
-    """What a track is made of: columns that `derive` makes of counts, then gauges.
+    """Columns of a track: columns derived from counts, then gauges.
 
-    `derive`: of a period's counts, its seconds and its slowest; no counts are the same columns
-    in every period. `gauges`: name and how the seconds of a period become one: mean, max or min.
+    Attributes:
+        columns: names of the derived columns.
+        width: number of counts.
+        derive: function from a period's counts, seconds and slowest time to the derived columns.
+            Without counts the columns must be equal for every period.
+        gauges: name, and rule for combining the seconds of a period: mean, max or min.
     """
 
     columns: tuple[str, ...] = ()
@@ -59,18 +63,19 @@ class SeriesKind(Struct, frozen=True):
         return (*self.columns, *(name for name, _ in self.gauges))
 
     def derived(self, counts: Sequence[int], seconds: float, slowest: int) -> list[float]:
-        """The columns that are made of counts, rounded."""
-        made = self.derive(counts, seconds, slowest) if self.derive is not None else []
-        return [round(value, 3) for value in made]
+        """Return the columns derived from counts, rounded."""
+        values = self.derive(counts, seconds, slowest) if self.derive is not None else []
+        return [round(value, 3) for value in values]
 
 
 def means(*gauges: str) -> SeriesKind:
-    """Of gauges alone, whose periods have the mean of their seconds."""
+    """Return a kind of gauges only, combined by mean."""
     return SeriesKind(gauges=tuple((name, "mean") for name in gauges))
 
 
 class Sample(Struct):
-    """One second of a track. `counts` empty: nothing was counted; gauges nan or missing: none."""
+    """Values of a track for one second. `counts` empty: nothing was counted. Gauges nan or
+    missing: no value."""
 
     counts: Sequence[int] = ()
     slowest: int = 0
@@ -82,7 +87,7 @@ _DISPLACED_S = 3600
 
 
 class Period(Struct, array_like=True):
-    """What a period that is not over has so far."""
+    """Sums of an unfinished period."""
 
     counts: list[int]
     gauges: list[float]
@@ -96,12 +101,13 @@ class Period(Struct, array_like=True):
         return cls([0] * kind.width, [nan] * len(kind.gauges), [0] * len(kind.gauges))
 
     def fits(self, kind: SeriesKind) -> bool:
-        """Whether it can be one of this kind's."""
+        """Return True if the sums have the sizes of this kind."""
         gauges = len(self.gauges) == len(self.weights) == len(kind.gauges)
         return gauges and len(self.counts) == kind.width
 
     def add(self, kind: SeriesKind, sample: Sample, seconds: float, times: int = 1) -> None:
-        """The sample of so many seconds, which came as often; one with counts comes once."""
+        """Add a sample repeated `times` times, in `seconds` altogether. A sample with counts is
+        never repeated."""
         self.seconds += seconds
         self.slowest = max(self.slowest, sample.slowest)
         if sample.counts:
@@ -110,16 +116,17 @@ class Period(Struct, array_like=True):
         for index, (value, (_, way)) in enumerate(zip(sample.gauges, kind.gauges, strict=False)):
             if isnan(value):
                 continue
-            known, self.weights[index] = self.weights[index], self.weights[index] + times
+            weight, self.weights[index] = self.weights[index], self.weights[index] + times
             if way == "mean":
-                self.gauges[index] = (self.gauges[index] if known else 0.0) + value * times
-            elif known:
+                self.gauges[index] = (self.gauges[index] if weight else 0.0) + value * times
+            elif weight:
                 self.gauges[index] = (max if way == "max" else min)(self.gauges[index], value)
             else:
                 self.gauges[index] = value
 
     def values(self, kind: SeriesKind, nothing: list[float]) -> list[float]:
-        """`nothing`: the columns of a period without counts."""
+        """Return the columns of the period. `nothing`: derived columns of a period without
+        counts."""
         counted = self.counted
         derived = kind.derived(self.counts, self.seconds, self.slowest) if counted else nothing
         gauges = (
@@ -130,7 +137,7 @@ class Period(Struct, array_like=True):
 
 
 class SavedTrack(Struct, array_like=True, frozen=True):
-    """A track. `names`: its columns; `rings`: by level, the bytes of its float64 values."""
+    """Saved track. `names`: column names; `rings`: by level, the bytes of the float64 values."""
 
     key: Key
     names: tuple[str, ...]
@@ -139,7 +146,8 @@ class SavedTrack(Struct, array_like=True, frozen=True):
     running: tuple[Period, ...]
 
     def fits(self, kind: SeriesKind) -> bool:
-        """Whether another program, which may have been of another version, wrote such a track."""
+        """Return True if the track has this kind. Another version of the program may have written
+        the track."""
         sizes = [level.points * len(kind.names) * 8 for level in LEVELS]
         return (
             self.names == kind.names
@@ -150,7 +158,8 @@ class SavedTrack(Struct, array_like=True, frozen=True):
 
 
 class SavedSeries(Struct, array_like=True, frozen=True):
-    """All tracks. `ended`: by the wall clock, in seconds; `next`: the second that began then."""
+    """All saved tracks. `ended`: wall clock at the end, in seconds; `next`: number of the second
+    that began then."""
 
     ended: float
     next: Annotated[int, Meta(ge=0, le=1 << 48)]
@@ -159,7 +168,7 @@ class SavedSeries(Struct, array_like=True, frozen=True):
 
 
 class Track:
-    """A group of series. `touched`: the last second in which it had any value."""
+    """Group of series. `touched`: last second with any value."""
 
     def __init__(self, kind: SeriesKind, second: int, saved: SavedTrack | None = None) -> None:
         self.kind = kind
@@ -171,11 +180,12 @@ class Track:
             self._running = list(saved.running)
         else:
             self._rings = [array("d", [nan]) * (level.points * self._width) for level in LEVELS]
-            # The first stays empty: `_second` is all
+            # The period of level 0 stays empty: `_second` holds the values.
             self._running = [Period.of(kind) for _ in LEVELS]
-        self._second: list[float] | None = None  # what the last second has become
-        self._sample, self._times, self._seconds = _NOTHING, 0, 0.0  # not in the periods yet
-        self._values: list[float] = []  # of a second of it
+        self._second: list[float] | None = None  # values of the last second
+        # repeated sample, not in the periods yet
+        self._sample, self._times, self._seconds = _NOTHING, 0, 0.0
+        self._values: list[float] = []  # columns of one second of `_sample`
 
     def saved(self, key: Key) -> SavedTrack:
         self._settle()
@@ -184,12 +194,12 @@ class Track:
 
     @classmethod
     def restored(cls, saved: SavedTrack, kind: SeriesKind) -> Track:
-        """One of a kind that `fits`."""
+        """Return a track from a saved one, which must fit the kind (`SavedTrack.fits`)."""
         return cls(kind, saved.touched, saved)
 
     def add(self, sample: Sample, number: int, seconds: float) -> None:
-        """One more second. Where nothing happens it is as the one before: they are added at once
-        when that ends."""
+        """Add a second. Equal seconds without counts are collected, and added together when a
+        different second comes."""
         if sample.counts or not all(map(isnan, sample.gauges)):
             self.touched = number
         if not self._times or sample != self._sample:
@@ -205,7 +215,7 @@ class Track:
             self._settle()
 
     def finish(self, level: int, number: int) -> None:
-        """The period that runs is over; it was this one."""
+        """End the current period, which has this number."""
         if not level:
             values, self._second = self._second, None
         else:
@@ -215,11 +225,12 @@ class Track:
         self._put(level, number, values or [nan] * self._width)
 
     def skip(self, level: int, number: int) -> None:
-        """A period that nobody sampled."""
+        """Store a period without samples."""
         self._put(level, number, [nan] * self._width)
 
     def part(self, level: int, first: int, until: int, running: bool) -> dict[str, Column]:
-        """By column: the periods from `first` up to `until`, then perhaps the one that runs."""
+        """Return column -> values of the periods from `first` up to `until`, then of the current
+        period if `running`."""
         self._settle()
         points, ring = LEVELS[level].points, self._rings[level]
         last, more = self._running[level], [nan] * self._width
@@ -245,21 +256,25 @@ class Track:
 
 
 class TimeSeries:
-    """All tracks by key. `limit`: how many. A new one takes the place of the one that has had
-    no values for longest, but of none that had any within the last hour. One that has none left
-    in any period goes when the longest period ends."""
+    """All tracks by key.
+
+    `limit`: number of tracks. A new track replaces the track without values for longest, if that
+    track had no values within the last hour. A track without values in any kept period is removed
+    when the longest period ends.
+    """
 
     def __init__(self, limit: int) -> None:
         self.tracks: dict[Key, Track] = {}
-        self.next = 0  # the second that comes
+        self.next = 0  # number of the next second
         self._limit = limit
-        self._begun = [0 for _ in LEVELS]  # the number of the period that runs
-        self._seconds = [0.0 for _ in LEVELS]  # that it has so far
+        self._begun = [0 for _ in LEVELS]  # level -> number of the current period
+        self._seconds = [0.0 for _ in LEVELS]  # level -> seconds in the current period
 
     def add(
         self, second: int, seconds: float, samples: Mapping[Key, tuple[SeriesKind, Sample]]
     ) -> None:
-        """The given second (later than all before) is over; `seconds`: since the last sample."""
+        """Add the given second, which is over and must be later than all before. `seconds`: time
+        since the last sample."""
         if second < self.next:
             return
         longest = self._begun[-1]
@@ -281,25 +296,25 @@ class TimeSeries:
                     del self.tracks[key]
 
     def saved(self, ended: float) -> SavedSeries:
-        """All of it, to be encoded before anything is added. `ended`: the wall clock's time at
-        which the second that comes begins."""
+        """Return all tracks for saving, to be encoded before anything is added. `ended`: wall
+        clock at the begin of the next second."""
         tracks = tuple(track.saved(key) for key, track in self.tracks.items())
         return SavedSeries(ended, self.next, tuple(self._seconds), tracks)
 
     def restore(
         self, saved: SavedSeries, gap: int, kind_of: Callable[[Key], SeriesKind | None]
     ) -> None:
-        """Go on with what was saved, `gap` seconds later, which have no values.
+        """Continue from saved tracks, `gap` seconds later. The gap has no values.
 
-        Here is nothing yet. Tracks that are not of the kind that they should be are left out,
-        and those that have no values left.
+        Requires an empty history. Tracks of a wrong kind, or without values in any kept period,
+        are left out.
         """
         if len(saved.seconds) != len(LEVELS):
             return
         for track in saved.tracks[: self._limit]:
             kind = kind_of(track.key)
-            gone = _over(track.touched, saved.next + gap)
-            if kind is not None and track.fits(kind) and not gone:
+            is_over = _over(track.touched, saved.next + gap)
+            if kind is not None and track.fits(kind) and not is_over:
                 self.tracks[track.key] = Track.restored(track, kind)
         self._begun = [saved.next // level.seconds for level in LEVELS]
         self._seconds = list(saved.seconds)
@@ -308,12 +323,13 @@ class TimeSeries:
             self._catch_up(level, self.next)
 
     def span(self, level: int, since: int = 0) -> tuple[int, int]:
-        """Numbers of the first and after the last period that is kept, not before `since`."""
+        """Return the numbers of the first kept period, not before `since`, and of the current
+        period."""
         until = self._begun[level]
         return min(until, max(since, until - LEVELS[level].points, 0)), until
 
     def part(self, key: Key, level: int, since: int = 0) -> dict[str, Column]:
-        """A track's columns over `span`; of longer periods also the one that runs."""
+        """Return a track's columns over `span`, then the current period of longer levels."""
         track = self.tracks.get(key)
         if track is None:
             return {}
@@ -321,7 +337,7 @@ class TimeSeries:
         return track.part(level, first, until, running=self.runs(level))
 
     def runs(self, level: int) -> bool:
-        """Whether a period of this level has begun and is not over."""
+        """Return True if a period of this level is unfinished."""
         return self._seconds[level] > 0
 
     def _catch_up(self, level: int, second: int) -> None:
@@ -348,6 +364,6 @@ class TimeSeries:
 
 
 def _over(touched: int, second: int) -> bool:
-    """Whether no period that is kept when `second` begins has this second."""
+    """Return True if the second `touched` lies in no period kept when `second` begins."""
     _, seconds, points = LEVELS[-1]
     return touched // seconds < second // seconds - points

@@ -1,4 +1,4 @@
-"""What runs a model: one module a framework, all behind `shmserve.executor.backend.Backend`."""
+"""Backends: run models, one module per framework, behind `shmserve.executor.backend.Backend`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shmserve.tensor.spec import ModelSpec
 
 
 def create(spec: ModelSpec) -> Backend:
-    """A new, unloaded backend for a model.
+    """Return a new, unloaded backend for a model.
 
     Raises:
-        ConfigError: there is no such backend.
+        ConfigError: the backend that the model names does not exist.
     """
     if spec.backend not in extensions.names(extensions.BACKENDS):
         raise ConfigError(f"model '{spec.name}': backend '{spec.backend}' is not supported")
@@ -25,10 +25,11 @@ def create(spec: ModelSpec) -> Backend:
 
 
 def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
-    """The backend, loaded, as one that speaks the client's shapes, and the completed spec.
+    """Load a backend. Return the backend for requests in the client's shapes, and the completed
+    spec.
 
     Raises:
-        ShmserveError: as `Backend.load`; nothing is left behind then.
+        ShmserveError: as `Backend.load`; the backend has been closed by then.
     """
     try:
         spec = backend.load(context)
@@ -39,10 +40,10 @@ def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
 
 
 def import_extra(module: str, backend: str, extra: str) -> Any:
-    """The framework of a backend, which is one of our extras.
+    """Import the framework of a backend, which an extra of this package installs.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the extra is not installed.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""What a model gives for an output, as an array on its own memory."""
+"""Array import: takes a model's output as an array on the model's own memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shmserve.executor.devices import is_on_device
 def to_array(value: Any, where: str) -> Any:
     """Return a value as a numpy or CuPy array.
 
-    Takes numpy's and CuPy's arrays as they are, and whatever speaks DLPack or has
-    `__cuda_array_interface__`, such as torch's tensors, without a copy.
+    numpy and CuPy arrays are returned unchanged. Objects with DLPack or
+    `__cuda_array_interface__`, such as torch tensors, are taken without a copy.
 
     Raises:
-        Internal: the value is no array, or one of a type or layout that cannot be told.
-        ConfigError: it lies in a GPU's memory, and CuPy cannot be used here.
+        Internal: the value is no array, or has an unknown type or layout.
+        ConfigError: the value lies in GPU memory, and CuPy cannot be used here.
     """
     if isinstance(value, np.ndarray):
         return value

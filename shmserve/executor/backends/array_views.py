@@ -1,4 +1,4 @@
-"""numpy and CuPy arrays on memory that somebody else owns."""
+"""Array views: numpy and CuPy arrays on memory that another object owns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from shmserve.cuda import runtime
 
 
 class _Memory:
-    """Lends memory to numpy; arrays made of it keep it, and it keeps the owner."""
+    """Memory lent to numpy. Arrays keep this object alive, and this object keeps the owner
+    alive."""
 
     def __init__(self, interface: dict[str, Any], owner: object) -> None:
         self.__array_interface__ = interface
@@ -25,14 +26,14 @@ def array_at(
     owner: object,
     strides: tuple[int, ...] | None = None,
 ) -> np.ndarray[Any, Any]:
-    """An array at an address, without a copy.
+    """Return an array at an address, without a copy.
 
     Args:
-        address: of the first element; ignored if there are no elements.
-        shape: in elements.
-        dtype: of fixed size.
-        owner: kept alive as long as the array or a view of it.
-        strides: in bytes; None for row-major.
+        address: address of the first element; ignored if there are no elements.
+        shape: shape in elements.
+        dtype: element type of fixed size.
+        owner: object kept alive as long as the array or a view of it.
+        strides: strides in bytes; None for row-major.
     """
     if 0 in shape:
         return np.empty(shape, dtype)
@@ -54,9 +55,9 @@ def device_array_at(
     device: int,
     strides: tuple[int, ...] | None = None,
 ) -> Any:
-    """A CuPy array at an address in a GPU's memory, without a copy; as `array_at`.
+    """Return a CuPy array at an address in GPU memory, without a copy. Arguments as `array_at`.
 
-    `device` is its CUDA ordinal in this process; -1: CUDA is asked.
+    `device`: CUDA ordinal in this process; -1: CUDA finds the device from the address.
 
     Raises:
         ConfigError: CuPy cannot be used here.

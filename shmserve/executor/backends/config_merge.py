@@ -1,4 +1,4 @@
-"""What a configuration that came with a load request left to the model's own config.pbtxt."""
+"""Config merge: completes a load request's configuration from the model's own config.pbtxt."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from shmserve.tensor.spec import ModelSpec
 
 
 def with_own_tensors(spec: ModelSpec, directory: str) -> ModelSpec:
-    """The spec; if it tells no tensor at all, with those of the folder's config.pbtxt.
+    """Return the spec. If the spec has no tensors at all, add the tensors of the folder's
+    config.pbtxt.
 
-    A load request's configuration replaces config.pbtxt, and clients send such that change a
-    single field: model formats that describe themselves fill in the rest, a model.py does not.
+    The configuration of a load request replaces config.pbtxt, and clients send configurations that
+    change a single field. Model formats that describe themselves supply the missing fields, but a
+    model.py does not.
 
     Raises:
-        ConfigError: the two do not go together.
+        ConfigError: the two configurations contradict each other.
     """
     if spec.inputs or spec.outputs:
         return spec

@@ -1,4 +1,4 @@
-"""Errors of CUDA that a model let through: CuPy's and torch's."""
+"""CUDA errors: recognises errors of CuPy and torch that a model let through."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import traceback
 from shmserve.cuda import runtime
 from shmserve.errors import Internal, ShmserveError
 
-# torch's text begins so, and further lines give advice; TorchScript's operators have no
-# exceptions but RuntimeError, and their text stands at the end of TorchScript's own traceback
+# Torch's texts begin like this; further lines give advice. TorchScript's operators raise only
+# RuntimeError, with torch's text at the end of TorchScript's own traceback.
 _TORCH = re.compile(r"(?:\A|\n[\w.]+: )CUDA (?:(out of memory)|error: (.*))")
 
 
 def from_cuda(ex: BaseException, purpose: str) -> ShmserveError | None:
-    """The error to tell; None: it is none of CUDA's.
+    """Return the error for the client, or None if the exception is not from CUDA.
 
-    After one for want of memory the arrays of the model's failed call are gone, and what
-    CuPy and torch keep for later is the device's again.
+    After an out-of-memory error, the arrays of the failed call are released, and CuPy and torch
+    have returned their unused memory to the device.
     """
     torchs = _TORCH.search(str(ex)) if isinstance(ex, RuntimeError) else None
     if runtime.is_out_of_memory(ex) or (torchs and torchs[1]):
@@ -35,9 +35,9 @@ def from_cuda(ex: BaseException, purpose: str) -> ShmserveError | None:
 
 
 def _device() -> int:
-    """The ordinal of the calling thread's device, which is the one the model worked on."""
+    """Return the ordinal of the calling thread's device, on which the model has worked."""
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
-    with contextlib.suppress(Exception):  # of a lost device, not even this can be asked
+    with contextlib.suppress(Exception):  # a lost device does not even answer this
         if cupy is not None:
             return int(cupy.cuda.runtime.getDevice())
         if torch is not None:

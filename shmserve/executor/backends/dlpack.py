@@ -1,17 +1,17 @@
 """DLPack capsules by hand: tensors handed between frameworks without a copy.
 
-numpy and CuPy speak DLPack too, but not (or not in every version) for BF16, and numpy refuses
-read-only arrays in the unversioned form that Triton's models expect. So the structures are
-laid out here (ctypes), after the DLPack 0.8 header. What is handed out is a capsule of numpy's
-with other contents: its destructor and deleter are C, since capsules also die while an
-exception is on its way, where no Python can run.
+numpy and CuPy support DLPack too, but not (or not in every version) for BF16, and numpy refuses
+read-only arrays in the unversioned form that Triton's models expect. So the structures are laid
+out here with ctypes, after the DLPack 0.8 header. An exported capsule is a numpy capsule with
+changed contents. Its destructor and deleter are C code, because capsules also die while an
+exception propagates, when no Python code can run.
 
-Order of work on a GPU, after the protocol: what is taken here is complete for whatever is
-begun on the device's default stream afterwards; a consumer with another stream asks `let_wait`.
+Order of work on a GPU, after the protocol: a tensor taken here is complete for all later work on
+the device's default stream. A consumer with another stream calls `let_wait`.
 
-Ownership: a capsule is named "dltensor" until somebody takes the tensor out; the taker
-renames it to "used_dltensor" and calls the tensor's deleter once when done. A capsule
-that nobody took calls the deleter itself.
+Ownership: a capsule is named "dltensor" until a consumer takes the tensor out. The consumer
+renames the capsule to "used_dltensor" and calls the tensor's deleter once when done. An unused
+capsule calls the deleter itself.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from shmserve.tensor.dtypes import DATATYPES, from_numpy
 
 CPU = (1, 0)
 CUDA = 2  # kDLCUDA
-_CPU_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost: both can be read here
-_MANAGED = 13  # kDLCUDAManaged, of no certain device
-_LEGACY_STREAM = 1  # what the protocol calls the default stream
+_CPU_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost: the CPU can read both
+_MANAGED = 13  # kDLCUDAManaged, on no particular device
+_LEGACY_STREAM = 1  # number of the default stream in the protocol
 
 _NAME = ctypes.create_string_buffer(b"dltensor")
-_USED = ctypes.create_string_buffer(b"used_dltensor")  # capsules keep the pointer: it must stay
+_USED = ctypes.create_string_buffer(b"used_dltensor")  # static, as capsules keep the pointer
 # (type code, bits) of every datatype but BYTES
 _DTYPES: dict[tuple[int, int], np.dtype[Any]] = {
     (d.dlpack, 8 * d.itemsize): d.numpy for d in DATATYPES.values() if d.itemsize
@@ -66,8 +66,8 @@ class _Managed(ctypes.Structure):
 
 
 _api = ctypes.pythonapi
-# PYFUNCTYPE prototypes of our own, not attributes of the shared pythonapi functions, whose
-# signatures other libraries may set too
+# Separate PYFUNCTYPE prototypes, because other libraries may set the signatures of the shared
+# pythonapi functions
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
     ("PyCapsule_IsValid", _api)
 )
@@ -80,16 +80,15 @@ _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
 
 
 def device_of(array: Any) -> tuple[int, int]:
-    """Where a numpy or a CuPy array lies, in DLPack's numbers."""
+    """Return the device of a numpy or CuPy array, in DLPack's numbers."""
     return CPU if isinstance(array, np.ndarray) else (CUDA, array.device.id)
 
 
 def export(array: Any, owner: object = None) -> object:
-    """A capsule on a numpy or CuPy array's own memory; that and its owner live until the tensor is
-    deleted.
+    """Return a capsule on the memory of a numpy or CuPy array. Array and owner live until the
+    tensor is deleted.
 
-    The form has no way to say "read-only": whoever takes an input's tensor must not
-    write to it.
+    The unversioned form cannot say "read-only": a consumer must not write to an input's tensor.
 
     Raises:
         TypeError: DLPack has no such element type.
@@ -110,10 +109,10 @@ def export(array: Any, owner: object = None) -> object:
 
 
 def let_wait(stream: int | None, device: int) -> None:
-    """Have what was begun on a device's default stream done for a consumer's other stream.
+    """Wait for the work on a device's default stream before a consumer uses another stream.
 
-    `stream`: as the consumer gives it to `__dlpack__`; None and 1 are the default stream
-    itself, -1 is not to wait.
+    `stream`: as the consumer passes it to `__dlpack__`. None and 1 mean the default stream itself,
+    -1 means not to wait.
     """
     if stream not in (None, -1, 0, _LEGACY_STREAM):
         cuda = runtime.cupy().cuda
@@ -122,12 +121,12 @@ def let_wait(stream: int | None, device: int) -> None:
 
 
 def is_capsule(value: object) -> bool:
-    """Whether it is a PyCapsule, taken or not."""
+    """Return True for a PyCapsule, used or not."""
     return type(value).__name__ == "PyCapsule"
 
 
 class _Taken:
-    """A tensor taken out of a capsule; gives it back when the last array on it is gone."""
+    """Tensor taken out of a capsule; calls the deleter when the last array on it is gone."""
 
     def __init__(self, managed: _Managed, address: int) -> None:
         self._deleter = managed.deleter
@@ -139,13 +138,13 @@ class _Taken:
 
 
 def take(source: Any) -> Any:
-    """The tensor of a capsule, or of an object with `__dlpack__`, as an array on its memory:
-    numpy's, or CuPy's if it lies in a GPU's.
+    """Take the tensor out of a capsule, or of an object with `__dlpack__`. Return a numpy array on
+    the tensor's memory, or a CuPy array for GPU memory.
 
     Raises:
         TypeError: neither a capsule nor an exporter, or an element type without a datatype.
-        ValueError: the capsule was used before, or the tensor lies somewhere else.
-        ConfigError: it lies in a GPU's memory, and CuPy cannot be used here.
+        ValueError: the capsule was used before, or the tensor lies on another kind of device.
+        ConfigError: the tensor lies in GPU memory, and CuPy cannot be used here.
     """
     if not is_capsule(source):
         source = _ask(source)
@@ -165,7 +164,7 @@ def take(source: Any) -> Any:
     data = (tensor.data or 0) + tensor.byte_offset
     if tensor.device_type in _CPU_DEVICES:
         return array_at(data, shape, dtype, taken, strides)
-    device = -1 if tensor.device_type == _MANAGED else tensor.device_id  # -1: CUDA tells
+    device = -1 if tensor.device_type == _MANAGED else tensor.device_id  # -1: unknown
     return device_array_at(data, shape, dtype, taken, device, strides)
 
 

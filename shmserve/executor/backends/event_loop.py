@@ -1,4 +1,4 @@
-"""The event loop of a model whose `execute` gives coroutines."""
+"""Event loop for models whose `execute` returns coroutines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from concurrent.futures import CancelledError, Future, wait
 from typing import Any
 
 _STOP_S = 5.0
-_LOOK_S = 0.05  # how often whoever waits looks around
+_LOOK_S = 0.05  # interval of `look`, in seconds
 
-Outcome = tuple[object, BaseException | None]  # what a coroutine gave, what it raised
+Outcome = tuple[object, BaseException | None]  # result and exception of a coroutine
 
 
 class Tasks:
-    """One event loop in a thread of its own; all requests of the model share it."""
+    """Event loop in a separate thread, shared by all requests of the model."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -25,7 +25,7 @@ class Tasks:
     def run(
         self, coroutine: Coroutine[Any, Any, object], fail: Callable[[BaseException], None]
     ) -> None:
-        """Start a coroutine; `fail` is called with what it raises."""
+        """Start a coroutine. `fail` is called with the exception if the coroutine raises one."""
 
         def done(future: Future[Outcome]) -> None:
             try:
@@ -38,8 +38,8 @@ class Tasks:
         self._start(coroutine).add_done_callback(done)
 
     def wait_for(self, coroutine: Coroutine[Any, Any, object], look: Callable[[], None]) -> object:
-        """What a coroutine gives; raises what it raises. It may take as long as a model may;
-        meanwhile `look` is called now and then."""
+        """Run a coroutine and return the result, or raise the coroutine's exception. `look` is
+        called every `_LOOK_S` seconds meanwhile. There is no time limit."""
         future = self._start(coroutine)
         while not wait([future], _LOOK_S).done:
             look()
@@ -50,13 +50,13 @@ class Tasks:
         try:
             raise error
         finally:
-            del error  # it would have this frame, and this frame it, and the request's inputs
+            del error  # breaks the cycle of error and frame, which would keep inputs
 
     def _start(self, coroutine: Coroutine[Any, Any, object]) -> Future[Outcome]:
         return asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop)
 
     def close(self) -> None:
-        """Stop; what still runs is left behind."""
+        """Stop the loop. Unfinished coroutines are dropped."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STOP_S)
         if not self._thread.is_alive():
@@ -66,5 +66,5 @@ class Tasks:
 async def _outcome(coroutine: Coroutine[Any, Any, object]) -> Outcome:
     try:
         return await coroutine, None
-    except (Exception, SystemExit) as ex:  # the latter would end the loop
+    except (Exception, SystemExit) as ex:  # SystemExit would end the loop
         return None, ex

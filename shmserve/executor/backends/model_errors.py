@@ -1,7 +1,7 @@
-"""What a model raised, as an error for the client; the traceback goes to the log.
+"""Model errors: turns exceptions of a model into errors for clients, and logs the tracebacks.
 
-Texts of exceptions often quote paths, source files and addresses of this host, which
-are nobody else's business, so they are blotted out.
+Texts of exceptions often quote paths, source files and addresses of this host. Clients must not
+see them, so they are replaced by marks such as `<path>`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ MAX_TEXT = 500
 
 _INSTALL = "install its distribution where the server is installed, and load the model again"
 _TRACEBACK = "Traceback (most recent call last):"
-# begins at a word's start (so "and/or" stays) and has something after the slash
+# The path begins at a word's start (so "and/or" stays) and goes on after the slash
 _PATH = re.compile(r"(?<![\w/.])(?:~|\.{1,2}|file:/{0,2})?/[^\s'\"():,;<>]*[^\s'\"():,;<>.]")
 _WINDOWS_PATH = re.compile(r"\b[A-Za-z]:\\[^\s'\"():,;<>]+")
-# (the lookbehind also keeps a hostile text from being scanned once for each character)
+# (the lookbehind also prevents one scan for each character of a hostile text)
 _SOURCE = re.compile(r"(?<![\w.-])[\w.-]+\.(?:py[cx]?|cc|cpp|cu|h|hpp|so(?:\.\d+)*)\b(?::\d+)?")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 
 
 def sanitised(text: str) -> str:
-    """One line without paths, source files and addresses, at most `MAX_TEXT` characters."""
-    if _TRACEBACK in text:  # only its last line says what happened
+    """Return a text as one line of at most `MAX_TEXT` characters, without paths, source files and
+    addresses."""
+    if _TRACEBACK in text:  # the last line of a traceback names the error
         text = text.rstrip().splitlines()[-1]
-    text = text[: 8 * MAX_TEXT]  # the patterns need not see a megabyte
+    text = text[: 8 * MAX_TEXT]  # a limit for the time of the patterns
     for pattern, mark in (
         (_WINDOWS_PATH, "<path>"),
         (_PATH, "<path>"),
@@ -42,7 +43,7 @@ def sanitised(text: str) -> str:
 
 
 def describe(ex: BaseException) -> str:
-    """A text for clients. The type's name is told where the text does not stand by itself."""
+    """Return a text for clients. The type's name is added if the text is not clear without it."""
     kind = type(ex).__name__
     try:
         text = sanitised(str(ex))
@@ -60,14 +61,14 @@ def from_exception(
     code: Code = Code.INTERNAL,
     purpose: str = "request",
 ) -> ShmserveError:
-    """The error to answer with; errors of our own tree pass as they are.
+    """Return the error to answer with. A `ShmserveError` is returned unchanged.
 
     Args:
-        ex: what the model's code raised.
-        log: gets the traceback.
-        what: what was being done, for the log.
-        code: of the answer, unless CUDA is at fault.
-        purpose: what a GPU's memory was needed for, if it was too small.
+        ex: exception from the model's code.
+        log: logger for the traceback.
+        what: failed action, for the log.
+        code: error code of the answer, unless CUDA is at fault.
+        purpose: use of the GPU memory, for the text of an out-of-memory error.
     """
     if isinstance(ex, ShmserveError):
         return ex
@@ -76,14 +77,14 @@ def from_exception(
 
 
 def without_frames(error: ShmserveError) -> ShmserveError:
-    """The error without the frames it was raised through: those would have it, if it becomes a
-    response, and it them, and they the views of the request's inputs."""
+    """Return the error without traceback, cause and context. In a response, the error and the
+    frames would keep each other alive, and the frames would keep views of the inputs."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
 def from_load(ex: BaseException, log: logging.Logger, instance: str) -> ShmserveError:
-    """As `from_exception`, of what was raised while an instance was loaded."""
+    """Return the error for an exception while an instance was loaded, as `from_exception`."""
     error = from_exception(ex, log, f"loading {instance} failed", purpose="model")
     if isinstance(ex, ModuleNotFoundError) and isinstance(error, ModelFailure):
         return ModelFailure(f"{error.message}: {_INSTALL}", error.code)

@@ -1,7 +1,7 @@
-"""Checks what a model answers against its configuration before a client sees it.
+"""Output check: compares a model's outputs with the configuration before a client sees them.
 
-A wrong type or shape is the model's mistake, told as one: the client's request was
-right, and bytes of another type would be read as garbage.
+A wrong type or shape is reported as the model's mistake, because the client's request was right.
+Without the check, clients would read bytes of another type as garbage.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
 
 
 class OutputCheck:
-    """Knows a model's outputs; makes `Output`s of a model's arrays, on the host or on a GPU.
+    """Checks a model's outputs, and makes `Output`s of arrays on the host or on a GPU.
 
-    `parameters` are the model's.
+    `parameters`: parameters of the model.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         self.parameters = spec.parameters
         self._model = spec.name
         self._specs = {output.name: output for output in spec.outputs}
-        self._fitting: dict[str, tuple[int, ...]] = {}  # shapes that were found right last
+        self._fitting: dict[str, tuple[int, ...]] = {}  # last shape that fitted, by output
 
     def expect(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
-        """The description of an output that is to have a shape.
+        """Return the description of an output that is to have a shape.
 
         Raises:
-            Internal: the model has no such output, or it must have another shape.
+            Internal: the model has no such output, or the output must have another shape.
         """
         spec = self._specs.get(name)
         if spec is None:
@@ -46,8 +46,8 @@ class OutputCheck:
     def answer(
         self, requested: tuple[str, ...], given: Mapping[str, Any], partial: bool = False
     ) -> tuple[Output, ...]:
-        """The requested outputs, in the request's order; others the model gave are dropped.
-        `partial`: some may be missing, as in the answers of a stream.
+        """Return the requested outputs in the request's order. Unrequested outputs are dropped.
+        `partial`: True if outputs may be missing, as in the answers of a stream.
 
         Raises:
             Internal: an output is unknown, missing, or of a wrong type or shape.

@@ -1,9 +1,8 @@
-"""`reshape` of config.pbtxt: clients see `dims`, the model sees the reshaped tensor.
+"""Reshape (`reshape` of config.pbtxt): clients see `dims`, the model sees the reshaped tensor.
 
-No bytes move: the same elements are described by another shape. The batch dimension is
-not part of it. A variable dimension keeps its place among the variable dimensions; what
-lies between two of them has the same number of elements on both sides (checked when the
-configuration is read).
+No bytes move: the same elements get another shape. The batch dimension takes no part. A variable
+dimension keeps its place among the variable dimensions. Between two variable dimensions both
+shapes have the same number of elements (checked when the configuration is read).
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ Shape = tuple[int, ...]
 
 
 class _Change(Struct, frozen=True):
-    """A tensor's dimensions without the batch, for clients and for the model."""
+    """Dimensions of a tensor without the batch, for clients (`outer`) and for the model
+    (`inner`)."""
 
     outer: Shape
     inner: Shape
@@ -37,14 +37,15 @@ class _Change(Struct, frozen=True):
 
 
 def _filled(shape: Shape, old: Shape, new: Shape) -> Shape:
-    """`new` with the sizes that `shape` (of dimensions `old`, maybe after a batch) has."""
+    """Return `new` with the sizes from `shape`, which has dimensions `old`, maybe after a
+    batch."""
     batch, rest = shape[: len(shape) - len(old)], shape[len(shape) - len(old) :]
     sizes = iter([size for size, dim in zip(rest, old, strict=True) if dim == -1])
     return (*batch, *(next(sizes) if dim == -1 else dim for dim in new))
 
 
 def model_side(spec: ModelSpec) -> ModelSpec:
-    """The spec as the model sees it: the same object where nothing is reshaped."""
+    """Return the spec as the model sees it: the same object if no tensor is reshaped."""
     inputs, outputs = _changes(spec.config.input), _changes(spec.config.output)
     if not inputs and not outputs:
         return spec
@@ -72,13 +73,13 @@ def _changes(entries: Iterable[InputEntry | OutputEntry]) -> dict[str, _Change]:
 
 
 def wrapped(backend: Backend, spec: ModelSpec) -> Backend:
-    """The loaded backend, behind the reshapes of its configuration if there are any."""
+    """Return the loaded backend, with the reshapes of its configuration around it, if any."""
     inputs, outputs = _changes(spec.config.input), _changes(spec.config.output)
     return _Reshaping(backend, inputs, outputs) if inputs or outputs else backend
 
 
 class _Reshaping:
-    """A backend whose requests and responses have the client's shapes."""
+    """Backend whose requests and responses have the client's shapes."""
 
     def __init__(
         self, backend: Backend, inputs: dict[str, _Change], outputs: dict[str, _Change]
@@ -111,13 +112,13 @@ class _Reshaping:
         if change is None or len(output.array.shape) < len(change.inner):
             return output
         shape = change.to_client(output.array.shape)
-        if prod(shape) != output.array.size:  # not what the configuration says: as it is
+        if prod(shape) != output.array.size:  # against the configuration: unchanged
             return output
         return Output(output.name, output.datatype, output.array.reshape(shape))
 
 
 class _ReshapedResponses:
-    """Where a decoupled model's responses go, after each has been reshaped."""
+    """Responses of a decoupled model, each reshaped before it is sent."""
 
     def __init__(self, source: Responses, reshaped: Callable[[Response], Response]) -> None:
         self._reshaped = reshaped
@@ -130,7 +131,7 @@ class _ReshapedResponses:
 
 
 class _ReshapedInput:
-    """An input with the shape the model wants."""
+    """Input in the shape of the model."""
 
     def __init__(self, source: InputTensor, shape: Shape) -> None:
         self._source = source
@@ -153,7 +154,7 @@ class _ReshapedInput:
 
 
 class _ReshapedRequest:
-    """A request with the shapes the model wants; everything else is the request's own."""
+    """Request with the model's shapes; all else is passed on to the client's request."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""The executor's loop: which requests run next, how the model runs them, and their answers."""
+"""Executor loop: schedules requests, runs the model, and sends the answers."""

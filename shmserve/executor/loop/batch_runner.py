@@ -1,19 +1,20 @@
 """Batch runner: runs several requests at once, from their messages to their answers.
 
-A request fails alone if the cause is known to be that request: unreadable client memory, its own
-error response, an output too large for its window. An exception from the backend fails the whole
-batch.
+A request fails alone if the cause is known to be that request: unreadable client memory, an error
+response for this request, an output too large for its window. An exception from the backend fails
+the whole batch.
 
-Triton's dialect gets the requests as they are. Backends that want one tensor get one request, whose
-inputs `executor.tensors.batch` has gathered: one copy, counted as `batch` in each receipt, on a GPU
-none. With `batch_input` or `batch_output`, `executor.wrappers.ragged` stands between.
+Triton's dialect gets the requests unchanged. Backends that want one tensor get one request with
+inputs gathered by `executor.tensors.batch`. Gathering costs one copy, counted as `batch` in each
+receipt, and no copy on a GPU. With `batch_input` or `batch_output`, `executor.wrappers.ragged`
+stands between.
 
-A request of an iterative sequence that the model has rescheduled (`Request.reschedule`) goes back
-to the head of its sequence, in its slot, with its inputs open. Views of inputs that the model keeps
-are told with the only, or last, answer. Such a request ends when the model does not reschedule it
-again, when it fails, when its frontend cancels it or is gone, or, if it has one answer, at its
-deadline. The next batch is made as any other, so new requests join it. Such sequences are on no
-status page: no request follows that would have to find them.
+A model may reschedule a request of an iterative sequence (`Request.reschedule`). The request then
+goes back to the head of its sequence, keeps its slot, and keeps its inputs open. Only the last
+answer names the inputs of which the model keeps views. A rescheduled request ends when the model
+no longer reschedules it, when it fails, when its frontend cancels it or disconnects, or, if it has
+one answer, at its deadline. New requests may join the next batch of a rescheduled request. The
+status page does not list iterative sequences, because no later request has to find them.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ from shmserve.protocol.control.data_messages import Answer, Copied, Timing
 
 
 class BatchMember(RunOutcome, eq=False):
-    """One request of a batch.
+    """Request as a member of a batch.
 
     Attributes:
-        answer: its timing is that of all runs of the request.
+        answer: message for the frontend; the timing covers all runs of the request.
         run: duration of the last run alone.
-        request: None until the inputs are there.
+        request: request as the backend sees it; None until the inputs are there.
+        outputs: outputs as placed for the answer; None before the model has answered.
         gathered: bytes that were copied into the batch.
     """
 
@@ -59,7 +61,7 @@ class BatchMember(RunOutcome, eq=False):
     gathered: int = 0
 
     def begin(self, request: ExecutorRequest, batch: GatheredBatch | None) -> None:
-        """Have the model run the request. Bring the inputs into the batch if that is gathered.
+        """Add the request to the run, and copy the inputs into a gathered batch.
 
         Raises:
             ShmserveError: as `GatheredBatch.add`.
@@ -82,7 +84,7 @@ class BatchMember(RunOutcome, eq=False):
     def respond(
         self, request: ExecutorRequest, response: Response, gathered: GatheredBatch | None
     ) -> None:
-        """Place what the model gives, unless the model wants the request once more."""
+        """Place the model's response, unless the model has rescheduled the request."""
         self.rescheduled = request.rescheduled and response.error is None
         if self.rescheduled:
             return
@@ -96,7 +98,7 @@ class BatchMember(RunOutcome, eq=False):
             self.answer = Answer(number, tensors, parameters=response.parameters)
 
     def finish(self) -> None:
-        """Take back what the model was offered, and lease what it gave."""
+        """Withdraw unused offers. Lease the outputs, or undo them if the request has failed."""
         request, outputs = self.request, self.outputs
         if request is None:
             return
@@ -109,11 +111,11 @@ class BatchMember(RunOutcome, eq=False):
             self.segments = [slot.segment for slot in outputs.slots]
 
     def count(self, run: Timing, share: tuple[int, int] | None) -> None:
-        """Complete the answer: the duration, what was copied, and what the model kept.
+        """Complete the answer: duration, copied bytes, and inputs of which the model keeps views.
 
         Args:
             run: duration of the run.
-            share: bytes copied and moved of the request's rows of a gathered batch.
+            share: bytes copied and moved for the request's rows of a gathered batch.
         """
         request, outputs = self.request, self.outputs
         if request is None:
@@ -131,11 +133,11 @@ class BatchMember(RunOutcome, eq=False):
         )
 
     def add_earlier(self, spent: Timing) -> None:
-        """Add the duration of earlier runs to that of the last one."""
+        """Add the duration of earlier runs to the duration of the last run."""
         before, last = spent, self.run
         runs = before.input + before.infer + before.output
         timing = Timing(
-            max(0, last.queue - runs),  # which counts from when the request was sent
+            max(0, last.queue - runs),  # `last.queue` begins when the request was sent
             before.input + last.input,
             before.infer + last.infer,
             before.output + last.output,
@@ -144,8 +146,8 @@ class BatchMember(RunOutcome, eq=False):
 
 
 class BatchRunner:
-    """Implements `Runner`. A request that is rescheduled stays open here until it has run again,
-    or is withdrawn.
+    """Implements `Runner`. A rescheduled request stays open here until the next run or a
+    withdrawal.
 
     `model_runs`: surrounds each run, during which another thread may look after the channels.
     """
@@ -184,7 +186,8 @@ class BatchRunner:
         return members
 
     def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
-        """Return the answer with those inputs that the model has kept, if the request has run."""
+        """Return the answer. If the request has run, the answer names the inputs that the model
+        keeps."""
         opened = self._open.pop((connection, answer.request), None)
         if opened is None or opened.request is None:
             return answer
@@ -215,7 +218,7 @@ class BatchRunner:
             inferred_ns = time.monotonic_ns()
             self._fail_all(members, ex)
         if self._devices.opened is not None:
-            # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
+            # An answer may leave only when the GPU has written outputs and read inputs.
             self._fail_all(members, self._devices.settle())
         for member in members:
             member.finish()
@@ -227,7 +230,7 @@ class BatchRunner:
         return members
 
     def _keep_open(self, member: BatchMember) -> None:
-        """Keep what will run again; what is over has taken what all of its runs have."""
+        """Keep a rescheduled request open. Add the time of earlier runs to the answer."""
         key = (member.connection, member.message.request)
         before = self._open.pop(key, None)
         if before is not None:
@@ -245,7 +248,7 @@ class BatchRunner:
             self._devices.free_unused()
 
     def _begin(self, member: BatchMember, gathered: GatheredBatch | None) -> None:
-        """Bring its inputs in."""
+        """Read the inputs of a request, or reopen a rescheduled request."""
         frontend, message = member.connection.frontend, member.message
 
         def watch() -> bool:
@@ -259,11 +262,11 @@ class BatchRunner:
             inputs = self._workspace.read(frontend, message) if gathered is None else {}
             member.begin(ExecutorRequest(self._workspace, message, inputs, watch), gathered)
         except ShmserveError as ex:
-            self._devices.settle()  # what has been brought so far may be on its way
+            self._devices.settle()  # copies to the GPU may be under way
             member.fail(ex)
 
     def _infer(self, members: list[BatchMember], gathered: GatheredBatch | None) -> int:
-        """Have the model run and place what it gives; when it was done."""
+        """Have the model run, and place the responses. Return when the model was done, in ns."""
         requests = [member.request for member in members if member.request is not None]
         if gathered is None:
             responses = self._backend.execute(requests)
@@ -286,8 +289,8 @@ class BatchRunner:
         gathered: GatheredBatch | None,
         times_ns: tuple[int, int, int],
     ) -> None:
-        """Complete the answers. A batch takes each of its requests as long as it takes; copies of a
-        gathered batch are shared by rows."""
+        """Complete the answers. Each request counts the full duration of the batch. Copies of a
+        gathered batch are divided among requests by rows."""
         started_ns, infer_ns, inferred_ns = times_ns
         output_ns = max(0, time.monotonic_ns() - inferred_ns)
         total = sum(gathered.rows) if gathered is not None else 0

@@ -1,7 +1,7 @@
 """Channel watch: a second thread that looks after the channels while the model runs.
 
-The loop's thread holds the lock of the channels at all times but one: while the model runs, inside
-`with watch:`, the watching thread takes the lock, and attends to the channels until the model has
+The loop's thread always holds the lock of the channels, except while the model runs, inside `with
+watch:`. Then the watching thread takes the lock, and attends to the channels until the model has
 returned. So the two threads never touch channels, scheduler or streams at the same time.
 """
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class ChannelWatch:
-    """Hands the channels to the watching thread and takes them back.
+    """Hands the channels to the watching thread and back.
 
     `attend`: looks after the channels once, for a bounded time. `wake`: makes a waiting `attend`
     return. `disconnect`: closes all channels, after a defect in `attend`.
@@ -38,7 +38,8 @@ class ChannelWatch:
         self._is_broken = False
 
     def serve(self, serve: Callable[[], None]) -> None:
-        """Run the loop itself, with the channels in this thread's hands, until it returns."""
+        """Call `serve`, the loop itself, until it returns. Meanwhile this thread holds the
+        channels."""
         threading.Thread(target=self._run, name="watch", daemon=True).start()
         try:
             with self._lock:
@@ -60,7 +61,7 @@ class ChannelWatch:
             raise RuntimeError("the thread that looked after the channels has failed")
 
     def _give_turn(self) -> None:
-        if self._turn.locked():  # else the second thread has not used its last turn yet
+        if self._turn.locked():  # else the second thread has not used the last turn yet
             self._turn.release()
 
     def _run(self) -> None:
@@ -74,6 +75,6 @@ class ChannelWatch:
                         self._attend()
         except BaseException:
             log.critical("the executor's loop is broken", exc_info=True)
-            self._is_broken = True  # the process ends with the run
+            self._is_broken = True  # `__exit__` then raises, which ends the process
             self._disconnect()  # frontends see EOF at once
             raise

@@ -1,22 +1,22 @@
-"""The loop of an executor: takes requests in, has them run, answers. Every kind of model has it.
+"""Executor loop: takes requests in, has the model run them, and sends the answers.
 
-What differs between models are the loop's parts, put together in `loop_assembly`:
+The loop is the same for all models, and its parts differ. `loop_assembly` puts the parts together:
 
-    intake      turns a message into a request that waits, or refuses it; owns the scheduler
+    intake      turns a message into a waiting request, or refuses it; owns the scheduler
     scheduler   core/scheduling: decides which requests run next, alone or as a batch
     runner      has the model run these requests
     streams     open streams of a decoupled model, and answers on their way from the model's
-                threads; of any other model there are none: its answer is what the run returns
+                threads; other models have no streams: the run returns the answer
 
-States of a request: it waits (in the scheduler), runs (`_running`), and is answered. A request of
-an iterative sequence that the model has rescheduled waits again. A stream is open from its first
-run until its final answer is sent, whether or not `execute` has returned by then.
+States of a request: waiting (in the scheduler), running (`_running`), answered. A request of an
+iterative sequence that the model has rescheduled waits again. A stream is open from its first run
+until its final answer is sent, whether or not `execute` has returned by then.
 
-Threads: the main thread, which has loaded the model, runs `run` and all requests. With a model that
-refuses waiting requests in time, publishes sequences, or streams, a second thread looks after the
-channels while the model runs (`channel_watch`). Everybody else has one thread and no lock: such a
-model learns what has come when it asks whether its request is cancelled. Whichever thread has the
-channels calls `_attend`; the main thread alone asks the scheduler what runs next.
+Threads: the main thread, which has loaded the model, runs `run` and all requests. With a model
+that refuses waiting requests in time, publishes sequences, or streams, a second thread looks after
+the channels while the model runs (`channel_watch`). Other models need one thread and no lock: the
+executor reads new messages when the model asks whether its request is cancelled. The thread that
+has the channels calls `_attend`. Only the main thread asks the scheduler which requests run next.
 
     main thread      _attend -> scheduler.next -> _serve -> runner.run -> answers -> _attend ...
     second thread    _attend_meanwhile, while runner.run is inside of the model
@@ -45,15 +45,15 @@ from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Cancel, Execute
 from shmserve.shm.status_page import BUSY_SINCE, DEPTH, RUNNING
 
-WAKE_S = 1.0  # between two looks at idle memory and gauges
-REST_S = 3600.0  # wait where such looks would change nothing
+WAKE_S = 1.0  # between two checks of idle memory and gauges
+REST_S = 3600.0  # wait while such checks would change nothing
 
 ModelRuns = AbstractContextManager[None]  # surrounds each call of the model
 MakeRunner = Callable[[IsCancelled, ModelRuns], Runner]
 
 
 class LoopParts(Struct, frozen=True):
-    """What the loop, the intake and the runner of one model share.
+    """Parts that the loop, the intake and the runner of one model share.
 
     Attributes:
         segment_idle_s: time, in seconds, until unused memory is given back.
@@ -69,8 +69,13 @@ class LoopParts(Struct, frozen=True):
 class Loop:
     """Serves one loaded backend on the channels of one listener until `stop` is called.
 
-    `make_runner` gets `is_cancelled`, and what surrounds each call of the model. `resources`: what
-    each execution must hold.
+    Args:
+        parts: parts shared with intake and runner.
+        intake: intake with the scheduler.
+        make_runner: makes the runner from `is_cancelled` and the context manager that surrounds
+            each call of the model.
+        resources: resources that the instance must hold for each execution; None without rate
+            limit.
     """
 
     def __init__(
@@ -93,10 +98,10 @@ class Loop:
         self._resources = resources
         self._words = channels.status.words
         self._decoupled = workspace.spec.decoupled
-        self._running: dict[Key, bool] = {}  # True: its answer is still wanted
+        self._running: dict[Key, bool] = {}  # False: the answer is unwanted
         self._busy_since = 0
         self._stopping = False
-        self._thread = 0  # of `run`
+        self._thread = 0  # ident of the thread in `run`
         self._tick_ns = time.monotonic_ns() + int(WAKE_S * 1e9)
         self._watch: ChannelWatch | None = None
         if intake.is_watched:
@@ -105,7 +110,7 @@ class Loop:
         self._runner = make_runner(self.is_cancelled, self._watch or nullcontext())
 
     def run(self) -> None:
-        """Serve until stopped and everything accepted is answered."""
+        """Serve until `stop` was called and all accepted requests are answered."""
         self._thread = threading.get_ident()
         if self._watch is None:
             self._serve_all()
@@ -113,12 +118,13 @@ class Loop:
             self._watch.serve(self._serve_all)
 
     def stop(self) -> None:
-        """Finish what was accepted, then return from `run`. Safe from any thread or signal."""
+        """Let `run` return once all accepted requests are answered. Safe from any thread or
+        signal."""
         self._stopping = True
         self._channels.wake()
 
     def wake(self) -> None:
-        """Look at the memory that is held, which has changed. Safe from any thread."""
+        """Have the loop check idle memory and gauges, which have changed. Safe from any thread."""
         self._channels.wake()
 
     @property
@@ -128,7 +134,7 @@ class Loop:
 
     @property
     def executed(self) -> int:
-        """Number of requests, and of streams, that the model has worked on to their end."""
+        """Number of requests and streams that the model has finished."""
         return self._answered + self._streams.ended
 
     def _serve_all(self) -> None:
@@ -153,7 +159,7 @@ class Loop:
                     self._runner.rest()
                 self._publish()
                 is_over = self._is_over()
-                if resources is not None:  # the model may take its time to finalize
+                if resources is not None:  # give resources back before a long finalize
                     resources.may_run(turn.is_due and not is_over and streams.has_room)
                 if is_over:
                     return
@@ -162,20 +168,20 @@ class Loop:
                 wait_s = wait_s and REST_S
 
     def _is_over(self) -> bool:
-        """Return True if nothing is left to do and nothing more can come."""
+        """Return True if no work is left and no more can come."""
         waits = self._queue.waiting or self._streams.streams or self._streams.outbox
         return self._channels.closed and self._channels.settled and not waits
 
     # ------------------------------------------------- the thread that has the channels
 
     def _attend(self, wait_s: float) -> None:
-        """Take in what comes within a time, and send what streams have answered."""
+        """Take in messages for at most `wait_s` seconds, and send the answers of streams."""
         if self._stopping and not self._channels.closed:
             self._channels.refuse(self._busy())
             wait_s = 0
         if self._streams.outbox:
             wait_s = 0
-        if 0 < wait_s < WAKE_S:  # a batch is due then: not a millisecond later
+        if 0 < wait_s < WAKE_S:  # a batch is due: `receive` rounds up to milliseconds
             self._channels.wait(wait_s)
             wait_s = 0
         for connection, message in self._receive(wait_s):
@@ -204,7 +210,7 @@ class Loop:
             self._tick()
 
     def _busy(self) -> set[FrontendConnection]:
-        """Return the connections with a request that has been taken and not answered."""
+        """Return the connections that have a request which is accepted and not answered."""
         keys: Iterable[Key] = (*self._queue.waiting, *self._running, *self._streams.streams)
         return {connection for connection, _ in keys}
 
@@ -238,9 +244,12 @@ class Loop:
             self._channels.send(connection, complete, [])
 
     def _publish(self) -> None:
-        """Tell frontends how busy the executor is. Requests are busy since their run began. Open
-        streams are busy since the model moved the stream that the model has left alone longest, as
-        the last `_tick` saw: after progress this time is up to `WAKE_S` older than it should be."""
+        """Publish on the status page how busy the executor is.
+
+        Requests count as busy from the start of their run. Open streams count as busy since the
+        last progress of the stream that has been still for longest, as seen by the last `_tick`.
+        So after progress this time is up to `WAKE_S` too old.
+        """
         words, running = self._words, len(self._running)
         if self._streams.streams:
             running = self._streams.count_with(self._running)
@@ -249,8 +258,8 @@ class Loop:
         words[BUSY_SINCE] = self._busy_since if running else 0
 
     def _tick(self) -> bool:
-        """Look at the memory that is held. Return True if the loop may rest until something comes,
-        False if it must look again."""
+        """Check idle memory and gauges. Return True if the loop may rest until a message comes,
+        False if the loop must check again."""
         self._tick_ns = time.monotonic_ns() + int(WAKE_S * 1e9)
         self._workspace.trim(self._idle_s)
         is_held = self._statistics.measure(self._workspace.memory)
@@ -266,7 +275,7 @@ class Loop:
     # ------------------------------------------------------------------------ runs
 
     def _serve(self, batch: Sequence[Requested], now_ns: int) -> None:
-        """Have the model work on requests, and answer."""
+        """Have the model run a batch, and send the answers."""
         self._running = {(connection, message.request): True for connection, message in batch}
         if not (self._decoupled and self._streams.count_with(())):
             self._busy_since = now_ns
@@ -285,12 +294,13 @@ class Loop:
                 self._channels.send(connection, answer, outcome.segments)
 
     def is_cancelled(self, connection: FrontendConnection, number: int) -> bool:
-        """Return True if nobody wants the answer to a request any more. With one thread, look
-        first at what has come; the model's own threads learn what is known already."""
+        """Return True if the answer to a request is no longer wanted. With one thread, new
+        messages are read first. Threads of the model get the state as of the messages read so
+        far."""
         key = connection, number
-        wanted = self._running.get(key, False)
-        if wanted and self._watch is None and threading.get_ident() == self._thread:
+        is_wanted = self._running.get(key, False)
+        if is_wanted and self._watch is None and threading.get_ident() == self._thread:
             self._attend(0)
             self._publish()
-            wanted = self._running.get(key, False)
-        return not wanted
+            is_wanted = self._running.get(key, False)
+        return not is_wanted

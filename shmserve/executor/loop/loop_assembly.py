@@ -1,4 +1,4 @@
-"""Assembly: the loop of a model, put together from the parts that its configuration asks for."""
+"""Loop assembly: builds a model's loop from the parts that the configuration needs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from shmserve.executor.wrappers.sequence_backend import SequenceBackend
 
 
 class LoopLimits(Struct, frozen=True):
-    """Settings of the server.
+    """Settings of the server that limit a loop.
 
     Attributes:
         segment_idle_s: time, in seconds, until unused memory is given back.
-        max_streams: open streams of one instance.
-        max_sequences: living sequences of one instance.
+        max_streams: number of open streams of one instance.
+        max_sequences: number of living sequences of one instance.
     """
 
     segment_idle_s: float
@@ -47,7 +47,8 @@ def make_loop(
     limits: LoopLimits,
     resources: SharedResources | None = None,
 ) -> Loop:
-    """Return the loop that serves a loaded backend. `resources`: what each run must hold."""
+    """Return the loop that serves a loaded backend. `resources`: resources that the instance must
+    hold for each run."""
     statistics = RunStatistics(channels.status.counters, workspace.spec)
     counts_runs = isinstance(backend, SequenceBackend)
     streams = StreamBook(channels, workspace, statistics, limits.max_streams, counts_runs)
@@ -73,11 +74,14 @@ def make_loop(
 def _sequences(
     backend: SequenceBackend, parts: LoopParts, max_sequences: int
 ) -> tuple[SchedulerIntake, MakeRunner]:
-    """Frontends read which sequences live here before they send a request, and must not wait for
-    the model for it: so the channels are watched."""
+    """Return intake and runner factory of a model with sequences.
+
+    Frontends read from the status page which sequences live here, before they send a request. The
+    page must not wait for the model, so a second thread watches the channels.
+    """
     spec = parts.workspace.spec
     policy = sequence_policy(spec.config, max_sequences)
-    assert policy is not None  # or the backend would be no such one
+    assert policy is not None  # a `SequenceBackend` has `sequence_batching`
     intake = SequenceIntake(backend, parts.channels, parts.workspace, parts.statistics, policy)
     make_inner = _run_streams(backend, parts) if spec.decoupled else _run_batches(backend, parts)
 

@@ -1,4 +1,4 @@
-"""Running one request: from its message to the answer, whatever the model does."""
+"""Request runner: runs one request at a time, from message to answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class _Result(Struct, frozen=True):
-    """What came of a request; an error as code and text, so that no traceback keeps views."""
+    """Result of a backend call. Errors are kept as code and text, because a traceback keeps
+    views."""
 
     inferred_ns: int
     parameters: dict[str, Parameter] = {}
@@ -33,10 +34,10 @@ class _Result(Struct, frozen=True):
 class RequestRunner:
     """Implements `Runner`: one request after the other.
 
-    `peek`: returns the request that comes next, if it waits already.
+    `peek`: returns the next request if it is waiting already, else None.
 
     Attributes:
-        ahead: inputs of the next request that are on the GPU already.
+        ahead: message and inputs of the next request, if the inputs are on the GPU already.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class RequestRunner:
         self._peek = peek
         self._running: Key
         self.ahead: tuple[Execute, Inputs] | None = None
-        self._room_for_next = True  # on the device
+        self._room_for_next = True  # in GPU memory, for the next inputs
 
     def run(self, batch: Sequence[Requested], now_ns: int) -> Sequence[RunOutcome]:
         """Run the one request of a batch."""
@@ -68,8 +69,8 @@ class RequestRunner:
             else:
                 inputs = self._workspace.read(connection.frontend, message)
             request = ExecutorRequest(self._workspace, message, inputs, self._is_unwanted)
-        except Exception as ex:  # also of the system, where memory of clients is opened
-            self._devices.settle()  # what has been brought so far may be on its way
+        except Exception as ex:  # also OSError, when client memory is opened
+            self._devices.settle()  # copies to the GPU may be under way
             outcome = RunOutcome(connection, message)
             outcome.fail(as_error(ex))
             return (outcome,)
@@ -83,7 +84,7 @@ class RequestRunner:
             outputs.undo()
         else:
             held = connection.frontend.held
-            for lease in outputs.lease():  # as `hold`, of what is most often one
+            for lease in outputs.lease():  # `hold`, inlined: there is mostly one lease
                 held[lease] = held.get(lease, 0) + 1
         timing = Timing(
             max(0, now_ns - message.sent_ns),
@@ -116,11 +117,11 @@ class RequestRunner:
         return (RunOutcome(connection, message, answer, segments),)
 
     def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
-        """Return the answer as it is: a request that waits has not run."""
+        """Return the answer unchanged: a waiting request has not run."""
         return answer
 
     def rest(self) -> None:
-        """Give back what was brought to the GPU for a request that does not come next."""
+        """Release inputs on the GPU, because their request does not run next."""
         if self.ahead is not None:
             self._devices.settle()
             self.ahead = None
@@ -129,7 +130,7 @@ class RequestRunner:
         return self._is_cancelled(*self._running)
 
     def _infer(self, request: ExecutorRequest, outputs: Outputs) -> _Result:
-        """Have the model run, and place what it gives."""
+        """Have the model run, and place the outputs."""
         try:
             responses = self._backend.execute([request])
             inferred_ns = time.monotonic_ns()
@@ -139,7 +140,7 @@ class RequestRunner:
             if error is None:
                 outputs.place(responses[0])
                 result = _Result(inferred_ns, responses[0].parameters)
-            else:  # not raised: this frame would keep it, it the frame, and that the inputs
+            else:  # not raised: the traceback would keep this frame, and so the inputs
                 result = self._failed(error)
         except Shrunk as ex:
             self._workspace.regions.shrunk(ex)
@@ -147,7 +148,7 @@ class RequestRunner:
         except (Exception, SystemExit) as ex:  # also an array that cannot be handled
             result = self._failed(as_error(ex))
         if self._devices.opened is not None:
-            # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
+            # An answer may leave only when the GPU has written outputs and read inputs.
             failed = self._devices.settle()
             if failed is not None and not result.error_code:
                 result = self._failed(failed)
@@ -156,14 +157,14 @@ class RequestRunner:
     def _failed(self, error: ShmserveError) -> _Result:
         if isinstance(error, DeviceMemoryExhausted):
             self._without_next()
-            self._devices.free_unused()  # CuPy keeps it for itself, the model may need it elsewhere
+            self._devices.free_unused()  # CuPy's pool keeps memory that the model may need
         return _Result(time.monotonic_ns(), {}, error.code, error.message)
 
     # ------------------------------------------------------------- models on a GPU
 
     def _inputs_on_device(self, frontend: FrontendProcess, message: Execute) -> Inputs:
-        """Its inputs, on their way to the GPU; and so are those of the request that comes next,
-        which arrive while this one computes."""
+        """Return the inputs of a request, on their way to the GPU. Also bring the inputs of the
+        next request, to arrive while the first request computes."""
         if self.ahead is not None and self.ahead[0] is not message:
             self.rest()
         ahead, self.ahead = self.ahead, None
@@ -177,14 +178,14 @@ class RequestRunner:
         lacking = False
         try:
             self.ahead = message, self._brought(frontend, message)
-        except ShmserveError as ex:  # it is told when its turn has come
+        except ShmserveError as ex:  # reported when the request runs
             self._devices.settle()
             lacking = isinstance(ex, DeviceMemoryExhausted)
-        if lacking:  # only now are those inputs gone that there was room for
+        if lacking:  # outside of `except`, as the exception keeps the inputs that were brought
             self._devices.free_unused()
 
     def _without_next(self) -> None:
-        """The model lacked memory: what was brought in ahead may have been what it lacked."""
+        """Stop bringing inputs ahead: they may have taken memory needed by the model."""
         if self.ahead is not None:
             log.warning(
                 "the GPU ran out of memory while the inputs of the next request were on it"

@@ -1,22 +1,22 @@
-"""One stream of a decoupled model: what the model sends, on its way to the loop.
+"""Response stream: answers of a decoupled model to one request, on their way to the loop.
 
-Any thread of the model may send; each answer is placed in that thread and handed to the
-loop's thread, which alone talks to frontends. A model that is ahead of its reader waits
-for credit: what one stream can hold is bounded by its credit times the size of an answer.
+Any thread of the model may send: it places the answer and hands the answer to the loop's thread.
+Only the loop's thread talks to frontends. A model that is ahead of its reader waits for credit, so
+the memory of a stream is bounded by its credit times the size of an answer.
 
 The protocol of credit:
 
-- `Execute.credit` says how many answers may be unacknowledged (`stream_credit`). The connection
-  stays taken until the final answer.
-- Without credit a send waits, so a stream holds at most `stream_credit` answers in memory. A reader
-  that takes nothing for `request_timeout_s` loses its stream.
-- The frontend sends `Credit`, with the slots that it has consumed, after half of the credit or 64
-  KiB of outputs.
-- On `Cancel` or EOF `cancelled` is true at once, waiting sends are released, and later answers are
-  dropped. They are not refused: models that never look at `is_cancelled()` must reach their own
-  clean-up. Only sending after the final flag is an error. Connection and inputs wait with the
-  orphaned requests for the final answer.
-- A model that raises, or lets go of a stream without ending it, ends it with an error.
+- `Execute.credit` is the limit of unacknowledged answers (`stream_credit`). The connection stays
+  taken until the final answer.
+- Without credit a send waits, so a stream holds at most `stream_credit` answers in memory. A
+  reader that takes nothing for `request_timeout_s` loses its stream.
+- The frontend sends `Credit`, with the consumed slots, after half of the credit or 64 KiB of
+  outputs.
+- On `Cancel` or EOF `cancelled` becomes true at once, waiting sends are released, and later
+  answers are dropped. Later answers are not refused, because models that never look at
+  `is_cancelled()` must reach their own clean-up. Only sending after the final flag is an error.
+  Connection and inputs wait with the orphaned requests for the final answer.
+- If a model raises, or drops a stream without ending it, the stream ends with an error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CANCELLED = (Code.CANCELLED, "cancelled")
 
 
 class Posted(Struct, frozen=True):
-    """To the loop: an answer to send. `leases` are the slots it takes."""
+    """Message to the loop: an answer to send. `leases`: slots that the answer uses."""
 
     stream: Stream
     answer: Answer
@@ -54,18 +54,19 @@ class Posted(Struct, frozen=True):
 
 
 class StreamAbandoned(Struct, frozen=True):
-    """To the loop: nobody is left in the model who could end the stream."""
+    """Message to the loop: the model has dropped the stream without ending it."""
 
     stream: Stream
 
 
 class Stream:
-    """Implements `backend.Responses`.
+    """Open stream of one request; implements `backend.Responses`.
 
     Attributes:
-        moved_ns: when the model or the frontend last moved it.
-        progress_ns: the same, less what earlier runs had taken by then: for the time of an answer.
-        waiting: the model waits for the frontend.
+        moved_ns: time of the last progress by model or frontend (CLOCK_MONOTONIC, in nanoseconds).
+        progress_ns: `moved_ns`, less the time that earlier runs have spent since their last
+            progress; the duration of the next answer counts from here.
+        waiting: True while the model waits for the frontend.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class Stream:
         self._post = post
         self._flow = Flow(message.credit)
         self._changed = threading.Condition()  # guards the flow
-        self._turn = threading.Lock()  # one answer at a time: that keeps their order
-        self._muted: tuple[str, str] | None = None  # why, for the final answer: code and text
+        self._turn = threading.Lock()  # held for each answer, which keeps the order
+        self._muted: tuple[str, str] | None = None  # error of the final answer: code, text
         self._request: ExecutorRequest | None = None
         self._ran_ns = self._paused_ns = 0
         self._queue_ns = max(0, self.progress_ns - message.sent_ns)
@@ -97,7 +98,7 @@ class Stream:
     # ------------------------------------------------- the thread of the model
 
     def begin(self) -> ExecutorRequest:
-        """Open what the request names, before its first run. Return the request.
+        """Open the inputs before the first run. Return the request.
 
         Raises:
             ProtocolViolation: a descriptor outside of what the frontend offered.
@@ -112,21 +113,21 @@ class Stream:
 
     @property
     def rescheduled(self) -> bool:
-        """Whether the model, which has returned, wants it again and can still answer."""
+        """True if the model has rescheduled the request and can still answer."""
         request = self._request
         return request is not None and request.rescheduled and self._flow.live
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has been ended for the model."""
+        """True once `fail` has ended the stream."""
         return self._flow.state is StreamState.FAILED
 
     def is_cancelled(self) -> bool:
-        """Whether nobody wants further answers."""
+        """Return True if further answers are unwanted."""
         return self._flow.state in (StreamState.MUTED, StreamState.FAILED)
 
     def send(self, response: Response | None, final: bool = False) -> None:
-        """Send an answer, once the frontend has taken enough of the earlier ones."""
+        """Send an answer. Without credit, wait until the frontend has consumed earlier answers."""
         with self._turn:
             called_ns = time.monotonic_ns()
             gate = self._pass(response is not None, final)
@@ -137,7 +138,7 @@ class Stream:
             self.progress_ns = self.moved_ns = time.monotonic_ns()
 
     def _pass(self, full: bool, final: bool) -> Gate:
-        """Wait until an answer may be sent, at most as long as the reader may take for one."""
+        """Wait until an answer may be sent, at most for the time limit of the request."""
         limit_ns = self.message.deadline_ns and self.message.deadline_ns - self.message.sent_ns
         until_ns = time.monotonic_ns() + limit_ns
         with self._changed:
@@ -167,8 +168,8 @@ class Stream:
             error = error_of_placing(request, outputs, response)
             if error is not None:
                 code, text = error.code, error.message
-            del error  # the traceback would keep views of inputs
-        # Nothing leaves, and no slot is free again, before the GPU is done with it.
+            del error  # a traceback would keep views of inputs
+        # No answer may leave, and no slot be freed, before the GPU is done with the memory.
         failed = self._workspace.devices.settle()
         if failed is not None and not code:
             code, text = failed.code, failed.message
@@ -202,17 +203,17 @@ class Stream:
         return retained
 
     def fail(self, error: ShmserveError) -> None:
-        """End the stream for the model, from any thread; later answers are dropped."""
+        """End the stream for the model, from any thread. Later answers are dropped."""
         with self._changed:
             if not self._flow.apply(StreamEvent.FAIL):
                 return
             self._changed.notify_all()
         code, text = self._muted or (error.code, error.message)
-        self._workspace.devices.settle()  # what was begun may be reading and writing still
+        self._workspace.devices.settle()  # GPU work may still read inputs or write outputs
         retained: tuple[int, ...] = ()
         request = self._request
         if request is not None:
-            if self._turn.acquire(blocking=False):  # else the sender drops them
+            if self._turn.acquire(blocking=False):  # else the sender drops the offers
                 request.drop_offers()
                 self._turn.release()
             retained = self._end(request)
@@ -220,19 +221,20 @@ class Stream:
         self._post(Posted(self, answer, [], []))
 
     def abandoned(self) -> None:
-        """Nobody can send any more. Takes no lock: it may run in the midst of anything."""
+        """Tell the loop that no sender is left. Takes no lock, as a finalizer may run at any
+        point."""
         if self._flow.live:
             self._post(StreamAbandoned(self))
 
     # --------------------------------------------------- the thread of the loop
 
     def pause(self) -> None:
-        """It has been rescheduled: the time until it runs again is spent in the queue."""
+        """Begin the time in the queue after the model has rescheduled the request."""
         now_ns = time.monotonic_ns()
         self._ran_ns, self._paused_ns = now_ns - self.progress_ns, now_ns
 
     def resume(self, message: Execute) -> None:
-        """It runs again, as this message says."""
+        """End the time in the queue, and take the parameters of the next run from a message."""
         assert self._request is not None
         now_ns = time.monotonic_ns()
         self._queue_ns += now_ns - self._paused_ns
@@ -240,17 +242,17 @@ class Stream:
         self._request.run_again(message.parameters)
 
     def mute(self) -> None:
-        """The frontend has cancelled it, or is gone: tell the model, release its threads."""
+        """Tell the model that the frontend has cancelled or gone, and release waiting senders."""
         with self._changed:
             if self._flow.apply(StreamEvent.MUTE):
                 self._muted = _CANCELLED
             self._changed.notify_all()
 
     def grant(self, answers: int) -> None:
-        """The frontend has consumed answers.
+        """Give back credit for answers that the frontend has consumed.
 
         Raises:
-            ProtocolViolation: more than were sent.
+            ProtocolViolation: more answers than were sent.
         """
         with self._changed:
             self._flow.grant(answers)

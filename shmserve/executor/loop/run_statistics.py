@@ -1,6 +1,6 @@
-"""What this executor's model has done, counted for everybody to see.
+"""Run statistics: counts the work of the executor's model, on the status page.
 
-For the thread that has the channels. `clock`: nanoseconds since the Unix epoch.
+Only for the thread that has the channels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class Spent:
-    """What the answers of one stream took in all, and how many there were."""
+    """Sums over the answers of one stream: number of answers, and nanoseconds by phase."""
 
     __slots__ = ("answers", "infer_ns", "output_ns", "queue_ns")
 
@@ -33,10 +33,15 @@ class Spent:
 
 
 class RunStatistics:
-    """Of one model. `words`: the counters of the status page.
+    """Statistics of one model.
+
+    Args:
+        words: counters of the status page.
+        spec: the model.
+        clock: returns nanoseconds since the Unix epoch.
 
     Attributes:
-        counters: the words of the status page that count executions.
+        counters: words of the status page that count executions.
         batching: True if a request can have several rows.
     """
 
@@ -49,7 +54,8 @@ class RunStatistics:
         self._clock = clock
 
     def ran_batch(self, runs: Sequence[tuple[Execute, Timing]]) -> None:
-        """The model ran once and answered all of these."""
+        """Count one run of the model, which has answered several requests. `runs`: message and
+        timing of each request."""
         (_, first), *others = runs
         self.counters.executed(
             sum(self.elements(message) for message, _ in runs),
@@ -63,17 +69,17 @@ class RunStatistics:
             self.counters.shared(timing.queue, timing.input, timing.infer, timing.output)
 
     def iterated(self, batch: int, timing: Timing, runs: int = 1) -> None:
-        """The model ran on so many requests, any of which may run again. `runs` 0: the time of a
-        run that is counted."""
+        """Count a run on `batch` requests, each of which may run again. With `runs` 0, only add
+        the time of an earlier counted run."""
         self.counters.last_ran(self._clock() // 1_000_000)
         self.counters.iterated(runs, batch, timing.input, timing.infer, timing.output)
 
     def finished(self, timing: Timing) -> None:
-        """A request that may have run several times is answered."""
+        """Count the answer to a request that may have run several times."""
         self.counters.finished(timing.queue, timing.input, timing.infer, timing.output)
 
     def answered(self, spent: Spent, answer: Answer) -> None:
-        """An answer of a stream; `spent` takes it in."""
+        """Count an answer of a stream, and add its times to `spent`."""
         timing = answer.timing
         if answer.error_code:
             outcome = "cancel" if answer.error_code == Code.CANCELLED else "fail"
@@ -83,18 +89,18 @@ class RunStatistics:
         spent.add(timing)
 
     def streamed(self, spent: Spent, message: Execute) -> None:
-        """A stream came to its regular end: one execution, of one request."""
+        """Count a stream that has ended without error: one execution, of one request."""
         batch, now_ms = self.elements(message), self._clock() // 1_000_000
         self.counters.executed(batch, now_ms, 0, spent.infer_ns, spent.output_ns, spent.queue_ns)
 
     def elements(self, message: Execute) -> int:
-        """How many elements of a batch a request is."""
+        """Return the number of rows of a request; 1 without a batch dimension."""
         shape = message.inputs[0].shape if self.batching and message.inputs else ()
         return shape[0] if shape else 1
 
     def measure(self, memory: ArenaMemory) -> bool:
-        """Publish what is held right now; whether it may become less by itself."""
+        """Publish the gauges of memory. Return True if memory in use may shrink by itself."""
         stats = memory.stats()
-        held = stats.slots - stats.free
-        write_gauges(self._words, Gauges(held, stats.used_bytes, stats.segment_bytes))
-        return held > 0 or memory.may_shrink
+        used_slots = stats.slots - stats.free
+        write_gauges(self._words, Gauges(used_slots, stats.used_bytes, stats.segment_bytes))
+        return used_slots > 0 or memory.may_shrink

@@ -1,7 +1,7 @@
-"""Runner: runs the requests that a scheduler has chosen, and says what became of each.
+"""Runner: runs the requests chosen by a scheduler, and returns their outcomes.
 
 `RequestRunner` runs one request, `BatchRunner` a batch, `StreamRunner` requests of a decoupled
-model, whose answers are streams. `SequenceRunner` surrounds one of the last two.
+model, whose answers are streams. `SequenceRunner` surrounds a batch or stream runner.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from shmserve.shm.client_region import Shrunk
 log = logging.getLogger(__name__)
 
 Requested = tuple[FrontendConnection, Execute]
-Key = tuple[FrontendConnection, int]  # a request: its connection and its number there
+Key = tuple[FrontendConnection, int]  # connection, and number of the request on it
 IsCancelled = Callable[[FrontendConnection, int], bool]
 
 
 class RunOutcome(Struct, eq=False):
-    """What became of one request that ran.
+    """Outcome of one request after a run.
 
     Attributes:
-        answer: None: the request has no answer, or its stream answers.
+        answer: answer to send; None if there is no answer yet, or the stream answers.
         segments: the executor's segments that the answer names.
         leases: output slots to be leased to the frontend with the answer.
-        violation: why the frontend broke the protocol, if it did; there is no answer then.
-        rescheduled: the model wants the request once more; there is no answer yet.
-        stream_failed: the request's stream has ended with an error, or was never opened.
+        violation: why the frontend broke the protocol, if it did; such a request gets no answer.
+        rescheduled: True if the model wants to run the request again; there is no answer yet.
+        stream_failed: True if the request's stream has ended with an error, or was never opened.
     """
 
     connection: FrontendConnection
@@ -49,7 +49,7 @@ class RunOutcome(Struct, eq=False):
 
     @property
     def has_failed(self) -> bool:
-        """True after an error, False for a request that ran well, to its end or to be run again."""
+        """True after an error. False for a request that has ended well or will run again."""
         has_error = self.answer is not None and bool(self.answer.error_code)
         return has_error or bool(self.violation) or self.stream_failed
 
@@ -71,39 +71,41 @@ class Runner(Protocol):
     """Runs requests on one loaded backend. Every error becomes an outcome."""
 
     def run(self, batch: Sequence[Requested], now_ns: int) -> Sequence[RunOutcome]:
-        """Run requests together, count them, and return an outcome for each, in their order."""
+        """Run requests together and count them. Return an outcome for each request, in the same
+        order."""
         ...
 
     def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
-        """Let go of a waiting request, which may have run before; `answer` says why. Return the
+        """Drop a waiting request, which may have run before; `answer` has the reason. Return the
         complete answer, or None if a stream tells the frontend."""
         ...
 
     def rest(self) -> None:
-        """Let go of what was prepared for the next request: none is to run."""
+        """Release what was prepared for the next request, because no request is to run."""
         ...
 
 
 def what_failed(ex: BaseException) -> ShmserveError:
-    """Return the error for clients after a backend let another exception through, and log it."""
+    """Return the error for clients after an unexpected exception of a backend. The exception is
+    logged, except MemoryError and SystemExit."""
     if isinstance(ex, MemoryError):
         return Internal("the model ran out of memory")
-    if isinstance(ex, SystemExit):  # sys.exit in a model is no reason to lose the executor
+    if isinstance(ex, SystemExit):  # sys.exit in a model must not end the executor
         return Internal("the model tried to exit")
     log.error("the backend failed", exc_info=ex)
     return Internal("the model failed; the server's log tells why")
 
 
 def as_error(ex: BaseException) -> ShmserveError:
-    """Return an exception of a backend as the error that clients get."""
+    """Return an exception of a backend as the error for clients."""
     return ex if isinstance(ex, ShmserveError) else what_failed(ex)
 
 
 def error_of_placing(
     request: ExecutorRequest, outputs: Outputs, response: Response
 ) -> ShmserveError | None:
-    """Place a response. Return the error of the response, or why it cannot be placed, if any.
-    Callers keep the text alone: the traceback would keep views of inputs."""
+    """Place a response. Return the response's error, or the error of placing the outputs, or None.
+    Callers keep only the text, because a traceback would keep views of inputs."""
     try:
         if response.error is None:
             outputs.place(response)

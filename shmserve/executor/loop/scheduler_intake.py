@@ -1,7 +1,7 @@
-"""Intake: what becomes of a request that comes in: it waits in a scheduler, or is refused.
+"""Scheduler intake: puts an incoming request into a scheduler, or refuses the request.
 
-How requests wait is for `core/scheduling`; an intake reads from the message and the model's
-configuration what a scheduler must know.
+The schedulers in `core/scheduling` decide how requests wait. An intake reads from the message and
+the model's configuration what a scheduler must know.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ Push = Callable[[Key, Requested, int, int], None]
 
 
 def timed_out(message: Execute) -> Answer:
-    """Return the answer to a rejected request. Clients compare all of its text."""
+    """Return the answer to a request rejected by its queue policy. Clients compare the whole
+    text."""
     return refusal(message, "Request timeout expired")
 
 
 class SchedulerIntake(Struct, frozen=True):
-    """Requests on their way into a scheduler.
+    """Way of requests into a scheduler.
 
     Attributes:
         queue: the scheduler.
-        push: has a request wait, or answers why it may not; the request's key, connection and
-            message, deadline (0: none), and the number of its caller.
+        push: puts a request into the scheduler, or sends a refusal. Arguments: key, connection and
+            message, deadline (0: none), and the number of the caller.
         rejection: makes the answer to a request that the scheduler has rejected.
         in_order: True if requests of several connections must wait in the order they were sent.
         is_watched: True if the channels need attention while the model runs.
 
     On one gRPC stream, requests of one sequence to a decoupled model must not overtake each other.
-    The stream sends a request only after the one ahead of it has been sent (`RunOptions.on_sent`),
-    to the same executor if no page tells of the sequence yet (`BegunSequences`). The executor takes
-    what has come by then in the order of `sent_ns`, whatever connection it came on.
+    The stream sends a request only after the previous request has been sent
+    (`RunOptions.on_sent`), and to the same executor if no status page lists the sequence yet
+    (`BegunSequences`). The executor takes all requests that have come by then in the order of
+    `sent_ns`, over all connections.
     """
 
     queue: Scheduler[Key, Requested]
@@ -57,7 +59,7 @@ class SchedulerIntake(Struct, frozen=True):
 
 
 class BatchIntake:
-    """Intake of a model with `dynamic_batching`. `form`: how its backend takes a batch."""
+    """Intake of a model with `dynamic_batching`. `form`: how the backend takes a batch."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class BatchIntake:
     ) -> None:
         spec = workspace.spec
         self._takes_batches = form is not BatchForm.ALONE and policy.max_size > 1
-        if not self._takes_batches:  # then there is nothing to wait for
+        if not self._takes_batches:  # without batches a delay gains nothing
             policy = replace(policy, max_delay_ns=0)
         self.queue: BatchQueue[Key, Requested] = BatchQueue(policy)
         self._channels = channels
@@ -80,7 +82,7 @@ class BatchIntake:
         self._takes_turns = batching is UNSET or not batching.preserve_ordering
 
     def push(self, key: Key, requested: Requested, deadline_ns: int, caller: int) -> None:
-        """Have a request wait, or refuse it where its queue is full."""
+        """Put a request into the queue, or refuse the request if the queue is full."""
         connection, message = requested
         priority, timeout = message.parameters.get("priority"), message.parameters.get("timeout")
         kind: Hashable = None
@@ -101,15 +103,15 @@ class BatchIntake:
 
 
 def ragged_inputs(spec: ModelSpec, is_stacked: bool) -> frozenset[str]:
-    """Return the inputs whose shapes may differ within a batch: none where rows are stacked."""
+    """Return the inputs whose shapes may differ within a batch: none if rows are stacked."""
     if is_stacked:
         return frozenset()
     return frozenset(e.name for e in spec.config.input if e.allow_ragged_batch)
 
 
 def batch_kind(message: Execute, outputs: tuple[str, ...], ragged: frozenset[str]) -> Hashable:
-    """Return what requests must have in common to share a batch; None: they share none.
-    `outputs`: names of all outputs."""
+    """Return a value that all requests of a batch have in common, or None for a request without
+    inputs. `outputs`: names of all outputs."""
     if not message.inputs:
         return None
     shapes: set[object] = {

@@ -52,14 +52,14 @@ class SequenceIntake:
     # ------------------------------------------------------------------ the listener
 
     def began(self, sequence: SequenceId) -> None:
-        """Publish a sequence, unless it is one request and no other will come for it."""
+        """Publish a sequence, unless the sequence is a single request (iterative)."""
         self._living.add(sequence)
         if not self._iterative:
             self._status.show_sequence(sequence)
         self._status.show_free_slots(self.queue.free_slots)
 
     def ended(self, sequence: SequenceId) -> None:
-        """Publish the end of a sequence, and forget its states."""
+        """Publish the end of a sequence, and forget the states."""
         self._living.discard(sequence)
         if not self._iterative:
             self._status.hide_sequence(sequence)
@@ -75,7 +75,7 @@ class SequenceIntake:
     # ------------------------------------------------------------------ the intake
 
     def push(self, key: Key, requested: Requested, deadline_ns: int, caller: int) -> None:
-        """Have a request wait for its turn in its sequence, or answer why it cannot."""
+        """Put a request into its sequence's queue, or refuse the request."""
         connection, message = requested
         if self._iterative:
             message = self._as_sequence(message)
@@ -95,13 +95,14 @@ class SequenceIntake:
         self.queue.push(sequence, self._step(connection, message, arrived_ns, expires_ns))
 
     def rejection(self, message: Execute) -> Answer:
-        """Return the answer to a request whose sequence has not begun, as its start never ran."""
+        """Return the answer to a request of a sequence that has not begun, because the start never
+        ran."""
         return _invalid(message, self._unknown(sequence_of(message.parameters)))
 
     def again(self, connection: FrontendConnection, message: Execute) -> Step[Key, Requested]:
         """Return the next run of a request that has been rescheduled."""
         message = replace(message, parameters={**message.parameters, "sequence_start": False})
-        if self._spec.decoupled:  # the stream has begun
+        if self._spec.decoupled:  # only the first run has a deadline
             message = replace(message, deadline_ns=0)
         return self._step(connection, message, time.monotonic_ns())
 
@@ -123,15 +124,15 @@ class SequenceIntake:
         )
 
     def _as_sequence(self, message: Execute) -> Execute:
-        """Return the request as a sequence of its own. The model is not told which run is the last
-        one: the model itself says that."""
+        """Return the request as a sequence of its own. The end flag stays unset, because the model
+        itself decides which run is the last."""
         sequence = sequence_of(message.parameters) or self._number()
         flags = {"sequence_id": sequence, "sequence_start": True, "sequence_end": False}
         return replace(message, parameters={**message.parameters, **flags})
 
     def _number(self) -> int:
-        """Return a number for a sequence whose client gave none. The number fits every type of a
-        control input, and counts down, as clients count up."""
+        """Return a sequence number for a client that gave none. The number fits every type of
+        control input. Numbers count down, because clients count up."""
         while True:
             self._last_number = (self._last_number or _MAX_NUMBER + 1) - 1 or _MAX_NUMBER
             if self._last_number not in self._living:
@@ -141,7 +142,7 @@ class SequenceIntake:
         """Check that the request can be a part of its sequence.
 
         Raises:
-            InvalidArgument: it cannot, in Triton's words.
+            InvalidArgument: the request cannot; the text is Triton's where Triton has this check.
         """
         name = self._spec.name
         if self._statistics.elements(message) != 1:

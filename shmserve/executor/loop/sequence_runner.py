@@ -13,7 +13,8 @@ from shmserve.executor.wrappers.sequence_tensors import States
 
 
 class SequenceRunner:
-    """Implements `Runner` around `inner`. `states`: of the model's sequences."""
+    """Implements `Runner` around `inner`, a batch or stream runner. `states`: states of the
+    sequences."""
 
     def __init__(
         self, inner: Runner, intake: SequenceIntake, states: States, is_cancelled: IsCancelled
@@ -26,9 +27,9 @@ class SequenceRunner:
         self.rest = inner.rest
 
     def run(self, batch: Sequence[Requested], now_ns: int) -> Sequence[RunOutcome]:
-        """Run requests of different sequences, which then go on with their next requests."""
+        """Run requests of different sequences, then let their next requests run."""
         for _, message in batch:
-            if flags_of(message.parameters).start:  # also of a living one that begins anew
+            if flags_of(message.parameters).start:  # also a living sequence may begin anew
                 self._states.forget(sequence_of(message.parameters))
         outcomes = self._inner.run(batch, now_ns)
         again: dict[Key, Step[Key, Requested]] = {}

@@ -1,5 +1,5 @@
-"""Stream book: the open streams of one model instance, as the thread that has the channels sees
-them. The model's threads only `post`."""
+"""Stream book: the open streams of one model instance, for the thread that has the channels. The
+model's threads may only call `post`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from shmserve.protocol.control.data_messages import Answer, Execute, Timing
 
 log = logging.getLogger(__name__)
 
-_SILENT_NS = 5_000_000_000  # a stream without a word for so long may have lost its sender
+_SILENT_NS = 5_000_000_000  # after this silence, the sender may be lost
 _COLLECT_NS = 10_000_000_000
 
 
 class StreamBook:
-    """Streams whose final answer the model owes, and answers on their way to frontends.
+    """Streams without a final answer yet, and answers on their way to frontends.
 
     Attributes:
         streams: open streams, by request.
-        running: streams whose request the model has now; some may have ended already.
+        running: streams whose request runs now; some may have ended already.
         paused: streams whose request waits to run again; some may have ended already.
         ended: number of streams that have ended.
-        outbox: what threads of the model have posted; bounded by the streams' credit.
+        outbox: messages from threads of the model; bounded by the streams' credit.
     """
 
     def __init__(
@@ -43,7 +43,8 @@ class StreamBook:
         max_streams: int,
         counts_runs: bool,
     ) -> None:
-        """`counts_runs`: count each run of the model, and not each stream as one execution."""
+        """`counts_runs`: True to count each run of the model, False to count each stream as one
+        execution."""
         self.streams: dict[Key, Stream] = {}
         self.running: dict[Key, Stream] = {}
         self.paused: dict[Key, Stream] = {}
@@ -64,19 +65,19 @@ class StreamBook:
 
     @property
     def has_room(self) -> bool:
-        """Return True if the model may be given another stream. Paused ones take no room."""
+        """True if the model may be given another stream. Paused streams take no room."""
         return self.count_with(()) < self._max_streams
 
     def count_with(self, running: Collection[Key]) -> int:
-        """Return the number of streams and of these running requests. A request without an open
-        stream counts until the model has returned from it; a paused stream does not count."""
+        """Return the number of open streams plus running requests. A request without an open
+        stream counts until the model has returned from it. A paused stream does not count."""
         streams = self.streams
         paused = sum(key in streams for key in self.paused)
         return len(streams) - paused + sum(key not in streams for key in running)
 
     def open(self, connection: FrontendConnection, message: Execute) -> Stream | None:
-        """Open the stream of a request that is to run. Return None if it may have none; its
-        frontend has been told."""
+        """Open the stream of a request that is to run. Return None if the connection has closed,
+        or after refusing the request."""
         key = connection, message.request
         if connection.closed:
             return None
@@ -97,12 +98,12 @@ class StreamBook:
         return stream
 
     def violated(self, key: Key, error: ProtocolViolation) -> None:
-        """Close a stream and its channel: the request named what it may not."""
+        """Close a stream and the frontend's channel, because the request broke the protocol."""
         self.streams.pop(key, None)
         self._channels.expel(key[0], str(error))
 
     def deliver(self) -> None:
-        """Send what was posted, after which there may be fewer streams."""
+        """Send all posted answers. Final answers close their streams."""
         while self.outbox:
             event = self.outbox.popleft()
             if isinstance(event, Posted):
@@ -126,7 +127,8 @@ class StreamBook:
                 self._workspace.memory.release(*lease)
 
     def _count(self, key: Key, posted: Posted) -> None:
-        """Count an answer before it is sent: whoever has the answer finds it counted."""
+        """Count an answer before it is sent, so that clients who have the answer find it
+        counted."""
         stream, answer, spent = posted.stream, posted.answer, posted.stream.spent
         if not answer.error_code and key in self.running:
             self.count_run()
@@ -143,7 +145,7 @@ class StreamBook:
 
     def count_run(self, infer_ns: int = 0, is_over: bool = False) -> None:
         """Count a run of a model with sequences: before the first answer of the run is sent, and
-        again with its time when the run is over."""
+        again with the duration when the run is over."""
         if not self._counts_runs:
             return
         runs = 0 if self._counted else 1
@@ -155,7 +157,7 @@ class StreamBook:
             self._counted = 0
 
     def _has_lost_sender(self, event: StreamAbandoned) -> None:
-        """End a stream with an error: nobody can send its final answer any more."""
+        """End a stream with an error, because no sender is left for the final answer."""
         name = event.stream.frontend.name
         log.warning("request %d of %s has no final response", event.stream.number, name)
         event.stream.fail(
@@ -163,7 +165,8 @@ class StreamBook:
         )
 
     def grant(self, key: Key, answers: int) -> None:
-        """Let a stream, which may have ended meanwhile, go on: answers have been consumed."""
+        """Give credit back to a stream for consumed answers. The stream may have ended
+        meanwhile."""
         stream = self.streams.get(key)
         try:
             if stream is not None:
@@ -172,7 +175,7 @@ class StreamBook:
             self._channels.expel(key[0], str(ex))
 
     def mute(self, key: Key) -> None:
-        """Send no further answer of a cancelled stream, if one is open."""
+        """Send no further answer of a cancelled stream, if the stream is open."""
         stream = self.streams.get(key)
         if stream is not None:
             stream.mute()
@@ -184,14 +187,15 @@ class StreamBook:
                 stream.mute()
 
     def quiet_since(self) -> int:
-        """Return since when the model has not moved the stream that it has left alone longest, in
-        nanoseconds; 0: there is none. Streams that are paused or wait for their frontends do not
-        count. Garbage senders are collected now and then."""
+        """Return the time of the last progress of the stream that has been still for longest, in
+        nanoseconds (CLOCK_MONOTONIC); 0 if no stream counts. Streams that are paused or wait
+        for their frontends do not count. After long silence, collect lost senders in reference
+        cycles."""
         streams = [stream for key, stream in self.streams.items() if key not in self.paused]
         streams.extend(self.running.values())
         since = min((s.moved_ns for s in streams if not s.waiting), default=0)
         now = time.monotonic_ns()
         if since and now - since > _SILENT_NS and now - self._collected_ns > _COLLECT_NS:
             self._collected_ns = now
-            gc.collect()  # a sender in a reference cycle is not let go of by itself
+            gc.collect()  # frees senders in reference cycles
         return since

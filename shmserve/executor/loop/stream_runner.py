@@ -1,13 +1,14 @@
-"""Stream runner: runs requests of a decoupled model: any number of answers, from any thread.
+"""Stream runner: runs requests of a decoupled model, which may send many answers, from any thread.
 
 The model takes its next requests as soon as `execute` has returned, up to `max_streams` open
 streams. The thread that watches the channels sends the answers that come while the model runs.
 
-The model keeps the executor's main thread, and the loop runs beside it, not the other way round:
-libraries that install signal handlers or event loops expect to be executed where they were loaded.
+The model runs in the executor's main thread, and a second thread watches the channels, not the
+other way round: libraries that install signal handlers or event loops expect to run in the thread
+that loaded them.
 
-The watchdog (`execute_timeout_s`) looks at the stream that has not moved for longest. A stream that
-waits for its reader does not count.
+The watchdog (`execute_timeout_s`) looks at the stream that has been still for longest. A stream
+that waits for its reader does not count.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class StreamRunner:
         return outcomes
 
     def withdraw(self, connection: FrontendConnection, answer: Answer) -> Answer | None:
-        """Have a paused stream end with an error; return the answer to any other request."""
+        """End a paused stream with an error and return None. Return the answer to any other
+        request."""
         stream = self._book.paused.pop((connection, answer.request), None)
         if stream is None:
             return answer
@@ -68,7 +70,7 @@ class StreamRunner:
         """Do nothing: no request is prepared ahead of its run."""
 
     def _open(self, connection: FrontendConnection, message: Execute) -> None:
-        """Have the stream of a request among those that run, if there is anything to run."""
+        """Add the stream of a request to the running streams, unless the stream cannot run."""
         key: Key = connection, message.request
         book = self._book
         stream = book.paused.pop(key, None)
@@ -76,20 +78,21 @@ class StreamRunner:
             stream = book.open(connection, message)
         elif stream.rescheduled:
             stream.resume(message)
-        else:  # a thread of the model has ended it meanwhile
+        else:  # a thread of the model has ended the stream
             stream = None
         if stream is not None:
             book.running[key] = stream
 
     def _begin(self) -> tuple[list[ExecutorRequest], list[tuple[Key, ProtocolViolation]]]:
-        """Return the requests of the running streams; also those that named what they may not."""
+        """Return the requests of the running streams, and the streams whose request broke the
+        protocol."""
         requests, violations = [], []
         for key, stream in self._book.running.items():
             try:
                 requests.append(stream.begin())
             except ProtocolViolation as ex:
                 violations.append((key, ex))
-            except Exception as ex:  # also of the system, where memory of clients is opened
+            except Exception as ex:  # also OSError, when client memory is opened
                 stream.fail(as_error(ex))
         return requests, violations
 
@@ -98,11 +101,11 @@ class StreamRunner:
             if requests:
                 self._backend.execute(requests)
         except (Exception, SystemExit) as ex:
-            return as_error(ex).with_traceback(None)  # which would keep views of inputs
+            return as_error(ex).with_traceback(None)  # a traceback would keep views of inputs
         return None
 
     def _outcome(self, connection: FrontendConnection, message: Execute) -> RunOutcome:
-        """Return what the run has done to a request; pause the stream if it is to run again."""
+        """Return the outcome of a request; pause the stream if the request is to run again."""
         key: Key = connection, message.request
         stream = self._book.running.get(key)
         has_failed = stream is None or stream.has_failed

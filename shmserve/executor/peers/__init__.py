@@ -1,1 +1,1 @@
-"""The executor's peers: channels to frontends, and lanes to local programs, whom nobody trusts."""
+"""Peers of the executor: channels to frontends, and lanes to untrusted local programs."""

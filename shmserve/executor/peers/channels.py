@@ -1,10 +1,10 @@
-"""An executor's channels to its peers, of which there are two kinds: frontends and lanes.
+"""Channels of an executor to its two kinds of peers: frontends and lanes.
 
-Channels wait for both kinds, and let in, read, answer and close frontends; `LaneTraffic` does the
-latter for lanes. Frontends speak `data_messages`, which are the loop's own, and are trusted with
-slots. Lanes speak `lane_messages`, which `LanePeers` checks and translates. A peer that breaks its
-protocol loses its channel and nothing else happens. The loop asks what has come, and sends answers.
-Methods are for one thread at a time, but for those that say otherwise.
+`Channels` waits for both kinds. It admits frontends, reads and answers their messages, and closes
+them; `LaneTraffic` does so for lanes. Frontends are trusted with slots, and send `data_messages`,
+which the loop takes unchanged. Lanes send `lane_messages`, which `LanePeers` checks and
+translates. A peer that breaks its protocol loses its channel, with no other effect. The loop asks
+for messages and sends answers. Methods are for one thread at a time, unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ from shmserve.transport.channel import close_all
 log = logging.getLogger(__name__)
 
 _FRESH_NS = 1_000_000
-_MAX_TURNS = 256  # a new connection takes three, and they are let in one by one
+_MAX_TURNS = 256  # turns; a new connection takes three, and each turn accepts one connection
 
 
 class Channels:
-    """Channels to the frontends that one listener has let in, and to offered lanes. Waits for no
-    peer: an answer that a peer has no room for is kept until it has.
+    """Channels to the frontends that a listener has admitted, and to offered lanes.
+
+    Never waits for a peer: an answer is kept until the peer has room.
 
     Attributes:
-        closed: nothing new is let in.
-        quiet: the last `receive` found that nothing at all had come.
-        status: what frontends read of this executor.
+        closed: no new peer is admitted.
+        quiet: the last `receive` found no event at all.
+        status: status page, which frontends read.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Channels:
         self._epoll = self._watched.epoll
         self._lane_peers = lanes
         self._lanes = LaneTraffic(lanes, self._watched)
-        self._inbox: deque[Callable[[], None]] = deque()  # from other threads
+        self._inbox: deque[Callable[[], None]] = deque()  # actions of other threads
         self._doorway = Doorway(listener, hello, status, self._epoll, memory, mappings)
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_r, select.EPOLLIN)
@@ -84,22 +85,23 @@ class Channels:
     # ------------------------------------------------------------- from any thread
 
     def wake(self) -> None:
-        """Have `receive` return. From any thread or signal."""
+        """Make `receive` return. From any thread or signal handler."""
         try:
             os.write(self._wake_w, b"w")
-        except OSError:  # it is full, so it wakes anyway; or closed, and nobody is there to wake
+        except OSError:  # a full pipe wakes anyway; a closed pipe has no reader
             pass
 
     def offer_lane(self, message: LaneOffered, fd: int) -> None:
-        """Let a lane in, soon; the descriptor is taken. From any thread."""
+        """Admit a lane soon, and take over the descriptor. From any thread."""
         self._later(lambda: self._lanes.let_in(message, fd, self.closed))
 
     def move_lanes(self) -> None:
-        """Take no further requests of lanes, which go to another executor. From any thread."""
+        """Take no further requests from lanes: their programs use another executor. From any
+        thread."""
         self._later(self._lanes.leave_all)
 
     def introduce_lanes(self) -> None:
-        """Tell a coordinator that knows nothing of the lanes. From any thread."""
+        """Tell a new coordinator of all lanes. From any thread."""
         self._later(self._lane_peers.introduce)
 
     def _later(self, action: Callable[[], None]) -> None:
@@ -109,14 +111,19 @@ class Channels:
     # ------------------------------------------------------------- beginning and end
 
     def refuse(self, busy: Set[FrontendConnection]) -> None:
-        """Refuse everything new in such a way that a sender knows, and take what was sent.
+        """Refuse all new requests in a way that the senders notice, and take the requests sent
+        before.
 
-        The listener and idle channels are refused first (`shutdown(SHUT_RD)`), then what had been
-        sent is read. So a request is either taken and answered, or its sender has seen that it was
-        not and sends it to another executor: `dispatch.calls.attempt` relies on this order. `busy`
-        are connections with a request that is taken and not answered, refused before the answer.
+        The listener and idle channels are refused first (`shutdown(SHUT_RD)`). Then the messages
+        sent before are read. So a request is either taken and answered, or its sender sees the
+        refusal and sends the request to another executor. `dispatch.calls.attempt` relies on this
+        order.
+
+        Args:
+            busy: connections with a request that is taken and not answered; refused just before
+                the answer.
         """
-        self._look_up()  # a lane that was offered before is let in
+        self._look_up()  # admit lanes that were offered before
         self.closed = True
         for connection in self._doorway.shut():
             self._connections[connection.fd] = connection
@@ -133,7 +140,7 @@ class Channels:
 
     @property
     def settled(self) -> bool:
-        """Whether everything that came has been told, and every answer has gone."""
+        """Return True if `receive` has returned every event and every answer has been sent."""
         return not (self._events or any(c.backlog for c in self._connections.values()))
 
     def disconnect(self) -> None:
@@ -146,7 +153,7 @@ class Channels:
         self._lane_peers.close()
 
     def close(self) -> None:
-        """Close everything that is open here."""
+        """Close the channels and all other descriptors."""
         self.disconnect()
         self._epoll.close()
         os.close(self._wake_r)
@@ -155,21 +162,24 @@ class Channels:
     # ----------------------------------------------------------------- input
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for something to come, to the microsecond. `receive` rounds up to milliseconds."""
+        """Wait for an event, at most `timeout_s` seconds, to the microsecond. `receive` rounds up
+        to milliseconds."""
         if self._events:
             return
         try:
             select.select([self._epoll], [], [], timeout_s)
-        except ValueError:  # its descriptor is too high for that
+        except ValueError:  # the descriptor is too high for select
             self._epoll.poll(timeout_s)
 
     def receive_in_order(self, timeout_s: float) -> list[Event]:
-        """Return what has come, as `receive` does, in the order in which clients sent the requests.
-        Requests of one sequence, whose client does not wait for answers, come on several
-        connections, some of them new."""
+        """Return events as `receive` does, in the order in which clients sent the requests.
+
+        Needed for sequences: a client that does not wait for answers sends the requests of one
+        sequence on several connections, some of which are new.
+        """
         events = self.receive(timeout_s)
         if any(type(message) is Execute for _, message in events):
-            for _ in range(_MAX_TURNS):  # what was sent before is there by now
+            for _ in range(_MAX_TURNS):  # requests that were sent before have arrived by now
                 events += self.receive(0)
                 if self.quiet:
                     break
@@ -178,18 +188,18 @@ class Channels:
         return events
 
     def receive(self, timeout_s: float) -> list[Event]:
-        """Return what has come, after a wait of at most this time. One message of a channel is
-        read: of those behind it epoll tells the next time."""
-        found = self._epoll.poll(0 if self._events else timeout_s)
-        self.quiet = not found
-        for fd, mask in found:
+        """Wait at most `timeout_s` seconds and return the events. One message per channel is read:
+        epoll reports the next messages in the next call."""
+        reported = self._epoll.poll(0 if self._events else timeout_s)
+        self.quiet = not reported
+        for fd, mask in reported:
             connection = self._connections.get(fd)
             if connection is None:
                 self._ready(fd)
                 continue
             if mask & select.EPOLLOUT:
                 self._send_backlog(connection)
-            if connection.refusing:  # all has been read; what says otherwise is from before
+            if connection.refusing:  # all messages have been read; a report of input is outdated
                 if mask & select.EPOLLHUP:
                     self._close(connection)
             elif mask & ~select.EPOLLOUT and not connection.closed:
@@ -213,19 +223,19 @@ class Channels:
         else:
             for connection in self._doorway.ready(fd):
                 self._connections[connection.fd] = connection
-                # A first request waits like any other, so that it can share a batch with, or go
-                # before, those of channels that were there.
+                # A first request waits like any other, so that it can share a batch with requests
+                # of existing channels, or run before them.
                 self._read(connection)
 
     def _look_up(self) -> None:
-        """Do what other threads want done, and give up lanes that take no answers."""
+        """Run the actions of other threads, and close lanes that do not take their answers."""
         while self._inbox:
             self._inbox.popleft()()
         self._lanes.close_overdue()
 
     def _read(self, connection: FrontendConnection) -> None:
-        """Take in a message, and whatever is behind one that has waited: only that can be
-        cancelled already. All there are, where no more can come."""
+        """Read a message of a frontend. After a request that has waited, read on: a cancellation
+        may be behind. On a refused channel, read to the end."""
         frontend, behind = connection.frontend, True
         try:
             while behind and (received := connection.channel.receive_within()) is not None:
@@ -249,10 +259,10 @@ class Channels:
                     self._release(connection, message.slots)
                 if not isinstance(message, Release):
                     self._events.append((connection, message))
-                elif frontend.freed:  # it has no request whose answer could tell it
+                elif frontend.freed:  # no pending answer could carry the freed slots
                     self.send(connection, Answer(0), [])
         except PeerDied:
-            if not connection.refusing:  # else it is our own doing
+            if not connection.refusing:  # else the end was caused by the refusal
                 self._close(connection)
         except UnreadableMessage as ex:
             close_all(fds)
@@ -261,16 +271,16 @@ class Channels:
             self.expel(connection, str(ex))
 
     def end_late_streams(self) -> None:
-        """Cancel late streams of lanes: a frontend itself gives up what takes too long."""
+        """Cancel late streams of lanes. A frontend itself cancels its late streams."""
         self._events += self._lane_peers.late()
 
     def stream_begun(self, connection: FrontendConnection, number: int) -> None:
-        """The model has a request that is answered by a stream."""
+        """Note that the model has begun a request that is answered by a stream."""
         if isinstance(connection, Lane):
             connection.running.add(number)
 
     def stream_ended(self, connection: FrontendConnection, number: int) -> None:
-        """It has sent all that it will."""
+        """Note that the model has sent all answers of a stream."""
         if isinstance(connection, Lane):
             self._lane_peers.stream_ended(connection, number)
 
@@ -287,10 +297,12 @@ class Channels:
         if isinstance(connection, Lane):
             self._lanes.close(connection)
         elif self._watched.close(connection) and not connection.refusing:
-            self._doorway.left(connection)  # The process of a refused one may still read outputs.
+            # The process of a refused connection may still read outputs.
+            self._doorway.left(connection)
 
     def _release(self, peer: FrontendConnection, slots: Iterable[tuple[int, int]]) -> None:
-        """A frontend is done with output slots; what it does not hold it cannot release."""
+        """Release output slots that a frontend has read. Slots that the frontend does not hold are
+        ignored."""
         held = peer.frontend.held
         for lease in slots:
             if lease in held:
@@ -302,15 +314,15 @@ class Channels:
     # ---------------------------------------------------------------- output
 
     def send(self, connection: FrontendConnection, answer: Answer, segments: Sequence[int]) -> None:
-        """Send an answer that names these segments of ours."""
+        """Send an answer whose outputs lie in these segments of the executor."""
         if isinstance(connection, Lane):
             self._lanes.answer(connection, answer)
             return
         frontend = connection.frontend
-        if connection.closed:  # while the model ran
+        if connection.closed:  # closed while the model ran
             self._release(connection, leases(answer.outputs))
             return
-        if self.closed and answer.final:  # the channel is idle once the answer is there
+        if self.closed and answer.final:  # the channel is idle once the answer has arrived
             self._refuse(connection)
         fds: list[int] = []
         try:
@@ -320,10 +332,10 @@ class Channels:
             data = messages.encode(answer)
             if connection.backlog or not connection.channel.send(data, fds, wait=False):
                 connection.keep(self._epoll, data, fds)
-        except (PeerDied, OSError):  # of the latter: no descriptor is left to keep it with
+        except (PeerDied, OSError):  # OSError: no descriptor is left to keep the answer with
             self._close(connection)
             self._release(connection, leases(answer.outputs))
-        except ShmserveError as ex:  # too long to send: tell that instead
+        except ShmserveError as ex:  # the answer is too long: send the error instead
             self._release(connection, leases(answer.outputs))
             connection.known.difference_update(segments)
             self.send(connection, _failed(answer, ex), [])

@@ -1,4 +1,4 @@
-"""Doorway: lets frontends in: accepts connections, and reads the hello that each begins with."""
+"""Doorway: accepts connections of frontends and reads the hello of each."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from shmserve.transport.channel import Channel, close_all
 
 log = logging.getLogger(__name__)
 
-_NO_DESCRIPTOR_S = 0.01  # before the listener, which stays readable, is looked at again
+_NO_DESCRIPTOR_S = 0.01  # pause before the next accept, as the listener stays readable
 
 
 class Doorway:
-    """One listener, the connections that have not said hello, and the processes of those that have.
+    """Admission of frontends: a listener, connections that have sent no hello, and connected
+    processes.
 
     Attributes:
-        frontends: connected frontend processes, by their name and pid.
+        frontends: connected frontend processes, by name and pid.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class Doorway:
         epoll.register(listener.fileno(), select.EPOLLIN)
 
     def ready(self, fd: int) -> Iterator[FrontendConnection]:
-        """Look at a descriptor that epoll has reported, if it is one of the doorway's. Yield each
-        connection that has been welcomed; epoll reports its next messages as well, and whoever
-        takes the connection closes it."""
+        """Handle a descriptor that epoll has reported, if the doorway owns the descriptor.
+
+        Yield each welcomed connection. Further messages of the connection are reported by the same
+        epoll. The caller closes the connection.
+        """
         if fd in self._strangers:
             yield from self._greet(self._strangers[fd])
         elif fd == self._listener.fileno():
@@ -61,7 +64,8 @@ class Doorway:
                 yield from self._greet(channel)
 
     def shut(self) -> Iterator[FrontendConnection]:
-        """Let nobody in any more in such a way that frontends know. Yield whoever was welcomed."""
+        """Refuse new frontends in a way that they notice. Yield connections whose hello had
+        arrived before."""
         transport.refuse(self._listener)
         while self._accept() is not None:
             continue
@@ -71,18 +75,18 @@ class Doorway:
             yield from self._greet(channel)
 
     def close(self) -> None:
-        """Close every connection that has not said hello, and let go of all frontends."""
+        """Close every connection that has not sent a hello, and forget all frontends."""
         for channel in self._strangers.values():
             channel.close()
         self._strangers.clear()
-        for frontend in self.frontends.values():  # those whose channels were refused
+        for frontend in self.frontends.values():  # frontends whose channels were refused
             frontend.close(self._memory)
         self.frontends.clear()
 
     def _accept(self) -> Channel | None:
         try:
             channel = transport.accept(self._listener)
-        except OSError as ex:  # no descriptor is left, and whoever waits goes on waiting
+        except OSError as ex:  # no descriptor is left; waiting frontends go on waiting
             log.warning("no channel accepted: %s", ex.strerror)
             time.sleep(_NO_DESCRIPTOR_S)
             return None
@@ -92,7 +96,7 @@ class Doorway:
         return channel
 
     def _greet(self, channel: Channel) -> Iterator[FrontendConnection]:
-        """Read the first message of a channel, if it is there, and answer it."""
+        """Read the hello of a channel, if it has arrived, and answer."""
         try:
             received = channel.receive_within()
             if received is None:
@@ -127,8 +131,8 @@ class Doorway:
         return connection
 
     def left(self, connection: FrontendConnection) -> None:
-        """Forget a connection that has closed. With the last one of a process all that the process
-        held comes back."""
+        """Forget a closed connection. With the last connection of a process, release everything
+        that the process held."""
         frontend = connection.frontend
         frontend.connections.discard(connection)
         if not frontend.connections:

@@ -1,4 +1,5 @@
-"""The frontends connected to this executor: what they may name, what they hold of ours."""
+"""Frontends connected to this executor: the segments that a frontend may name, and the slots it
+holds."""
 
 from __future__ import annotations
 
@@ -17,14 +18,17 @@ from shmserve.shm.mappings import Mappings
 from shmserve.shm.peer_segments import PeerSegments
 from shmserve.transport import channel as transport
 
-_MOST_FREED = 1024  # told with one answer, which has a largest size
+_MAX_FREED = 1024  # limit per answer, as a message has a largest size
 
 
 class FrontendProcess:
-    """One frontend process; it may have many connections.
+    """A frontend process, which may have many connections.
 
-    `held` are our output slots it has not released, with its leases on each; `freed` its own input
-    slots that a model kept and has let go of since (filled by finalizers: only appended to).
+    Attributes:
+        held: this executor's output slots that the frontend has not released: number of leases by
+            (slot, generation).
+        freed: the frontend's input slots that a model kept and has released since. Finalizers
+            append to this list.
     """
 
     def __init__(self, name: str, mappings: Mappings | None = None) -> None:
@@ -35,13 +39,13 @@ class FrontendProcess:
         self.connections: set[FrontendConnection] = set()
 
     def hold(self, leases: Iterable[tuple[int, int]]) -> None:
-        """It is about to be told of output slots of ours, which were leased to it."""
+        """Record leases on output slots, just before the frontend is told of the slots."""
         held = self.held
         for lease in leases:
             held[lease] = held.get(lease, 0) + 1
 
     def close(self, memory: ArenaMemory) -> None:
-        """Its last connection is gone: everything it held comes back."""
+        """Release every lease, after the last connection of the frontend is gone."""
         for lease, count in self.held.items():
             try:
                 for _ in range(count):
@@ -52,14 +56,14 @@ class FrontendProcess:
         self.segments.clear()
 
     def take_freed(self) -> tuple[tuple[int, int], ...]:
-        count = min(len(self.freed), _MOST_FREED)  # the rest goes with the next answers
+        count = min(len(self.freed), _MAX_FREED)  # the next answers carry the rest
         taken = tuple(self.freed[:count])
         del self.freed[:count]
         return taken
 
 
 class FrontendConnection:
-    """One data channel whose frontend has said hello."""
+    """A data channel whose frontend has sent its hello."""
 
     __slots__ = (
         "backlog",
@@ -77,12 +81,14 @@ class FrontendConnection:
         self.channel = channel
         self.fd = channel.fileno()
         self.frontend = frontend
-        self.known: set[int] = set()  # our segments offered on it
-        self.drops = 0  # how many of our segments were gone when it was last told
-        self.refusing = False  # no further message comes in
+        self.known: set[int] = set()  # this executor's segments that the peer knows
+        self.drops = 0  # number of dropped segments that the peer has been told of
+        self.refusing = False  # no further message is read
         self.closed = False
-        self.mask: int = select.EPOLLIN  # what epoll looks for; the other end's end it tells anyway
-        self.backlog: deque[tuple[bytes, list[int]]] = deque()  # answers it has no room for yet
+        # events that epoll reports, besides the end of the channel
+        self.mask: int = select.EPOLLIN
+        # answers that the peer has no room for yet
+        self.backlog: deque[tuple[bytes, list[int]]] = deque()
 
     @property
     def reads(self) -> bool:
@@ -90,7 +96,8 @@ class FrontendConnection:
         return not self.refusing
 
     def watch(self, epoll: select.epoll) -> None:
-        """Have epoll look for what is of use now, and for room for what is kept."""
+        """Have epoll report new messages unless refused, and room for answers while answers are
+        kept."""
         mask = select.EPOLLIN if self.reads else 0
         if self.backlog:
             mask |= select.EPOLLOUT
@@ -99,7 +106,7 @@ class FrontendConnection:
             self.mask = mask
 
     def refuse(self, epoll: select.epoll) -> None:
-        """Take no more messages than have been sent already, and let the peer know."""
+        """Take no more messages than have been sent already, in a way that the peer notices."""
         self.refusing = True
         self.channel.refuse()
         self.watch(epoll)
@@ -108,7 +115,7 @@ class FrontendConnection:
         """Keep an answer until the peer has room.
 
         Raises:
-            TooLarge: it is too long for any message.
+            TooLarge: the answer is too long for any message.
             OSError: no descriptor is left.
         """
         if len(data) > transport.MAX_MESSAGE:
@@ -117,31 +124,32 @@ class FrontendConnection:
         self.watch(epoll)
 
     def send_backlog(self) -> None:
-        """Send what was kept, as far as the peer has room. Raises PeerDied."""
+        """Send kept answers as far as the peer has room. Raises PeerDied."""
         while self.backlog and self.channel.send(*self.backlog[0], wait=False):
             transport.close_all(self.backlog.popleft()[1])
             self.took()
 
     def took(self) -> None:
-        """Note that the peer has taken an answer that was kept. A frontend may take its time."""
+        """Do nothing when the peer takes a kept answer: frontends have no time limit, unlike
+        lanes."""
 
     def with_news(
         self, answer: Answer, segments: Iterable[int], memory: ArenaMemory
     ) -> tuple[Answer, list[int]]:
-        """Return an answer that also tells which segments are new, which are gone and which slots a
-        model has let go of; and the descriptors of the new ones."""
+        """Add memory news to an answer: new segments, dropped segments, and slots that a model has
+        released. Return the answer and the descriptors of the new segments."""
         offers, fds = memory.offers(set(segments), self.known)
         self.drops = memory.drops
-        told = replace(
+        extended = replace(
             answer,
             offers=tuple(offers),
             dropped=answer.dropped + memory.dropped(self.known),
             freed=answer.freed or self.frontend.take_freed(),
         )
-        return told, fds
+        return extended, fds
 
     def close(self) -> None:
-        """Close the channel and drop what was kept."""
+        """Close the channel and drop kept answers."""
         self.closed = True
         self.channel.close()
         while self.backlog:
@@ -153,17 +161,17 @@ Event = tuple[FrontendConnection, FromPeer | None]  # None: the connection is cl
 
 
 def sent_ns(event: Event) -> float:
-    """Sort key: whatever else comes of a request comes after it."""
+    """Return the sort key of an event: the send time of a request; all other events come last."""
     message = event[1]
     return message.sent_ns if type(message) is Execute else inf
 
 
 class Peers:
-    """The connections of frontends and lanes. For the thread that has the channels.
+    """The connections of frontends and lanes. For the thread that uses the channels.
 
     Attributes:
-        by_fd: open connections, by their descriptors.
-        events: what has come and `Channels.receive` has not told yet.
+        by_fd: open connections, by descriptor.
+        events: events that `Channels.receive` has not returned yet.
     """
 
     def __init__(self) -> None:
@@ -172,7 +180,8 @@ class Peers:
         self.events: list[Event] = []
 
     def close(self, connection: FrontendConnection) -> bool:
-        """Close a connection, which is an event. Return False if it was closed already."""
+        """Close a connection and add an event for the loop. Return False if it was closed
+        already."""
         if connection.closed:
             return False
         del self.by_fd[connection.fd]

@@ -1,4 +1,4 @@
-"""One lane, as the loop sees it: a connection like those of frontends."""
+"""Lane: a local program's own channel to the executor, which the loop treats like a frontend."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from shmserve.transport.channel import Channel
 
 
 class LaneCall(Struct, gc=False):
-    """A request that is under way.
+    """A running request of a lane. All times are CLOCK_MONOTONIC.
 
     Attributes:
-        inline: inputs that came in the message, in their order.
-        began_ns: when it was read; CLOCK_MONOTONIC, as all times.
-        deadline_ns: of its answer, of a stream's next one.
-        copied_in: bytes that were taken out of the message and that no receipt tells of yet.
-        credit: of a stream, how many answers may be under way; 0: it has one.
-        answer_ns: how long each answer of a stream, and taking it, may take.
-        ends_ns: when a stream ends at the latest.
-        copied: by earlier answers of a stream, as `RequestCounters` wants it.
+        inline: bytes of the inputs that came in the message, in order.
+        began_ns: time when the request was read.
+        deadline_ns: time limit of the answer, or of a stream's next answer.
+        copied_in: number of bytes taken out of the message that no receipt has reported yet.
+        credit: number of a stream's answers that may be under way; 0: the request has a single
+            answer.
+        answer_ns: longest time for each answer of a stream, including the time to take it.
+        ends_ns: time limit of the whole stream.
+        copied: bytes copied for earlier answers of a stream, as `RequestCounters` takes them.
         late: the stream was cancelled at its deadline.
     """
 
@@ -42,7 +43,7 @@ class LaneCall(Struct, gc=False):
     late: bool = False
 
     def moved(self, now_ns: int) -> None:
-        """An answer of the stream has gone or was taken: the next one may take as long."""
+        """Extend the deadline, as an answer of the stream was sent or taken."""
         self.deadline_ns = min(now_ns + self.answer_ns, self.ends_ns)
 
     def runs_late(self, now_ns: int) -> bool:
@@ -54,15 +55,22 @@ class LaneCall(Struct, gc=False):
 
 
 class InlineTensors(PeerSegments):
-    """What a lane has instead of segments: tensors that came in messages. A descriptor's
-    `generation` is the number of the request, its `slot` counts the tensors of that one."""
+    """Tensors that came in the messages of a lane, which has no segments.
+
+    In a descriptor of such a tensor, `generation` is the number of the request and `slot` the
+    index of the tensor in the request.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: dict[int, LaneCall] = {}
 
     def view(self, at: Descriptor) -> memoryview:
-        """Raises StaleDescriptor: that request is over."""
+        """Return the bytes of a tensor.
+
+        Raises:
+            StaleDescriptor: the request is over.
+        """
         call = self.calls.get(at.generation)
         if call is None:
             raise StaleDescriptor("the request is over")
@@ -70,14 +78,15 @@ class InlineTensors(PeerSegments):
 
 
 class _Nowhere(list[tuple[int, int]]):
-    """Takes what nobody wants to know: inline tensors live as long as views of them anyway."""
+    """List that stays empty: a lane is not told of freed slots, as views keep inline tensors
+    alive."""
 
     def append(self, item: tuple[int, int], /) -> None:
         del item
 
 
 class LaneOwner(FrontendProcess):
-    """Who a lane's requests are run for."""
+    """The program at the end of a lane, in the place of a frontend process."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -85,7 +94,7 @@ class LaneOwner(FrontendProcess):
         self.freed = _Nowhere()
 
     def give_back(self, slots: list[tuple[int, int]], memory: ArenaMemory) -> None:
-        """The bytes of these output slots are on their way."""
+        """Release output slots whose bytes have been copied into an answer."""
         held = self.held
         for lease in slots:
             held[lease] -= 1
@@ -98,14 +107,16 @@ class LaneOwner(FrontendProcess):
 
 
 class Lane(FrontendConnection):
-    """A lane.
+    """A lane, as a connection of the loop.
 
     Attributes:
-        waiting: requests that are not answered, by the caller's numbers.
-        leaving: its requests go elsewhere; while streams are under way, their credit still comes.
-        decoupled: its requests are answered by streams.
-        running: streams that the model has, by the same numbers; after the lane's end as well.
-        stalled_at: when it began not to take its answers, in seconds; 0: it does.
+        waiting: unanswered requests, by the caller's numbers.
+        leaving: new requests go to another executor. While streams are running, the lane still
+            takes credit for the streams.
+        decoupled: the model answers by streams.
+        running: numbers of the streams that the model works on, also after the lane's end.
+        stalled_at: time (monotonic, in seconds) at which the caller stopped taking answers; 0: the
+            caller takes answers.
     """
 
     __slots__ = (
@@ -133,38 +144,42 @@ class Lane(FrontendConnection):
 
     @property
     def reads(self) -> bool:
-        """Return True if messages are of use now: no further request before there is room for its
-        answer. Streams, which have room of their own, need what comes."""
+        """Return True if messages are read now.
+
+        No message is read while answers wait. No further request is read before there is room for
+        the answer. Streams have room of their own, and need credit messages.
+        """
         full = len(self.waiting) >= READ_AHEAD and not self.decoupled
         return not (self.backlog or self.refusing or full)
 
     @property
     def streams_wait(self) -> bool:
-        """Return True while streams are under way, which need credit."""
+        """Return True while streams are running, which need credit."""
         return self.decoupled and bool(self.waiting)
 
     @property
     def credit(self) -> int:
-        """How many answers of its streams may be under way."""
+        """Return the number of answers that may be under way, over all streams of the lane."""
         return sum(call.credit for call in self.waiting.values())
 
     def leave(self) -> None:
-        """Have further requests go elsewhere."""
+        """Have further requests go to another executor."""
         self.leaving = True
 
     def stalls(self) -> None:
-        """Note when the lane began not to take its answers."""
+        """Record the time at which the caller stopped taking answers, unless recorded before."""
         self.stalled_at = self.stalled_at or time.monotonic()
 
     def took(self) -> None:
-        """Note that the lane has taken an answer. The last answers share one limit."""
+        """Note that the caller has taken an answer. On a refused lane, all last answers share one
+        time limit."""
         if not self.backlog:
             self.stalled_at = 0.0
         elif not self.refusing:
             self.stalled_at = time.monotonic()
 
     def abandon(self) -> list[LaneCall]:
-        """Forget the requests that wait. Return them. Streams that the model goes on with stay in
+        """Forget and return the unanswered requests. Streams that the model goes on with stay in
         `running`."""
         self.running &= self.waiting.keys()
         calls = list(self.waiting.values())

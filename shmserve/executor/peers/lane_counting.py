@@ -1,4 +1,4 @@
-"""What came of the requests of an executor's lanes: counted here, as no frontend sees them."""
+"""Counts of lane requests and outcomes, kept by the executor, as no frontend takes part."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shmserve.protocol.control.stats_messages import CounterPage
 from shmserve.shm.counter_page import OwnCounterPage
 from shmserve.tensor.spec import ModelSpec
 
-Tell = Callable[..., None]  # (message, fds)
+Tell = Callable[..., None]  # called with (message, fds)
 
 
 class LaneCounting:
-    """A page of its own, of which the coordinator is told with the first lane, and after each of
-    its restarts. For the loop's thread."""
+    """A counter page for lane requests. The coordinator is told of the page with the first lane,
+    and again after each restart of the coordinator. For the loop's thread."""
 
     def __init__(self, spec: ModelSpec, epoch: str, tell: Tell) -> None:
         self._spec = spec
@@ -31,7 +31,7 @@ class LaneCounting:
         self._announced = False
 
     def open(self) -> None:
-        """There is something to count from now on. Idempotent.
+        """Create the page of counters, and tell the coordinator. Idempotent.
 
         Raises:
             OSError: no descriptor is left.
@@ -43,8 +43,11 @@ class LaneCounting:
             self.announce()
 
     def announce(self) -> None:
-        """Tell a coordinator of the page, if there is one. Raises OSError: no descriptor is left;
-        then the next lane tries again."""
+        """Tell the coordinator of the page, if the page exists.
+
+        Raises:
+            OSError: no descriptor is left; the next lane tries again.
+        """
         self._announced = False
         if self._page is None:
             return
@@ -57,7 +60,7 @@ class LaneCounting:
         self._announced = True
 
     def answered(self, call: LaneCall, answer: LaneAnswer) -> None:
-        """A request gets this answer, now; it is counted with its final one."""
+        """Add an answer to the counts of the request. The final answer counts the request."""
         receipt = answer.receipt
         copied = call.copied = (
             call.copied[0] + receipt.copied_in,
@@ -70,11 +73,11 @@ class LaneCounting:
             self._ended(reason, time.monotonic_ns() - call.began_ns, copied)
 
     def refused(self, error: ShmserveError) -> None:
-        """A request was not let in."""
+        """Count a refused request."""
         self._ended(reason_of(error))
 
     def lost(self, call: LaneCall) -> None:
-        """Whoever asked has gone."""
+        """Count a request whose caller has gone."""
         now = time.monotonic_ns()
         reason = Reason.DEADLINE if now >= call.deadline_ns else Reason.CANCELLED
         self._ended(reason, now - call.began_ns, call.copied)
@@ -84,7 +87,7 @@ class LaneCounting:
             self._counters.ended(self._spec.name, self._spec.version, reason, ns, copied)
 
     def close(self) -> None:
-        """The page goes; what it said has been or will be read by whoever was told."""
+        """Close the page. Processes that were given the page can still read the last counts."""
         if self._page is not None:
             self._page.close()
             self._page, self._counters = None, None

@@ -1,7 +1,7 @@
-"""What a frontend would do for a request that comes over a lane: all its checks, none of its work.
+"""Lane gate: makes all the checks of a frontend for requests that come over a lane.
 
-A lane's request becomes an `Execute`, whose regions are the caller's own; an `Answer` becomes a
-lane's, with the bytes of small outputs in it.
+A lane's request becomes an `Execute`, whose regions are the caller's own. An `Answer` becomes the
+lane's answer, which contains the bytes of small outputs.
 """
 
 from __future__ import annotations
@@ -52,13 +52,18 @@ from shmserve.tensor.spec import ModelSpec
 from shmserve.transport.channel import MAX_MESSAGE
 
 Read = Callable[[Descriptor], memoryview]
-Form = tuple[Hashable, Hashable]  # of inputs and outputs
-_MOST_FORMS = 64
+Form = tuple[Hashable, Hashable]  # form of (inputs, outputs)
+_MAX_FORMS = 64
 _NEVER_NS = (1 << 63) - 1
 
 
 class LaneGate:
-    """Of one model. `snapshot`: the registry as of now. `server_uid`: the user we run as."""
+    """Checks of lane requests to one model.
+
+    Args:
+        snapshot: returns the current registry.
+        server_uid: user id that the server runs as.
+    """
 
     def __init__(
         self,
@@ -74,90 +79,95 @@ class LaneGate:
         self._signature = make_signature(spec)
         self._timeout_ns = int(settings.request_timeout_s * 1e9)
         self._stream_ns = int(settings.stream_timeout_s * 1e9) or _NEVER_NS
-        self._fitting: dict[Form, tuple[int, ...]] = {}  # what `_check` said of these
+        self._fitting: dict[Form, tuple[int, ...]] = {}  # results of `_check`, by form
 
-    def admit(self, caller: Caller, asked: LaneRequest, now_ns: int) -> tuple[Execute, LaneCall]:
-        """A request as the loops know it, and what is remembered of it.
+    def admit(self, caller: Caller, message: LaneRequest, now_ns: int) -> tuple[Execute, LaneCall]:
+        """Check a request. Return the loop's message and the record of the running request.
 
         Raises:
-            InvalidArgument, NotFound: it does not fit the model, or names what the caller has not.
-            Unimplemented: one answer is wanted of a decoupled model.
+            InvalidArgument, NotFound: the request does not fit the model, or names a region that
+                is not the caller's.
+            Unimplemented: a decoupled model is asked for a single answer.
         """
-        credit = self._credit(asked) if self.spec.decoupled else 0
-        form = _form(asked)
-        counts = None if asked.parameters else self._fitting.get(form)
+        credit = self._credit(message) if self.spec.decoupled else 0
+        form = _form(message)
+        counts = None if message.parameters else self._fitting.get(form)
         if counts is None:
-            counts = self._check(caller, asked)
-            if not asked.parameters:
+            counts = self._check(caller, message)
+            if not message.parameters:
                 self._remember(form, counts)
-        inputs, inline = self._place(caller, asked, counts)
+        inputs, inline = self._place(caller, message, counts)
         places = [
             OutputPlace(output.name, self._find(caller, self.spec, output.at))
-            for output in asked.outputs
+            for output in message.outputs
             if output.at is not None
         ]
-        if asked.timeout_ns < 0:
-            raise InvalidArgument(f"timeout_ns: {asked.timeout_ns} is negative")
-        answer_ns = min(asked.timeout_ns or self._timeout_ns, self._timeout_ns)
+        if message.timeout_ns < 0:
+            raise InvalidArgument(f"timeout_ns: {message.timeout_ns} is negative")
+        answer_ns = min(message.timeout_ns or self._timeout_ns, self._timeout_ns)
         deadline_ns = now_ns + answer_ns
         execute = Execute(
-            asked.number,
-            asked.id,
+            message.number,
+            message.id,
             inputs,
-            tuple([output.name for output in asked.outputs]),
-            asked.parameters,
+            tuple([output.name for output in message.outputs]),
+            message.parameters,
             now_ns,
             deadline_ns,
             places=tuple(places),
             credit=credit,
             caller_number=caller_number("user", str(caller.uid)),
         )
-        ends_ns = now_ns + min(asked.timeout_ns or _NEVER_NS, self._stream_ns)
+        ends_ns = now_ns + min(message.timeout_ns or _NEVER_NS, self._stream_ns)
         inline_bytes = sum(map(len, inline))
         call = LaneCall(inline, now_ns, deadline_ns, inline_bytes, credit, answer_ns, ends_ns)
         return execute, call
 
-    def _credit(self, asked: LaneRequest) -> int:
-        """How many answers of a stream may be under way; raises as `admit`."""
-        if not asked.credit:
+    def _credit(self, message: LaneRequest) -> int:
+        """Return the number of answers of a stream that may be under way; raises as `admit`."""
+        if not message.credit:
             refuse_decoupled(self._signature, "a lane's request without credit")
-        windows = any(output.at is not None for output in asked.outputs)
-        most = 1 if windows else READ_AHEAD
-        if not 0 < asked.credit <= most:
-            why = ", as a window holds one answer at a time" if windows else ""
-            raise InvalidArgument(f"credit: {asked.credit} is not from 1 to {most}{why}")
-        return asked.credit
+        windows = any(output.at is not None for output in message.outputs)
+        limit = 1 if windows else READ_AHEAD
+        if not 0 < message.credit <= limit:
+            reason = ", as a window holds one answer at a time" if windows else ""
+            raise InvalidArgument(f"credit: {message.credit} is not from 1 to {limit}{reason}")
+        return message.credit
 
-    def _check(self, caller: Caller, asked: LaneRequest) -> tuple[int, ...]:
-        """Everything but the bytes; raises as `admit`. How many elements each input has that
-        are behind their lengths; -1: they are not."""
-        request = self._request(asked)
+    def _check(self, caller: Caller, message: LaneRequest) -> tuple[int, ...]:
+        """Check all but the bytes of a request; raises as `admit`. Return the number of elements
+        of each BYTES input, and -1 for other inputs."""
+        request = self._request(message)
         find = partial(self._find, caller)
         checked = check_inputs(self._signature, request, self._settings, find)
         check_outputs(self._signature, request, find)
         return tuple([-1 if i.signature.datatype.itemsize else i.count for i in checked])
 
     def _remember(self, form: Form, counts: tuple[int, ...]) -> None:
-        """Requests of this form fit the model, which bounds how long its names and shapes are."""
-        if len(self._fitting) >= _MOST_FORMS:
+        """Remember a form that fits the model. Such a form is short: the model bounds its names
+        and shapes."""
+        if len(self._fitting) >= _MAX_FORMS:
             self._fitting.clear()
         self._fitting[form] = counts
 
-    def _request(self, asked: LaneRequest) -> InferRequest:
-        if max(len(asked.inputs), len(asked.outputs), len(asked.parameters)) > bounds.MAX_INPUTS:
+    def _request(self, message: LaneRequest) -> InferRequest:
+        if (
+            max(len(message.inputs), len(message.outputs), len(message.parameters))
+            > bounds.MAX_INPUTS
+        ):
             raise InvalidArgument(
-                f"the request has {len(asked.inputs)} inputs, {len(asked.outputs)} outputs and"
-                f" {len(asked.parameters)} parameters, at most {bounds.MAX_INPUTS} of each"
+                f"the request has {len(message.inputs)} inputs, {len(message.outputs)} outputs and"
+                f" {len(message.parameters)} parameters, at most {bounds.MAX_INPUTS} of each"
                 " are allowed"
             )
-        check_parameters(asked.parameters)
-        refuse_duplicates("input", [tensor.name for tensor in asked.inputs])
-        refuse_duplicates("output", [output.name for output in asked.outputs])
+        check_parameters(message.parameters)
+        refuse_duplicates("input", [tensor.name for tensor in message.inputs])
+        refuse_duplicates("output", [output.name for output in message.outputs])
         return InferRequest(
-            tuple([_input(tensor, index) for index, tensor in enumerate(asked.inputs)]),
-            tuple([_output(output) for output in asked.outputs]),
-            asked.id,
-            asked.parameters,
+            tuple([_input(tensor, index) for index, tensor in enumerate(message.inputs)]),
+            tuple([_output(output) for output in message.outputs]),
+            message.id,
+            message.parameters,
         )
 
     def _find(
@@ -171,18 +181,19 @@ class LaneGate:
         return RegionRef(region.number, window.offset, window.nbytes)
 
     def _place(
-        self, caller: Caller, asked: LaneRequest, counts: tuple[int, ...]
+        self, caller: Caller, message: LaneRequest, counts: tuple[int, ...]
     ) -> tuple[tuple[WireTensor, ...], tuple[bytes, ...]]:
-        """Where each input lies, and the bytes of those that came along. `counts`: `_check`'s."""
+        """Return the place of each input, and the bytes of inputs that came in the message.
+        `counts` is the result of `_check`."""
         inputs: list[WireTensor] = []
         inline: list[bytes] = []
-        for tensor, count in zip(asked.inputs, counts, strict=True):
+        for tensor, count in zip(message.inputs, counts, strict=True):
             data = tensor.at
             at: Descriptor | RegionRef
             if isinstance(data, bytes):
                 if count >= 0:
                     bytes_codec.check(memoryview(data), count, tensor.name, self.spec.name)
-                at = Descriptor(0, len(inline), asked.number, 0, len(data))
+                at = Descriptor(0, len(inline), message.number, 0, len(data))
                 inline.append(data)
             else:
                 assert data is not None
@@ -192,7 +203,7 @@ class LaneGate:
 
 
 def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
-    """An answer as its lane gets it. `read`: the bytes of an output slot."""
+    """Convert an answer for the lane. `read` returns the bytes of an output slot."""
     if answer.error_code:
         error = from_code(Code(answer.error_code), answer.error)
         if call.late and answer.error_code == Code.CANCELLED:
@@ -240,12 +251,13 @@ def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
 
 
 def refused(number: int, error: ShmserveError, final: bool = True) -> LaneAnswer:
-    """The answer to a request that failed, or an answer of a stream that did."""
+    """Return the answer to a request that failed, or a failed answer of a stream."""
     return LaneAnswer(number, (), error.http_status, error.code, error.message, final=final)
 
 
 def encoded(reply: LaneAnswer) -> bytes:
-    """An answer as one packet; one that is too long for it, by its names or parameters, says so."""
+    """Encode an answer as one packet. An answer with names or parameters too long for a packet is
+    replaced by an error."""
     data = encode(reply)
     if len(data) > MAX_MESSAGE:
         error = ShmserveError("the answer is too long for one message")
@@ -259,10 +271,10 @@ def _bytes(tensor: WireTensor, at: Descriptor, call: LaneCall, read: Read) -> me
     return memoryview(call.inline[tensor.alias])[at.offset : at.offset + at.nbytes]
 
 
-def _form(asked: LaneRequest) -> Form:
-    """All of a request that decides whether it fits the model, but for its parameters."""
-    inputs = [(t.name, t.datatype, t.shape, type(t.at), _nbytes(t.at)) for t in asked.inputs]
-    return tuple(inputs), tuple([(output.name, output.at is None) for output in asked.outputs])
+def _form(message: LaneRequest) -> Form:
+    """Return everything but the parameters that decides whether a request fits the model."""
+    inputs = [(t.name, t.datatype, t.shape, type(t.at), _nbytes(t.at)) for t in message.inputs]
+    return tuple(inputs), tuple([(output.name, output.at is None) for output in message.outputs])
 
 
 def _nbytes(at: LaneWindow | bytes | None) -> int:

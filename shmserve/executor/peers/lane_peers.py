@@ -1,8 +1,8 @@
-"""Lane peers: admits lanes, checks and translates their messages, and counts what comes of them.
+"""Lane peers: admits lanes, checks and translates messages, and counts requests.
 
-Strangers are at the other ends, so: nothing is believed (`lane_gate`), one message of a lane is
-read in each turn, none while too many of its requests or answers wait, and one that does not take
-its answers, or sends what is no message, is closed, alone.
+Lanes lead to strangers, so `lane_gate` checks everything. In each turn, one message of a lane is
+read, or no message while too many requests or answers of the lane wait. A lane is closed if the
+caller does not take answers or sends unreadable messages. Other lanes notice nothing.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ from shmserve.transport.channel import Channel, message_buffer
 
 log = logging.getLogger(__name__)
 
-TakenIn = tuple[FromPeer | None, bytes | None]  # for the loop, and for the lane
+TakenIn = tuple[FromPeer | None, bytes | None]  # (message for the loop, packet for the lane)
 
 
 class LanePeers:
-    """The lanes of one executor, for the thread that has the channels. `tell` sends to the
-    coordinator."""
+    """The lanes of one executor, for the thread that uses the channels.
+
+    Args:
+        tell: sends a message to the coordinator.
+    """
 
     def __init__(
         self,
@@ -55,20 +58,20 @@ class LanePeers:
         self._memory = memory
         self._counting = counting
         self._settings = settings
-        self._most = most_requests(settings, gate.spec.decoupled)
+        self._limit = most_requests(settings, gate.spec.decoupled)
         self._tell = tell
         self._lanes: set[Lane] = set()
-        self._waiting: dict[int, int] = {}  # requests by user
+        self._waiting: dict[int, int] = {}  # number of requests, by user id
         self._buffer = message_buffer()
 
     # ------------------------------------------------------------- beginning and end
 
     def admit(self, message: LaneOffered, fd: int, closed: bool) -> Lane | None:
-        """Return a new lane on this descriptor, within bounds: the coordinator, which keeps to the
-        bounds, may have lost count. Return None if there is no lane; the descriptor is closed."""
+        """Return a new lane on this descriptor. If a limit is reached, close the descriptor and
+        return None. The coordinator keeps to the limits, but may have lost count."""
         owners = self._owners()
-        most, uid = self._settings.max_lanes, message.uid
-        full = owners.total() >= most or owners[uid] >= most_of_one(self._settings)
+        max_lanes, uid = self._settings.max_lanes, message.uid
+        full = owners.total() >= max_lanes or owners[uid] >= most_of_one(self._settings)
         if full or closed or not self._counts():
             os.close(fd)
             self._tell(LanesOpen((uid,), ended=True))
@@ -80,17 +83,17 @@ class LanePeers:
         return lane
 
     def introduce(self) -> None:
-        """Tell a coordinator of the lanes and of what they count."""
-        with contextlib.suppress(OSError):  # no descriptor is left: with the next lane
+        """Tell a new coordinator of the lanes and of their counter page."""
+        with contextlib.suppress(OSError):  # no descriptor is left: the next lane tries again
             self._counting.announce()
         self._tell(LanesOpen(tuple(self._owners().elements())))
 
     def violated(self, lane: Lane) -> None:
-        """Record that something came on a lane that is no message, or not now."""
+        """Record an unreadable message of a lane, or a message that is not allowed now."""
         flight_recorder.record("lane violated", f"uid {lane.caller.uid}", self._gate.spec.name)
 
     def ended(self, lane: Lane) -> None:
-        """Forget a lane that has closed: what it asked for is not wanted any more."""
+        """Forget a closed lane and the lane's requests."""
         self._lanes.discard(lane)
         calls = lane.abandon()
         for call in calls:
@@ -100,7 +103,7 @@ class LanePeers:
         self._tell(LanesOpen((lane.caller.uid,), ended=True))
 
     def close(self) -> None:
-        """Count no more."""
+        """Close the counter page."""
         self._counting.close()
 
     def _owners(self) -> Counter[int]:
@@ -117,13 +120,13 @@ class LanePeers:
     # ------------------------------------------------------------- slow readers, late streams
 
     def overdue(self, stalled: Iterable[Lane]) -> list[Lane]:
-        """Return the lanes that have not taken their answers for too long."""
+        """Return the lanes that have not taken their answers within `send_timeout_s`."""
         until = time.monotonic() - self._settings.send_timeout_s
         return [lane for lane in stalled if lane.stalled_at <= until]
 
     def late(self) -> list[Event]:
-        """Return cancellations of streams that take too long. Other requests are late in the queue
-        or not at all."""
+        """Return a cancellation for each stream that takes too long. For other requests, the queue
+        watches the deadline."""
         now_ns = time.monotonic_ns()
         events: list[Event] = []
         for lane in self._lanes:
@@ -133,7 +136,7 @@ class LanePeers:
         return events
 
     def stream_ended(self, lane: Lane, number: int) -> None:
-        """The model has sent all of a stream's answers."""
+        """Note that the model has sent all of a stream's answers."""
         if number in lane.running:
             lane.running.remove(number)
             if lane.closed:
@@ -142,10 +145,11 @@ class LanePeers:
     # ------------------------------------------------------------- messages
 
     def take_in(self, lane: Lane, data: memoryview) -> TakenIn:
-        """Return what a message is to the loop, and what is to be sent at once; None: nothing.
+        """Translate a message of a lane. Return the message for the loop and the packet to send at
+        once; each may be None.
 
         Raises:
-            ProtocolViolation: it is no message of ours, or not now.
+            ProtocolViolation: the message is unreadable, or not allowed now.
         """
         message: wire.ToLane = wire.decode_to_lane(data)
         if isinstance(message, wire.LaneCancel):
@@ -158,7 +162,7 @@ class LanePeers:
 
     def _credit(self, lane: Lane, message: wire.LaneCredit) -> Credit | None:
         call = lane.waiting.get(message.number)
-        if message.answers < 1:  # would keep a stream that stands still from looking so
+        if message.answers < 1:  # would extend the deadline of a stream that stands still
             raise ProtocolViolation("credit for no answer")
         if call is None or not call.credit:
             return None
@@ -167,13 +171,13 @@ class LanePeers:
 
     def _begin(self, lane: Lane, message: wire.LaneRequest) -> TakenIn:
         caller, decoupled = lane.caller, self._gate.spec.decoupled
-        if decoupled and lane.leaving:  # nobody could give it credit any more
+        if decoupled and lane.leaving:  # the coming refusal would stop further credit
             reply = lane_gate.refused(message.number, Unavailable("the lane is about to end"))
             return None, lane_gate.encoded(replace(reply, moved=True))
         try:
-            if self._waiting.get(caller.uid, 0) >= self._most:
-                why = "max_queue, max_streams, max_caller_share" if decoupled else "max_queue"
-                raise QueueFull(f"{self._most} requests of this user wait already ({why})")
+            if self._waiting.get(caller.uid, 0) >= self._limit:
+                settings = "max_queue, max_streams, max_caller_share" if decoupled else "max_queue"
+                raise QueueFull(f"{self._limit} requests of this user wait already ({settings})")
             if lane.credit and lane.credit + message.credit > wire.READ_AHEAD:
                 raise QueueFull(
                     f"credit: {message.credit} and that of this lane's other streams are more than"
@@ -188,8 +192,8 @@ class LanePeers:
         return execute, None
 
     def answered(self, lane: Lane, answer: Answer) -> bytes | None:
-        """Return an answer as its lane gets it, and give the output slots back. The request ends
-        with its final answer. Return None if nobody waits for it."""
+        """Convert an answer for the lane, and release the output slots. The final answer ends the
+        request. Return None if the request was abandoned."""
         number, waiting = answer.request, lane.waiting
         call = waiting.pop(number, None) if answer.final else waiting.get(number)
         try:

@@ -1,7 +1,7 @@
-"""Lane traffic: reads the messages of lanes, sends their answers, and ends them.
+"""Lane traffic: reads messages of lanes, sends answers, and closes lanes.
 
-`LanePeers` checks and translates the messages. A lane that does not take its answers within
-`send_timeout_s`, or that breaks the protocol, is closed, alone.
+`LanePeers` checks and translates the messages. A lane is closed if the caller breaks the protocol,
+or does not take answers within `send_timeout_s`. Other lanes notice nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from shmserve.protocol.control.link_messages import LaneOffered
 
 
 class LaneTraffic:
-    """The lanes among an executor's connections. For the thread that has the channels.
+    """The lanes among an executor's connections. For the thread that uses the channels.
 
     Attributes:
-        stalled: lanes that do not take their answers.
+        stalled: lanes whose callers do not take answers.
     """
 
     def __init__(self, peers: LanePeers, connections: Peers) -> None:
@@ -32,7 +32,7 @@ class LaneTraffic:
     # ------------------------------------------------------------- beginning and end
 
     def let_in(self, message: LaneOffered, fd: int, closed: bool) -> None:
-        """Let an offered lane in, unless the executor is closed or has too many."""
+        """Admit an offered lane, unless the executor is closed or has too many lanes."""
         lane = self._peers.admit(message, fd, closed)
         if lane is not None:
             self._connections.by_fd[lane.fd] = lane
@@ -45,7 +45,7 @@ class LaneTraffic:
                 self._leave(connection)
 
     def _leave(self, lane: Lane) -> None:
-        """Refuse a lane, once no stream needs further credit. A lane ends with its last answer."""
+        """Refuse a lane once no stream needs further credit. The last answer ends the lane."""
         lane.leave()
         if not (lane.streams_wait or lane.refusing):
             lane.refuse(self._epoll)
@@ -56,20 +56,20 @@ class LaneTraffic:
             self.close(lane)
 
     def close(self, lane: Lane) -> None:
-        """Close a lane and forget what it asked for."""
+        """Close a lane and forget the lane's requests."""
         if self._connections.close(lane):
             self.stalled.discard(lane)
             self._peers.ended(lane)
 
     def close_overdue(self) -> None:
-        """Close the lanes that have not taken their answers for too long."""
+        """Close the lanes whose callers have not taken answers within `send_timeout_s`."""
         for lane in self._peers.overdue(self.stalled):
             self.close(lane)
 
     # ------------------------------------------------------------- messages
 
     def read(self, lane: Lane) -> None:
-        """Take in one message, as the sender is a stranger; all there are, where no more come."""
+        """Read one message, so that every lane has a turn. Read all messages of a refused lane."""
         behind = True
         try:
             while behind and (received := lane.channel.receive_within(0.0, 0)) is not None:
@@ -81,7 +81,7 @@ class LaneTraffic:
                 behind = lane.refusing and not lane.closed
             lane.watch(self._epoll)
         except PeerDied:
-            if lane.refusing:  # all has been read
+            if lane.refusing:  # all messages have been read
                 self._end_refused(lane)
             else:
                 self.close(lane)
@@ -90,7 +90,7 @@ class LaneTraffic:
             self.close(lane)
 
     def answer(self, lane: Lane, answer: Answer) -> None:
-        """Send an answer, unless nobody waits for it."""
+        """Send an answer, unless the request was abandoned."""
         data = self._peers.answered(lane, answer)
         if data is None:
             return
@@ -112,7 +112,7 @@ class LaneTraffic:
             self.close(lane)
 
     def backlog_sent(self, lane: Lane) -> None:
-        """Note that a lane has taken all of its answers."""
+        """Note that all answers of a lane have been taken."""
         self.stalled.discard(lane)
         if lane.refusing:
             self._end_refused(lane)

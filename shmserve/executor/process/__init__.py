@@ -1,1 +1,1 @@
-"""The executor process: its start, loading of the model, and calls of other models."""
+"""Executor process: start, loading of the model, and calls of other models."""

@@ -1,7 +1,8 @@
-"""An executor process: one model instance. Exec'ed by the supervisor, or forked by `template`.
+"""Executor process: runs one model instance. The supervisor execs this program, or `template`
+forks it.
 
-Reads one `Instance` from stdin, loads the model, tells the coordinator, serves
-until it is told to stop or its frontends' master is gone.
+The process reads one `Instance` from stdin, loads the model and tells the coordinator. Then the
+process serves until told to stop or until the gunicorn master is gone.
 """
 
 from __future__ import annotations
@@ -67,13 +68,14 @@ from shmserve.transport.processes import follow, raise_oom_score
 log = logging.getLogger("shmserve.executor")
 
 _decode = msgpack_decoder(Instance)
-_OOM_SCORE_ADJ = 500  # at least: if memory runs out, executors go before the other processes
-_LOG_LINES_PER_S = 1000  # that the model prints and logs
-_FIRST_SEGMENT = 1 << 20  # most models need no more
+# at least: if memory runs out, the kernel kills executors before the other processes
+_OOM_SCORE_ADJ = 500
+_LOG_LINES_PER_S = 1000  # limit of lines that the model prints and logs
+_FIRST_SEGMENT = 1 << 20  # bytes, enough for most models
 
 
 class Executor:
-    """The parts of one executor process and the order in which they come to life."""
+    """The parts of one executor process, created and connected in the right order."""
 
     def __init__(self, instance: Instance, process: str, settings: config.Settings) -> None:
         self.instance = instance
@@ -87,7 +89,8 @@ class Executor:
         self.stopping = False
         mappings = Mappings()
         self.devices = Devices.of(instance.device, mappings)
-        # Where segments are pinned it costs time, and one is better than some.
+        # With a GPU, segments are pinned, which takes long: a single segment of full size is
+        # better than several.
         first_size = _FIRST_SEGMENT if self.devices.ordinal is None else 0
         self.link = Link(
             self.run_dir,
@@ -124,7 +127,7 @@ class Executor:
         self.metrics.publish(MetricsArea(self.status.segment.fd), self.status.words, VALUES)
 
     def run(self) -> int:
-        """Load, serve, stop; the exit status."""
+        """Load the model, serve, and stop. Return the exit status."""
         self.link.start()
         loaded: tuple[Backend, ModelSpec] | None = None
         try:
@@ -134,13 +137,15 @@ class Executor:
                 name = self.instance.name
                 limit = rate_limited.limit_of(self.settings, name, loaded[1], self.device)
             except ShmserveError as ex:
-                if sanitised(ex.message) != ex.message:  # else the coordinator's line has it all
+                # else the coordinator logs the whole text
+                if sanitised(ex.message) != ex.message:
                     log.error("model not loaded: %s", ex.message)
                 self.link.send(LoadFailed(self.instance.name, sanitised(ex.message)))
                 return 1
             try:
                 listener = transport.listen(os.path.join(self.run_dir, self.endpoint))
-            except OSError as ex:  # no inode, perhaps: the supervisor starts another executor
+            # perhaps no inode is left: the supervisor starts another executor
+            except OSError as ex:
                 log.error("no socket can be made in run_dir: %s", ex.strerror)
                 return 1
             self._serve(listener, *loaded, limit)
@@ -162,7 +167,7 @@ class Executor:
         except Exception as ex:
             raise from_load(ex, log, self.instance.name) from ex
         log.info("loaded in %.2f s", time.monotonic() - started)
-        # Hints of the configuration that have no effect: one instance tells them
+        # The first instance logs, for all, the options of the configuration that have no effect.
         if ids.instance_index(self.instance.name) == 0:
             for note in model_config.of_spec(spec, folder_reader.kinds()).notes:
                 log.info("configuration: %s", note)
@@ -172,7 +177,7 @@ class Executor:
 
     @property
     def device(self) -> str:
-        """Where the model computes, once it is loaded."""
+        """Return the device that the loaded model computes on."""
         return self.instance.device if self.devices.ordinal is not None else CPU
 
     def _serve(
@@ -180,7 +185,7 @@ class Executor:
     ) -> None:
         try:
             self.memory.prepare()
-        except ArenaExhausted as ex:  # then the first request asks again
+        except ArenaExhausted as ex:  # the first request asks for a segment again
             log.warning("no first segment yet: %s", ex)
         hello = ExecutorHello(messages.VERSION, self.process, self.instance.name)
         lanes, mappings = self._lanes(spec), self.devices.mappings
@@ -193,7 +198,7 @@ class Executor:
             self.resources = rate_limited.SharedResources(self.link.send, channels.wake)
         self.loop = make_loop(backend, channels, workspace, limits, self.resources)
         gc.collect()
-        gc.freeze()  # what a model keeps for life need not be looked at again and again
+        gc.freeze()  # later collections skip the objects that the model keeps for life
         if self.stopping:
             return
         self.loaded = Loaded(self.instance.name, spec, self.endpoint, self.device, limit)
@@ -211,7 +216,7 @@ class Executor:
         )
 
     def stop(self, reason: str) -> None:
-        """Finish what was accepted and exit."""
+        """Finish accepted requests, then end `run`."""
         log.info("stopping: %s", reason)
         self.stopping = True
         if self.loop is not None:
@@ -253,11 +258,11 @@ class Executor:
     def _on_lane(self, message: LaneOffered, fds: list[int]) -> None:
         if self.channels is not None and fds:
             self.channels.offer_lane(message, fds.pop())
-        else:  # the coordinator has counted it
+        else:  # the coordinator has counted the lane
             self.link.send(LanesOpen((message.uid,), ended=True))
 
     def _tell_page(self) -> None:
-        """A coordinator that has just welcomed us does not know our counters."""
+        """Send the page of counters to a coordinator that has just welcomed this executor."""
         spec = self.instance.spec
         page = CounterPage(SIZE, spec.name, spec.version, self.instance.name)
         fd = self.status.segment.reader_fd()
@@ -267,7 +272,8 @@ class Executor:
             os.close(fd)
 
     def stats(self, what: str) -> dict[str, Any]:
-        """Numbers for the coordinator; asked on the link's thread even while a model runs."""
+        """Return numbers for the coordinator. Called on the link's thread, even while a model
+        runs."""
         since = self.status.busy_since
         stats: dict[str, Any] = {
             "instance": self.instance.name,
@@ -288,7 +294,7 @@ class Executor:
 
 
 def main() -> int:
-    """Entry point."""
+    """Parse the arguments and run the instance."""
     parser = argparse.ArgumentParser(prog="shmserve.executor")
     parser.add_argument("--process-id", required=True)
     parser.add_argument("--master-fd", type=int, required=True)
@@ -297,18 +303,18 @@ def main() -> int:
 
 
 def run_instance(process: str, master_fd: int, settings: config.Settings) -> int:
-    """Be the executor that standard input describes, until the end; the exit status.
+    """Run the instance that standard input describes, until the end. Return the exit status.
 
     Args:
-        process: its process id.
-        master_fd: the pidfd of the gunicorn master.
-        settings: the server's.
+        process: process id of the executor, as shmserve names processes.
+        master_fd: pidfd of the gunicorn master.
+        settings: settings of the server.
     """
     instance: Instance = _decode(sys.stdin.buffer.read())
-    with open(os.devnull, "rb") as nothing:  # what models read from now on
+    with open(os.devnull, "rb") as nothing:  # the model's standard input is empty
         os.dup2(nothing.fileno(), 0)
-    sys.argv = [""]  # a model's own use of it must not see the server's options
-    sys.dont_write_bytecode = True  # repositories are not ours to write to
+    sys.argv = [""]  # a model that parses arguments must not see the server's options
+    sys.dont_write_bytecode = True  # repositories are read-only for the server
     raise_oom_score(_OOM_SCORE_ADJ)
     setproctitle(f"shmserve: executor {instance.name}")
     logs.setup(f"executor {instance.name}", settings.log_level, settings.log_format)

@@ -1,4 +1,4 @@
-"""Tensors of calls to other models: inputs on their way into slots, outputs on loan from them."""
+"""Tensors of calls to other models: inputs to be copied into slots, and outputs on loan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class CallInput:
-    """An input that takes `nbytes` bytes in a slot."""
+    """An input of a call; `nbytes` is the number of bytes in a slot."""
 
     def __init__(self, tensor: CalledTensor) -> None:
         self.name = tensor.name
@@ -45,7 +45,7 @@ class CallInput:
             self.nbytes = bytes_codec.encoded_size(self._elements)
 
     def fill(self, view: memoryview) -> None:
-        """Copy it there."""
+        """Copy the input into a slot."""
         if self._elements is not None:
             bytes_codec.write(self._elements, view)
         elif self.nbytes:
@@ -56,11 +56,11 @@ class CallInput:
 def check_call(
     call: ModelCall, signature: ModelSignature, inputs: Sequence[CallInput], settings: Settings
 ) -> None:
-    """A call against its model, as a client's request is.
+    """Check a call against the called model, as a client's request is checked.
 
     Raises:
-        InvalidArgument: an input or output is missing, unknown, there twice, or does not fit; a
-            parameter is reserved, or not what the protocol says.
+        InvalidArgument: an input or output is missing, unknown, given twice, or does not fit; a
+            parameter is reserved, or of a form that the protocol forbids.
         Unimplemented: a decoupled model is asked for one answer.
     """
     if not call.stream:
@@ -86,9 +86,10 @@ def _no_region(spec: ModelSpec, window: RegionWindow) -> NoReturn:
 
 
 class Loan:
-    """The outputs of one answer: when nobody has this any more, they are to be given back `later`.
+    """The lease on the outputs of one answer. Once the last reference to a loan is gone, the
+    outputs are to be given back.
 
-    `later` is called by a finalizer, in the midst of anything.
+    The finalizer may interrupt any code, so it only hands the action to `later`.
     """
 
     __slots__ = ("_give_back", "_later")
@@ -104,8 +105,8 @@ class Loan:
 
 
 def borrowed(output: NamedTensor, model: str, loan: Loan) -> CalledTensor:
-    """An output of a model, in the called executor's memory, as a read-only array that keeps the
-    loan; BYTES elements are copied instead."""
+    """Return an output of a call as a read-only array in the called executor's memory. The array
+    keeps the loan. BYTES elements are copied instead."""
     name, shape, kind = output.name, output.shape, DATATYPES[output.datatype]
     if not kind.itemsize:
         elements = bytes_codec.decode(output.view, prod(shape), name, model, "output")
@@ -116,4 +117,4 @@ def borrowed(output: NamedTensor, model: str, loan: Loan) -> CalledTensor:
 
 
 def _returned(_: Loan) -> None:
-    """An array is gone, and with its finalizer what that kept of the loan."""
+    """Do nothing. The finalizer of an array drops the array's reference to the loan."""

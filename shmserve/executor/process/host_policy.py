@@ -1,8 +1,9 @@
-"""Which cores and which memory an instance uses: the policy of `host_policies` that it has.
+"""Host policies: the CPU cores and the memory node that an instance uses (setting
+`host_policies`).
 
-Applied before the model's code and libraries are loaded: cores to the threads there are, memory to
-the calling one alone, the main thread, as Linux does; those that are made later have it from
-whichever starts them.
+A policy is applied before the model's code and libraries are loaded. Cores are set for all
+existing threads. The memory node is set for the calling thread alone, the main thread, as Linux
+knows no other way. Later threads inherit both from the thread that starts them.
 """
 
 from __future__ import annotations
@@ -26,19 +27,23 @@ log = logging.getLogger(__name__)
 _NODES = "/sys/devices/system/node"
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # numbers of the system call
 _MPOL_BIND = 2
-_MOST_NODES = 1024
+_MAX_NODES = 1024
 
 
 class HostPolicy(Struct, frozen=True):
-    """`cores`: those it may run on; empty: all. `node`: whose memory it takes, and, without
-    `cores`, whose cores; None: any."""
+    """The cores and the memory of one policy.
+
+    Attributes:
+        cores: numbers of the cores to run on; empty: the cores of `node`, or all.
+        node: NUMA node to allocate memory from; None: any.
+    """
 
     cores: frozenset[int] = frozenset()
     node: int | None = None
 
 
 def parse(lines: Iterable[str]) -> HostPolicy:
-    """A policy of the settings: ``cpu-cores=0-3``, which may be there several times, and
+    """Return the policy from lines of the settings: ``cpu-cores=0-3``, which may be repeated, and
     ``numa-node=0``."""
     cores: set[int] = set()
     node = None
@@ -52,14 +57,14 @@ def parse(lines: Iterable[str]) -> HostPolicy:
 
 
 def apply(instance: Instance, policies: Mapping[str, Iterable[str]]) -> None:
-    """Keep this process to the policy of its instance, if there is one.
+    """Apply the instance's policy, if any, to this process.
 
     Raises:
-        ConfigError: none of its cores, or not its node, can be used on this host.
+        ConfigError: none of the policy's cores, or not its node, can be used on this host.
     """
-    asked, name = _name(instance)
+    is_configured, name = _name(instance)
     if name not in policies:
-        if asked:
+        if is_configured:
             log.info("configuration: instance_group.host_policy: no effect (no policy '%s')", name)
         return
     policy = parse(policies[name])
@@ -72,19 +77,19 @@ def apply(instance: Instance, policies: Mapping[str, Iterable[str]]) -> None:
 
 
 def _name(instance: Instance) -> tuple[bool, str]:
-    """Whether the configuration asks for a policy, and the name of the one that holds; without
-    asking that is ``cpu``, or ``gpu_0`` on the GPU 0."""
+    """Return whether the configuration names a policy, and the name of the policy to apply.
+    Without a name in the configuration, the name is ``cpu``, or for example ``gpu_0`` on GPU 0."""
     places = instance_groups.places(instance_groups.read(instance.spec.config))
-    asked = places[ids.instance_index(instance.name)].group.host_policy
-    return bool(asked), asked or instance.device.replace("cuda:", "gpu_")
+    configured = places[ids.instance_index(instance.name)].group.host_policy
+    return bool(configured), configured or instance.device.replace("cuda:", "gpu_")
 
 
 def _run_on(cores: frozenset[int], name: str) -> None:
     if not cores:
         return
     try:
-        for thread in os.listdir("/proc/self/task"):  # libraries may have started some already
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+        for thread in os.listdir("/proc/self/task"):  # libraries may have started threads already
+            with contextlib.suppress(ProcessLookupError):  # the thread has just ended
                 os.sched_setaffinity(int(thread), cores)
     except OSError as ex:
         raise ConfigError(
@@ -101,20 +106,20 @@ def _cores_of(node: int, name: str) -> frozenset[int]:
 
 
 def _bind_memory(node: int, name: str) -> None:
-    """What this thread, and those it starts, allocate from now on lies on the node."""
+    """Bind the future allocations of this thread, and of the threads it starts, to the node."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         raise ConfigError(f"host policy '{name}': numa-node is not supported on this architecture")
-    mask = (ctypes.c_ulong * (_MOST_NODES // 64))()
-    if node < _MOST_NODES:
+    mask = (ctypes.c_ulong * (_MAX_NODES // 64))()
+    if node < _MAX_NODES:
         mask[node // 64] = 1 << node % 64
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(ctypes.c_long(number), _MPOL_BIND, mask, ctypes.c_ulong(_MOST_NODES + 1)):
+    if libc.syscall(ctypes.c_long(number), _MPOL_BIND, mask, ctypes.c_ulong(_MAX_NODES + 1)):
         reason = os.strerror(ctypes.get_errno())
         raise ConfigError(f"host policy '{name}': memory of NUMA node {node}: {reason}")
 
 
 def _numbers(text: str) -> set[int]:
-    """Those of ``3``, or of ``0-3``."""
+    """Return the numbers in ``3`` or ``0-3``."""
     first, _, last = text.partition("-")
     return set(range(int(first), int(last or first) + 1))

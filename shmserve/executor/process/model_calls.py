@@ -1,24 +1,23 @@
-"""An executor whose model calls others: one more caller of dispatch.
+"""Calls of other models by the model of an executor, which uses dispatch as a frontend does.
 
-With the first call a dispatcher is opened, as frontends have one: with an arena and a part of the
-pool's budget, a view of the registry and channels of its own. So a call is a request like any
-other, is counted as one, and all it holds comes back when either process dies. This module alone
-joins an executor with `shmserve.dispatch`.
+The first call opens a dispatcher: an arena with a part of the pool's budget, a view of the
+registry, and channels. So a call is counted like any other request, and all memory of a call comes
+back when either process dies. This module alone connects an executor with `shmserve.dispatch`.
 
-Inputs are copied once, into the arena. Outputs are views of the called executor's slots, which are
-given back when the last array on them is gone: finalizers, which may run in the midst of
-anything, only say so, and `settle` does it.
+Inputs are copied once, into the arena. Outputs are views of the called executor's slots, and are
+given back when the last array on the view is gone. Finalizers may interrupt any code, so a
+finalizer only queues the action for `settle`.
 
-A call may take the time that is left to the requests it is made for, and is cancelled when nobody
-wants these any more. The answers of a stream have no common deadline, so calls of a decoupled model
-have `request_timeout_s`. Errors that leave a model lose their frames first, which would keep
+A call may take the time left to the calling requests, and is cancelled when all calling requests
+are cancelled. The answers of a stream have no common deadline, so a decoupled model's calls may
+take `request_timeout_s`. Errors that leave a model lose their frames first, as frames would keep
 arrays.
 
-Circles: `Execute.callers` says which models wait for the answer, how deep they are, and whether
-their executors can do anything else meanwhile. Executors that cannot are not asked again. Where
-that leaves no instance, the call is refused at once, and so is a call deeper than `MAX_DEPTH`
-models. Two models that call each other for two clients at the same moment end with their deadlines:
-no request can know that.
+Circular calls: `Execute.callers` names the waiting models, their depth, and which of their
+executors are blocked meanwhile. Blocked executors are not asked again. If no other instance is
+left, the call is refused at once. A call deeper than `MAX_DEPTH` models is refused, too. Two
+models that call each other for two clients at the same moment end with their deadlines: neither
+request can know of the other.
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ from shmserve.protocol.oip.model_signature import make_signature
 
 log = logging.getLogger(__name__)
 
-MAX_CALLS = 256  # of one instance to other models, at a time
-MAX_DEPTH = 8  # models that call each other on behalf of one request
+MAX_CALLS = 256  # limit of concurrent calls from one instance to other models
+MAX_DEPTH = 8  # limit of models that call each other for one request
 
 
 class ModelCalls:
-    """What one executor calls; implements `calling.OtherModels`.
+    """The calls of one executor to other models; implements `calling.OtherModels`.
 
     Args:
-        model: the name of its own model.
-        process: what the executor is called.
+        model: name of the executor's own model.
+        process: name of the executor process.
     """
 
     def __init__(self, settings: Settings, model: str, process: str) -> None:
@@ -69,12 +68,13 @@ class ModelCalls:
         self._model = model
         self._process = process
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # guards the next four
+        self._lock = threading.Lock()  # guards the next four attributes
         self._dispatcher: Dispatcher | None = None
         self._threads: ThreadPoolExecutor | None = None
-        self._running: set[DispatchedCall] = set()  # here, so that none is collected as garbage
+        # a reference, so that no running call is collected as garbage
+        self._running: set[DispatchedCall] = set()
         self._closed = False
-        self._over: deque[Callable[[], None]] = deque()  # appended to by finalizers
+        self._over: deque[Callable[[], None]] = deque()  # filled by finalizers
 
     def begin(self, call: ModelCall, calling: Sequence[CallingRequest]) -> DispatchedCall:
         self._check_process()
@@ -135,7 +135,7 @@ class ModelCalls:
         self._opened().coordinator.unload_model(model, dependents)
 
     def close(self) -> None:
-        """Cancel what runs and let go of everything. Idempotent."""
+        """Cancel running calls and release everything. Idempotent."""
         with self._lock:
             self._closed = True
             dispatcher, self._dispatcher = self._dispatcher, None
@@ -151,19 +151,20 @@ class ModelCalls:
     # ------------------------------------------------------------- for its calls
 
     def ended(self, running: DispatchedCall) -> None:
-        """A call is over."""
+        """Forget a call that is over."""
         with self._lock:
             self._running.discard(running)
 
     def later(self, action: Callable[[], None]) -> None:
-        """Have it done by `settle`. Takes no lock: it may be called in the midst of anything."""
+        """Have `settle` run the action. Takes no lock, as a finalizer may interrupt any code."""
         self._over.append(action)
         dispatcher = self._dispatcher
-        if dispatcher is not None:  # its maintenance settles
+        if dispatcher is not None:  # the dispatcher's maintenance calls `settle`
             dispatcher.rest.end()
 
     def submit(self, running: DispatchedCall) -> Future[CallAnswer | None]:
-        """Wait for the next answer on a thread; there are as many as calls may run."""
+        """Wait for the next answer on another thread. There is a thread for each call that may
+        run."""
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="model-call")
@@ -172,7 +173,8 @@ class ModelCalls:
     # ------------------------------------------------------------------- inside
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:  # it shares sockets with us, and has none of our threads
+        # the fork shares the executor's sockets, but not the executor's threads
+        if os.getpid() != self._pid:
             raise Unavailable("a process that the model has forked cannot call models")
 
     def _opened(self) -> Dispatcher:
@@ -195,36 +197,37 @@ class ModelCalls:
     def _callers(
         self, call: ModelCall, calling: Sequence[CallingRequest]
     ) -> tuple[CallingModel, ...]:
-        """Who waits for the answer, this model as the last one."""
-        known = dict.fromkeys(caller for request in calling for caller in request.callers)
-        depth = 1 + max((caller.depth for caller in known), default=0)
+        """Return the models that wait for the answer; this model is the last."""
+        waiting_models = dict.fromkeys(caller for request in calling for caller in request.callers)
+        depth = 1 + max((caller.depth for caller in waiting_models), default=0)
         if depth > MAX_DEPTH:
             raise ResourceExhausted(
                 f"model '{call.model}' cannot be called: more than {MAX_DEPTH} models would"
                 " wait for each other"
             )
-        # A decoupled model serves others meanwhile, unless it is still in `execute`
+        # A decoupled model can serve other requests meanwhile, except while `execute` runs.
         own_thread = threading.current_thread() is threading.main_thread()
         blocked = any(request.responses is None or own_thread for request in calling)
-        return (*known, CallingModel(self._model, self._process, depth, blocked))
+        return (*waiting_models, CallingModel(self._model, self._process, depth, blocked))
 
     def _timeout_s(self, call: ModelCall, calling: Sequence[CallingRequest]) -> float:
-        """What the calling requests leave of the time that the call may take. The deadline of a
-        stream is that of its next answer: it does not bound calls."""
-        most = call.timeout_s or self._settings.request_timeout_s
+        """Return the time limit of the call, in seconds: at most the time left to the calling
+        requests. Streams are left out, as their deadline is that of the next answer, which does
+        not bound calls."""
+        limit_s = call.timeout_s or self._settings.request_timeout_s
         deadlines = [request.deadline_ns for request in calling if request.responses is None]
         if not deadlines or not all(deadlines):
-            return most
-        left_s = (max(deadlines) - time.monotonic_ns()) / 1e9
-        if left_s <= 0:
+            return limit_s
+        remaining_s = (max(deadlines) - time.monotonic_ns()) / 1e9
+        if remaining_s <= 0:
             raise DeadlineExceeded(
                 f"model '{call.model}' cannot be called: the calling request's deadline has passed"
             )
-        return min(most, left_s)
+        return min(limit_s, remaining_s)
 
 
 class DispatchedCall:
-    """One call; implements `calling.RunningCall`."""
+    """A call to another model; implements `calling.RunningCall`."""
 
     def __init__(
         self, calls: ModelCalls, call: ModelCall, calling: Sequence[CallingRequest]
@@ -233,12 +236,12 @@ class DispatchedCall:
         self._calling = calling
         self._model = call.model
         self._is_stream = call.stream
-        self._turn = threading.Lock()  # of whoever uses the call
+        self._turn = threading.Lock()  # held by the thread that uses the call
         self._call: InferenceCall | None = None
         self._answers: Iterator[CallAnswer] = iter(())
 
     def open(self, call: InferenceCall, inputs: Sequence[CallInput]) -> None:
-        """Bring the inputs into slots of the call, which is closed if that fails."""
+        """Copy the inputs into slots of the call. The call is closed if that fails."""
         try:
             began_ns = time.monotonic_ns()
             for tensor in inputs:
@@ -282,13 +285,13 @@ class DispatchedCall:
             self._calls.later(self.give_up)
 
     def give_up(self) -> None:
-        """Cancel it, and give back what it holds. Idempotent."""
+        """Cancel the call and give back its memory. Idempotent."""
         self.cancel()
         with self._turn:
             self._end()
 
     def _end(self) -> None:
-        """It is over: everything but lent outputs comes back."""
+        """Close the call. Everything but lent outputs is given back."""
         call, self._call = self._call, None
         answers, self._answers = self._answers, iter(())
         if call is not None:
@@ -308,7 +311,9 @@ class DispatchedCall:
                 try:
                     raise outcome.error
                 finally:
-                    del outcome  # the error's traceback would have it, and all who called this
+                    # else the traceback of the error would keep this frame and all callers of this
+                    # frame
+                    del outcome
             yield self._answer(call, outcome)
 
     def _answer(self, call: InferenceCall, outcome: Outcome) -> CallAnswer:

@@ -1,4 +1,4 @@
-"""Loading a model instance: its device first, then its code, then its warm-up."""
+"""Loading of a model instance: device, code and warm-up, in this order."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ log = logging.getLogger(__name__)
 def load(
     instance: Instance, devices: Devices, models: OtherModels = NO_MODELS
 ) -> tuple[Backend, ModelSpec]:
-    """A loaded and warmed-up backend, and the completed spec.
+    """Load and warm up the model of an instance. Return the backend and the completed spec.
 
     Raises:
-        Exception: what went wrong; nothing is left behind then.
+        Exception: the cause of the failure; nothing is left behind.
     """
     backend = backends.create(instance.spec)
     context = _context(instance, devices, models, backend.chooses_device)
     backend, spec = ragged.load(backend, context)
     try:
-        if backend.device == CPU:  # if it was to be on a GPU, it cannot use that
+        if backend.device == CPU:  # also the case if the backend could not use the instance's GPU
             devices.stay_on_cpu()
             context = msgspec.structs.replace(context, device=CPU)
         else:
             devices.open()
         warm_up(backend, spec, context)
-        failed = devices.settle()  # what fails on a device shows when it is waited for
+        failed = devices.settle()  # errors on a device show only in a wait for the device
         if failed is not None:
             raise failed
     except BaseException:
@@ -49,8 +49,8 @@ def load(
 def _context(
     instance: Instance, devices: Devices, models: OtherModels, backend_chooses: bool
 ) -> Context:
-    """What the backend is told. Unless it chooses the device itself, that is opened before a
-    model's own code runs, so that it is the one that CuPy and torch use without being told."""
+    """Return the backend's context. Unless the backend chooses the device itself, open the device
+    before the model's code runs: CuPy and torch then use that device by default."""
     spec = instance.spec
     device = CPU if devices.ordinal is None else f"cuda:{devices.ordinal}"
     context = Context(spec, instance.directory, instance.name, device, instance.auto, models)

@@ -1,15 +1,17 @@
-"""``python -m shmserve.executor.process.template``: the process that CPU executors are forked from.
+"""``python -m shmserve.executor.process.template``: the process that CPU executors are forked
+from.
 
-It has imported what all of them share and read the settings, which takes longer than the fork and
-would be in memory once for each, and nothing that must not be forked: no CUDA, no model's library,
-no thread. (numpy's BLAS stops its threads before a fork and starts them again where they are used.)
-Its end of the socket is its only tie: the supervisor's end is its own.
+The template has imported the modules that all executors share, and has read the settings. Both
+take longer than a fork, and would take memory in each executor. The template loads nothing that
+must not be forked: no CUDA, no model's library, no thread. (numpy's BLAS stops its threads before
+a fork and starts them again on use.) A socket is the only tie to the supervisor, which alone has
+the other end.
 
-The supervisor asks for each executor (`supervisor.processes.executor_template`), and takes the fork
-as a child of its own (PR_SET_CHILD_SUBREAPER). When the template ends, the supervisor starts
-another. Without a template, and for instances on a GPU, executors are exec'ed. Forks share what the
-template has imported; what a fork imports or looks up itself is in memory once more. The template
-logs nothing.
+The supervisor asks for each executor (`supervisor.processes.executor_template`), and becomes the
+parent of the fork (PR_SET_CHILD_SUBREAPER). When the template ends, the supervisor starts another.
+Without a template, and for instances on a GPU, executors are exec'ed. Forks share the memory of
+the template's imports. Modules that a fork imports take memory in each fork. The template logs
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from setproctitle import setproctitle
 from shmserve import config, extensions
 from shmserve.executor.backends.native import dialect, stream_dialect  # noqa: F401
 
-# For executors, as they come to need them
+# Imported for the executors, which use these modules later.
 from shmserve.executor.backends.python import python_backend  # noqa: F401
 from shmserve.executor.backends.triton import dialect as triton_dialect  # noqa: F401
 from shmserve.executor.backends.triton import pb_utils  # noqa: F401
@@ -38,7 +40,8 @@ _MESSAGE = 4096
 
 
 def main() -> int:
-    """Fork an executor for each message until the supervisor is gone; then, in each, run it."""
+    """Fork an executor for each message until the supervisor is gone. In each fork, run the
+    executor."""
     parser = argparse.ArgumentParser(prog="shmserve.executor.process.template")
     parser.add_argument("--master-fd", type=int, required=True)
     parser.add_argument("--socket-fd", type=int, required=True)
@@ -51,17 +54,18 @@ def main() -> int:
 
 
 def prepare() -> config.Settings:
-    """Read the settings, and have all else that executors would import one by one."""
+    """Read the settings, and import the extensions that executors would else import."""
     settings = config.load()
     for group in (extensions.FOLDER_READERS, extensions.NATIVE_REQUESTS):
         extensions.load_own(group)
     gc.collect()
-    gc.freeze()  # so that looking for garbage does not write to every page that is shared
+    gc.freeze()  # else garbage collections would write to every shared page, and so copy it
     return settings
 
 
 def _next_executor(supervisor: socket.socket) -> str:
-    """Returns in each executor, with its process id, and once here, with nothing: at the end."""
+    """Fork executors until the supervisor is gone. Return a process id in each executor, and at
+    the end an empty string in the template."""
     supervisor.send(b"ready")
     while True:
         data, fds, _, _ = socket.recv_fds(supervisor, _MESSAGE, 2)
@@ -69,11 +73,13 @@ def _next_executor(supervisor: socket.socket) -> str:
             return ""
         parent = os.fork()
         if parent == 0:
-            # Nobody's child, so the supervisor's, which takes in orphans: it learns their status.
+            # An orphan becomes a child of the supervisor, which then learns the executor's exit
+            # status.
             executor = os.fork()
             if executor == 0:
                 return _begin(data.decode(), *fds)
-            with contextlib.suppress(OSError):  # nobody wants it, and it will see that itself
+            # the supervisor is gone, which the executor notices itself
+            with contextlib.suppress(OSError):
                 supervisor.send(b"%d" % executor)
             os._exit(0)
         os.waitpid(parent, 0)
@@ -82,15 +88,15 @@ def _next_executor(supervisor: socket.socket) -> str:
 
 
 def _begin(process: str, instance_fd: int, wanted_fd: int) -> str:
-    """In the executor: become a process of its own, if the supervisor has heard of it."""
+    """Make this fork a process of its own, once the supervisor has confirmed its pid."""
     if not os.read(wanted_fd, 1):
-        os._exit(1)  # it has given up, and started another
+        os._exit(1)  # the supervisor has given up, and started another executor
     os.close(wanted_fd)
     os.setpgid(0, 0)
     os.dup2(instance_fd, 0)
     os.close(instance_fd)
     if "numpy.random" in sys.modules:
-        np.random.seed()  # else all executors would draw the same numbers
+        np.random.seed()  # else all executors would draw equal random numbers
     return process
 
 

@@ -1,4 +1,5 @@
-"""`model_warmup`: runs the samples of a configuration before the model takes requests."""
+"""Warm-up (`model_warmup`): runs the samples of a configuration before the model takes
+requests."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from shmserve.tensor.spec import ModelSpec, fits
 log = logging.getLogger(__name__)
 
 _FOLDER = "warmup"
-_SEED = 0  # a model that fails on a random sample fails on the next start, too
+_SEED = 0  # fixed, so a model that fails on a random sample fails on the next start, too
 _TEXT_BYTES = 8
 
 
 class _WarmupResponses:
-    """Looks at a stream's responses for errors; implements `backend.Responses`."""
+    """Receiver of a stream's responses, which looks for errors; implements `backend.Responses`."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -51,7 +52,8 @@ class _WarmupResponses:
         self.fail(Internal("the model let go of the request without sending its final response"))
 
     def wait(self) -> Response:
-        """The end of it. The load's own deadline ends a wait in vain."""
+        """Return the result once the stream has ended. A stream without end is ended by the
+        deadline of the load."""
         self._ended.wait()
         return self.so_far()
 
@@ -60,7 +62,7 @@ class _WarmupResponses:
 
 
 class _WarmupRequest:
-    """A request that nobody waits for; implements `backend.Request`."""
+    """A request without a client; implements `backend.Request`."""
 
     cancelled = False
     rescheduled = False
@@ -85,7 +87,7 @@ class _WarmupRequest:
         self.responses = responses
 
     def reschedule(self, again: bool) -> None:
-        """A sample runs once, also where it could go on."""
+        """Record that the model wants another run. A sample runs once nevertheless."""
         self.rescheduled = again
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -96,11 +98,11 @@ class _WarmupRequest:
 
 
 def warm_up(backend: Backend, spec: ModelSpec, context: Context) -> None:
-    """Run every sample as often as it says.
+    """Run every sample as often as its `count` says.
 
     Raises:
-        ConfigError: a sample does not fit the model or its file is wrong.
-        ShmserveError: the model failed on it.
+        ConfigError: a sample does not fit the model, or its file is wrong.
+        ShmserveError: the model failed on a sample.
     """
     config = model_config.of_spec(spec, folder_reader.kinds())
     for sample in config.warmup:
@@ -115,7 +117,7 @@ def warm_up(backend: Backend, spec: ModelSpec, context: Context) -> None:
             answers = backend.execute([request])
             if responses is None:
                 response = answers[0]
-            elif request.rescheduled:  # what ends it would come in a later run
+            elif request.rescheduled:  # the end of the stream would come in a later run
                 response = responses.so_far()
             else:
                 response = responses.wait()
@@ -132,14 +134,14 @@ def _input(
     tensor: WarmupInput, spec: ModelSpec, context: Context, sample: WarmupSample
 ) -> MemoryInput:
     where = f"{_where(spec, sample)}: input '{tensor.name}'"
-    known = spec.input(tensor.name)
-    if known is None:
+    expected = spec.input(tensor.name)
+    if expected is None:
         raise ConfigError(f"{where}: the model has no such input")
-    if known.datatype != tensor.datatype:
-        raise ConfigError(f"{where} is {tensor.datatype}, the model's is {known.datatype}")
-    if not fits(known.shape, tensor.shape):
+    if expected.datatype != tensor.datatype:
+        raise ConfigError(f"{where} is {tensor.datatype}, the model's is {expected.datatype}")
+    if not fits(expected.shape, tensor.shape):
         raise ConfigError(
-            f"{where} has shape {list(tensor.shape)}, the model's is {list(known.shape)}"
+            f"{where} has shape {list(tensor.shape)}, the model's is {list(expected.shape)}"
         )
     if tensor.source == "file":
         path = os.path.join(context.directory, _FOLDER, tensor.file)

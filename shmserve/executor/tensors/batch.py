@@ -1,9 +1,10 @@
-"""Requests as one: their inputs gathered behind each other, the outputs of all taken apart.
+"""Gathered batches: the inputs of several requests joined in memory, and the outputs split again.
 
-Each gathered input lies in a slot of the executor, copied once; or, where the backend reads on its
-GPU, in the memory of that, each request's rows brought there from where they are. Outputs that the
-model writes to what it was offered stay there: each request's answer names its own rows, and has
-a lease of its own on the slot. Outputs in a GPU's memory are taken out row by row, from views.
+Each gathered input is copied once, into a slot of the executor. If the backend reads on its GPU,
+the rows of each request are copied to GPU memory instead, straight from where they lie. Outputs
+that the model writes into offered slots stay there: each request's answer names its own rows, and
+has a lease of its own on the slot. Outputs in GPU memory are copied out in parts, one for each
+request.
 
 While the answers are made, the batch itself has a lease on each slot, so the slot outlives answers
 that fail.
@@ -34,8 +35,9 @@ from shmserve.tensor.dtypes import DATATYPES
 class BatchedOutputs(Outputs):
     """The outputs of one request of a batch.
 
-    `offers`: the slots that outputs of the whole batch lie in, leased by the batch itself while
-    answers are made.
+    Args:
+        offers: slots that contain outputs of the whole batch; the batch has a lease on each while
+            answers are made.
     """
 
     __slots__ = ("_offers_of_all", "_shared")
@@ -55,7 +57,8 @@ class BatchedOutputs(Outputs):
         self._add(output, offer.slot, offset, output.array.nbytes)
 
     def await_device(self, response: Response) -> None:
-        """The batch has waited for all its outputs at once (`GatheredBatch.taken_apart`)."""
+        """Do nothing: the batch has waited for all outputs at once
+        (`GatheredBatch.taken_apart`)."""
 
     def lease(self) -> list[tuple[int, int]]:
         leases = super().lease()
@@ -71,20 +74,24 @@ class BatchedOutputs(Outputs):
 
 
 class GatheredBatch:
-    """One request that stands for several, which agree in all but their first dimension.
+    """A batch of requests as a single request. The requests agree in all but their first
+    dimension.
 
     Attributes:
-        rows: how many each of them has, in their order.
+        rows: number of rows of each request, in order.
     """
 
     def __init__(
         self, workspace: Workspace, messages: Sequence[Execute], on_device: bool = False
     ) -> None:
-        """Make room for the inputs of all. `on_device`: on the instance's GPU, where they can.
+        """Reserve memory for the inputs of all requests.
+
+        Args:
+            on_device: reserve on the instance's GPU, for inputs other than BYTES.
 
         Raises:
-            ArenaExhausted: the pool has none.
-            ResourceExhausted: the device has none.
+            ArenaExhausted: the pool has no room.
+            ResourceExhausted: the device has no memory left.
         """
         self.rows: list[int] = []
         self._workspace = workspace
@@ -93,28 +100,29 @@ class GatheredBatch:
         self._callers = tuple(dict.fromkeys(c for m in messages for c in m.callers))
         self._rooms: dict[str, Slot | DeviceRows] = {}
         self._inputs: dict[str, Input | DeviceRows] = {}
-        self._filled = dict.fromkeys((tensor.name for tensor in self._first.inputs), 0)  # bytes
+        # bytes filled so far, by input
+        self._filled = dict.fromkeys((tensor.name for tensor in self._first.inputs), 0)
         self._request: ExecutorRequest | None = None
         self._is_sealed = False
         try:
             for like in self._first.inputs:
-                alike = [t for m in messages for t in m.inputs if t.name == like.name]
+                tensors = [t for m in messages for t in m.inputs if t.name == like.name]
                 if on_device and DATATYPES[like.datatype].itemsize:
-                    rows = sum(tensor.shape[0] for tensor in alike)
+                    rows = sum(tensor.shape[0] for tensor in tensors)
                     self._rooms[like.name] = DeviceRows(like, rows, workspace.devices)
                 else:
-                    nbytes = sum(tensor.at.nbytes for tensor in alike)
+                    nbytes = sum(tensor.at.nbytes for tensor in tensors)
                     self._rooms[like.name] = self._memory.reserve(nbytes)
         except ShmserveError:
             self.close()
             raise
 
     def add(self, frontend: FrontendProcess, message: Execute) -> int:
-        """Bring the inputs of a request behind those of the others; bytes that were copied.
+        """Append the inputs of a request. Return the number of bytes copied by the processor.
 
         Raises:
-            ProtocolViolation: a descriptor outside of what the frontend offered.
-            ShmserveError: client memory that cannot be used. It is no part of the batch then.
+            ProtocolViolation: a descriptor leads outside of the frontend's segments.
+            ShmserveError: client memory cannot be used. The request is then no part of the batch.
         """
         filled = dict(self._filled)
         copied = 0
@@ -132,7 +140,7 @@ class GatheredBatch:
         return copied
 
     def request(self, watch: Watch) -> ExecutorRequest:
-        """What the backend is given, once all are in."""
+        """Return the request for the backend, once all requests are added."""
         first, count = self._first, sum(self.rows)
         for like in first.inputs:
             room, nbytes = self._rooms[like.name], self._filled[like.name]
@@ -140,7 +148,7 @@ class GatheredBatch:
                 room.arrive(count)
                 self._inputs[like.name] = room
                 continue
-            at = RegionRef(0, 0, nbytes)  # no slot of a frontend: nothing to name in an answer
+            at = RegionRef(0, 0, nbytes)  # not a slot of a frontend, so no answer can name it
             tensor = WireTensor(like.name, like.datatype, (count, *like.shape[1:]), at)
             view = room.view[:nbytes].toreadonly()
             name = self._workspace.spec.name
@@ -153,20 +161,22 @@ class GatheredBatch:
 
     @property
     def offers(self) -> dict[str, Offer]:
-        """The slots that the model was offered for its outputs."""
+        """Return the slots that the model was offered for its outputs."""
         assert self._request is not None
         return self._request.offers
 
     def take_counts(self) -> tuple[int, int]:
-        """Bytes of the gathered inputs that were copied once more, and that went to a GPU."""
+        """Return how many bytes of the gathered inputs were copied again, and how many went to a
+        GPU."""
         return (0, 0) if self._request is None else self._request.take_counts()
 
     def taken_apart(self, responses: Sequence[Response]) -> list[Response]:
-        """What the backend gave to the batch, for each request: its rows of every output. The
+        """Split the backend's response: return for each request the rows of every output. The
         slots of the outputs are kept until the batch is closed.
 
         Raises:
-            Internal: it gave not one response, or an output has not as many rows as the batch.
+            Internal: the backend returned more or less than one response, or an output with
+                another number of rows than the batch.
         """
         total = max(1, sum(self.rows))
         copied = [sum(r.copied for r in responses) * rows // total for rows in self.rows]
@@ -182,7 +192,7 @@ class GatheredBatch:
         return taken
 
     def close(self) -> None:
-        """Give everything back that no answer names and the model does not hold."""
+        """Release all memory that no answer names and the model does not keep."""
         if self._request is not None and not self._is_sealed:
             self._request.drop_offers()
         elif self._request is not None:
@@ -210,14 +220,15 @@ class GatheredBatch:
 def split(
     responses: Sequence[Response], parts_of: Callable[[Output], list[Any]], copied: Sequence[int]
 ) -> list[Response]:
-    """Return a response for each request of a batch. An error is the error of all.
+    """Return a response for each request of a batch. An error of the batch is the error of every
+    request.
 
     Args:
-        parts_of: returns the part of each request of an output.
-        copied: bytes that were copied for each request.
+        parts_of: returns the parts of an output, one for each request.
+        copied: number of bytes that were copied for each request.
 
     Raises:
-        Internal: the model gave not one response, or as `parts_of`.
+        Internal: the model returned more or less than one response, or as `parts_of`.
     """
     if len(responses) != 1:
         raise Internal(f"the model gave {len(responses)} responses to 1 batch")
@@ -236,7 +247,7 @@ def split(
 
 
 def split_rows(output: Output, sizes: Sequence[int], what: str = "rows") -> list[Any]:
-    """Return parts of these sizes, which lie behind each other.
+    """Split an output into consecutive parts of these sizes.
 
     Raises:
         Internal: the output has another size than the batch.

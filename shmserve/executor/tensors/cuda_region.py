@@ -1,4 +1,4 @@
-"""A client's region in GPU memory, as this executor has it open, and tensors in it."""
+"""Client regions in GPU memory that this executor has open, and tensors in them."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 _BYTE = np.dtype(np.uint8)
-_ALIGNMENT = 16  # bytes a kernel may read at once; on other addresses that loses the device
+# bytes that a kernel may read at once; a misaligned read makes the device unusable
+_ALIGNMENT = 16
 
 
 class CudaRegion:
-    """One region. Arrays on it keep its memory open; it is closed with the last of them."""
+    """An open region in GPU memory, which is closed with the last array on it."""
 
     def __init__(self, region: Region, device: Device, imported: Imported) -> None:
         self.region = region
         self.device = device
         self.ordinal = imported.ordinal
-        self.memory: weakref.ref[object] = weakref.ref(imported)  # dead: it is closed
+        self.memory: weakref.ref[object] = weakref.ref(imported)  # dead: the memory is closed
         self._imported = imported
 
     def check(self) -> None:
-        """Nobody can take device memory away from under a region."""
+        """Do nothing: unlike a file, device memory cannot shrink under a region."""
 
     def is_usable(self, at: RegionRef) -> bool:
-        """Whether kernels of the instance's device may work on a window as it lies there."""
+        """Return True if kernels of the instance's device may work on a window in place."""
         aligned = (self._imported.address + at.offset) % _ALIGNMENT == 0
         return aligned and self.ordinal == self.device.ordinal
 
     def to_host(self, at: RegionRef) -> memoryview:
-        """The bytes of a window, copied to host memory; raises as `array`."""
+        """Return the bytes of a window, copied to host memory; raises as `array`."""
         return self.device.to_host(self.array(at, (at.nbytes,), _BYTE)).data.toreadonly()
 
     def array(self, at: RegionRef, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """A CuPy array from the start of a window.
+        """Return a CuPy array that begins at the start of a window.
 
         Raises:
-            InvalidArgument: it reaches outside of the region.
+            InvalidArgument: the array would reach outside of the region.
         """
         nbytes = prod(shape) * dtype.itemsize
         size = self.region.byte_size
@@ -64,8 +65,8 @@ class CudaRegion:
 
 
 class CudaInput:
-    """A numeric input in a CUDA region; implements `backend.InputTensor`. `copied` and `moved`
-    are as an `Input`'s."""
+    """A numeric input in a CUDA region; implements `backend.InputTensor`. `copied` and `moved` are
+    as in `Input`."""
 
     lease = None
     base = None
@@ -85,51 +86,52 @@ class CudaInput:
         self._at = tensor.at
         self._region = region
         self._model = model
-        self._host: Input | None = None  # a copy, if the model wants one
+        self._host: Input | None = None  # copy, if the model asks for one
         self._near: Any = None
         self._over = False
 
     @property
     def buffer(self) -> memoryview:
-        """A copy of its bytes in host memory."""
+        """Return the bytes, copied to host memory."""
         return self._on_host().buffer
 
     def numpy(self) -> Array:
-        """A read-only array of a copy in host memory."""
+        """Return a read-only array of a copy in host memory."""
         return self._on_host().numpy()
 
     def private(self) -> Array:
-        """A writable copy in host memory."""
+        """Return a writable copy in host memory."""
         copy = self._on_host().private()
         self.copied += copy.nbytes
         return copy
 
     def on_device(self) -> Any:
-        """The CuPy array itself; a copy of it where the instance's device cannot work on it."""
+        """Return a CuPy array on the region, or on a copy if the instance's device cannot use the
+        region."""
         self._check_open()
         if self._near is None:
             dtype = DATATYPES[self.datatype].numpy
-            there = self._region.array(self._at, self.shape, dtype)
+            in_place = self._region.array(self._at, self.shape, dtype)
             usable = self._region.is_usable(self._at)
-            self._near = there if usable else self._copy_of(there)
+            self._near = in_place if usable else self._copy_of(in_place)
         return self._near
 
     def private_on_device(self) -> Any:
-        """A CuPy array of a copy on the instance's device."""
+        """Return a CuPy array of a copy on the instance's device."""
         self._check_open()
         dtype = DATATYPES[self.datatype].numpy
         return self._copy_of(self._region.array(self._at, self.shape, dtype))
 
-    def _copy_of(self, there: Any) -> Any:
-        copy = self._region.device.copied(there)
+    def _copy_of(self, array: Any) -> Any:
+        copy = self._region.device.copied(array)
         self.moved += copy.nbytes
         return copy
 
     def bring(self) -> None:
-        """It need not be brought to a device."""
+        """Do nothing: the bytes are on a device already."""
 
     def close(self) -> None:
-        """The request has ended."""
+        """Drop the arrays, as the request has ended."""
         self._over = True
         self._host = self._near = None
 
@@ -154,7 +156,7 @@ class CudaPlace(Window):
         self._region = region
 
     def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
-        """Host memory, copied in by `put`.
+        """Return a writable array in host memory, which `put` copies to the window.
 
         Raises:
             InvalidArgument: the window is too small.
@@ -163,8 +165,8 @@ class CudaPlace(Window):
         return np.empty(shape, dtype)
 
     def offer_on_device(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Any:
-        """The window itself as a CuPy array, or device memory that `put` copies from; raises
-        as `offer`."""
+        """Return a CuPy array on the window itself, or device memory that `put` copies from;
+        raises as `offer`."""
         self.check_size(nbytes)
         if self._region.is_usable(self._at):
             return self._region.array(self._at, shape, dtype)
@@ -179,6 +181,6 @@ class CudaPlace(Window):
     def _put_host(self, array: Array) -> None:
         target = self._region.array(self._at, (array.nbytes,), _BYTE)
         self._region.device.put_in(np.ascontiguousarray(array), target)
-        # The driver may still read what is nobody's once this returns.
+        # The driver may still read the array, which is freed after the return.
         self._region.device.synchronize()
         self.moved = array.nbytes

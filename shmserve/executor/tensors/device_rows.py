@@ -1,7 +1,7 @@
-"""An input of a batch in a GPU's memory, which each request's rows are brought to where they lie.
+"""Gathered inputs in GPU memory: the rows of each request are copied there from where they lie.
 
-So nothing is gathered on the host: one DMA for each request, from its frontend's slot or its
-client's region, all on the stream that runs ahead and in the order of the requests.
+Nothing is gathered on the host. Each request takes one DMA, from a frontend's slot or a client's
+region. All copies run in the order of the requests, on the stream that runs ahead of execution.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from shmserve.tensor.dtypes import DATATYPES
 
 
 class DeviceRows:
-    """Numeric; implements `backend.InputTensor`. `copied` and `moved` are as an `Input`'s."""
+    """A numeric input of a batch; implements `backend.InputTensor`. `copied` and `moved` are as in
+    `Input`."""
 
     lease = None
     base = None
 
     def __init__(self, like: WireTensor, rows: int, devices: Devices) -> None:
-        """Room for `rows` rows of the shape of `like`'s.
+        """Reserve memory for `rows` rows of the same shape as the rows of `like`.
 
         Raises:
             ResourceExhausted: the device has no memory left.
@@ -39,13 +40,13 @@ class DeviceRows:
         self._device = devices.open()
         self.device = device_name(self._device.ordinal)
         self._near: Any = self._device.room(self.shape, self._dtype)
-        self._sources: list[Input | CudaInput] = []  # they stay until they have been read
+        self._sources: list[Input | CudaInput] = []  # kept until the device has read them
         self._arriving: Any = None
-        self._host: Array | None = None  # a copy, if the model wants one
+        self._host: Array | None = None  # copy, if the model asks for one
         self._over = False
 
     def put(self, start: int, source: Input | CudaInput) -> None:
-        """Begin to bring the rows of a request, from row `start` on."""
+        """Begin to copy the rows of a request, which become the rows from `start` on."""
         target = self._near[start : start + source.shape[0]]
         self._sources.append(source)
         if isinstance(source, CudaInput):
@@ -56,46 +57,46 @@ class DeviceRows:
         self.copied += source.copied
 
     def arrive(self, rows: int) -> None:
-        """All that there are: `rows` rows."""
+        """Complete the input, which has `rows` rows."""
         self._near = self._near[:rows]
         self.shape = (rows, *self.shape[1:])
         self._arriving = self._device.arrival()
 
     def on_device(self) -> Any:
-        """The CuPy array of all rows."""
+        """Return a CuPy array of all rows."""
         self._check_open()
         if self._arriving is not None:
             self._device.await_copy(self._arriving)
             self._arriving = None
         return self._near
 
-    private_on_device = on_device  # it is the batch's own
+    private_on_device = on_device  # the memory belongs to the batch
 
     @property
     def buffer(self) -> memoryview:
-        """A copy of its bytes in host memory."""
+        """Return the bytes, copied to host memory."""
         return self.numpy().reshape(-1).view("u1").data
 
     def numpy(self) -> Array:
-        """A read-only array of a copy in host memory."""
+        """Return a read-only array of a copy in host memory."""
         if self._host is None:
             self._host = self.private()
             self._host.setflags(write=False)
         return self._host
 
     def private(self) -> Array:
-        """A writable copy in host memory."""
+        """Return a writable copy in host memory."""
         near = self.on_device()
         copy = self._device.to_host(near)
         self.moved += copy.nbytes
         return copy
 
     def is_held(self) -> bool:
-        """An array that a model keeps has memory of its own."""
+        """Return False: an array that a model keeps has memory of its own."""
         return False
 
     def close(self) -> None:
-        """The batch is over, and the device is done with it."""
+        """Release the memory. The batch is over, and the device has finished reading."""
         self._over = True
         self._near = self._arriving = self._host = None
         for source in self._sources:

@@ -1,8 +1,8 @@
-"""An input as a backend sees it, over read-only memory of a frontend or a client.
+"""Inputs in host memory, as a backend sees them: views of a frontend's or a client's memory.
 
-Views carry the danger that a model keeps them after its answer. So each array handed
-out is based on one `numpy.frombuffer` array of ours: if that one is still referenced
-when the answer is made, the slot behind it stays leased until it is collected (I3).
+A model may keep a view after the answer. Therefore all arrays of an input are based on one
+`numpy.frombuffer` array. If that array is still referenced when the answer is made, the slot stays
+leased until the array is collected (I3).
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ _NOTHING = memoryview(b"")
 
 
 def from_bytes(view: memoryview, dtype: np.dtype[Any]) -> Array:
-    """A one-dimensional array on `view`; numpy refuses empty buffers."""
+    """Return a one-dimensional array on `view`, which may be empty. (numpy refuses empty
+    buffers.)"""
     return np.frombuffer(view, dtype) if len(view) else np.empty(0, dtype)
 
 
 class Input:
-    """One input tensor in host memory; implements `backend.InputTensor`.
+    """An input tensor in host memory; implements `backend.InputTensor`.
 
     Attributes:
-        lease: of the slot of the frontend that its bytes are in: slot and generation; None:
-            they are in client memory.
-        base: the array all views of it are based on, if one was made.
-        copied: bytes the processor copied for it.
-        moved: bytes that went to a GPU.
+        lease: (slot, generation) of the frontend's slot that contains the bytes; None: the bytes
+            are in client memory.
+        base: array that all views are based on, if a view was made.
+        copied: number of bytes copied by the processor.
+        moved: number of bytes copied to a GPU.
     """
 
     __slots__ = (
@@ -81,12 +82,12 @@ class Input:
         self.moved = moved
         self._model = model
         self._devices = devices
-        self._near: Any = None  # the copy on the device
-        self._arriving: Any = None  # an event: that copy is there
+        self._near: Any = None  # copy on the device
+        self._arriving: Any = None  # event: the copy on the device is complete
         self._over = False
 
     def numpy(self) -> Array:
-        """A read-only array on the shared bytes; BYTES elements are copied out first."""
+        """Return a read-only array on the shared bytes. BYTES elements are copied out first."""
         if self._over:
             raise Internal(f"input '{self.name}' was asked for after its request had ended")
         if self.datatype == "BYTES":
@@ -101,7 +102,7 @@ class Input:
         return self.base.reshape(self.shape)
 
     def private(self) -> Array:
-        """A writable copy; BYTES elements are copied out anyway."""
+        """Return a writable copy. BYTES elements are copied out anyway."""
         if self.datatype == "BYTES":
             return self.numpy()
         self.copied += len(self.buffer)
@@ -109,14 +110,14 @@ class Input:
         return flat.reshape(self.shape).copy()
 
     def bring(self) -> None:
-        """Begin to bring it to the instance's device, if it has a form there."""
+        """Begin to copy the input to the instance's device, unless the input is of type BYTES."""
         if self._near is None and DATATYPES[self.datatype].itemsize:
             source = from_bytes(self.buffer, DATATYPES[self.datatype].numpy).reshape(self.shape)
             self._near, self._arriving = self._devices.open().bring(source)
             self.moved += source.nbytes
 
     def on_device(self) -> Any:
-        """A CuPy array of a copy on the instance's device, made once."""
+        """Return a CuPy array of a copy on the instance's device, made once."""
         if self._over:
             raise Internal(f"input '{self.name}' was asked for after its request had ended")
         if not DATATYPES[self.datatype].itemsize:
@@ -128,23 +129,23 @@ class Input:
         return self._near
 
     def private_on_device(self) -> Any:
-        """The same: the copy is the request's own."""
+        """Return the array of `on_device`: the copy belongs to the request."""
         return self.on_device()
 
     def close(self) -> None:
-        """The request has ended: its bytes may be used for something else from now on."""
+        """Drop the views, as the request has ended: the bytes may be reused from now on."""
         self._over = True
         self.base = self._near = self._arriving = None
         self.buffer = _NOTHING
 
     def is_held(self) -> bool:
-        """Whether anybody else holds a view of it."""
+        """Return True if the model keeps a view of the input."""
         return self.base is not None and sys.getrefcount(self.base) > UNSHARED
 
     def when_let_go(
         self, append: Callable[[tuple[int, int]], None], lease: tuple[int, int]
     ) -> None:
-        """Append the lease once the last view is gone. Our own reference goes now."""
+        """Append the lease once the last view is gone. Drop this object's own reference now."""
         if self.base is not None:
             weakref.finalize(self.base, append, lease)
             self.base = None
@@ -157,6 +158,6 @@ class _Holder:
         self.base = np.empty(1)
 
 
-# What sys.getrefcount says of an array that only an attribute holds (it differs by version).
+# sys.getrefcount of an array that only an attribute refers to, which differs by Python version.
 _probe = _Holder()
 UNSHARED = sys.getrefcount(_probe.base)

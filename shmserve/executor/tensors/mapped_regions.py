@@ -1,7 +1,7 @@
-"""The client regions an executor has mapped: each once, on first use.
+"""Client regions that an executor has mapped, each once, on first use.
 
-`forget` and `clear` come from the link's thread, everything else from the loop's two threads and
-from the model's.
+The link's thread calls `forget` and `clear`. The loop's two threads and the model's threads call
+the other methods.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ASK_S = 2.0
 
 
 class Asks(Protocol):
-    """What this needs of `transport.link.Link`."""
+    """The methods of `transport.link.Link` that are used here."""
 
     def ask(self, make: Make, timeout_s: float) -> tuple[FromCoordinator, list[int]]: ...
 
@@ -37,15 +37,19 @@ class Asks(Protocol):
 
 
 def _closed() -> None:
-    """For memory that stays open for another region."""
+    """Report memory as closed for this region, though another region keeps the memory open."""
 
 
 class ClientRegions:
-    """By number. `copy`: never map, always copy (`client_shm_mode`).
+    """Mapped regions, by number.
+
+    Args:
+        copy: copy instead of mapping (`client_shm_mode`).
 
     Attributes:
-        closing: CUDA regions that are no more and may still be in use: what gives their
-            memory; None: it is closed, and `tell_closed` says so.
+        closing: forgotten CUDA regions that may still be in use: for each number a function that
+            returns the memory, or None once the memory is closed. `tell_closed` reports the closed
+            regions.
     """
 
     def __init__(self, link: Asks, devices: Devices, copy: bool = False) -> None:
@@ -53,17 +57,17 @@ class ClientRegions:
         self._link = link
         self._copy = copy
         self._mapped: dict[int, ClientRegion | CudaRegion] = {}
-        self._gone: set[int] = set()  # while a question is under way
+        self._forgotten: set[int] = set()  # numbers forgotten while a question is under way
         self.closing: dict[int, Callable[[], object | None]] = {}
         self._lock = threading.Lock()
 
     def use(self, number: int) -> ClientRegion | CudaRegion:
-        """A region whose memory is all there, as far as one can know.
+        """Return a region whose memory is complete, as far as can be known.
 
         Raises:
-            InvalidArgument: its object has shrunk, and the coordinator is told; memory of a
-                GPU that cannot be used from here.
-            NotFound: it was unregistered before it could be mapped here.
+            InvalidArgument: the region's object has shrunk, of which the coordinator is told; or
+                GPU memory cannot be used from here.
+            NotFound: the region was unregistered before it could be mapped here.
             Unavailable: the coordinator did not answer.
         """
         region = self._mapped.get(number)
@@ -77,26 +81,26 @@ class ClientRegions:
             raise
 
     def shrunk(self, ex: Shrunk) -> None:
-        """Have the region put into quarantine."""
+        """Have the coordinator put the region into quarantine."""
         self._link.send(RegionShrunk(ex.number))
 
     def _map(self, number: int) -> ClientRegion | CudaRegion:
         with self._lock:
-            self._gone.clear()
-            self.closing.pop(number, None)  # of the time before `clear`
+            self._forgotten.clear()
+            self.closing.pop(number, None)  # left from before `clear`
         answer, fds = self._link.ask(lambda ticket, _: NeedRegion(ticket, number), _ASK_S)
         if not isinstance(answer, RegionGiven):
             close_all(fds)
             raise Unavailable("the coordinator gave no answer about a shared memory region")
-        given = answer.region
-        if given is None or len(fds) != int(given.memory.has_descriptor):
+        granted = answer.region
+        if granted is None or len(fds) != int(granted.memory.has_descriptor):
             close_all(fds)
             if answer.error_code:
                 raise from_code(Code(answer.error_code), answer.error)
             raise Unavailable("the coordinator gave no descriptor of a shared memory region")
-        region = self._opened(given, fds)
+        region = self._opened(granted, fds)
         with self._lock:
-            if not answer.gone and number not in self._gone:
+            if not answer.gone and number not in self._forgotten:
                 self._mapped[number] = region
                 if isinstance(region, ClientRegion) and region.size:
                     self.devices.mappings.mapped(region.address, region.size, writable=True)
@@ -111,20 +115,21 @@ class ClientRegions:
             except ShmserveError:
                 self._link.send(RegionsClosed((region.number,)))
                 raise
-        # What cannot be pulled away is mapped whatever the mode: copying would protect nobody.
+        # Memory of fixed size is mapped in any mode: no client can truncate it, so a copy would be
+        # no safer.
         copy = (self._copy and not region.memory.keeps_size) or region.copy
         return ClientRegion(region, fds[0], copy)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """These are no more; requests that use them finish."""
+        """Forget unregistered regions. Requests that use them finish."""
         with self._lock:
             for number in numbers:
-                self._gone.add(number)
+                self._forgotten.add(number)
                 self._forget(number)
         self.tell_closed()
 
     def clear(self) -> None:
-        """After a time without the coordinator nobody knows which are no more."""
+        """Forget all regions: some may have been unregistered while the coordinator was away."""
         with self._lock:
             for number in list(self._mapped):
                 self._forget(number)
@@ -137,13 +142,13 @@ class ClientRegions:
             self.closing[number] = _closed if self._is_shared(region) else region.memory
 
     def _is_shared(self, region: CudaRegion) -> bool:
-        """Whether another region is the same memory, which stays open for that."""
+        """Return True if another region is on the same memory and keeps that memory open."""
         memory = region.memory()
         others = self._mapped.values()
         return any(isinstance(o, CudaRegion) and o.memory() is memory for o in others)
 
     def tell_closed(self) -> None:
-        """Tell the coordinator which regions that are no more are closed by now."""
+        """Tell the coordinator which forgotten regions are closed by now."""
         with self._lock:
             closed = [number for number, memory in self.closing.items() if memory() is None]
             for number in closed:

@@ -1,4 +1,4 @@
-"""An input that no client has sent, on memory of the executor itself."""
+"""Inputs in the executor's own memory, which no client has sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from shmserve.tensor.dtypes import DATATYPES
 
 
 class MemoryInput:
-    """Implements `backend.InputTensor`. `xp`: the array module of the model's device."""
+    """An input on an array; implements `backend.InputTensor`. `xp` is the array module of the
+    model's device."""
 
     device = CPU
 
@@ -29,7 +30,8 @@ class MemoryInput:
             self.buffer = memoryview(bytes_codec.encode(array.ravel().tolist()))
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        # An array of objects is a copy, as a client's is: nobody could keep a model from writing
+        # An object array is copied, as for clients: a model could write into the elements
+        # otherwise.
         return self._array if DATATYPES[self.datatype].itemsize else self._array.copy()
 
     def private(self) -> np.ndarray[Any, Any]:

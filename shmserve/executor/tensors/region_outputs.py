@@ -1,6 +1,6 @@
-"""Outputs that go into client memory: one window of a region per output.
+"""Outputs that go into client memory: each output has a window of a region.
 
-A model that asks for its output gets an array right there; what it returns instead is
+A model that asks for the memory of its output gets an array on the window. Any other output is
 copied once. Nothing is ever written outside of the window.
 """
 
@@ -21,9 +21,11 @@ from shmserve.tensor import bytes_codec
 
 
 class Window(ABC):
-    """Where one output goes: at most `at.nbytes` bytes of a region.
+    """The window for one output: at most `at.nbytes` bytes of a region.
 
-    `copied`: bytes that the processor had to move there; `moved`: that the GPU had to.
+    Attributes:
+        copied: number of bytes that the processor has copied to the window.
+        moved: number of bytes that the GPU has copied to the window.
     """
 
     def __init__(self, name: str, at: RegionRef) -> None:
@@ -33,7 +35,7 @@ class Window(ABC):
         self._at = at
 
     def size_of(self, output: Output) -> int | list[bytes]:
-        """Bytes an output takes, or the elements of a BYTES output, checked to fit.
+        """Check that an output fits. Return its size in bytes, or the elements of a BYTES output.
 
         Raises:
             InvalidArgument: the window is too small.
@@ -47,7 +49,11 @@ class Window(ABC):
         return nbytes
 
     def check_size(self, nbytes: int) -> None:
-        """Raises InvalidArgument if the window is too small."""
+        """Check that `nbytes` bytes fit into the window.
+
+        Raises:
+            InvalidArgument: the window is too small.
+        """
         if nbytes > self._at.nbytes:
             raise InvalidArgument(
                 f"shared memory size specified with the request for output '{self._name}'"
@@ -55,8 +61,8 @@ class Window(ABC):
             )
 
     def put(self, output: Output, size: int | list[bytes]) -> WireTensor:
-        """Have the output there: `size` is what `size_of` said. What comes from a GPU or goes to
-        one is there when that has been waited for."""
+        """Write the output to the window; `size` is the result of `size_of`. A copy from or to a
+        GPU is complete only after a wait for the device."""
         self.copied = self.moved = 0
         array = output.array
         if isinstance(size, list):
@@ -89,8 +95,8 @@ class RegionOutput(Window):
         self._offered: Array | None = None
 
     def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
-        """A writable array in the client's memory; in memory of our own where the client's
-        must not be mapped or is not aligned.
+        """Return a writable array in the client's memory. If that memory must not be mapped or is
+        not aligned, the array is in private memory.
 
         Raises:
             InvalidArgument: the window is too small.
@@ -102,7 +108,7 @@ class RegionOutput(Window):
         return self._offered
 
     def offer_on_device(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Any:
-        """Device memory, which `put` copies here; raises as `offer`."""
+        """Return device memory, which `put` copies to the window; raises as `offer`."""
         self.check_size(nbytes)
         return self._devices.open().empty(shape, dtype)
 
@@ -119,9 +125,9 @@ class RegionOutput(Window):
 
     def _put_host(self, array: Array) -> None:
         if array is self._offered:
-            return  # it was written there
+            return  # the model has written into the window
         if self._region.copy:
-            # Reading what is in a private array: no client can pull it away.
+            # Only a private array is read, which no client can truncate.
             self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         elif not (array.flags.c_contiguous and _address_of(array) == self._address):
             target = np.frombuffer(self._view[: array.nbytes], array.dtype).reshape(array.shape)

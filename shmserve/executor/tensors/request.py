@@ -1,5 +1,8 @@
-"""A request as a backend sees it, and where the bytes of its outputs go: into slots that were
-offered to the model, into client memory, or by a copy, only if it is needed."""
+"""Requests as a backend sees them, and the placing of their outputs.
+
+An output is in a slot that was offered to the model, goes into client memory, or is copied to a
+slot only if needed.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ from shmserve.protocol.control.data_messages import Descriptor, Execute, Paramet
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 
-Watch = Callable[[], bool]  # whether the request has been cancelled
+Watch = Callable[[], bool]  # returns True if the request has been cancelled
 
 _NOWHERE: Places = {}
-_LOOK_AT = 4096  # bytes; finding out where smaller arrays lie costs more than copying them
+_LOOK_AT = 4096  # bytes; for smaller arrays, a copy is cheaper than finding out where they lie
 
 
 class ExecutorRequest:
-    """One request; implements `backend.Request`."""
+    """A request that the executor runs; implements `backend.Request`."""
 
     __slots__ = (
         "_counted",
@@ -56,7 +59,7 @@ class ExecutorRequest:
         watch: Watch,
         responses: Responses | None = None,
     ) -> None:
-        """Raises ShmserveError for client memory that cannot be used."""
+        """Raises ShmserveError if client memory cannot be used."""
         self.id = message.id
         self.parameters: dict[str, Parameter] = message.parameters
         self.deadline_ns = message.deadline_ns
@@ -74,11 +77,11 @@ class ExecutorRequest:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Return True once no client waits for the answer."""
         return self._watch()
 
     def reschedule(self, again: bool) -> None:
-        """Whether the model wants it once more."""
+        """Record whether the model wants to run the request again."""
         self.rescheduled = again
 
     def run_again(self, parameters: dict[str, Parameter]) -> None:
@@ -87,8 +90,9 @@ class ExecutorRequest:
         self.rescheduled = False
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
-        """A writable array in the output slot of `name`; asking again replaces the offer. In a
-        stream it is never the client's memory, where an earlier answer may still be read."""
+        """Return a writable array in the output slot of `name`. A second call replaces the offer.
+        In a stream, the array is never in the client's memory, where an earlier answer may
+        still be read."""
         kind = DATATYPES[datatype]
         if not kind.itemsize:
             raise Internal(f"output '{name}': BYTES tensors have no size before they are written")
@@ -105,8 +109,8 @@ class ExecutorRequest:
         return base.reshape(shape)
 
     def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        """A CuPy array for the output `name`: in the client's CUDA region itself where the
-        instance's device can write there, else device memory that is copied out once."""
+        """Return a CuPy array for the output `name`: in the client's CUDA region if the instance's
+        device can write there, else in device memory that is copied out once."""
         kind = DATATYPES[datatype]
         if not kind.itemsize:
             raise Internal(f"output '{name}': BYTES tensors have no form on a device")
@@ -116,8 +120,8 @@ class ExecutorRequest:
         return self.workspace.devices.open().empty(shape, kind.numpy)
 
     def take_counts(self) -> tuple[int, int]:
-        """Bytes of all inputs that were copied by the processor and by DMA since this was
-        last asked."""
+        """Return how many bytes of all inputs were copied by the processor, and how many by DMA,
+        since the last call."""
         copied = moved = 0
         for tensor in self.inputs.values():
             copied += tensor.copied
@@ -127,18 +131,18 @@ class ExecutorRequest:
         return copied - counted_copied, moved - counted_moved
 
     def drop_offers(self) -> None:
-        """Take back what the model asked for and did not use."""
+        """Take back the offered slots that the model did not use."""
         while self.offers:
             self.workspace.give_up(self.offers.popitem()[1])
 
     def retained(self, frontend: FrontendProcess) -> tuple[int, ...]:
-        """Indices, among those in slots, of the inputs that the model has kept views of;
-        `frontend.freed` tells when they are gone."""
+        """Return the indices of the inputs that the model has kept views of, counted among the
+        inputs in slots. `frontend.freed` gets their leases once the views are gone."""
         kept: list[int] = []
         index = 0
         for tensor in self.inputs.values():
             if tensor.lease is None:
-                continue  # a view keeps the mapping, and that is all there is to keep
+                continue  # the view keeps the mapping open, which is enough
             if tensor.is_held():
                 kept.append(index)
                 tensor.when_let_go(frontend.freed.append, tensor.lease)
@@ -147,13 +151,13 @@ class ExecutorRequest:
 
 
 class Outputs:
-    """The outputs of one response. Placed, they are either leased to a frontend or undone.
+    """The outputs of one response. After placing, they are either leased to a frontend or undone.
 
     Attributes:
-        tensors: they go into the answer.
-        slots: of ours, with those outputs that are not aliases of inputs.
-        copied: bytes that the processor has moved.
-        moved: bytes that come from a GPU: there once that has been waited for.
+        tensors: tensors for the answer.
+        slots: this executor's slots with the outputs, except outputs that are aliases of inputs.
+        copied: number of bytes copied by the processor.
+        moved: number of bytes copied from a GPU; complete only after a wait for the device.
     """
 
     __slots__ = ("_memory", "_offers", "_request", "copied", "moved", "slots", "tensors")
@@ -163,12 +167,12 @@ class Outputs:
         self.slots: list[Slot] = []
         self.copied = 0
         self.moved = 0
-        self._offers: list[Offer] = []  # those slots a model may have kept an array of
+        self._offers: list[Offer] = []  # slots of which a model may have kept an array
         self._request = request
         self._memory = request.workspace.memory
 
     def place(self, response: Response) -> None:
-        """Place the requested outputs in the requested order; others are dropped.
+        """Place the requested outputs in the requested order; drop other outputs.
 
         Raises:
             ArenaExhausted: the pool has no room.
@@ -184,7 +188,7 @@ class Outputs:
         if not on_host:
             self.await_device(response)
         places = request.places
-        # Sizes first: where one output does not fit, no client's memory is written at all.
+        # Check sizes first: if one output does not fit, no client memory is written at all.
         sizes: dict[str, int | list[bytes]] = {}
         for name in places:
             if name in by_name:
@@ -205,9 +209,12 @@ class Outputs:
                 self._copy(output)
 
     def await_device(self, response: Response) -> None:
-        """What comes from a GPU: the copies wait for the default stream only, and a model may
-        use others. What is waited for before the answer is one device: the instance's. One on
-        the CPU, whose model computes on a GPU by itself, has that of the first such output."""
+        """Wait for the device, if outputs come from a GPU: copies wait for the default stream
+        only, but a model may use other streams.
+
+        Only the instance's device is waited for. An instance on the CPU, whose model uses a GPU by
+        itself, takes the device of the first such output.
+        """
         devices = self._request.workspace.devices
         unfinished = False
         for output in response.outputs:
@@ -234,8 +241,8 @@ class Outputs:
         return slot
 
     def _copy(self, output: Output) -> None:
-        """An array in the model's own memory; (a part of) an input needs no copy: the frontend
-        has it."""
+        """Copy an array of the model to a slot. An array that is an input, or part of an input, is
+        named as an alias instead, as the frontend has the bytes."""
         array = output.array
         in_slots = [i for i in self._request.inputs.values() if i.lease is not None]
         for index, tensor in enumerate(in_slots):
@@ -268,7 +275,8 @@ class Outputs:
         self._add(output, slot, 0, slot.nbytes)
 
     def _is_in_offer(self, output: Output) -> bool:
-        """Whether it is (a part of) what the model was offered: then it is there already."""
+        """Return True if the output is in the slot that the model was offered, and so is placed
+        already."""
         offer = self._request.offers[output.name]
         offset = offset_within(output.array, offer.base)
         if offset is None:
@@ -280,7 +288,7 @@ class Outputs:
         return True
 
     def lease(self) -> list[tuple[int, int]]:
-        """Seal the slots and lease them to a frontend; (slot, generation) of each."""
+        """Seal the slots and lease them to a frontend. Return (slot, generation) of each."""
         leases: list[tuple[int, int]] = []
         for slot in self.slots:
             self._memory.seal_and_lease(slot)
@@ -291,7 +299,7 @@ class Outputs:
         return leases
 
     def undo(self) -> None:
-        """Take back what a failed response had placed."""
+        """Take back the slots of a failed response."""
         offered = {offer.slot.number for offer in self._offers}
         for slot in self.slots:
             if slot.number not in offered:
@@ -304,7 +312,8 @@ class Outputs:
 
 
 def offset_within(array: Array, base: Array) -> int | None:
-    """Offset in bytes of a contiguous array inside of `base`'s memory, None if it is not."""
+    """Return the offset, in bytes, of a contiguous array inside of the memory of `base`, or None
+    if the array is not inside."""
     if not array.flags.c_contiguous:
         return None
     if array.base is base and array.nbytes == base.nbytes:

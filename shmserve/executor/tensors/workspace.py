@@ -1,7 +1,7 @@
-"""What the requests of one executor share: its arena, the clients' regions, slots that stay.
+"""Workspace: memory that the requests of one executor share.
 
-Opens the memory that a request names: slots of frontends and windows of client memory. Keeps
-slots whose arrays a model has not let go of.
+Opens the memory that a request names: slots of frontends and windows of client memory. Keeps the
+slots whose arrays a model still holds.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ class Offer(Struct):
     base: Array
 
     def is_held(self) -> bool:
-        """Whether anybody else holds a view of it."""
+        """Return True if the model keeps a view of the slot."""
         return sys.getrefcount(self.base) > UNSHARED
 
 
 class Workspace:
-    """Of one model. Any thread, but for `settle` and `trim`: the one that has the channels.
+    """Arena, client regions and kept slots of one model's executor. For any thread, except
+    `settle` and `trim`, which are for the thread that uses the channels.
 
     Attributes:
-        outputs: names of all outputs.
+        outputs: names of all outputs of the model.
     """
 
     def __init__(self, spec: ModelSpec, memory: ArenaMemory, regions: ClientRegions) -> None:
@@ -65,21 +66,21 @@ class Workspace:
         self.regions = regions
         self.devices = regions.devices
         self.outputs = tuple(output.name for output in spec.outputs)
-        self._let_go: list[tuple[int, int]] = []  # appended to by finalizers
+        self._let_go: list[tuple[int, int]] = []  # leases to release, filled by finalizers
 
     # ---------------------------------------------------------------- client memory
 
     def read(self, frontend: FrontendProcess, message: Execute) -> Inputs:
-        """A request's inputs by name.
+        """Return the inputs of a request, by name.
 
         Raises:
-            ProtocolViolation: a descriptor outside of what the frontend offered.
-            ShmserveError: client memory that cannot be used.
+            ProtocolViolation: a descriptor leads outside of the frontend's segments.
+            ShmserveError: client memory cannot be used.
         """
         return {tensor.name: self.open(frontend, tensor) for tensor in message.inputs}
 
     def open(self, frontend: FrontendProcess, tensor: WireTensor) -> Input | CudaInput:
-        """One input; raises as `read`."""
+        """Return an input; raises as `read`."""
         at = tensor.at
         if type(at) is Descriptor:
             view = frontend.segments.view(at)
@@ -100,7 +101,8 @@ class Workspace:
         if region.copy:
             copied = at.nbytes
         elif not kind.itemsize or (region.region.offset + at.offset) % kind.numpy.alignment:
-            # What is parsed must not change meanwhile; what is not aligned is not for everyone.
+            # A private copy: parsed bytes must not change meanwhile, and not all code takes
+            # unaligned arrays.
             view = memoryview(bytes(view))
             copied = at.nbytes
         if not kind.itemsize:
@@ -108,8 +110,9 @@ class Workspace:
         return Input(tensor, view, self.spec.name, self.devices, copied=copied)
 
     def copy_input(self, frontend: FrontendProcess, tensor: WireTensor, target: memoryview) -> None:
-        """Copy an input to where it is gathered with others; raises as `read`. Memory that its
-        client may truncate meanwhile is read by the kernel, which then says so."""
+        """Copy an input to its place in a batch; raises as `read`. Memory that a client could
+        truncate is read by a system call, which reports truncation, whereas a mapped read would
+        end in SIGBUS."""
         at = tensor.at
         if isinstance(at, Descriptor):
             target[:] = frontend.segments.view(at)
@@ -131,15 +134,15 @@ class Workspace:
     ) -> Input | CudaInput:
         if DATATYPES[tensor.datatype].itemsize:
             return CudaInput(tensor, region, self.spec.name, self.devices)
-        view = region.to_host(at)  # what is parsed is parsed there
+        view = region.to_host(at)  # BYTES is parsed on the host
         bytes_codec.check(view, prod(tensor.shape), tensor.name, self.spec.name)
         return Input(tensor, view, self.spec.name, self.devices, moved=at.nbytes)
 
     def places(self, message: Execute) -> Places:
-        """Where the client wants outputs.
+        """Return the windows for the outputs that go into client memory, by name.
 
         Raises:
-            ShmserveError: client memory that cannot be used.
+            ShmserveError: client memory cannot be used.
         """
         return {place.name: self._place(place) for place in message.places}
 
@@ -152,15 +155,15 @@ class Workspace:
     # -------------------------------------------------------------------- own slots
 
     def give_up(self, offer: Offer) -> None:
-        """Take back what the model was offered and has not given."""
+        """Take back an offered slot that the model did not use."""
         if offer.is_held():
             self.hold(offer)
         else:
             self.memory.reclaim(offer.slot)
 
     def hold(self, offer: Offer) -> None:
-        """The model kept the array of its output: it could write there, so a lease of our
-        own keeps the slot from being used again until the array is gone."""
+        """Keep a slot until its array is gone. The model kept the array and could write to the
+        slot, so the executor takes a lease of its own."""
         slot = offer.slot
         if slot.state is SlotState.RESERVED:
             self.memory.seal_and_lease(slot)
@@ -171,9 +174,11 @@ class Workspace:
     # -------------------------------------------------------------- between requests
 
     def settle(self) -> None:
-        """Give back what models have let go of since. Without its device the process is of no
-        use, and ends: what waits gets EOF, so that it runs elsewhere or is told at once, and the
-        supervisor starts another."""
+        """Release slots that models have let go of, and end the process if the device is lost.
+
+        Without the device the process is useless. At its end, waiting frontends see EOF, so their
+        requests run elsewhere or fail at once, and the supervisor starts another executor.
+        """
         while self._let_go:
             try:
                 self.memory.release(*self._let_go.pop())
@@ -187,6 +192,6 @@ class Workspace:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def trim(self, idle_s: float) -> None:
-        """Give back memory that has been of no use for so long."""
+        """Release memory that has been idle for `idle_s` seconds."""
         self.memory.trim(idle_s)
         self.devices.trim(idle_s)

@@ -1,1 +1,1 @@
-"""Backends around a backend: for sequences, and for requests of a batch that differ in shape."""
+"""Wrappers: backends around a backend, for sequences and for batches of different shapes."""

@@ -1,12 +1,12 @@
-"""`batch_input` and `batch_output`: batches whose requests differ in shape, as one request.
+"""Ragged batches: requests of different shapes as one request (`batch_input`, `batch_output`).
 
-As in Triton: an input with `allow_ragged_batch` is given flat, the elements of all requests
-behind each other; a `batch_input` tells of each request how many they are; an output with
-`batch_output` comes back flat and is given to each request in the shape of its input. All other
-tensors lie behind each other by rows.
+As in Triton, an input with `allow_ragged_batch` is passed flat, with the elements of all requests
+in a row. A `batch_input` gives the model the element counts or shapes of the requests. An output
+with `batch_output` comes back flat, and each request gets its part in the shape of its input. All
+other tensors are concatenated by rows.
 
-For backends that take a batch as one request. What is flat has the dims [ 1 ] reshaped to [ ], so
-their models see one dimension.
+Only for backends that take a batch as one request. A flat tensor has the dims [ 1 ] reshaped to [
+], so the model sees one dimension.
 """
 
 from __future__ import annotations
@@ -41,26 +41,38 @@ _FLAT: Shape = (1,)
 
 
 def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
-    """As `sequence_backend.load`; that of a model with `batch_input` or `batch_output` is a
-    `RaggedBackend`."""
-    told = context.spec
-    if not told.config.batch_input and not told.config.batch_output:
+    """Load a backend as `sequence_backend.load` does. For a model with `batch_input` or
+    `batch_output`, return a `RaggedBackend` around the loaded backend.
+
+    Raises:
+        ConfigError: the model does not take a batch as one tensor.
+        ShmserveError: as `sequence_backend.load`.
+    """
+    outer = context.spec
+    if not outer.config.batch_input and not outer.config.batch_output:
         return sequence_backend.load(backend, context)
-    inner = replace(context, spec=_model_side(told))
+    inner = replace(context, spec=_model_side(outer))
     loaded, spec = sequence_backend.load(backend, inner)
     if loaded.batching is not BatchForm.STACKED:
         loaded.close()
         raise ConfigError(
-            f"model '{told.name}': batch_input and batch_output need a model that takes a batch "
+            f"model '{outer.name}': batch_input and batch_output need a model that takes a batch "
             "as one tensor (`infer_batch`)"
         )
     xp = context.xp if loaded.device == context.device else np
-    return RaggedBackend(loaded, told.config, xp), _client_side(spec, told)
+    return RaggedBackend(loaded, outer.config, xp), _client_side(spec, outer)
 
 
 def batch_input(kind: str, shapes: Sequence[Shape], dtype: np.dtype[Any]) -> Array:
-    """What a `batch_input` tells of its source input, which has `shapes` in the requests of a
-    batch (the batch's dimension first). BATCH_ITEM_SHAPE: [rows, dims]; others: one dimension.
+    """Return the array of a `batch_input`.
+
+    Args:
+        kind: kind of the `batch_input`, as in config.pbtxt.
+        shapes: shape of the source input in each request of the batch, batch dimension first.
+        dtype: element type of the array.
+
+    Returns:
+        BATCH_ITEM_SHAPE: an array of shape [rows, dims]. Other kinds: an array of one dimension.
     """
     counts = [prod(shape) for shape in shapes]
     if kind == "BATCH_ELEMENT_COUNT":
@@ -69,24 +81,25 @@ def batch_input(kind: str, shapes: Sequence[Shape], dtype: np.dtype[Any]) -> Arr
         return np.cumsum(counts).astype(dtype)
     if kind == "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO":
         return np.cumsum([0, *counts]).astype(dtype)
-    if kind == "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE":  # of which only the length means something
+    if kind == "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE":  # only the length has a meaning
         return np.zeros(max(counts), dtype)
     items = np.array([shape[1:] for shape in shapes for _ in range(shape[0])], dtype)
     return items.reshape(-1) if kind == "BATCH_ITEM_SHAPE_FLATTEN" else items
 
 
 class RaggedBackend:
-    """A loaded backend that takes one request for a batch, behind that."""
+    """Loaded backend that takes a batch as one request, and is given requests of different
+    shapes."""
 
     batching = BatchForm.LISTED
-    reads_on_device = False  # what is gathered here is gathered on the host
+    reads_on_device = False  # inputs are gathered on the host
 
     def __init__(self, backend: Backend, config: ConfigDocument, xp: Any) -> None:
         self._backend = backend
         self._xp = xp
-        self._told = config.batch_input
+        self._batch_inputs = config.batch_input
         self._flat = {entry.name for entry in config.input if entry.allow_ragged_batch}
-        self._sources = {  # of outputs, by their names
+        self._sources = {  # output name -> name of the source input
             name: entry.source_input[0]
             for entry in config.batch_output
             for name in entry.target_name
@@ -111,7 +124,7 @@ class RaggedBackend:
                 arrays = [array.reshape(-1, 1) for array in arrays]
             whole = np.concatenate(arrays)
             inputs[name] = MemoryInput(name, tensor.datatype, whole, self._xp)
-        for entry in self._told:
+        for entry in self._batch_inputs:
             shapes = [request.inputs[entry.source_input[0]].shape for request in requests]
             kind = BY_CONFIG_NAME[entry.data_type]
             array = batch_input(entry.kind, shapes, kind.numpy)
@@ -121,7 +134,7 @@ class RaggedBackend:
         return inputs
 
     def _taken_apart(self, requests: Sequence[Request], output: Output) -> list[Any]:
-        """Return the part of each request of an output."""
+        """Return each request's part of an output."""
         source = self._sources.get(output.name)
         if source is None:
             sizes = [next(iter(request.inputs.values())).shape[0] for request in requests]
@@ -133,13 +146,14 @@ class RaggedBackend:
 
 
 def _model_side(spec: ModelSpec) -> ModelSpec:
-    """The spec as its backend sees it."""
+    """Return the spec as the backend sees it: ragged tensors are flat, each `batch_input` is an
+    input."""
     config = spec.config
     flat = {entry.name for entry in config.input if entry.allow_ragged_batch}
     flat |= {name for entry in config.batch_output for name in entry.target_name}
     dims = {entry.name: len(entry.dims) for entry in config.input}
-    told = [
-        _told(entry, name, dims[entry.source_input[0]])
+    batch_inputs = [
+        _batch_input_entry(entry, name, dims[entry.source_input[0]])
         for entry in config.batch_input
         for name in entry.target_name
     ]
@@ -153,13 +167,15 @@ def _model_side(spec: ModelSpec) -> ModelSpec:
                 replace(e, dims=_FLAT, reshape=scalar) if e.name in flat else e
                 for e in config.input
             ),
-            *told,
+            *batch_inputs,
         ),
         output=tuple(
             replace(e, dims=_FLAT, reshape=scalar) if e.name in flat else e for e in config.output
         ),
     )
-    added = [TensorSpec(e.name, BY_CONFIG_NAME[e.data_type].name, (-1, *e.dims)) for e in told]
+    added = [
+        TensorSpec(e.name, BY_CONFIG_NAME[e.data_type].name, (-1, *e.dims)) for e in batch_inputs
+    ]
     return replace(
         spec,
         inputs=(*(_flattened(t, flat) for t in spec.inputs), *added),
@@ -168,7 +184,7 @@ def _model_side(spec: ModelSpec) -> ModelSpec:
     )
 
 
-def _told(entry: BatchInputEntry, name: str, dims: int) -> InputEntry:
+def _batch_input_entry(entry: BatchInputEntry, name: str, dims: int) -> InputEntry:
     if entry.kind == "BATCH_ITEM_SHAPE":
         return InputEntry(name, entry.data_type, dims=(dims,))
     return InputEntry(name, entry.data_type, dims=_FLAT, reshape=ReshapeEntry())
@@ -178,9 +194,10 @@ def _flattened(tensor: TensorSpec, flat: set[str]) -> TensorSpec:
     return replace(tensor, shape=(-1, *_FLAT)) if tensor.name in flat else tensor
 
 
-def _client_side(loaded: ModelSpec, told: ModelSpec) -> ModelSpec:
-    """A loaded spec as clients see it: what was flat has its own shape, what was added is gone."""
-    config = told.config
+def _client_side(loaded: ModelSpec, client_spec: ModelSpec) -> ModelSpec:
+    """Return a loaded spec as clients see it: ragged tensors have their own shape, the inputs of
+    `batch_input` are left out."""
+    config = client_spec.config
     flat = {entry.name for entry in config.input if entry.allow_ragged_batch}
     flat |= {name for entry in config.batch_output for name in entry.target_name}
     added = {name for entry in config.batch_input for name in entry.target_name}

@@ -1,11 +1,11 @@
-"""A backend of requests that belong to sequences, around one that knows nothing of them.
+"""Sequence backend: runs requests of sequences on a backend that knows nothing of sequences.
 
-The model gets control tensors and states as inputs that no client has sent, and what it gives for
-its states stays here until the sequence's next request. Several requests come in the order of
+The model gets control tensors and states as further inputs, which clients do not send. State
+outputs stay here until the next request of the sequence. Requests of a batch come in the order of
 their slots (`direct`) or of their arrival (`oldest`).
 
-`core.scheduling.sequence_queue` knows the sequences of the instance, which of them have a slot, and
-which request runs next. The second thread always looks after the channels of such a model, so that
+`core.scheduling.sequence_queue` knows the sequences of the instance and their slots, and decides
+which request runs next. A second thread always looks after the channels of such a model, so
 frontends see a new status page without waiting for the model.
 """
 
@@ -55,14 +55,16 @@ _NO_SEQUENCE = 0
 
 
 class SequenceBackend:
-    """A loaded backend with what its sequences need.
+    """Loaded backend with the control tensors and states of its sequences.
 
     Attributes:
-        controls: what the model is told of each request.
-        states: what its sequences have left.
-        takes_batches, stacks: whether it takes several requests, and those as one.
-        slot_of: the slot of a sequence. A model that is told which rows are ready gets one for
-            each slot up to the last one that is; None: it has none between.
+        controls: control tensors of the model.
+        states: states that sequences have left for their next requests.
+        takes_batches: True if the backend takes several requests at once.
+        stacks: True if the backend takes a batch as one request.
+        slot_of: returns the slot of a sequence; None unless a batch is ordered by slots. A model
+            with a READY control then gets one request for each slot, up to the highest slot in
+            use.
     """
 
     batching = BatchForm.LISTED
@@ -81,12 +83,12 @@ class SequenceBackend:
         self.chooses_device = backend.chooses_device
         self.device = backend.device
         self.reads_on_device = backend.reads_on_device
-        self._over = threading.Lock()  # between the end of a run and answers that keep states
+        self._over = threading.Lock()  # guards `over` of requests while states of answers are kept
         self.load = backend.load
         self.close = backend.close
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
-        """Run requests of different sequences together, or one of none."""
+        """Run requests of different sequences together, or one request without a sequence."""
         steps: list[SequenceRequest] = [self._step(request) for request in requests]
         places = list(range(len(steps)))
         if self.slot_of is not None and self.takes_batches and self.controls.has_ready:
@@ -112,7 +114,7 @@ class SequenceBackend:
     def _step(self, request: Request) -> SequenceRequest:
         sequence = sequence_of(request.parameters) or _NO_SEQUENCE
         flags = flags_of(request.parameters)
-        if sequence == _NO_SEQUENCE:  # a sample that warms the model up
+        if sequence == _NO_SEQUENCE:  # a warm-up sample
             flags = Flags(start=True, end=True)
         return self._request(request, sequence, flags)
 
@@ -122,7 +124,7 @@ class SequenceBackend:
         return SequenceRequest(request, added, tuple(self.states.outputs), self._xp, take_states)
 
     def _added(self, sequence: SequenceId, flags: Flags) -> dict[str, MemoryInput]:
-        """Controls and states, by the names of the inputs that they are."""
+        """Return control tensors and states by the names of their inputs."""
         added = {
             **self.controls.arrays(sequence, flags),
             **self.states.arrays(sequence, flags.start),
@@ -130,7 +132,8 @@ class SequenceBackend:
         return {name: MemoryInput(name, k, array, self._xp) for name, (k, array) in added.items()}
 
     def _taken(self, request: Request, response: Response) -> Response:
-        """The response without the states, which are kept."""
+        """Keep the states of a response. Return the response without states, or an error if a
+        rescheduled request has other outputs."""
         if response.error is not None:
             return response
         response = self._without_states(request, response)
@@ -146,8 +149,8 @@ class SequenceBackend:
     def _taken_of_stream(
         self, request: Request, step: SequenceRequest, response: Response
     ) -> Response | None:
-        """As `_taken`, of one response among several: states alone are none for the client, and
-        those that come after the run are nobody's."""
+        """Keep the states of one response of a stream. Return the response without states, or None
+        if no output is left for the client. States sent after the end of the run are dropped."""
         if response.error is not None or not self.states.outputs:
             return response
         with self._over:
@@ -164,8 +167,8 @@ class SequenceBackend:
             }
             if outputs or (request.responses is None and not request.rescheduled):
                 self.states.keep(sequence, outputs)
-        wanted = tuple(output for output in response.outputs if output.name in request.requested)
-        return msgspec.structs.replace(response, outputs=wanted)
+        requested = tuple(output for output in response.outputs if output.name in request.requested)
+        return msgspec.structs.replace(response, outputs=requested)
 
     def _stacked(self, steps: Sequence[SequenceRequest]) -> Sequence[Response]:
         inputs = {
@@ -184,8 +187,8 @@ class SequenceBackend:
     def _with_gaps(
         self, steps: Sequence[SequenceRequest], slot_of: Callable[[SequenceId], int]
     ) -> tuple[list[SequenceRequest], list[int]]:
-        """The steps, each at the number of its slot, and these; between them requests that the
-        model is told are not ready."""
+        """Return a request for every slot, and the slot of each step. Slots between the steps get
+        gap requests, which the model sees as not ready."""
         places = [slot_of(sequence_of(step.parameters)) for step in steps]
         by_slot = dict(zip(places, steps, strict=True))
         filled = [by_slot.get(slot) or self._gap(steps[0]) for slot in range(max(places) + 1)]
@@ -201,39 +204,40 @@ class SequenceBackend:
 
 
 def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
-    """As `backends.load`; that of a model with `sequence_batching` is a `SequenceBackend`."""
-    told = context.spec
-    entry = told.config.sequence_batching
+    """Load a backend as `backends.load` does. For a model with `sequence_batching`, return a
+    `SequenceBackend` around the loaded backend."""
+    client_spec = context.spec
+    entry = client_spec.config.sequence_batching
     if entry is UNSET:
         return backends.load(backend, context)
-    if told.backend == PYTHON:
-        told = with_own_tensors(told, context.directory)
-    inner = msgspec.structs.replace(context, spec=with_sequence_tensors(told, entry))
+    if client_spec.backend == PYTHON:
+        client_spec = with_own_tensors(client_spec, context.directory)
+    inner = msgspec.structs.replace(context, spec=with_sequence_tensors(client_spec, entry))
     loaded, spec = backends.load(backend, inner)
     try:
         wrapped = SequenceBackend(loaded, spec, entry, context)
     except BaseException:
         loaded.close()
         raise
-    return wrapped, without_sequence_tensors(spec, told)
+    return wrapped, without_sequence_tensors(spec, client_spec)
 
 
 def sequence_of(parameters: dict[str, Any]) -> SequenceId:
-    """The sequence that a request belongs to; 0 or "": none."""
+    """Return the id of a request's sequence; 0 or "" if the request belongs to no sequence."""
     sequence: SequenceId = parameters.get("sequence_id", 0)
     return sequence
 
 
 def flags_of(parameters: dict[str, Any]) -> Flags:
-    """Whether a request begins its sequence, and whether it ends it."""
+    """Return the start and end flags of a request."""
     return Flags(bool(parameters.get("sequence_start")), bool(parameters.get("sequence_end")))
 
 
 def _own(array: Any) -> Array:
-    """A copy in memory of our own, on the host."""
+    """Return a copy of an array in host memory."""
     if isinstance(array, np.ndarray):
         return array.copy()
-    array.device.synchronize()  # the model may have used a stream of its own
+    array.device.synchronize()  # the model may have used another CUDA stream
     copied: Array = array.get()
     return copied
 

@@ -1,5 +1,4 @@
-"""The requests of sequences as a model sees them: with controls and states, and without a client's
-view of either."""
+"""Sequence requests: requests as a model with sequences sees them, with controls and states."""
 
 from __future__ import annotations
 
@@ -18,14 +17,18 @@ TakeStates = Callable[["SequenceRequest", Response], Response | None]
 
 
 class SequenceRequest:
-    """A request as the model sees it; implements `backend.Request`.
+    """Request as the model sees it; implements `backend.Request`.
 
-    `inputs`: what the client sent and what is added to it; `states`: names of the outputs that
-    are kept; those the client wants as well are its own, too; `take_states`: has each response of a
-    stream first and returns what the client gets, None if that is nothing.
+    Args:
+        request: the client's request.
+        added: control tensors and states, as inputs.
+        states: names of the state outputs. Clients may request state outputs, too.
+        xp: array module of the backend's device: numpy or CuPy.
+        take_states: takes the states out of each response of a stream. Returns the response for
+            the client, or None if no output is left.
 
     Attributes:
-        over: the model has returned from this run.
+        over: True once the model has returned from this run.
     """
 
     rescheduled = False
@@ -44,7 +47,7 @@ class SequenceRequest:
             self.responses = StepResponses(request.responses, self, take_states)
         self._request = request
         self._xp = xp
-        self._placed = request.requested  # whose arrays may lie in the request's own outputs
+        self._placed = request.requested  # outputs that may be written in place
         self.id = request.id
         self.parameters = request.parameters
         self.deadline_ns = request.deadline_ns
@@ -58,7 +61,7 @@ class SequenceRequest:
 
     @property
     def sent_bytes(self) -> int:
-        """Of its client's inputs."""
+        """Size of the client's inputs, in bytes."""
         return sum(len(tensor.buffer) for tensor in self._request.inputs.values())
 
     @property
@@ -70,7 +73,7 @@ class SequenceRequest:
         self.over = True
 
     def reschedule(self, again: bool) -> None:
-        if self.over:  # nobody would run it again
+        if self.over:  # too late: the run has ended
             return
         self.rescheduled = again
         self._request.reschedule(again)
@@ -87,7 +90,7 @@ class SequenceRequest:
 
 
 class StackedRequest(SequenceRequest):
-    """Several as one. `inputs`: those of all, behind each other."""
+    """Several requests as one. `inputs`: inputs of all requests, concatenated by rows."""
 
     def __init__(
         self, requests: Sequence[Request], inputs: dict[str, MemoryInput], xp: Any
@@ -106,8 +109,8 @@ class StackedRequest(SequenceRequest):
 
 
 class GapRequest(SequenceRequest):
-    """What stands in a slot that has nothing to do: it looks like the request of another slot,
-    and nothing of that one's is its own, least of all where its outputs go."""
+    """Placeholder for an idle slot, with the shapes of another slot's request. Inputs, output
+    memory, id, parameters and deadline are not shared with the other request."""
 
     def __init__(
         self, like: SequenceRequest, inputs: dict[str, MemoryInput], states: Sequence[str], xp: Any
@@ -124,11 +127,11 @@ class GapRequest(SequenceRequest):
         return False
 
     def reschedule(self, again: bool) -> None:
-        self.rescheduled = again  # a gap comes again where it is needed
+        self.rescheduled = again  # each run makes new gaps
 
 
 class StepResponses:
-    """Where the responses of one run of a decoupled model's request go; implements
+    """Responses of one run of a decoupled model's request, without states; implements
     `backend.Responses`."""
 
     def __init__(self, source: Responses, step: SequenceRequest, take_states: TakeStates) -> None:
@@ -138,24 +141,24 @@ class StepResponses:
         self.fail = source.fail
 
     def send(self, response: Response | None, final: bool = False) -> None:
-        wanted = None if response is None else self._take_states(self._step, response)
-        if wanted is not None or final:
-            self._source.send(wanted, final)
+        remaining = None if response is None else self._take_states(self._step, response)
+        if remaining is not None or final:
+            self._source.send(remaining, final)
 
     def abandoned(self) -> None:
-        """One that comes again has another sender then."""
+        """Report a lost sender, unless the request runs again: the next run has a new sender."""
         if not self._step.rescheduled:
             self._source.abandoned()
 
 
 class _NoResponses:
-    """Of a gap: nobody wants what the model says of it."""
+    """Responses of a gap request: all are dropped."""
 
     def send(self, response: Response | None, final: bool = False) -> None:
-        """Drop it."""
+        """Drop the response."""
 
     def fail(self, error: ShmserveError) -> None:
-        """Those of the requests beside it have the error, too."""
+        """Do nothing: the other requests of the batch report the error."""
 
     def abandoned(self) -> None:
-        """There is no stream to end."""
+        """Do nothing: a gap has no stream to end."""

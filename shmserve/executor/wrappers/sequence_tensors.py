@@ -1,4 +1,4 @@
-"""The tensors of `sequence_batching`: the model's inputs and outputs, and not the clients'."""
+"""Sequence tensors: inputs and outputs for `sequence_batching`, which clients do not see."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FOLDER = "initial_state"
 
 
 def with_sequence_tensors(spec: ModelSpec, entry: SequenceEntry) -> ModelSpec:
-    """The spec as its backend sees it: what clients are not told of comes last."""
+    """Return the spec as the backend sees it: control tensors and states come last."""
     known_inputs = {tensor.name for tensor in spec.inputs}
     known_outputs = {tensor.name for tensor in spec.outputs}
     controls: list[_Named] = [
@@ -48,13 +48,13 @@ def with_sequence_tensors(spec: ModelSpec, entry: SequenceEntry) -> ModelSpec:
     inputs = [each for each in inputs if each[0] not in known_inputs]
     outputs = [each for each in outputs if each[0] not in known_outputs]
     config, batch = spec.config, (-1,) if spec.max_batch_size else ()
-    # Of an ONNX graph whose configuration tells no tensors all are taken from the graph
+    # If the configuration of an ONNX model lists no tensors, all are taken from the graph
     if config.input or spec.backend != ONNXRUNTIME:
         added = tuple(InputEntry(name, kind, dims=dims) for name, kind, dims in inputs)
         config = replace(config, input=config.input + added)
     if config.output or spec.backend != ONNXRUNTIME:
-        given = tuple(OutputEntry(name, kind, dims) for name, kind, dims in outputs)
-        config = replace(config, output=config.output + given)
+        state_outputs = tuple(OutputEntry(name, kind, dims) for name, kind, dims in outputs)
+        config = replace(config, output=config.output + state_outputs)
     return replace(
         spec,
         inputs=spec.inputs + tuple(_tensor(each, batch) for each in inputs),
@@ -63,14 +63,16 @@ def with_sequence_tensors(spec: ModelSpec, entry: SequenceEntry) -> ModelSpec:
     )
 
 
-def without_sequence_tensors(loaded: ModelSpec, told: ModelSpec) -> ModelSpec:
-    """A loaded spec as clients see it. What the configuration itself has `told` as an input or an
-    output stays one."""
+def without_sequence_tensors(loaded: ModelSpec, client_spec: ModelSpec) -> ModelSpec:
+    """Return a loaded spec as clients see it: without control tensors and states. A control tensor
+    or state that the configuration (`client_spec`) lists as input or output stays."""
     entry = loaded.config.sequence_batching
     assert isinstance(entry, SequenceEntry)
     inputs = {each.name for each in entry.control_input} | {s.input_name for s in entry.state}
-    inputs -= {each.name for each in told.config.input}
-    outputs = {s.output_name for s in entry.state} - {each.name for each in told.config.output}
+    inputs -= {each.name for each in client_spec.config.input}
+    outputs = {s.output_name for s in entry.state} - {
+        each.name for each in client_spec.config.output
+    }
     config = loaded.config
     return replace(
         loaded,
@@ -98,7 +100,7 @@ def _control_type(control: ControlEntry) -> str:
 
 
 class Flags(Struct, frozen=True):
-    """What control tensors tell of one request."""
+    """Values of the control tensors for one request."""
 
     start: bool
     end: bool
@@ -106,7 +108,7 @@ class Flags(Struct, frozen=True):
 
 
 class Controls:
-    """The control tensors of one model. `batched`: they have a batch dimension."""
+    """Control tensors of one model. `batched`: True if the tensors have a batch dimension."""
 
     def __init__(self, entries: tuple[ControlInputEntry, ...], batched: bool) -> None:
         self._controls = [(entry.name, entry.control[0]) for entry in entries]
@@ -114,10 +116,10 @@ class Controls:
         self.has_ready = any(control.kind == READY for _, control in self._controls)
 
     def check(self, sequence: SequenceId) -> None:
-        """Whether the model can be told this id.
+        """Check that the model's control tensors can hold a sequence id.
 
         Raises:
-            InvalidArgument: it does not fit the control tensor's type.
+            InvalidArgument: the id does not fit the control tensor's type.
         """
         for name, control in self._controls:
             if control.kind != CORRID or control.data_type == "TYPE_STRING":
@@ -130,7 +132,7 @@ class Controls:
                 )
 
     def arrays(self, sequence: SequenceId, flags: Flags) -> dict[str, tuple[str, Array]]:
-        """Datatype and value of each, by name."""
+        """Return datatype and value of each control tensor, by name."""
         return {name: self._array(control, sequence, flags) for name, control in self._controls}
 
     def _array(
@@ -143,19 +145,20 @@ class Controls:
             pair: tuple[Any, ...] = (
                 control.int32_false_true or control.fp32_false_true or control.bool_false_true
             )
-            told = {START: flags.start, END: flags.end, READY: flags.ready}
-            value = pair[told[control.kind]]
+            flag_of_kind = {START: flags.start, END: flags.end, READY: flags.ready}
+            value = pair[flag_of_kind[control.kind]]
         return kind.name, np.full(self._shape, value, kind.numpy)
 
 
 class States:
-    """What the sequences of one model have left for their next requests.
+    """States that the sequences of one model have left for their next requests.
 
-    Bounded by the sequences that live, which have one array each for every state.
+    Memory is bounded by the number of living sequences: each sequence has one array for every
+    state.
     """
 
     def __init__(self, spec: ModelSpec, entries: tuple[StateEntry, ...], directory: str) -> None:
-        """`directory`: the model's folder.
+        """Read the initial states. `directory`: the model's folder.
 
         Raises:
             ConfigError: the file of an initial state cannot be used.
@@ -169,18 +172,24 @@ class States:
             )
             for entry in entries
         }
-        self._left: dict[SequenceId, dict[str, Array]] = {}
-        self._given: dict[SequenceId, dict[str, Array]] = {}  # by requests that may fail still
+        self._settled: dict[SequenceId, dict[str, Array]] = {}
+        self._pending: dict[SequenceId, dict[str, Array]] = {}  # of requests that may still fail
 
     def arrays(self, sequence: SequenceId, start: bool) -> dict[str, tuple[str, Array]]:
-        """Datatype and value of each, by name, for the next request of a sequence."""
-        left = {} if start else self._left.get(sequence, {})
-        return {name: (kind, left.get(name, at)) for name, (kind, at) in self._initial.items()}
+        """Return datatype and value of each state, by input name, for the next request of a
+        sequence."""
+        settled = {} if start else self._settled.get(sequence, {})
+        return {name: (kind, settled.get(name, at)) for name, (kind, at) in self._initial.items()}
 
     def keep(self, sequence: SequenceId, outputs: dict[str, Array]) -> None:
-        """What a request has left; `outputs` by their names, in memory of their own. It counts
-        with `settle`, beside what earlier answers of the same run have left."""
-        self._given.setdefault(sequence, {}).update(
+        """Record the states of an answer; `settle` makes them valid, with the states of earlier
+        answers of the same run.
+
+        Args:
+            sequence: id of the sequence.
+            outputs: arrays by output name, in memory that nothing else uses.
+        """
+        self._pending.setdefault(sequence, {}).update(
             {
                 entry.input_name: outputs[name]
                 for name, entry in self.outputs.items()
@@ -189,26 +198,27 @@ class States:
         )
 
     def settle(self, sequence: SequenceId, succeeded: bool) -> None:
-        """The request is over: one that has failed leaves the states as they were."""
-        given = self._given.pop(sequence, None)
-        if succeeded and given is not None:
-            self._left.setdefault(sequence, {}).update(given)  # the others stay as they are
+        """End a request: keep its states if the request succeeded, else leave the old states."""
+        pending = self._pending.pop(sequence, None)
+        if succeeded and pending is not None:
+            # states without a new value keep the old value
+            self._settled.setdefault(sequence, {}).update(pending)
 
     def forget(self, sequence: SequenceId) -> None:
-        """It has ended, or begins anew."""
-        self._left.pop(sequence, None)
-        self._given.pop(sequence, None)
+        """Drop the states of a sequence that has ended or begins anew."""
+        self._settled.pop(sequence, None)
+        self._pending.pop(sequence, None)
 
 
 def _initial(entry: StateEntry, batch: tuple[int, ...], directory: str, model: str) -> Array:
-    """What a state is at first: zeros unless the configuration says otherwise, a variable
-    dimension being 1 there."""
-    given = entry.initial_state[0] if entry.initial_state else InitialStateEntry()
-    dims = given.dims if entry.initial_state else tuple(max(1, dim) for dim in entry.dims)
+    """Return the initial value of a state: the configured file, else zeros. Without
+    `initial_state`, variable dimensions have size 1."""
+    initial = entry.initial_state[0] if entry.initial_state else InitialStateEntry()
+    dims = initial.dims if entry.initial_state else tuple(max(1, dim) for dim in entry.dims)
     datatype = BY_CONFIG_NAME[entry.data_type]
     shape = (*batch, *dims)
-    if isinstance(given.data_file, str):
-        return _from_file(given.data_file, datatype.name, shape, directory, model)
+    if isinstance(initial.data_file, str):
+        return _from_file(initial.data_file, datatype.name, shape, directory, model)
     if datatype.itemsize:
         return np.zeros(shape, datatype.numpy)
     return object_array([b""] * prod(shape), shape)
@@ -225,9 +235,9 @@ def _from_file(
     except OSError as ex:
         raise ConfigError(f"{where} cannot be read ({ex.strerror})") from None
     if kind.itemsize:
-        wanted = prod(shape) * kind.itemsize
-        if len(data) != wanted:
-            raise ConfigError(f"{where} has {len(data)} bytes, expected {wanted}")
+        nbytes = prod(shape) * kind.itemsize
+        if len(data) != nbytes:
+            raise ConfigError(f"{where} has {len(data)} bytes, expected {nbytes}")
         return np.frombuffer(data, kind.numpy).reshape(shape)
     try:
         return object_array(bytes_codec.decode(data, prod(shape), name, model), shape)

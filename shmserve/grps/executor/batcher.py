@@ -1,11 +1,13 @@
-"""Dynamic batching of one model of a project, which may be any step of its dag.
+"""Dynamic batching of one model of a project, which may be any step of the project's dag.
 
-The executor's queue decides (`core.scheduling.batch_queue`), as for every backend; only who waits
-differs: requests of a project have threads of their own, each of which has run the steps before.
-So each waits for its batch to be due, and the one that finds it due runs it for all, or has one of
-its members run it; batches of one model may overlap, and nothing runs while nobody asks.
+The executor's queue forms the batches (`core.scheduling.batch_queue`), as for every backend. The
+waiting differs: each request of a project has a thread, which has run the steps before. Each
+thread waits until a batch with its request is due. The thread that finds a batch due runs that
+batch, or has a member of the batch run it. Batches of one model may overlap. Nothing runs while no
+thread waits.
 
-INVARIANT: a thread runs the batch of its own request alone, so who waits in the queue is free to.
+INVARIANT: a thread runs only the batch of its own request, so a thread whose request is still in
+the queue is never busy.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ Run = Callable[[list[Any], list[Any]], list[Any]]
 
 
 class _Member(Future[Any]):
-    """A request and, later, what came of it.
+    """A request in the queue or in a batch; the future of its result.
 
     Attributes:
-        taken: it is out of the queue, in a batch.
-        to_run: that batch, if this one is to run it.
+        taken: the request has left the queue with a batch.
+        to_run: the batch, if this member is to run it.
     """
 
     def __init__(self, message: Any, context: Any) -> None:
@@ -39,19 +41,23 @@ class _Member(Future[Any]):
         self.to_run: list[_Member] = []
 
     def join(self, batch: list[_Member], runner: _Member) -> None:
-        """Leave the queue with a batch, which one of the members runs."""
+        """Leave the queue with a batch, which the member `runner` runs."""
         self.taken = True
         if runner is self:
             self.to_run = batch
 
     def take_batch(self) -> list[_Member]:
-        """Return the batch that this member is to run, once; after that nothing."""
+        """Return the batch that this member is to run, once; after that an empty list."""
         batch, self.to_run = self.to_run, []
         return batch
 
 
 class Batcher:
-    """`run` takes lists of messages and contexts and gives as many messages."""
+    """Batches the requests of a model.
+
+    Args:
+        run: takes lists of messages and of contexts, and returns a list of as many messages.
+    """
 
     def __init__(self, policy: BatchPolicy, run: Run) -> None:
         self._run = run
@@ -59,12 +65,14 @@ class Batcher:
         self._changed = threading.Condition()  # guards the queue
 
     def infer(self, message: Any, context: Any, deadline_ns: int = 0) -> Any:
-        """The answer to one message, which runs with others. `deadline_ns`: nobody wants it from
-        then on; 0: none.
+        """Run a message in a batch with other messages. Return the answer.
+
+        Args:
+            deadline_ns: time limit of the answer (CLOCK_MONOTONIC); 0: no limit.
 
         Raises:
             DeadlineExceeded: the batch was not done in time.
-            Exception: whatever the model raised, for every request of the batch.
+            Exception: any error of the model, for every request of the batch.
         """
         member = _Member(message, context)
         now_ns = time.monotonic_ns()
@@ -77,7 +85,8 @@ class Batcher:
         return member.result()
 
     def _next(self, member: _Member, deadline_ns: int) -> list[_Member]:
-        """The batch that this member is to run; none: something has changed, or may have."""
+        """Return the batch that this member is to run. Return an empty list if the state has
+        changed, or may have."""
         with self._changed:
             batch = member.take_batch()
             if batch or member.done():
@@ -101,10 +110,10 @@ class Batcher:
             return []
 
     def _tell_late(self, member: _Member, now_ns: int, deadline_ns: int) -> bool:
-        """End what is late by now, before a batch is taken; whether this member is."""
+        """End late requests, before a batch is taken. Return True if this member has ended."""
         late, _ = self._queue.expire(now_ns)
         if deadline_ns and now_ns >= deadline_ns and member not in late:
-            late.append(member)  # it runs, for the others of its batch
+            late.append(member)  # runs nevertheless, for the other members of the batch
         for overdue in late:
             overdue.set_exception(DeadlineExceeded("the batch of the request was not done in time"))
         if late:
@@ -122,7 +131,7 @@ class Batcher:
             error = ex
         with self._changed:
             for index, member in enumerate(batch):
-                if member.done():  # its deadline has passed meanwhile
+                if member.done():  # the deadline has passed meanwhile
                     continue
                 if error is None:
                     member.set_result(results[index])

@@ -1,4 +1,4 @@
-"""`GrpsContext`: one request, as a project's code sees it beside its input."""
+"""`GrpsContext`: a request as a project's code sees it, besides the input."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SUCCESS = grps_pb2.Status(code=200, msg="OK", status=grps_pb2.Status.SUCCESS)
 
 
 def mark_success(message: Any) -> None:
-    """Give a message the status of success, unless it says that it is a failure."""
+    """Set the status of a message to success, unless the status is failure."""
     if message.status.status != grps_pb2.Status.FAILURE:
         message.status.MergeFrom(_SUCCESS)
 
 
 class GrpsContext:
-    """Without arguments, as tests of projects make it, it belongs to no client."""
+    """The context of a request. Without arguments, as in tests of projects, there is no client."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class GrpsContext:
         stream_type: str = model_parameters.STREAM_TYPE,
         deadline_ns: int = 0,
     ) -> None:
-        self.deadline_ns = deadline_ns  # from then on nobody waits for the answer; 0: never
+        self.deadline_ns = deadline_ns  # time limit of the answer (CLOCK_MONOTONIC); 0: no limit
         self._answers = answers
         self._http_request = http_request
         self._http_response: Any = None
@@ -46,24 +46,24 @@ class GrpsContext:
     # ------------------------------------------------------------ user data
 
     def put_user_data(self, key: Any, value: Any) -> None:
-        """Keep something for the rest of the request."""
+        """Keep a value for the rest of the request."""
         self._data[key] = value
 
     def get_user_data(self, key: Any) -> Any:
-        """What was kept, or None."""
+        """Return the kept value, or None."""
         return self._data.get(key)
 
     # ------------------------------------------------------------ streaming
 
     def if_streaming(self) -> bool:
-        """Whether the client wants a stream and it has not ended yet."""
+        """Return True if the client wants a stream that has not ended yet."""
         return self._streaming and self._answers is not None and not self._answers.ended
 
     def stream_respond(self, msg: Any, final: bool = False) -> None:
-        """Send a message to the client now; does nothing if it wants no stream.
+        """Send a message to the client now, if the client wants a stream.
 
         Raises:
-            ValueError: it is no GrpsMessage.
+            ValueError: the message is not a GrpsMessage.
         """
         if not isinstance(msg, grps_pb2.GrpsMessage):
             raise ValueError(f"a stream consists of GrpsMessage, not {type(msg).__name__}")
@@ -72,12 +72,12 @@ class GrpsContext:
             return
         if self._http_request is None:
             self._answers.send(answers.message(msg.SerializeToString()), final)
-        else:  # the request was raw HTTP, and so is the answer
+        else:  # the answer to a raw HTTP request is raw, too
             body = msg.bin_data or msg.str_data.encode()
             self._answers.send_part(body, self._stream_type, final)
 
     def stream_respond_with_postprocess(self, inp: Any, final: bool = False) -> None:
-        """Send what the converter makes of it.
+        """Convert an output of the inferer with the converter, and send the message.
 
         Raises:
             ValueError: the model has no converter.
@@ -90,7 +90,7 @@ class GrpsContext:
         """Send a part of the body of a custom HTTP answer now.
 
         Raises:
-            ValueError: it is neither text nor bytes, or the request is not custom HTTP.
+            ValueError: the part is neither text nor bytes, or the request is not custom HTTP.
         """
         if not isinstance(msg, str | bytes):
             raise ValueError(f"a part of a stream is str or bytes, not {type(msg).__name__}")
@@ -101,20 +101,20 @@ class GrpsContext:
             self._answers.send_part(body, self._stream_type, final)
 
     def if_disconnected(self) -> bool:
-        """Whether the client has gone."""
+        """Return True if the client has gone."""
         return self._answers is not None and self._answers.cancelled
 
     # --------------------------------------------------------------- errors
 
     def set_has_err(self, has_err: bool) -> None:
-        """Say that the request has failed: what would follow is left out."""
+        """Mark the request as failed: later steps are left out."""
         self._has_err = has_err
 
     def has_err(self) -> bool:
         return self._has_err
 
     def set_err_msg(self, err_msg: str) -> None:
-        """Say that the request has failed, and why."""
+        """Mark the request as failed, with a text for the client."""
         self._has_err = True
         self._err_msg = err_msg
 
@@ -124,20 +124,20 @@ class GrpsContext:
     # ---------------------------------------------------------- custom HTTP
 
     def get_http_request(self) -> HttpRequest | None:
-        """The request of a custom HTTP path, else None."""
+        """Return the request to a custom HTTP path, or None for other requests."""
         return self._http_request
 
     def set_http_response(self, http_response: Any) -> None:
         """Answer a custom HTTP request: str, bytes, (body, status, headers) or a Flask response.
 
         Raises:
-            ValueError: it is none of these.
+            ValueError: the response is of another type.
         """
         self._http_response = response_of(http_response)
 
     def get_http_response(self) -> Any:
-        """The response that was set (`CustomResponse`, or Flask's own), or None. What is changed of
-        it until the request ends is sent."""
+        """Return the response that was set (`CustomResponse`, or Flask's own), or None. Changes to
+        the response take effect until the request ends."""
         return self._http_response
 
     # ------------------------------------------------- for the server alone

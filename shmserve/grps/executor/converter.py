@@ -1,4 +1,4 @@
-"""What a project's converters derive from, and where they register."""
+"""Converters: the base class of a project's converters, and their register."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any
 
 
 class Converter(ABC):
-    """Turns messages into what the inferer takes, and what it gives into messages."""
+    """Converter from messages to inputs of the inferer, and from outputs to messages."""
 
     _path: Any = None
     _args: Any = None
 
     def init(self, path: Any = None, args: Any = None) -> None:
-        """Called once, before the first request, with what inference.yml says."""
+        """Initialise with the values of inference.yml. Called once, before the first request."""
         self._path = path
         self._args = args
 
     @abstractmethod
     def preprocess(self, inp: Any, context: Any) -> Any:
-        """A message to the inferer's input."""
+        """Convert a message to the inferer's input."""
 
     @abstractmethod
     def postprocess(self, inp: Any, context: Any) -> Any:
-        """The inferer's output to a message."""
+        """Convert the inferer's output to a message."""
 
     def batch_preprocess(self, inps: list[Any], contexts: list[Any]) -> Any:
-        """Several messages to one input; needed for dynamic batching only."""
+        """Convert several messages to one input. Needed for dynamic batching only."""
         raise NotImplementedError("batch_preprocess")
 
     def batch_postprocess(self, inp: Any, contexts: list[Any]) -> list[Any]:
-        """One output to as many messages; needed for dynamic batching only."""
+        """Convert one output to a message for each context. Needed for dynamic batching only."""
         raise NotImplementedError("batch_postprocess")
 
 
@@ -41,11 +41,11 @@ class ConverterRegister:
         self.converter_dict: dict[str, Converter] = {}
 
     def register(self, name: str, converter: Converter) -> None:
-        """Make a converter known."""
+        """Register a converter."""
         self.converter_dict[name] = converter
 
     def get_converter(self, name: str) -> Converter:
-        """The converter of that name."""
+        """Return the converter of this name."""
         return self.converter_dict[name]
 
 

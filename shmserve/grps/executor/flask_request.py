@@ -1,4 +1,5 @@
-"""A custom HTTP request as a model sees it: it has what code written for Flask's request uses."""
+"""Custom HTTP requests as a model sees them, with the attributes of Flask's request that code
+uses."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _FORM = "application/x-www-form-urlencoded"
 
 
 class Values(Mapping[str, str]):
-    """Query parameters or form fields: the first value of each; `getlist` has all."""
+    """Query parameters or form fields: the first value of each name. `getlist` returns all
+    values."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._pairs = tuple(pairs)
@@ -36,7 +38,8 @@ class Values(Mapping[str, str]):
         return len(self._first)
 
     def get(self, name: str, default: Any = None, type: Any = None) -> Any:
-        """The first value, as `type` makes it; `default` if there is none or it cannot."""
+        """Return the first value, converted by `type`. Return `default` if there is no value or
+        the conversion fails."""
         value = self._first.get(name)
         if value is None or type is None:
             return default if value is None else value
@@ -46,7 +49,7 @@ class Values(Mapping[str, str]):
             return default
 
     def getlist(self, name: str) -> list[str]:
-        """All values of that name."""
+        """Return all values of this name."""
         return [value for key, value in self._pairs if key == name]
 
     def to_dict(self) -> dict[str, str]:
@@ -54,7 +57,7 @@ class Values(Mapping[str, str]):
 
 
 class Headers(Values):
-    """Header fields; their names have no case."""
+    """Header fields, with case-insensitive names."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         super().__init__((name.lower(), value) for name, value in pairs)
@@ -73,7 +76,7 @@ class Headers(Values):
 
 
 class HttpRequest:
-    """One request. `data`: the body."""
+    """A custom HTTP request. `data` is the body."""
 
     def __init__(self, head: RequestHead, body: bytes) -> None:
         self.method = head.method
@@ -93,7 +96,7 @@ class HttpRequest:
 
     @property
     def mimetype(self) -> str:
-        """The content type without its parameters, lower case."""
+        """Return the content type without parameters, in lower case."""
         return (self.content_type or "").partition(";")[0].strip().lower()
 
     @property
@@ -119,7 +122,7 @@ class HttpRequest:
 
     @property
     def form(self) -> Values:
-        """The fields of an urlencoded body; others are not taken apart."""
+        """Return the fields of an urlencoded body. Other bodies have no fields."""
         text = self.data.decode(errors="replace") if self.mimetype == _FORM else ""
         return Values(parse_qsl(text, keep_blank_values=True))
 
@@ -128,14 +131,15 @@ class HttpRequest:
         return io.BytesIO(self.data)
 
     def get_data(self, cache: bool = True, as_text: bool = False, **_: Any) -> Any:
-        """The body, as bytes or text."""
+        """Return the body, as bytes or text."""
         return self.data.decode(errors="replace") if as_text else self.data
 
     def get_json(self, force: bool = False, silent: bool = False, cache: bool = True) -> Any:
-        """The body as JSON.
+        """Return the body as JSON.
 
         Raises:
-            InvalidArgument: it is none, or is not said to be; with `silent` None instead.
+            InvalidArgument: the body or the content type is not JSON. With `silent`, None is
+                returned instead.
         """
         if not self._parsed:
             wrong = "" if force or self.is_json else "content type is not application/json"
@@ -150,7 +154,7 @@ class HttpRequest:
 
 
 def request_of(inputs: Mapping[str, InputTensor]) -> HttpRequest | None:
-    """The request to a model's own HTTP path; None: it came another way."""
+    """Return the request to a model's own HTTP path, or None if the request came another way."""
     head, body = inputs.get(custom_http.HEAD), inputs.get(custom_http.BODY)
     if head is None:
         return None

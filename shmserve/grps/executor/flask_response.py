@@ -1,6 +1,6 @@
-"""The response to a custom HTTP request, with what code written for Flask's response uses.
+"""Responses to custom HTTP requests, with the attributes of Flask's response that code uses.
 
-A response of Flask itself is taken as it is, and understood by what it has, not by what it is.
+A response object of Flask is taken unchanged, and recognised by its attributes, not by its class.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from shmserve.grps.protocol.custom_http import HttpAnswer
 
 _TEXT = "text/plain"
 _BINARY = "application/octet-stream"
-_OWN = {"content-length", "transfer-encoding", "connection"}  # the frontend says these itself
+_OWN = {"content-length", "transfer-encoding", "connection"}  # set by the frontend
 Pairs = Iterable[tuple[str, str]]
 
 
 class ResponseHeaders:
-    """Header fields, which may repeat; their names have no case. Iterated as pairs."""
+    """Header fields, which may repeat, with case-insensitive names. Iterated as pairs."""
 
     def __init__(self, fields: Mapping[str, Any] | Pairs = ()) -> None:
         self._pairs: list[tuple[str, str]] = []
@@ -31,7 +31,8 @@ class ResponseHeaders:
         return self.getlist(name)[0]
 
     def __setitem__(self, name: str, value: object) -> None:
-        """Set the field; of several the first one stays where it is."""
+        """Set the field. If several fields have this name, the first is replaced and the others
+        are removed."""
         pair = (name, str(value))
         at = next((i for i, (n, _) in enumerate(self._pairs) if n.lower() == name.lower()), None)
         if at is None:
@@ -59,25 +60,25 @@ class ResponseHeaders:
     remove = __delitem__
 
     def add(self, name: str, value: object) -> None:
-        """Append a field, whether or not there is one of that name."""
+        """Append a field, even if a field of this name exists."""
         self._pairs.append((name, str(value)))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The first value; `default` if there is none."""
+        """Return the first value, or `default` without a value."""
         return next(iter(self.getlist(name)), default)
 
     def getlist(self, name: str) -> list[str]:
-        """All values of that name."""
+        """Return all values of this name."""
         return [value for n, value in self._pairs if n.lower() == name.lower()]
 
     def setdefault(self, name: str, value: object) -> str:
-        """The first value; where there is none, this one from now on."""
+        """Return the first value. Without a value, add the given value first."""
         if name not in self:
             self.add(name, value)
         return self[name]
 
     def pop(self, name: str, default: Any = None) -> Any:
-        """Take a field out; its first value, or `default`."""
+        """Remove a field. Return its first value, or `default`."""
         value = self.get(name, default)
         del self[name]
         return value
@@ -103,8 +104,12 @@ class ResponseHeaders:
 
 
 class CustomResponse:
-    """A response that a model has set, and may change until it is sent. `response`: its body's
-    parts; `headers`: all its fields."""
+    """A response that a model has set, and may change until it is sent.
+
+    Attributes:
+        response: parts of the body.
+        headers: all header fields.
+    """
 
     def __init__(self, body: str | bytes, status: int, headers: Mapping[str, Any]) -> None:
         self.headers = ResponseHeaders(headers)
@@ -114,13 +119,13 @@ class CustomResponse:
         self.set_data(body)
 
     def set_data(self, value: str | bytes) -> None:
-        """Replace the body; text goes out as UTF-8."""
+        """Replace the body. Text is sent as UTF-8."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         self.response = [data]
         self.headers["Content-Length"] = len(data)
 
     def get_data(self, as_text: bool = False) -> Any:
-        """The body, as bytes or text."""
+        """Return the body, as bytes or text."""
         data = b"".join(p.encode() if isinstance(p, str) else p for p in self.response)
         return data.decode(errors="replace") if as_text else data
 
@@ -132,14 +137,14 @@ class CustomResponse:
 
     @status_code.setter
     def status_code(self, value: int) -> None:
-        """Phrases as Flask has them."""
+        """Set the status code, with the reason phrase that Flask uses."""
         self._status_code = value
-        known = value in HTTPStatus._value2member_map_
-        self._status = f"{value} {HTTPStatus(value).phrase.upper() if known else 'UNKNOWN'}"
+        is_standard = value in HTTPStatus._value2member_map_
+        self._status = f"{value} {HTTPStatus(value).phrase.upper() if is_standard else 'UNKNOWN'}"
 
     @property
     def status(self) -> str:
-        """Number and phrase."""
+        """Return number and reason phrase."""
         return self._status
 
     @status.setter
@@ -160,7 +165,7 @@ class CustomResponse:
 
     @property
     def mimetype(self) -> str:
-        """The content type without its parameters, lower case."""
+        """Return the content type without parameters, in lower case."""
         return (self.content_type or "").partition(";")[0].strip().lower()
 
     @mimetype.setter
@@ -182,10 +187,11 @@ class CustomResponse:
         return self.get_json()
 
     def get_json(self, force: bool = False, silent: bool = False) -> Any:
-        """The body as JSON; None where it is not said to be, or with `silent` is none.
+        """Return the body as JSON. Return None if the content type is not JSON, or if `silent` is
+        set and the body is not JSON.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the body is not JSON.
         """
         if not (force or self.is_json):
             return None
@@ -197,23 +203,23 @@ class CustomResponse:
             raise
 
     def set_cookie(self, key: str, value: str = "", **attributes: Any) -> None:
-        """Append a cookie; `attributes` as Flask names them (max_age, path, httponly, …)."""
+        """Append a cookie. `attributes` are named as in Flask (max_age, path, httponly, …)."""
         parts = [f"{key}={value}"]
-        for name, given in ({"path": "/"} | attributes).items():
+        for name, attribute in ({"path": "/"} | attributes).items():
             shown = "-".join(word.capitalize() for word in name.split("_"))
             shown = {"Httponly": "HttpOnly", "Samesite": "SameSite"}.get(shown, shown)
-            if given is True:
+            if attribute is True:
                 parts.append(shown)
-            elif given is not None and given is not False:
-                parts.append(f"{shown}={given}")
+            elif attribute is not None and attribute is not False:
+                parts.append(f"{shown}={attribute}")
         self.headers.add("Set-Cookie", "; ".join(parts))
 
 
 def response_of(given: Any) -> Any:
-    """What `get_http_response` gives for what `set_http_response` was given: a response.
+    """Return the response object for an argument of `set_http_response`.
 
     Raises:
-        ValueError: it is nothing that can be sent.
+        ValueError: the argument cannot be sent.
     """
     if isinstance(given, str | bytes | bytearray | memoryview):
         return CustomResponse(given if isinstance(given, str) else bytes(given), 200, {})
@@ -234,10 +240,10 @@ def response_of(given: Any) -> Any:
 
 
 def answer_of(response: Any) -> tuple[HttpAnswer, bytes]:
-    """Head and body as they are sent, of a response as it is now.
+    """Return head and body of a response in its current state.
 
     Raises:
-        ValueError: it cannot be sent.
+        ValueError: the response cannot be sent.
     """
     status = response.status_code
     if not isinstance(status, int) or not 100 <= int(status) <= 599:
@@ -246,5 +252,5 @@ def answer_of(response: Any) -> tuple[HttpAnswer, bytes]:
     for name, value in fields:
         if any(c in name + value for c in "\r\n\0"):
             raise ValueError("a header of an HTTP response has a line break")
-    own = tuple((name, value) for name, value in fields if name.lower() not in _OWN)
-    return HttpAnswer(int(status), own), bytes(response.get_data())
+    sent_fields = tuple((name, value) for name, value in fields if name.lower() not in _OWN)
+    return HttpAnswer(int(status), sent_fields), bytes(response.get_data())

@@ -1,4 +1,4 @@
-"""The package `grps_framework` as projects import it; it exists only where `install` was called."""
+"""The package `grps_framework`, as projects import it. The package exists only after `install`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _REFUSED = {
 
 
 class _Refused(ModuleType):
-    """A module that can be named, but has nothing."""
+    """A module for an unsupported library: the import succeeds, but every attribute raises
+    ImportError."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""What a project's inferers derive from, and where they register."""
+"""Inferers: the base class of a project's inferers, and their register."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ModelInferer(ABC):
-    """Runs a model. Without a converter it takes and gives messages."""
+    """Inferer: runs a model. Without a converter, inputs and outputs are messages."""
 
     _path: Any = None
     _device: Any = None
@@ -15,21 +15,21 @@ class ModelInferer(ABC):
 
     @abstractmethod
     def init(self, path: Any, device: Any = None, args: Any = None) -> None:
-        """Called once, before `load`, with what inference.yml says."""
+        """Initialise with the values of inference.yml. Called once, before `load`."""
         self._path = path
         self._device = device
         self._args = args
 
     @abstractmethod
     def load(self) -> bool:
-        """Load the model; False means that it could not be."""
+        """Load the model. Return False on failure."""
 
     @abstractmethod
     def infer(self, inp: Any, context: Any) -> Any:
         """Run one request."""
 
     def batch_infer(self, inp: Any, contexts: list[Any]) -> Any:
-        """Run several requests at once; needed for dynamic batching only."""
+        """Run several requests at once. Needed for dynamic batching only."""
         raise NotImplementedError("batch_infer")
 
 
@@ -40,11 +40,11 @@ class InfererRegister:
         self.model_inferer_dict: dict[str, ModelInferer] = {}
 
     def register(self, name: str, inferer: ModelInferer) -> None:
-        """Make an inferer known."""
+        """Register an inferer."""
         self.model_inferer_dict[name] = inferer
 
     def get_model_inferer(self, name: str) -> ModelInferer:
-        """The inferer of that name."""
+        """Return the inferer of this name."""
         return self.model_inferer_dict[name]
 
 

@@ -1,4 +1,4 @@
-"""`clogger`: a project's own log lines, in the executor's log."""
+"""`clogger`: logger for a project's own lines, which go to the executor's log."""
 
 import logging
 

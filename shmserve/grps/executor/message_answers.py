@@ -1,6 +1,6 @@
-"""Answers of a model that takes messages: what it says, as outputs of the data plane.
+"""Answers of a model that takes messages, as outputs of the data plane.
 
-Everything here may be called from any thread of a model.
+Any thread of a model may call these functions.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ log = logging.getLogger(__name__)
 
 
 def output(name: str, data: bytes | memoryview) -> Output:
-    """Bytes as an output."""
+    """Return bytes as an output."""
     array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     return Output(name, "UINT8", array)
 
 
 def message(data: bytes | memoryview) -> Response:
-    """A serialized message as a response."""
+    """Return a serialized message as a response."""
     return Response(outputs=(output(model_parameters.MESSAGE, data),))
 
 
 def http(head: HttpAnswer | None, body: bytes | memoryview) -> Response:
-    """An HTTP answer, or a further part of one, as a response."""
+    """Return an HTTP answer, or a further part of an answer (without `head`), as a response."""
     outputs = [output(custom_http.BODY, body)]
     if head is not None:
         outputs.insert(0, output(custom_http.HEAD, custom_http.encode(head)))
@@ -38,7 +38,7 @@ def http(head: HttpAnswer | None, body: bytes | memoryview) -> Response:
 
 
 class Answers:
-    """The answers to one request, in order; after the last one nothing is sent."""
+    """The answers to one request, in order. After the last answer, nothing is sent."""
 
     def __init__(self, request: Request, responses: Responses) -> None:
         self._request = request
@@ -49,11 +49,11 @@ class Answers:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for them any more."""
+        """Return True once no client waits for the answers."""
         return self._request.cancelled
 
     def send(self, response: Response, final: bool = False) -> None:
-        """Send one; waits while the client is behind."""
+        """Send an answer. Wait while the client is behind."""
         with self._lock:
             if self.ended:
                 log.warning("an answer after the last one is dropped")
@@ -61,7 +61,7 @@ class Answers:
                 self._send(response, final)
 
     def send_part(self, body: bytes, content_type: str, final: bool = False) -> None:
-        """Send a part of an HTTP answer; the first one brings the head."""
+        """Send a part of an HTTP answer; the first part includes the head."""
         with self._lock:
             if self.ended:
                 log.warning("a part of an answer after the last one is dropped")
@@ -70,7 +70,7 @@ class Answers:
             self._send(http(head, body), final)
 
     def fail(self, error: ShmserveError) -> None:
-        """End with an error; it follows what was sent."""
+        """End with an error, which follows the answers that were sent."""
         with self._lock:
             if self.ended:
                 log.warning("an error after the last answer cannot be told: %s", error.message)
@@ -78,7 +78,7 @@ class Answers:
                 self._send(Response(error=error), True)
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """End without a further answer."""
         with self._lock:
             if not self.ended:
                 self._send(None, True)

@@ -1,8 +1,9 @@
 """GRPS messages and custom HTTP requests for the native dialect.
 
-A worker that takes GRPS messages (parameter `grps` of config.pbtxt is "message") looks at
-`request.grps`, or at `request.http` of a request to its own HTTP path, and returns, yields or sends
-a `shmserve.grps.Message`, or what a custom HTTP request may be answered with.
+In a worker that takes GRPS messages (parameter `grps` of config.pbtxt is "message"),
+`request.grps` is the message. For a request to the worker's own HTTP path, `request.http` is the
+request. The worker returns, yields or sends a `shmserve.grps.Message`, or any valid answer to a
+custom HTTP request.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class _WithMessages:
-    """What requests of workers that take messages have beside those with tensors."""
+    """Additional attributes of requests to workers that take messages."""
 
     __slots__ = ()
     _request: Request
@@ -37,29 +38,31 @@ class _WithMessages:
 
     @property
     def grps(self) -> GrpsMessage | None:
-        """The GRPS message; None: the request has none.
-
-        Its tensors and binary data are views of shared memory.
+        """Return the GRPS message, or None if the request has no message. Tensors and binary data
+        of the message are views of shared memory.
 
         Raises:
-            InvalidArgument: it cannot be read.
+            InvalidArgument: the message cannot be read.
         """
         tensor = self._request.inputs.get(model_parameters.MESSAGE)
-        # From the array: what the model keeps of it is then known, and keeps the input's slot.
+        # Parse from the array: if the model keeps a part of it, that is noticed, and the input's
+        # slot is kept.
         return None if tensor is None else message_wire.parse(tensor.numpy().data)
 
     @property
     def streaming(self) -> bool:
-        """Whether the client asked for a stream."""
+        """Return True if the client asked for a stream."""
         return bool(self._request.parameters.get(model_parameters.STREAMING))
 
     @property
     def http(self) -> HttpRequest | None:
-        """A request to the worker's own HTTP path; None: it came another way."""
+        """Return the request to the worker's own HTTP path, or None if the request came another
+        way."""
         return request_of(self._request.inputs)
 
     def answer(self, result: Any, partial: bool = False) -> Response:
-        """As `NativeRequest.answer`, of a message, or for HTTP of what `answer_of` takes."""
+        """Convert a result to a response, as `NativeRequest.answer`. The result is a message, or
+        for HTTP any argument of `response_of`."""
         if custom_http.HEAD in self._request.inputs:
             return self._http_response(result)
         return _message_response(self._request, result)
@@ -79,13 +82,13 @@ class _WithMessages:
 
 
 class MessageRequest(_WithMessages, NativeRequest):
-    """A request of a worker that takes messages."""
+    """A request to a worker that takes messages."""
 
     __slots__ = ()
 
 
 class MessageStream(_WithMessages, StreamRequest):
-    """A request of a decoupled worker that takes messages; it sends them, too."""
+    """A request to a decoupled worker that takes and sends messages."""
 
     __slots__ = ()
 
@@ -94,7 +97,7 @@ _FORM = RequestForm(MessageRequest, MessageStream)
 
 
 def form_of(spec: ModelSpec) -> RequestForm | None:
-    """Messages, for models that take them or HTTP requests."""
+    """Return the form for models that take messages or HTTP requests, None for other models."""
     takes = model_parameters.takes_message(spec) or model_parameters.takes_http(spec)
     return _FORM if takes else None
 

@@ -1,7 +1,7 @@
 """The `grps` backend: runs a GRPS project in an executor.
 
-Requests run in threads, as many at a time as the project's max_concurrency says: its
-code may wait for something (an engine with a thread of its own, a batch) meanwhile.
+Requests run in threads, as many at a time as the project's max_concurrency. A project's code may
+wait meanwhile, for an engine with a thread of its own or for a batch.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # how often a request that waits for a thread looks whether it is still wanted
+_LOOK_S = 1.0  # seconds between checks whether a request that waits for a thread was cancelled
 _EMPTY_ANSWER = (HttpAnswer(200, (("Content-Type", "text/plain"),)), b"")
 
 
 class GrpsBackend:
-    """Runs the models of a project."""
+    """Backend for the models of a project."""
 
     chooses_device = True
-    device = CPU  # as far as requests go: what else a project uses is its own business
+    device = CPU  # device of the requests' tensors; a project may use other devices by itself
     reads_on_device = False
     batching = BatchForm.ALONE  # each step of a dag has a batch of its own (`batcher`)
 
@@ -52,7 +52,7 @@ class GrpsBackend:
         for remark in project.remarks:
             log.info("%s", remark)
         framework.install()
-        os.chdir(project.root)  # paths in a project's files and code are relative to it
+        os.chdir(project.root)  # paths in a project's files and code are relative to the project
         try:
             self._models = ProjectModels(project)
         except (Exception, SystemExit) as ex:
@@ -69,7 +69,7 @@ class GrpsBackend:
             if request.responses is None:
                 raise Internal("a GRPS project answers in streams only")
             out = Answers(request, request.responses)
-            # Not one more than there are threads: those that wait do so in the executor's
+            # Take no more requests than there are threads. Other requests wait in the executor's
             # queue, where they have a deadline and can be cancelled.
             while not self._free.acquire(timeout=_LOOK_S):
                 if out.cancelled:
@@ -112,19 +112,20 @@ class GrpsBackend:
             out.fail(from_exception(ex, log, "infer failed"))
 
     def _message(self, request: Request) -> tuple[object, str]:
-        """The request's message, and which model of the project it is for ("": the dag)."""
+        """Return the request's message, and the name of the project's model to run ("": the
+        dag)."""
         assert self._models is not None
-        given = request.inputs.get(model_parameters.MESSAGE)
+        tensor = request.inputs.get(model_parameters.MESSAGE)
         try:
-            message = grps_pb2.GrpsMessage.FromString(bytes(given.buffer) if given else b"")
-        except Exception:  # protobuf's DecodeError has no base of its own in every version
+            message = grps_pb2.GrpsMessage.FromString(bytes(tensor.buffer) if tensor else b"")
+        except Exception:  # protobuf's DecodeError has no base class of its own in every version
             raise InvalidArgument("the request is no GrpsMessage") from None
         name = str(request.parameters.get(model_parameters.MODEL, "")) or message.model
-        # Names that are not of the project are the worker's own, by which it was found.
+        # A name outside of the project is the worker's own name, by which the worker was found.
         return message, name if name in self._models else ""
 
     def _finish(self, context: GrpsContext, out: Answers, result: object) -> None:
-        """End the answers with what came of the request."""
+        """End the answers with the result of the request."""
         if out.ended:
             return
         response = context.get_http_response()

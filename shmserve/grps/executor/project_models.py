@@ -1,4 +1,4 @@
-"""The models of a project: made, loaded, and run one after the other as the dag says."""
+"""The models of a project: created, loaded, and run in the order of the dag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Model:
-    """One model: its converter, if it has one, and its inferer."""
+    """A model of a project: an inferer and, optionally, a converter."""
 
     def __init__(self, entry: ProjectModel, inferer: Any, converter: Any) -> None:
         self.name = entry.name
@@ -34,7 +34,7 @@ class Model:
                 log.warning("%s: no batch_infer, so requests run one by one", entry.name)
 
     def run(self, message: Any, context: GrpsContext) -> Any:
-        """The output message; None if the context has an error."""
+        """Return the output message, or None if the context has an error."""
         context.set_converter(self.converter)
         context.set_inferer(self.inferer)
         if self._batcher is not None:
@@ -48,10 +48,10 @@ class Model:
         return None if context.has_err() else self.converter.postprocess(value, context)
 
     def _batches(self) -> bool:
-        """Whether the project's code can run batches."""
-        own = type(self.inferer).batch_infer is not ModelInferer.batch_infer
+        """Return True if the project's code can run batches."""
+        has_batch_infer = type(self.inferer).batch_infer is not ModelInferer.batch_infer
         kind = type(self.converter)
-        return own and (
+        return has_batch_infer and (
             self.converter is None
             or not isinstance(self.converter, Converter)
             or (
@@ -78,21 +78,21 @@ def _listed(messages: Any) -> list[Any]:
 
 
 class ProjectModels:
-    """All models of a project, loaded."""
+    """All loaded models of a project."""
 
     def __init__(self, project: Project) -> None:
-        """Raises ConfigError, or whatever the project's code raises."""
+        """Load the models. Raises ConfigError, or any error of the project's code."""
         self._dag = project.dag
         _import_sources(project.root)
         used: set[str] = set()
         self._models = {entry.name: _loaded(entry, used) for entry in project.models}
 
     def run(self, message: Any, context: GrpsContext, name: str = "") -> Any:
-        """Run one model, or the dag; None if the context has an error.
+        """Run the named model, or the dag. Return None if the context has an error.
 
         Raises:
-            NotFound: there is no such model.
-            Exception: whatever the project's code raises.
+            NotFound: the project has no model of this name.
+            Exception: any error of the project's code.
         """
         if name and name not in self._models:
             raise NotFound(f"Model {name} not found.")
@@ -108,7 +108,7 @@ class ProjectModels:
 
 def _import_sources(root: str) -> None:
     """Import the modules of `src`, whose inferers and converters register themselves."""
-    sys.dont_write_bytecode = True  # nothing is written into the repository
+    sys.dont_write_bytecode = True  # write no bytecode into the repository
     if root not in sys.path:
         sys.path.insert(0, root)
     for name in ("customized_converter", "customized_inferer"):
@@ -128,7 +128,7 @@ def _loaded(entry: ProjectModel, used: set[str]) -> Model:
     return Model(entry, inferer, converter)
 
 
-# Part of a model -> its class for TorchScript models, and what projects have registered
+# part of a model -> class for TorchScript models, and objects registered by projects
 _PARTS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "inferer": (TorchModelInferer, inferer_register.model_inferer_dict),
     "converter": (TorchTensorConverter, converter_register.converter_dict),
@@ -136,7 +136,8 @@ _PARTS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 
 
 def _instance(entry: ProjectModel, part: str, used: set[str]) -> Any:
-    """The object for a model: the registered one the first time, then others of its class."""
+    """Return the object for a model: the registered object on first use, later a new object of the
+    same class."""
     of_torch, registered = _PARTS[part]
     if getattr(entry, f"{part}_type") == "torch":
         return of_torch()

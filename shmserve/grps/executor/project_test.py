@@ -14,21 +14,22 @@ from shmserve.grps.repository import project_files
 
 
 class _Runner:
-    """What a project's tests know as the executor."""
+    """The executor that a project's tests run their requests on."""
 
     def __init__(self) -> None:
         self._models = ProjectModels(project_files.read(os.getcwd(), "1", "test"))
 
     def infer(self, inp: Any, context: Any, model_name: str | None = None) -> Any:
-        """Run the dag, or one model."""
+        """Run the named model, or the dag."""
         return self._models.run(inp, context, model_name or "")
 
 
 class GrpsTest(unittest.TestCase):
-    """`test_init` loads the models of the project in the current folder."""
+    """Base class of a project's tests. `test_init` loads the models of the project in the current
+    folder."""
 
     executor: _Runner | None = None
 
     def test_init(self) -> None:
-        """Make the executor."""
+        """Create the executor."""
         self.executor = _Runner()

@@ -1,4 +1,5 @@
-"""TorchScript models, and tensors of messages for them. Needs torch, which is an extra."""
+"""TorchScript models, and tensors of messages for these models. Needs torch, an optional
+dependency."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from shmserve.grps.protocol.grps_message import GenericTensor, GrpsMessage
 
 
 def import_torch() -> Any:
-    """The torch module.
+    """Return the torch module.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: torch is not installed.
     """
     try:
         import torch
@@ -28,7 +29,7 @@ def import_torch() -> Any:
 
 
 def device_of(device: str) -> str:
-    """What torch calls a device of inference.yml.
+    """Return torch's name for a device of inference.yml.
 
     Raises:
         ConfigError: there is no such device here.
@@ -45,10 +46,11 @@ def device_of(device: str) -> str:
 
 
 class TorchTensorConverter(Converter):
-    """Tensors of a message to torch's and back: all named, or none."""
+    """Converter from tensors of a message to torch's tensors and back. Either all tensors have
+    names, or none."""
 
     def preprocess(self, inp: Any, context: Any) -> Any:
-        """A list of tensors, or a dict if they have names."""
+        """Return a list of tensors, or a dict by name if the tensors have names."""
         torch = import_torch()
         message = message_wire.parse(inp.SerializeToString())
         tensors = message.gtensors or ()
@@ -63,7 +65,8 @@ class TorchTensorConverter(Converter):
         return dict(zip(names, values, strict=True))
 
     def postprocess(self, inp: Any, context: Any) -> Any:
-        """Outputs by name, or called output, output_0, output_1 and so on."""
+        """Return a message of outputs with their names, or named output, output_0, output_1 and so
+        on."""
         torch = import_torch()
         if isinstance(inp, torch.Tensor):
             named = {"output": inp}
@@ -80,7 +83,7 @@ class TorchTensorConverter(Converter):
 
 
 class TorchModelInferer(ModelInferer):
-    """A TorchScript file."""
+    """Inferer for a TorchScript file."""
 
     _model: Any = None
     _inp_device = "cpu"
@@ -88,11 +91,11 @@ class TorchModelInferer(ModelInferer):
     def init(self, path: Any, device: Any = None, args: Any = None) -> None:
         super().init(path, device, args)
         torch = import_torch()
-        wanted = str(device or "cpu")
-        if wanted.startswith("original"):
-            self._inp_device = device_of(wanted.removeprefix("original_") or "cpu")
+        requested = str(device or "cpu")
+        if requested.startswith("original"):
+            self._inp_device = device_of(requested.removeprefix("original_") or "cpu")
         else:
-            self._device = self._inp_device = device_of(wanted)
+            self._device = self._inp_device = device_of(requested)
         for library in (args or {}).get("customized_op_paths") or ():
             torch.ops.load_library(library)
 
@@ -100,8 +103,8 @@ class TorchModelInferer(ModelInferer):
         torch = import_torch()
         if not self._path:
             raise ConfigError("inferer_path is missing")
-        own = str(self._device).startswith("original")
-        self._model = torch.jit.load(self._path, map_location=None if own else self._device)
+        device = None if str(self._device).startswith("original") else self._device
+        self._model = torch.jit.load(self._path, map_location=device)
         self._model.eval()
         return True
 

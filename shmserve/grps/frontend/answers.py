@@ -1,4 +1,4 @@
-"""What a model answers, as a GRPS message."""
+"""Answers of a model, as GRPS messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _TEXTS = ("str_data", "bin_data")
 
 
 def refusal(ex: Exception, what: str) -> GrpsMessage:
-    """The answer to a request that failed; a defect's text goes to the log only."""
+    """Return the answer to a failed request. The text of an unexpected error goes to the log
+    only."""
     if not isinstance(ex, ShmserveError):
         log.error("unexpected error in %s", what, exc_info=ex)
         return failure(GENERIC)
@@ -42,10 +43,13 @@ def refusal(ex: Exception, what: str) -> GrpsMessage:
 
 
 def to_message(signature: ModelSignature, outcome: Outcome, kind: str) -> GrpsMessage:
-    """An outcome as a message; large parts stay views of it. `kind`: what was asked with.
+    """Convert an outcome to a message, whose large parts are views of the outcome.
+
+    Args:
+        kind: kind of payload that the client asked with.
 
     Raises:
-        ModelFailure: it cannot be told.
+        ModelFailure: the outcome does not fit into a GRPS message.
     """
     if takes_message(signature.spec):
         try:
@@ -64,10 +68,10 @@ def to_message(signature: ModelSignature, outcome: Outcome, kind: str) -> GrpsMe
 
 
 def to_wire(signature: ModelSignature, outcome: Outcome, kind: str) -> list[bytes | memoryview]:
-    """An outcome as a message's wire form, in parts.
+    """Return the wire form of an outcome as a message, in parts.
 
     Raises:
-        ModelFailure: it cannot be told.
+        ModelFailure: the outcome does not fit into a GRPS message.
     """
     if not takes_message(signature.spec):
         return message_wire.parts(to_message(signature, outcome, kind))
@@ -76,7 +80,7 @@ def to_wire(signature: ModelSignature, outcome: Outcome, kind: str) -> list[byte
         _, has_status = message_wire.glance(view)
     except InvalidArgument:
         raise _no_message(signature) from None
-    # What follows is merged into what stands before it, as protocol buffers do
+    # Protocol buffers merge later fields into earlier ones, so a missing status may stand first.
     return [view] if has_status else [_SUCCESS, view]
 
 
@@ -84,7 +88,7 @@ _SUCCESS = message_wire.encode(GrpsMessage(success()))
 
 
 def message_bytes(signature: ModelSignature, outcome: Outcome) -> memoryview:
-    """The message that a model which takes messages gave."""
+    """Return the message from the outcome of a model that takes messages."""
     for output in outcome.outputs:
         if output.name == MESSAGE:
             return output.view
@@ -96,7 +100,8 @@ def _no_message(signature: ModelSignature) -> ModelFailure:
 
 
 def _text(signature: ModelSignature, outcome: Outcome, kind: str) -> GrpsMessage | None:
-    """Text for text and bytes for bytes, if the model gave one piece of it."""
+    """Return text for text and bytes for bytes, if the model gave a single piece; otherwise
+    None."""
     name = signature.spec.parameters.get(OUTPUT, "")
     if not name and len(outcome.outputs) != 1:
         return None

@@ -1,4 +1,4 @@
-"""One GRPS request and its answers, without a transport."""
+"""Exchange: a GRPS request and its answers, without a transport."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OnWait = Callable[[], bool] | None
 
 
 class _Source:
-    """What all GRPS requests have as `RequestSource` says."""
+    """The attributes of `RequestSource` that all GRPS requests have."""
 
     def __init__(self, nbytes: int, traceparent: str) -> None:
         self._traceparent = traceparent
@@ -41,7 +41,7 @@ class _Source:
 
 
 class PayloadSource(_Source):
-    """A GRPS request, as messages or tensors of its payload."""
+    """A GRPS request with messages or tensors as payload."""
 
     def __init__(self, payload: Payload, settings: Settings, options: RunOptions) -> None:
         body = payload.body.remaining if payload.body is not None else None
@@ -59,7 +59,7 @@ class PayloadSource(_Source):
 
 
 class HttpSource(_Source):
-    """An HTTP request that its model takes as it is."""
+    """An HTTP request for a model that takes raw HTTP requests."""
 
     def __init__(self, head: RequestHead, body: Body, options: RunOptions) -> None:
         super().__init__(body.remaining or 0, options.traceparent)
@@ -83,8 +83,11 @@ class HttpSource(_Source):
 
 
 class Exchange(Inference[PayloadSource | HttpSource]):
-    """An inference whose answers become messages. Close it after these were sent. `kind`: what
-    it asks with."""
+    """An inference whose answers become messages. Must be closed after the answers were sent.
+
+    Args:
+        kind: kind of payload that the client asked with.
+    """
 
     __slots__ = ("kind",)
 
@@ -99,13 +102,13 @@ class Exchange(Inference[PayloadSource | HttpSource]):
         self.kind = kind
 
     def once(self, make: Callable[[Outcome, bool], T]) -> T:
-        """What `make` makes of the one answer.
+        """Return the only answer, converted by `make`.
 
-        `make` is told whether the outcome stays valid until the exchange is closed; if not
-        it must copy what it keeps.
+        The second argument of `make` is True if the outcome stays valid until the exchange is
+        closed. Otherwise, `make` must copy the data to keep.
 
         Raises:
-            ShmserveError: it failed, or there are more answers than one.
+            ShmserveError: the inference failed, or gave several answers.
         """
         if not self.entry.spec.decoupled:
             answer = make(self.run(), True)
@@ -126,7 +129,7 @@ class Exchange(Inference[PayloadSource | HttpSource]):
         return answers[0]
 
     def outcomes(self) -> Iterator[Outcome]:
-        """The answers as they come; each is valid until the next is asked for.
+        """Yield the answers as they come. An answer is valid until the next is asked for.
 
         Raises:
             ShmserveError: the model failed, perhaps after some answers.
@@ -138,7 +141,7 @@ class Exchange(Inference[PayloadSource | HttpSource]):
                 yield outcome
 
     def failed(self, error: BaseException) -> None:
-        """Give every slot back; there was no answer."""
+        """Give every slot back, as the request failed without an answer."""
         super().failed(error)
         self.close()
 
@@ -152,7 +155,8 @@ def options_of(
     timeout_s: float | None = None,
     traceparent: str = "",
 ) -> RunOptions:
-    """What is asked of a model besides its inputs. `model`: what the client called it."""
+    """Return the options of a request, besides its inputs. `model` is the name that the client
+    used."""
     parameters: dict[str, Parameter] = {}
     if takes_message(spec) or takes_http(spec):
         parameters = {STREAMING: streaming, MODEL: model}

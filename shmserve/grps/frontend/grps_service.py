@@ -1,4 +1,4 @@
-"""The GRPS service without a transport: health, online flag, metadata, prediction."""
+"""GRPS service without a transport: health, online flag, metadata, prediction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ OK = GrpsMessage(success())
 
 
 class Grps:
-    """Answers requests, or raises what their answers tell; one per process."""
+    """The GRPS service of a process. Methods return answers, or raise errors that the transport
+    turns into answers."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
@@ -27,15 +28,16 @@ class Grps:
         self.models = ModelNames(dispatcher, settings)
 
     def set_online(self, online: bool) -> GrpsMessage:
-        """Tell whether load balancers should send requests here: one flag for all processes."""
+        """Set whether load balancers should send requests to this server: one flag for all
+        processes."""
         self._dispatcher.set_flag(ONLINE, online)
         return OK
 
     def ready(self) -> GrpsMessage:
-        """Online, and every model that should be loaded is.
+        """Check that the server is online and every required model is loaded.
 
         Raises:
-            Unavailable: not so.
+            Unavailable: the server is not ready.
         """
         try:
             snapshot = self._dispatcher.snapshot()
@@ -46,15 +48,15 @@ class Grps:
         return OK
 
     def server_metadata(self) -> GrpsMessage:
-        """What is served, as YAML."""
+        """Return a YAML document of the served models."""
         text = metadata_documents.server_document(self._dispatcher.snapshot(), self._settings)
         return GrpsMessage(success(), str_data=text)
 
     def model_metadata(self, message: GrpsMessage) -> GrpsMessage:
-        """What is known of the model that the message names in its str_data.
+        """Return a YAML document of the model that `str_data` of the message names.
 
         Raises:
-            InvalidArgument: it names none.
+            InvalidArgument: the message names no model.
             NotFound: there is no such model.
         """
         name = message.str_data
@@ -68,7 +70,8 @@ class Grps:
         return GrpsMessage(success(), str_data=text)
 
     def begin(self, payload: Payload, entry: ModelEntry, options: RunOptions) -> Exchange:
-        """A request with a payload, which is checked and brought into slots when it is run."""
+        """Begin an exchange for a payload, which is checked and copied into slots when the
+        exchange runs."""
         source = PayloadSource(payload, self._settings, options)
         kind = "bin_data" if payload.body is not None else payload.message.which
         return Exchange(self._dispatcher, entry, source, kind)
@@ -76,5 +79,5 @@ class Grps:
     def begin_http(
         self, entry: ModelEntry, head: RequestHead, body: Body, options: RunOptions
     ) -> Exchange:
-        """An HTTP request as it is, for a model that takes such."""
+        """Begin an exchange for a raw HTTP request, for a model that takes such requests."""
         return Exchange(self._dispatcher, entry, HttpSource(head, body, options))

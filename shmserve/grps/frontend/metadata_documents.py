@@ -1,7 +1,7 @@
-"""GRPS metadata: what is served, as the YAML documents that GRPS clients know.
+"""GRPS metadata: the served models, as the YAML documents that GRPS clients know.
 
-A project's own files are told as they are. For other workers the same keys are filled in
-from the registry; what has no meaning here is null.
+The files of a project are repeated verbatim. For other workers, the same keys are filled in from
+the registry. Keys without a meaning here are null.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from shmserve.tensor.config_document import BatchingEntry
 
 
 def server_document(snapshot: Snapshot, settings: Settings) -> str:
-    """The document about the server: models, dag, interface.
+    """Return the document about the server: models, dag, interface.
 
-    Where one project is all that is served, its files verbatim.
+    If a project is the only served worker, its files are returned verbatim.
     """
     published = [e for versions in snapshot.models.values() for e in versions.values()]
     entries = [entry for entry in published if entry.spec.platform != PIPELINE]
@@ -37,9 +37,11 @@ def server_document(snapshot: Snapshot, settings: Settings) -> str:
 
 
 def model_document(names: Names, name: str) -> str | None:
-    """The document about one model, called by its bare name or name-version; None: unknown.
+    """Return the document about a model, named by bare name or name-version. Return None for an
+    unknown name.
 
-    Of several versions with one bare name the newest that is there.
+    If several versions have the bare name, the newest ready version is described, or the newest if
+    no version is ready.
     """
     snapshot = names.snapshot
     match = names.find(name)
@@ -62,7 +64,7 @@ def _models(entry: ModelEntry, snapshot: Snapshot) -> list[dict[str, Any]]:
         return [_pipeline(entry, snapshot)]
     if text is None:
         return [_model(entry, snapshot)]
-    document = yaml.safe_load(text)  # it was read before: the project could not be served else
+    document = yaml.safe_load(text)  # valid: the project could not be served otherwise
     return [{**_EMPTY, **model} for model in document["models"]]
 
 
@@ -95,7 +97,7 @@ def _model(entry: ModelEntry, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _pipeline(entry: ModelEntry, snapshot: Snapshot) -> dict[str, Any]:
-    """Its steps, in the form in which GRPS has its own."""
+    """Return a pipeline's steps, in the form that GRPS uses for its own dags."""
     nodes = [
         {"name": f"node-{number}", "type": "model", "model": step.model}
         for number, step in enumerate(entry.spec.steps, 1)
@@ -105,7 +107,7 @@ def _pipeline(entry: ModelEntry, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _dag(models: list[dict[str, Any]], settings: Settings) -> dict[str, Any]:
-    """The default model as a chain of one."""
+    """Return a chain of one model, the default model."""
     named = {f"{model['name']}-{model['version']}": model for model in models}
     default = grps_settings.of(settings).default_model
     if default not in named:
@@ -135,6 +137,6 @@ def _server(settings: Settings) -> dict[str, Any]:
 
 
 def dump(document: Any, sort: bool = False) -> str:
-    """A document as YAML, as every answer has it."""
+    """Return a document as YAML, in the form of all answers."""
     text: str = yaml.safe_dump(document, sort_keys=sort, allow_unicode=True)
     return text

@@ -1,7 +1,7 @@
-"""Series of numbers as GRPS clients read them: by name, in one list over all times.
+"""Metric series as GRPS clients read them: by name, in one list over all time spans.
 
-System names are those of GRPS's metrics page; any other is the name of a value that a model
-reports about itself, of all models that report it together.
+System names are the names on GRPS's metrics page. Any other name is a value that models report
+about themselves, aggregated over all models that report it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _PERCENTS = (*range(10, 91, 10), *range(91, 102))
 
 
 class GrpsSeries:
-    """`get` is the whole of it."""
+    """Reader of metric series."""
 
     def __init__(self, dispatcher: DispatchApi) -> None:
         self._dispatcher = dispatcher
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """A trend (30 days, 24 hours, 60 minutes, 60 seconds, oldest first) or the
-        distribution of the last second; None: nothing is called so.
+        """Return a trend (30 days, 24 hours, 60 minutes, 60 seconds, oldest first), or the
+        distribution of the last second. Return None if the name is unknown.
 
         Raises:
             Unavailable: the coordinator is away, and did not come back in time.
@@ -47,10 +47,10 @@ class GrpsSeries:
         if name == _LATENCY:
             return _cdf(seconds.latest)
         values = [value for value in seconds.values if value.name == name]
-        own = _own(seconds, name)
-        if own is None and not values:
+        system_values = _own(seconds, name)
+        if system_values is None and not values:
             return None
-        if own is None and values[0].kind == CDF:
+        if system_values is None and values[0].kind == CDF:
             return _cdf(next((value.latest for value in values if value.latest), ()))
         points: list[float] = []
         for level in reversed(range(len(LEVELS))):
@@ -67,35 +67,36 @@ class GrpsSeries:
 
 
 def _own(history: HistoryReport, name: str) -> Column | None:
-    """A system name's; None: it is none, or of a GPU that the history does not know."""
+    """Return the values of a system name. Return None for another name, or a GPU without
+    history."""
     if name in _TOTAL:
         return history.total.get(_TOTAL[name], [])
     if name in _SYSTEM:
         return history.system.get(_SYSTEM[name], [])
-    asked = _GPU.fullmatch(name)
-    columns = [gpu.columns for gpu in history.gpus if asked and gpu.index == int(asked[1])]
-    if asked is None or not columns:
+    match = _GPU.fullmatch(name)
+    columns = [gpu.columns for gpu in history.gpus if match and gpu.index == int(match[1])]
+    if match is None or not columns:
         return None
-    if asked[2].startswith("mem"):
+    if match[2].startswith("mem"):
         return [None if used is None else used / _MIB for used in columns[-1]["memory"]]
     return columns[-1]["utilization"]
 
 
 def _together(values: Sequence[ValueHistory]) -> Column:
-    """Of several models, as their kind says."""
+    """Aggregate the values of several models, as the kind of the first value says."""
     kind = values[0].kind if values else ""
     columns = [value.columns["value"] for value in values if value.kind == kind]
     column: Column = []
     for cells in zip(*columns, strict=True):
-        there = [cell for cell in cells if cell is not None]
-        if not there:
+        present = [cell for cell in cells if cell is not None]
+        if not present:
             column.append(None)
         elif kind == "inc":
-            column.append(sum(there))
+            column.append(sum(present))
         elif kind == "avg":
-            column.append(sum(there) / len(there))
+            column.append(sum(present) / len(present))
         else:
-            column.append(max(there) if kind == "max" else min(there))
+            column.append(max(present) if kind == "max" else min(present))
     return column
 
 

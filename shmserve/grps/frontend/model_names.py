@@ -1,4 +1,4 @@
-"""Which model a GRPS request is for."""
+"""Choice of the model that a GRPS request is for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.grps import settings as grps_settings
 from shmserve.grps.protocol.names import Names
 
-_SHOWN = 128  # characters of a client's value that a message repeats
+_SHOWN = 128  # limit of characters of a client's value that a message repeats
 
 
 class ModelNames:
-    """The models by all names that clients may say; one per process."""
+    """The models of a process by all names that clients may use."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
@@ -21,7 +21,7 @@ class ModelNames:
         self._names: Names | None = None
 
     def names(self) -> Names:
-        """The names of this moment, worked out once per change of the registry."""
+        """Return the current names, computed once per change of the registry."""
         snapshot = self._dispatcher.snapshot()
         names = self._names
         if names is None or names.snapshot is not snapshot:
@@ -29,12 +29,12 @@ class ModelNames:
         return names
 
     def ready(self, name: str) -> ModelEntry:
-        """The model of a request, which may leave the choice to us (empty name).
+        """Return the model of this name, or the default model for an empty name.
 
         Raises:
             NotFound: there is no such model.
-            InvalidArgument: none was named, and none is the default.
-            Unavailable: it is not ready.
+            InvalidArgument: the name is empty, and there is no default model.
+            Unavailable: the model is not ready.
         """
         if not name:
             return self._default_model()

@@ -1,7 +1,7 @@
-"""What a GRPS request holds, as inputs of a model.
+"""Payloads of GRPS requests, as inputs of a model.
 
-Tensors go to the inputs of their names, or nameless ones in the model's order; text and
-bytes go to the model's one input for such things; a model that takes the message gets the
+Tensors go to the inputs of their names, nameless tensors to the inputs in the model's order. Text
+and bytes go to the model's single input for text or bytes. A model that takes the message gets the
 message. docs/compatibility.md has the table.
 """
 
@@ -30,11 +30,12 @@ from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.waiting import beside_if_large
 
-INPUT, OUTPUT = "grps_input", "grps_output"  # parameters: where text and bytes go, come from
-_BIN_DATA = b"\x1a"  # the field's key on the wire
+# parameters: names of the input and output for text and bytes
+INPUT, OUTPUT = "grps_input", "grps_output"
+_BIN_DATA = b"\x1a"  # key of the field on the wire
 _PREFIX = f"[request id: {UNKNOWN_ID}] "
 
-# Datatypes that GRPS has itself
+# datatypes with a GRPS data type of their own
 _PLAIN = {
     "UINT8": GrpsDataType.DT_UINT8,
     "INT8": GrpsDataType.DT_INT8,
@@ -52,12 +53,13 @@ _WIDENED = {
     "UINT32": GrpsDataType.DT_INT64,
     "UINT64": GrpsDataType.DT_INT64,
 }
-# Datatypes of models, and the element type in which GRPS can carry them; the rest are small floats
+# datatype of a model -> element type that GRPS carries it in; datatypes not listed above are small
+# floats
 DTYPES = dict.fromkeys(DATATYPES, GrpsDataType.DT_FLOAT32) | _PLAIN | _WIDENED
 
 
 class Body(Protocol):
-    """Bytes that are still to be received, `remaining` of them."""
+    """Bytes that are still to be received; `remaining` is their number, None if unknown."""
 
     remaining: int | None
 
@@ -65,8 +67,12 @@ class Body(Protocol):
 
 
 class Payload(Struct, frozen=True):
-    """A request. `wire`: the message's bytes, where it came as such; `body`: its bin_data,
-    where that has not been received."""
+    """The payload of a request.
+
+    Attributes:
+        wire: bytes of the message, if the message came in protobuf's wire form.
+        body: bin_data that has not been received yet.
+    """
 
     message: GrpsMessage
     wire: bytes | None = None
@@ -76,11 +82,11 @@ class Payload(Struct, frozen=True):
 def fill(
     call: InferenceCall, signature: ModelSignature, payload: Payload, settings: Settings
 ) -> None:
-    """Check a request against its model and bring it into slots.
+    """Check a request against its model and copy the inputs into slots.
 
     Raises:
-        InvalidArgument: it does not fit.
-        TooLarge: a tensor beyond `max_tensor_bytes`.
+        InvalidArgument: the request does not fit the model.
+        TooLarge: a tensor is larger than `max_tensor_bytes`.
     """
     if takes_message(signature.spec):
         _fill_message(call, payload, settings)
@@ -175,11 +181,11 @@ def _text_input(signature: ModelSignature, payload: Payload) -> InputSignature:
 
 def _no_text(signature: ModelSignature, payload: Payload) -> InvalidArgument:
     kind = payload.message.which or "bin_data"
-    wanted = ", ".join(
+    expected = ", ".join(
         f"{item.name} {item.datatype.name} {list(item.shape)}" for item in signature.inputs.values()
     )
     return InvalidArgument(
-        f"model '{signature.spec.name}' has no one place for {kind}; its inputs are {wanted}:"
+        f"model '{signature.spec.name}' has no one place for {kind}; its inputs are {expected}:"
         " send gtensors"
     )
 
@@ -208,16 +214,16 @@ def _fill_tensors(
 
 
 def _names(signature: ModelSignature, tensors: list[GenericTensor]) -> list[str]:
-    """The inputs the tensors are for."""
+    """Return the name of the input for each tensor."""
     names = [tensor.name for tensor in tensors]
     if not any(names):
-        known = list(signature.inputs)
-        if len(names) > len(known):
+        input_names = list(signature.inputs)
+        if len(names) > len(input_names):
             raise InvalidArgument(
                 f"the request has {len(names)} tensors without names, model"
-                f" '{signature.spec.name}' has {len(known)} inputs"
+                f" '{signature.spec.name}' has {len(input_names)} inputs"
             )
-        return known[: len(names)]
+        return input_names[: len(names)]
     if not all(names):
         raise InvalidArgument("give all tensors names, or none of them")
     for name in names:
@@ -227,7 +233,8 @@ def _names(signature: ModelSignature, tensors: list[GenericTensor]) -> list[str]
 
 
 def _elements(message: GrpsMessage) -> int:
-    """How many elements a message's tensors have: about what to check or encode them takes."""
+    """Return the number of elements in a message's tensors, a measure of the time to check or
+    encode them."""
     tensors = message.gtensors or ()
     return sum(len(values) for tensor in tensors for values in tensor.flat.values())
 
@@ -241,13 +248,13 @@ def _sources(
 
 
 def _source(signature: ModelSignature, name: str, tensor: GenericTensor) -> InferInput:
-    """A tensor as the rules of inputs see it: its size is what its elements take."""
+    """Return a tensor as the checks of inputs take it, with the size of its elements."""
     dtype = tensor.dtype
     if dtype not in GrpsDataType.__members__.values() or dtype == GrpsDataType.DT_INVALID:
         raise InvalidArgument(f"tensor '{name}' has no dtype that is known: {dtype}")
-    others = [kind for kind, values in tensor.flat.items() if kind != dtype and len(values)]
-    if others:
-        field = FIELDS[GrpsDataType(others[0])]
+    other_kinds = [kind for kind, values in tensor.flat.items() if kind != dtype and len(values)]
+    if other_kinds:
+        field = FIELDS[GrpsDataType(other_kinds[0])]
         raise InvalidArgument(f"tensor '{name}' is {GrpsDataType(dtype).name}, but {field} is set")
     values = tensor.flat.get(dtype, ())
     count = prod(tensor.shape)
@@ -266,7 +273,8 @@ def _source(signature: ModelSignature, name: str, tensor: GenericTensor) -> Infe
 
 
 def _datatype(dtype: int, spec: InputSignature | None) -> str:
-    """The datatype meant: the input's own if that is how GRPS would carry it."""
+    """Return the datatype of the input if GRPS carries that datatype in this element type; else
+    the datatype of the element type."""
     if spec is not None and DTYPES[spec.datatype.name] == dtype:
         return spec.datatype.name
     return next(name for name, kind in _PLAIN.items() if kind == dtype)
@@ -290,7 +298,7 @@ def _write(view: memoryview, item: CheckedInput, tensor: GenericTensor) -> None:
                 f"tensor '{item.source.name}' has a value that is not in {low} to {high}"
                 f" ({item.source.datatype})"
             )
-    with np.errstate(over="ignore"):  # too big for FP16 becomes Infinity
+    with np.errstate(over="ignore"):  # values too large for FP16 become Infinity
         target[:] = array
 
 
@@ -299,7 +307,7 @@ def _checked(
 ) -> list[CheckedInput]:
     try:
         return check_inputs(signature, request, settings, _no_regions)
-    except InvalidArgument as ex:  # GRPS requests have no id to tell
+    except InvalidArgument as ex:  # GRPS requests have no id
         raise type(ex)(ex.message.removeprefix(_PREFIX)) from None
 
 

@@ -1,4 +1,5 @@
-"""GRPS's service: failures are told in the answer's status, and the rpc ends with OK."""
+"""The gRPC service of GRPS: a failure is told in the status of the answer, and the rpc ends with
+OK."""
 
 from __future__ import annotations
 
@@ -31,13 +32,13 @@ _Rpc = tuple[str, Category, _Answer, Work]
 
 
 def add_service(services: Services, dispatcher: DispatchApi, settings: Settings) -> None:
-    """The service, with all its rpcs."""
+    """Add the GRPS service, with all its rpcs."""
     rpcs = GrpsRpcs(dispatcher, settings, services)
     services.add(SERVICE.full_name, rpcs.handlers())
 
 
 class GrpsRpcs:
-    """The rpcs on bytes."""
+    """The rpcs of GRPS, which take and return serialized messages."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, services: Services) -> None:
         self._dispatcher = dispatcher
@@ -46,7 +47,7 @@ class GrpsRpcs:
         self._services = services
 
     def handlers(self) -> dict[str, RpcMethod]:
-        """The handlers by the rpcs' names."""
+        """Return the handlers, by name of the rpc."""
         grps, services = self._grps, self._services
         handlers = {
             "Predict": services.unary(
@@ -137,7 +138,7 @@ def _encode(exchange: Exchange, outcome: Outcome) -> bytes:
 
 
 def _answering(name: str, answer: _Answer) -> Unary:
-    """An rpc that is answered without a model."""
+    """Return the handler of an rpc that needs no model."""
 
     def run(data: bytes, context: RpcContext) -> bytes:
         try:

@@ -1,5 +1,6 @@
-"""Messages of GRPS, their names and what models say about them: bytes to values and back (pure).
+"""GRPS messages, their names, and the parameters of models for GRPS: bytes to values and back.
+Pure.
 
-Tensors are read and written in bulk, as protobuf and as JSON: no Python loop sees their elements
-(`protocol.shortest_floats` finds the shortest decimals of FP32 numbers).
+Tensors are read and written in bulk, as protobuf and as JSON: no Python loop runs over their
+elements (`protocol.shortest_floats` finds the shortest decimals of FP32 numbers).
 """

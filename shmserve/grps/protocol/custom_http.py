@@ -1,6 +1,6 @@
-"""A custom HTTP request of GRPS and its answer, as they travel between frontend and executor.
+"""Head of a custom HTTP request of GRPS, and of its answer, between frontend and executor.
 
-The body travels beside them, in a tensor of its own: these hold only the head.
+The body travels in a tensor of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from msgspec import Struct
 
 from shmserve.protocol.decoding import msgpack_decoder
 
-HEAD = "http"  # the tensor that holds an encoded RequestHead or HttpAnswer
-BODY = "http_body"  # the tensor that holds the raw body
+HEAD = "http"  # name of the tensor with an encoded RequestHead or HttpAnswer
+BODY = "http_body"  # name of the tensor with the raw body
 
 
 class RequestHead(Struct, frozen=True, array_like=True):
-    """The head of a request. `query` and `headers` keep their order and repetitions."""
+    """The head of a request. `query` and `headers` keep order and repetitions."""
 
     method: str
     path: str
@@ -25,7 +25,7 @@ class RequestHead(Struct, frozen=True, array_like=True):
 
 
 class HttpAnswer(Struct, frozen=True, array_like=True):
-    """The head of an answer; of a stream only its first part has one."""
+    """The head of an answer. In a stream, only the first part has a head."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -41,12 +41,12 @@ def encode(head: RequestHead | HttpAnswer) -> bytes:
 
 
 def decode_request(data: bytes | memoryview) -> RequestHead:
-    """The head of a request; raises UnreadableMessage: it is no such thing."""
+    """Decode the head of a request. Raises UnreadableMessage."""
     head: RequestHead = _requests(data)
     return head
 
 
 def decode_answer(data: bytes | memoryview) -> HttpAnswer:
-    """The head of an answer; raises as `decode_request`."""
+    """Decode the head of an answer; raises as `decode_request`."""
     head: HttpAnswer = _answers(data)
     return head

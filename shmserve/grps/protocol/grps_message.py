@@ -1,8 +1,8 @@
-"""The GRPS message: what it holds, and its protobuf wire form.
+"""The GRPS message and its parts.
 
-`parse` copies nothing that is large: `bin_data` and floating-point tensors are views of
-the bytes it was given. `encode` gives the parts of the wire form, so that a message can
-be written straight to where it belongs with one copy.
+`message_wire` and `json_reader` create messages, `message_wire` and `json_writer` encode them.
+Nothing large is copied: `bin_data` and floating-point tensors may be views of the bytes that a
+message was read from.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GrpsDataType(IntEnum):
 
 
 class StatusFlag(IntEnum):
-    """How it went."""
+    """Success or failure of a request."""
 
     UNKNOWN = 0
     SUCCESS = 1
@@ -47,7 +47,7 @@ class StatusFlag(IntEnum):
 
 
 class GrpsStatus(Struct, frozen=True):
-    """What an answer says about itself."""
+    """The status of an answer."""
 
     code: int = 0
     msg: str = ""
@@ -68,11 +68,12 @@ _OF_NUMPY = {kind: number for number, kind in NUMPY.items()}
 
 
 class GenericTensor(Struct, frozen=True, eq=False):
-    """One tensor of a message.
+    """A tensor of a message.
 
-    `flat` has the fields that were set, by element type, as the wire has them: the
-    message format allows a field other than that of `dtype`, and any number of elements.
-    `array` is what is meant.
+    Attributes:
+        flat: elements as set in the wire form, by element type. The format allows fields of other
+            types than `dtype`, and any number of elements. `array` takes the elements of `dtype`
+            and checks their number.
     """
 
     name: str = ""
@@ -82,7 +83,8 @@ class GenericTensor(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, name: str, values: Any) -> GenericTensor:
-        """A tensor of a numpy array (or what makes one); text as DT_STRING.
+        """Return a tensor with the values of a numpy array, or of anything that numpy converts.
+        Text becomes DT_STRING.
 
         Raises:
             InvalidArgument: the format has no such element type.
@@ -99,11 +101,11 @@ class GenericTensor(Struct, frozen=True, eq=False):
 
     @property
     def array(self) -> Array:
-        """The elements in the tensor's shape; DT_STRING as an object array of `str`.
+        """Return the elements in the tensor's shape, DT_STRING as an object array of `str`.
 
         Raises:
-            InvalidArgument: the number of elements is not that of the shape, a value does
-                not fit the element type, or there is no such type.
+            InvalidArgument: the number of elements does not fit the shape, a value does not fit
+                the element type, or the element type is unknown.
         """
         values = self.flat.get(self.dtype, [])
         if len(values) != prod(self.shape):
@@ -138,7 +140,7 @@ class GenericMap(Struct, frozen=True):
 
 
 class GrpsMessage(Struct, frozen=True, eq=False):
-    """A message. Of the fields in `KINDS` at most one is set; `which` tells."""
+    """A message. At most one of the fields in `KINDS` is set; `which` names it."""
 
     status: GrpsStatus | None = None
     model: str = ""
@@ -150,14 +152,14 @@ class GrpsMessage(Struct, frozen=True, eq=False):
 
     @property
     def which(self) -> str:
-        """The name of the field that is set, or ""."""
+        """Return the name of the field that is set, or ""."""
         return next((kind for kind in KINDS if getattr(self, kind) not in (None, False)), "")
 
     def tensor(self, name: str = "") -> GenericTensor:
-        """The tensor of that name; without a name the first one.
+        """Return the tensor of this name, or the first tensor if no name is given.
 
         Raises:
-            InvalidArgument: there is none.
+            InvalidArgument: there is no such tensor.
         """
         for tensor in self.gtensors or ():
             if not name or tensor.name == name:
@@ -166,10 +168,10 @@ class GrpsMessage(Struct, frozen=True, eq=False):
 
 
 def failure(text: str, code: int = 500) -> GrpsMessage:
-    """The answer that says what went wrong."""
+    """Return an answer with the text and code of an error."""
     return GrpsMessage(status=GrpsStatus(code, text, StatusFlag.FAILURE))
 
 
 def success() -> GrpsStatus:
-    """The status of an answer that is one."""
+    """Return the status of a successful answer."""
     return GrpsStatus(200, "OK", StatusFlag.SUCCESS)

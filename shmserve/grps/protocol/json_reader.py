@@ -1,9 +1,9 @@
-"""GRPS messages from JSON, as protocol buffers map messages to JSON.
+"""JSON reader: GRPS messages from JSON, as protocol buffers map messages to JSON.
 
-The usual request is one typed msgspec decode, and numpy packs its arrays. Text with what
-msgspec does not take (bare NaN in an `ndarray`, camelCase names) is read by the standard
-library and then goes the same way. An `ndarray`, which protobuf knows nothing of, is a
-nested list that becomes one FP32 tensor without a name.
+The usual request takes one typed msgspec decode, and numpy packs the arrays. If msgspec refuses
+the text (bare NaN in an `ndarray`, camelCase names), the standard library reads the text, and the
+document is handled in the same way. An `ndarray`, which protobuf does not know, is a nested list;
+it becomes an FP32 tensor without a name.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from shmserve.protocol.oip import strict_parser
 Array = np.ndarray[Any, Any]
 
 FIELDS = {kind: f"flat_{kind.name[3:].lower()}" for kind in GrpsDataType if kind}
-_SHOWN = 64  # characters of a client's value that a message repeats
-# The other spelling of a name that protobuf accepts
+_SHOWN = 64  # limit of characters of a client's value that a message repeats
+# camelCase name, which protobuf accepts, too -> name
 _CAMEL = {"flat" + name[5:].capitalize(): name for name in FIELDS.values()}
 _CAMEL |= {"s" + name[2:].upper(): name for name in GenericMap.__struct_fields__}
 _CAMEL |= {"binData": "bin_data", "strData": "str_data"}
 
-_CODES = {"<u4": "I", "<i4": "i", "<i8": "q", "<f4": "f", "<f8": "d"}  # struct's, of numpy's
+# numpy's type -> code of `struct`
+_CODES = {"<u4": "I", "<i4": "i", "<i8": "q", "<f4": "f", "<f8": "d"}
 
 
 def _elements(kind: GrpsDataType) -> Any:
@@ -49,7 +50,7 @@ def _elements(kind: GrpsDataType) -> Any:
     return list[int] if WIRE_TYPES[kind].kind in "iu" else list[float]
 
 
-# Text that is left alone, empty if there is none
+# default of fields that keep their JSON text
 _NONE = msgspec.Raw(b"")
 _NULL = b"null"
 _Dim = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
@@ -58,11 +59,12 @@ _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 def _struct(name: str, fields: list[tuple[str, Any]], more: list[Any] | None = None) -> Any:
-    """A struct type of optional fields, which notices the other spelling of their names."""
+    """Return a struct type of optional fields, which also notices the camelCase names of the
+    fields."""
     names = {field for field, _ in fields}
-    others = [(camel, msgspec.Raw, _NONE) for camel, field in _CAMEL.items() if field in names]
+    camels = [(camel, msgspec.Raw, _NONE) for camel, field in _CAMEL.items() if field in names]
     optional = [(field, Optional[kind], None) for field, kind in fields]  # noqa: UP045
-    return msgspec.defstruct(name, [*optional, *others, *(more or [])])
+    return msgspec.defstruct(name, [*optional, *camels, *(more or [])])
 
 
 _JsonTensor = _struct(
@@ -101,7 +103,7 @@ _JsonMessage = _struct(
 )
 
 
-# Not strict: numbers may be text, as protobuf writes 64-bit integers
+# Not strict: numbers may be text, as protobuf writes 64-bit integers.
 _decode = msgspec.json.Decoder(_JsonMessage, strict=False).decode
 
 
@@ -109,7 +111,7 @@ def parse(text: bytes) -> GrpsMessage:
     """Read a request.
 
     Raises:
-        InvalidArgument: it is malformed, or has no payload or several.
+        InvalidArgument: the request is malformed, or has no payload or several.
     """
     try:
         source = _decode(text)
@@ -129,7 +131,7 @@ def _refused(ex: Exception) -> InvalidArgument:
 
 
 def _other(document: Any) -> GrpsMessage:
-    """The way of text that msgspec could not read at once."""
+    """Read a document that msgspec could not decode directly."""
     if not isinstance(document, dict):
         raise InvalidArgument("the request must be a JSON object")
     document = _renamed(document)
@@ -145,7 +147,7 @@ def _other(document: Any) -> GrpsMessage:
 
 
 def _renamed(document: dict[str, Any]) -> dict[str, Any]:
-    """The same with camelCase names of fields in the schema's spelling."""
+    """Return the document with camelCase names replaced by the schema's names."""
 
     def snake(fields: Any) -> Any:
         return {_CAMEL.get(k, k): v for k, v in fields.items()} if type(fields) is dict else fields
@@ -170,10 +172,10 @@ def _message(source: Any) -> GrpsMessage:
 
 
 def _choose(source: Any, ndarray: bool) -> None:
-    """See that there is one payload."""
+    """Check that there is exactly one payload, other than bin_data."""
     _no_camel(source)
-    given = (source.bin_data, source.str_data, source.gtensors, ndarray or None, source.gmap)
-    kinds = [kind for kind, value in zip(KINDS, given, strict=True) if value is not None]
+    payloads = (source.bin_data, source.str_data, source.gtensors, ndarray or None, source.gmap)
+    kinds = [kind for kind, value in zip(KINDS, payloads, strict=True) if value is not None]
     if not kinds:
         raise InvalidArgument(
             "the request has no payload: set one of str_data, gtensors, ndarray and gmap"
@@ -209,8 +211,8 @@ def _tensor(source: Any) -> GenericTensor:
 def _dtype(tensor: str, given: str | int | None) -> int:
     if isinstance(given, str):
         if given not in GrpsDataType.__members__:
-            known = ", ".join(GrpsDataType.__members__)
-            raise InvalidArgument(f"tensor '{tensor}': dtype '{given[:_SHOWN]}' is none of {known}")
+            names = ", ".join(GrpsDataType.__members__)
+            raise InvalidArgument(f"tensor '{tensor}': dtype '{given[:_SHOWN]}' is none of {names}")
         return GrpsDataType[given].value
     return given or 0
 

@@ -1,7 +1,7 @@
-"""GRPS messages to JSON, as protocol buffers map messages to JSON.
+"""JSON writer: GRPS messages to JSON, as protocol buffers map messages to JSON.
 
-Names of the schema, enums as names, defaults left out, 64-bit integers as text, bytes as
-base64, NaN and Infinity as text. Numbers are converted and printed in bulk.
+Names of the schema, enums as names, defaults left out, 64-bit integers as text, bytes as base64,
+NaN and Infinity as text. Numbers are converted and printed in bulk.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _JsonMessage(Struct, omit_defaults=True):
 
 
 def encode(message: GrpsMessage) -> bytes:
-    """The JSON text of a message."""
+    """Return the JSON text of a message."""
     payload: dict[str, Any] = {}
     if message.str_data is not None:
         payload = {"str_data": message.str_data}
@@ -81,10 +81,10 @@ def encode(message: GrpsMessage) -> bytes:
 
 
 def encode_ndarray(message: GrpsMessage) -> bytes:
-    """The JSON text of an answer whose first tensor is wanted as a nested list.
+    """Return the JSON text of an answer, with the first tensor as a nested list.
 
     Raises:
-        InvalidArgument: it has no tensor, or that is none of FP32.
+        InvalidArgument: the answer has no tensor, or the first tensor is not FP32.
     """
     tensor = message.gtensors[0] if message.gtensors else None
     if tensor is None or tensor.dtype != GrpsDataType.DT_FLOAT32:

@@ -1,8 +1,7 @@
-"""`GrpsMessage` to and from protobuf's wire format.
+"""Protobuf wire form: reads and writes `GrpsMessage`.
 
-A message that several times names one field of the oneof ends with the last; packed
-fields may be packed or not and come in pieces; unknown fields are skipped. That is how
-every protobuf library reads it.
+As in every protobuf library: of several fields of the oneof, the last counts; repeated numbers may
+be packed or not, and come in pieces; unknown fields are skipped.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from shmserve.protocol.protobuf.wire import (
 
 Array = np.ndarray[Any, Any]
 Part = bytes | memoryview
-_FLAT = 3  # field number of flat_* minus its data type
+_FLAT = 3  # field number of flat_* minus data type
 _U32, _I32, _I64 = np.dtype("<u4"), np.dtype("<i4"), np.dtype("<i8")
 _F32, _F64 = np.dtype("<f4"), np.dtype("<f8")
-# What the elements of flat_* are on the wire
+# numpy type of the elements of flat_*, as decoded from the wire
 WIRE_TYPES: dict[int, np.dtype[Any]] = {
     GrpsDataType.DT_UINT8: _U32,
     GrpsDataType.DT_INT8: _I32,
@@ -56,10 +55,10 @@ WIRE_TYPES: dict[int, np.dtype[Any]] = {
 
 
 def parse(data: Bytes) -> GrpsMessage:
-    """Read a message; `bin_data` and floating-point tensors stay views of `data`.
+    """Read a message. `bin_data` and floating-point tensors are views of `data`.
 
     Raises:
-        InvalidArgument: it is no such message.
+        InvalidArgument: the message is malformed.
     """
     try:
         return _message(memoryview(data).toreadonly())
@@ -85,10 +84,10 @@ def _message(view: memoryview) -> GrpsMessage:
 
 
 def glance(data: Bytes) -> tuple[str, bool]:
-    """The model and whether there is a status, without reading the payload.
+    """Return the name of the model, and whether a status is set, without reading the payload.
 
     Raises:
-        InvalidArgument: it is no such message, as far as one can see.
+        InvalidArgument: the outer fields are malformed.
     """
     model, has_status = "", False
     try:
@@ -104,7 +103,8 @@ def glance(data: Bytes) -> tuple[str, bool]:
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """(number, wire type, value): numbers as they are, everything else as a view."""
+    """Yield (number, wire type, value) of each field: the number of a varint, a view of any other
+    value."""
     walk = Walk(view)
     for tag, start, stop in walk.fields(0, len(view)):
         wire = tag & 7
@@ -168,7 +168,7 @@ def _fits(wire: int, kind: np.dtype[Any]) -> bool:
 
 
 def _numbers(wire: int, value: Any, kind: np.dtype[Any]) -> Array:
-    """One piece of a repeated field: a packed one, or a single element."""
+    """Return the numbers of one piece of a repeated field: a packed piece, or a single element."""
     if wire == VARINT:
         value = memoryview(encode_varint(value))
     if kind.kind == "f":
@@ -198,17 +198,17 @@ def _map(view: memoryview, earlier: GenericMap | None) -> GenericMap:
 
 
 def _entry(view: memoryview, name: str) -> tuple[str, Any]:
-    wanted, default, read, _ = _MAPS[name]
+    wire_type, default, read, _ = _MAPS[name]
     key, element = "", default
     for number, wire, value in _fields(view):
         if number == 1 and wire == LEN:
             key = _text(value)
-        elif number == 2 and wire == wanted:
+        elif number == 2 and wire == wire_type:
             element = read(value)
     return key, element
 
 
-# name -> wire type, default, reader, writer of the value; in the order of field numbers
+# name -> wire type, default, reader and writer of the value; in the order of field numbers
 _MAPS: dict[str, tuple[int, Any, Callable[[Any], Any], Callable[[Any], bytes]]] = {
     "s_s": (LEN, "", _text, lambda v: v.encode()),
     "s_b": (LEN, b"", bytes, bytes),
@@ -236,30 +236,30 @@ def _empty(view: memoryview) -> bool:
 
 
 def encode(message: GrpsMessage) -> bytes:
-    """The wire form in one piece."""
+    """Return the wire form in one piece."""
     return b"".join(parts(message))
 
 
 def size_of(pieces: Iterable[Part]) -> int:
-    """Bytes of all parts together."""
+    """Return the total size of the parts, in bytes."""
     return sum(len(piece) for piece in pieces)
 
 
 def parts(message: GrpsMessage) -> list[Part]:
-    """The wire form in parts that follow one another; large ones are not copied.
+    """Return the wire form in consecutive parts; large parts are not copied.
 
     Raises:
         InvalidArgument: more than one payload is set, or a value cannot be written.
     """
-    given = [kind for kind in KINDS if getattr(message, kind) not in (None, False)]
-    if len(given) > 1:
-        raise InvalidArgument(f"a GrpsMessage holds one of {given[0]} and {given[1]}, not both")
+    kinds = [kind for kind in KINDS if getattr(message, kind) not in (None, False)]
+    if len(kinds) > 1:
+        raise InvalidArgument(f"a GrpsMessage holds one of {kinds[0]} and {kinds[1]}, not both")
     out: list[Part] = []
     if message.status is not None:
         out += _nested(1, _status_parts(message.status))
     if message.model:
         out += _nested(2, [message.model.encode()])
-    for kind in given:
+    for kind in kinds:
         out += _nested(KINDS.index(kind) + 3, _payload(message, kind))
     return out
 

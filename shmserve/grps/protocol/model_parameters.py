@@ -1,11 +1,12 @@
-"""Models that take the GRPS message itself: what their configuration says, and their spec.
+"""Parameters of models that take the GRPS message or raw HTTP requests, and the spec of such
+models.
 
-Parameters of config.pbtxt (a GRPS project gets them from its own files):
+Parameters of config.pbtxt (for a GRPS project, its own files give them):
 
-- ``grps``: "message"; the model takes and gives serialized GRPS messages
-- ``grps_version``: the version that GRPS clients know it by, e.g. "1.0.0"
-- ``grps_http_path``: a path of the HTTP server that is this model's
-- ``grps_http_body``: "true"; requests at that path come as they are, else as GRPS messages
+- ``grps``: "message": the model takes and gives serialized GRPS messages
+- ``grps_version``: version of the model for GRPS clients, e.g. "1.0.0"
+- ``grps_http_path``: the model's own path on the HTTP server
+- ``grps_http_body``: "true": requests at that path reach the model raw; else as GRPS messages
 - ``grps_streaming_ctrl_mode``, ``_key``, ``_content_type``: how an HTTP client asks for a stream
 """
 
@@ -21,41 +22,42 @@ from shmserve.grps.protocol import custom_http
 from shmserve.protocol.triton_config import document
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
-MESSAGE = "grps"  # the tensor that holds a serialized message
+MESSAGE = "grps"  # name of the tensor with a serialized message
 STREAMING = "grps_streaming"  # request parameter: the client wants a stream
-MODEL = "grps_model"  # request parameter: what the client called the model
+MODEL = "grps_model"  # request parameter: name of the model, as the client gave it
 
-# What a project adds for the GRPS frontends
+# parameters that a project adds for the GRPS frontends
 MODELS = "grps_models"  # "name-version" of each model of the project, separated by commas
-INFERENCE = "grps_inference_yml"  # the files themselves, for the metadata requests
+INFERENCE = "grps_inference_yml"  # texts of the files, for metadata requests
 SERVER = "grps_server_yml"
 
-STREAM_TYPE = "application/octet-stream"  # of an HTTP stream, where nothing else is said
+STREAM_TYPE = "application/octet-stream"  # default content type of an HTTP stream
 CTRL_MODES = ("query_param", "header_param", "body_param")
 _PATH = re.compile(r"/[a-zA-Z0-9_\-/]*[a-zA-Z0-9_\-][a-zA-Z0-9_\-/]*")
 _TAKEN = re.compile(r"/(v2|metrics)(/|$)|/grps/v1(/|$)")
 
 
 def takes_message(spec: ModelSpec) -> bool:
-    """Whether the model takes the GRPS message."""
+    """Return True if the model takes the GRPS message."""
     return spec.parameters.get("grps") == "message"
 
 
 def takes_http(spec: ModelSpec) -> bool:
-    """Whether the model takes HTTP requests as they are."""
+    """Return True if the model takes raw HTTP requests."""
     return "grps_http_path" in spec.parameters and spec.parameters.get("grps_http_body") == "true"
 
 
 def stream_type(parameters: Mapping[str, str]) -> str:
-    """The content type of a stream that a model with such parameters sends over HTTP."""
+    """Return the content type of an HTTP stream from a model with these parameters."""
     return parameters.get("grps_streaming_ctrl_content_type", STREAM_TYPE)
 
 
 def completed(spec: ModelSpec) -> ModelSpec:
-    """The spec with the tensors of a model that takes messages; others as they are.
+    """Return the spec with the tensors of a model that takes messages or raw HTTP requests. Other
+    specs are returned unchanged.
 
     Raises:
-        ConfigError: a parameter has a value that cannot be meant.
+        ConfigError: a parameter has an invalid value, or the model has tensors of its own.
     """
     if not any(name.startswith("grps") for name in spec.parameters):
         return spec
@@ -65,7 +67,8 @@ def completed(spec: ModelSpec) -> ModelSpec:
     names = (MESSAGE, custom_http.HEAD, custom_http.BODY) if takes_http(spec) else (MESSAGE,)
     inputs = tuple(TensorSpec(name, "UINT8", (-1,), len(names) > 1) for name in names)
     outputs = tuple(TensorSpec(name, "UINT8", (-1,)) for name in names)
-    published = (spec.inputs or inputs, spec.outputs or outputs)  # its own may be
+    # the configuration may have tensors, too
+    published = (spec.inputs or inputs, spec.outputs or outputs)
     if published != (inputs, outputs) or spec.max_batch_size:
         raise ConfigError(
             f"model '{spec.name}': a model that takes the GRPS message has no input, output "

@@ -1,8 +1,8 @@
-"""Names of models as GRPS clients say them: `name-version`, to the registry's and back.
+"""Model names of GRPS clients, `name-version`, and the translation to names of the registry.
 
-A version of GRPS is any text, such as 1.0.0; the registry's are positive integers. The
-parameter ``grps_version`` tells the former of a model's newest version; version n is
-also known as n and n.0.0. A project is known by the names of the models it consists of.
+A GRPS version is any text, such as 1.0.0. The registry's versions are positive integers. The
+parameter ``grps_version`` is the GRPS version of a model's newest version. Version n is also known
+as n and n.0.0. A project is known by the names of its models.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ VERSION = "grps_version"
 
 
 class Names:
-    """All names of one snapshot. `find` gives name and version as the registry has them.
+    """All names of a snapshot. `find` translates to name and version in the registry.
 
     Attributes:
-        paths: paths of the HTTP server that are models', and whose.
-        takes_http: whether any of these takes requests as they are.
-        default: the model of requests that name none: the only one there is, or the only one
-            that is configured for GRPS; empty: there is no such.
+        paths: models that have a path of their own on the HTTP server, by path.
+        takes_http: a model in `paths` takes raw HTTP requests.
+        default: model of requests without a name: the only model, or the only model that is
+            configured for GRPS; empty: no such model exists.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._known: dict[str, tuple[str, str]] = {}
         entries = [e for versions in snapshot.models.values() for e in versions.values()]
-        # What was given on purpose comes before what numbers imply
+        # Configured names take precedence over names that follow from numbers.
         for names in (_given, _implied):
             for each in entries:
                 for name in names(each, snapshot):
@@ -37,7 +37,8 @@ class Names:
         if len(models) > 1:
             models = [m for m in models if _for_grps(snapshot.newest(m))]
         self.default = models[0] if len(models) == 1 else ""
-        # Of several that want one path the first by name, of its versions the newest ready one
+        # If models want the same path, the first by name gets the path, in the newest ready
+        # version.
         self.paths: dict[str, ModelEntry] = {}
         self.takes_http = False
         for model in sorted(snapshot.models):
@@ -48,16 +49,18 @@ class Names:
                 self.takes_http = self.takes_http or model_parameters.takes_http(entry.spec)
 
     def find(self, name: str) -> tuple[str, str] | None:
-        """The model version that clients call so."""
+        """Return model and version in the registry for a client's name, or None for an unknown
+        name."""
         return self._known.get(name)
 
 
 def versions_of(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
-    """The versions that clients may say for it, the best one first."""
+    """Return the versions that clients may use for a model version, the preferred version
+    first."""
     number = entry.spec.version
-    given = entry.spec.parameters.get(VERSION, "")
-    of_this = model_parameters.INFERENCE in entry.spec.parameters or _newest(entry, snapshot)
-    return [*([given] if given and of_this else []), f"{number}.0.0", number]
+    configured = entry.spec.parameters.get(VERSION, "")
+    applies = model_parameters.INFERENCE in entry.spec.parameters or _newest(entry, snapshot)
+    return [*([configured] if configured and applies else []), f"{number}.0.0", number]
 
 
 def _given(entry: ModelEntry, snapshot: Snapshot) -> list[str]:

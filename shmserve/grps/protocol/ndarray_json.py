@@ -1,4 +1,4 @@
-"""The `ndarray` of a GRPS request: nested lists of numbers that stand for one FP32 tensor."""
+"""The `ndarray` of a GRPS request: nested lists of numbers, read as an FP32 tensor."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class NotSimple(Exception):
-    """The fast way does not know what to make of it, or would overlook something."""
+    """The text is not in the form that the fast reader handles."""
 
 
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 
 
 def from_text(text: bytes) -> GenericTensor:
-    """The tensor of JSON text that is plain numbers in a regular nest of lists.
+    """Return the tensor of JSON text, if the text is plain numbers in a regular nest of lists.
 
     Raises:
-        NotSimple: it is not; `from_value` says what is wrong, if anything is.
+        NotSimple: the text has another form. `from_value` reads such text, or raises the error.
     """
     shape = _regular(text.translate(None, _NOT_STRUCTURE))
     try:
@@ -36,16 +36,17 @@ def from_text(text: bytes) -> GenericTensor:
         packed = struct.pack(f"<{len(numbers)}f", *numbers)
     except (*_MALFORMED, OverflowError, struct.error):
         raise NotSimple from None
-    if math.prod(shape) != len(numbers):  # an empty list looks like one of one number
+    # brackets of an empty list look like brackets of a list with one number
+    if math.prod(shape) != len(numbers):
         raise NotSimple
     return _fp32(np.frombuffer(packed, "<f4"), shape)
 
 
 def _regular(skeleton: bytes) -> tuple[int, ...]:
-    """The shape of a nest of lists of which only brackets and commas are left.
+    """Return the shape of a nest of lists, of which only brackets and commas are left.
 
-    A regular one is made of equal parts on each level, so it can be built again from the
-    first part of each and compared.
+    In a regular nest, the parts of a level are equal. So the text is rebuilt from the first part
+    of each level, then compared.
     """
     depth = len(skeleton) - len(skeleton.lstrip(b"["))
     if not depth:
@@ -68,14 +69,14 @@ def _regular(skeleton: bytes) -> tuple[int, ...]:
 
 
 def from_value(value: Any) -> GenericTensor:
-    """The tensor of nested lists.
+    """Return the tensor of nested lists.
 
     Raises:
-        InvalidArgument: they are not regular, or hold something else than numbers.
+        InvalidArgument: the lists are not regular, or contain anything but numbers.
     """
     try:
         array = np.array(value)
-    except ValueError:  # numpy's words are about its own rules
+    except ValueError:  # numpy's own text is about rules of numpy
         raise InvalidArgument(
             "ndarray must be numbers in lists of equal lengths on each level"
         ) from None
@@ -83,7 +84,7 @@ def from_value(value: Any) -> GenericTensor:
         raise InvalidArgument("ndarray must hold numbers only, none of them beyond 64 bits")
     if not array.size and array.ndim < 2:
         raise InvalidArgument("ndarray is empty")
-    with np.errstate(over="ignore"):  # too big for FP32 becomes Infinity
+    with np.errstate(over="ignore"):  # values too large for FP32 become Infinity
         return _fp32(array.astype(np.float32).reshape(-1), array.shape)
 
 

@@ -1,1 +1,2 @@
-"""GRPS projects in the model repository: what their files say, and where their instances run."""
+"""GRPS projects in the model repository: reads the project files, and places instances on
+devices."""

@@ -1,7 +1,7 @@
-"""A GRPS project as a worker: its inference.yml and server.yml, and where they lie.
+"""GRPS projects as workers: reads inference.yml and server.yml, and finds the project's folder.
 
-A version of a worker may be a project (`<worker>/<version>/conf/inference.yml` and
-`src/`), and so may the worker's folder itself, which then is its version 1.
+A version of a worker may be a project (`<worker>/<version>/conf/inference.yml` and `src/`). The
+worker's folder itself may be a project, too, as version 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SERVER = "server.yml"
 _INFERERS = ("customized", "torch")
 _CONVERTERS = ("customized", "torch", "none")
 _GPU = re.compile(r"(?:original_)?(?:cuda|gpu)(?::([0-9]{1,4}))?")
-# What a project may say in vain, and where we have it
+# key of server.yml without effect -> the equivalent here
 _ELSEWHERE = {
     "interface.framework": "the settings are http_bind and grpc_bind",
     "interface.host": "the settings are http_bind and grpc_bind",
@@ -36,13 +36,14 @@ _ELSEWHERE = {
 
 
 class ProjectModel(Struct, frozen=True):
-    """One entry of `models`. `converter_type` "none": the inferer takes and gives messages."""
+    """An entry of `models`. With `converter_type` "none", the inferer takes and returns
+    messages."""
 
     name: str  # name-version
     device: str
     inferer_type: str
     inferer_name: str
-    inferer_path: Any  # as the file has it: text, None, or "" where it says nothing
+    inferer_path: Any  # as in the file: text, None, or "" for a missing key
     inferer_args: Any
     converter_type: str
     converter_name: str
@@ -52,24 +53,29 @@ class ProjectModel(Struct, frozen=True):
 
     @property
     def gpu(self) -> int | None:
-        """The number of the device that `device` names; None: it names no GPU."""
+        """Return the number of the GPU that `device` names, or None if `device` names no GPU."""
         match = _GPU.fullmatch(self.device)
         return int(match[1] or 0) if match else None
 
 
 class Project(Struct, frozen=True):
-    """What a project's files say. `remarks`: what they say in vain, for the log."""
+    """The contents of a project's files.
+
+    Attributes:
+        remarks: entries of the files that have no effect, for the log.
+    """
 
     root: str
     models: tuple[ProjectModel, ...]
     dag: tuple[str, ...]  # names of models, in the order in which they run
     max_concurrency: int
-    parameters: dict[str, str]  # as config.pbtxt would have them
+    parameters: dict[str, str]  # as in config.pbtxt
     remarks: tuple[str, ...]
 
 
 def root_of(directory: str, version: str) -> str:
-    """The project's folder of a version of a worker; "": it has none."""
+    """Return the project's folder of a version of a worker, or "" if the version is not a
+    project."""
     candidates = [os.path.join(directory, version)]
     if version == "1":
         candidates.append(directory)
@@ -77,7 +83,7 @@ def root_of(directory: str, version: str) -> str:
 
 
 def is_plain(directory: str) -> bool:
-    """Whether the worker's folder is itself a project."""
+    """Return True if the worker's folder is itself a project."""
     return bool(_inference_file(directory))
 
 
@@ -85,7 +91,7 @@ def read(directory: str, version: str, model: str) -> Project:
     """Read the project of a version.
 
     Raises:
-        ConfigError: it cannot be served; the text is fit for clients.
+        ConfigError: the project cannot be served; the text is fit for clients.
     """
     root = root_of(directory, version)
     path = _inference_file(root) if root else ""
@@ -131,7 +137,7 @@ def _inference_file(root: str) -> str:
 
 
 class _Reader:
-    """One file; errors name it and the field."""
+    """Reader of one file. Errors name the file and the field."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -162,12 +168,12 @@ class _Reader:
             device = f"original_{self.text(entry, 'inp_device').lower()}"
         if inferer == "customized" and device.startswith(("cuda", "gpu")):
             self.remarks.append(f"{what}: device '{device}' is left to the project's own code")
-        known = {
+        known_keys = {
             *("name", "version", "device", "inp_device", "batching"),
             *(f"{part}_{key}" for part in ("inferer", "converter") for key in _PART),
         }
         self.remarks += [
-            f"{what}: {key} means nothing" for key in entry if key not in known and entry[key]
+            f"{what}: {key} means nothing" for key in entry if key not in known_keys and entry[key]
         ]
         return ProjectModel(
             name=name,
@@ -200,7 +206,7 @@ class _Reader:
             raise ConfigError(f"{what}: batching.type '{kind}' is not none or dynamic")
         size = self.positive(block, "max_batch_size")
         timeout_ns = self.positive(block, "batch_timeout_us") * 1000
-        # Until there are so many, or so long after the first.
+        # A batch is due at this size, or at this time after its first request.
         return BatchPolicy(size, frozenset((size,)), timeout_ns) if kind == "dynamic" else None
 
     def dag(self, names: list[str]) -> tuple[str, ...]:
@@ -222,7 +228,7 @@ class _Reader:
     # ---------------------------------------------------------- server.yml
 
     def http(self) -> dict[str, str]:
-        """Parameters of customized_predict_http."""
+        """Return the model parameters from customized_predict_http."""
         block = self.mapping(self.mapping(self.document, "interface"), "customized_predict_http")
         if not block:
             return {}

@@ -1,4 +1,5 @@
-"""GRPS projects as models of the repository, and workers of other backends that take messages."""
+"""Reader of GRPS projects in the repository. Also completes workers of other backends that take
+messages."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class ProjectReader(FolderReader):
-    """A folder that is a project, or whose version folders are."""
+    """Reader of a folder that is a project, or whose version folders are projects."""
 
     def plain_versions(self, directory: str) -> list[int]:
         return [1] if project_files.is_plain(directory) else []
@@ -28,7 +29,7 @@ class ProjectReader(FolderReader):
         return bool(project_files.root_of(directory, str(version)))
 
     def missing(self, directory: str, version: int, config: ModelConfig) -> str:
-        return ""  # `completed` says what is missing, which depends on the project
+        return ""  # `completed` reports missing files, which depend on the project
 
     def completed(
         self, directory: str, spec: ModelSpec, groups: tuple[InstanceGroup, ...]
@@ -57,12 +58,13 @@ reader = ProjectReader(
 def _placed(
     groups: tuple[InstanceGroup, ...], project: Project, model: str
 ) -> tuple[InstanceGroup, ...]:
-    """The groups of a project, whose files tell its device: the first that is named there.
+    """Return a project's instance groups, placed on the first device that the project's files
+    name.
 
-    Devices of its `torch` models must be there; for the project's own code the CPU will do.
+    The devices of `torch` models must exist. For the project's own code, the CPU will do.
 
     Raises:
-        ConfigError: a device is not there, or a group is for the CPU only.
+        ConfigError: a device does not exist, or a group is for the CPU only.
     """
     named = [(entry, gpu) for entry in project.models if (gpu := entry.gpu) is not None]
     needed = [(entry, gpu) for entry, gpu in named if entry.inferer_type == "torch"]
@@ -70,8 +72,8 @@ def _placed(
     where = f"model '{model}': inference.yml: device"
     for entry, gpu in needed:
         if gpu >= len(visible):
-            there = instance_groups.there_are(len(visible)) if visible else "there is none"
-            raise ConfigError(f"{where} '{entry.device}' needs a CUDA device, but {there}")
+            available = instance_groups.there_are(len(visible)) if visible else "there is none"
+            raise ConfigError(f"{where} '{entry.device}' needs a CUDA device, but {available}")
         if any(group.kind == CPU for group in groups):
             raise ConfigError(
                 f"{where} '{entry.device}' does not go with instance_group.kind {CPU}"

@@ -1,1 +1,1 @@
-"""From one generation of a service to the next: sockets, memory, the handover."""
+"""Generations: how a service passes sockets, memory and its place to the next generation."""

@@ -1,9 +1,10 @@
-"""Sockets that systemd listens on and passes, and what a predecessor passes in the same way.
+"""Sockets that systemd listens on and passes; a predecessor passes its sockets in the same way.
 
-gunicorn takes all that there are, so what is not HTTP's is taken out before it looks.
+gunicorn takes every passed socket for HTTP, so other descriptors are taken out before gunicorn
+looks.
 
-On sockets that systemd has passed, HTTP workers and gRPC processes accept nothing before models are
-loaded, or cannot be. Clients wait meanwhile.
+On sockets from systemd, HTTP workers and gRPC processes accept nothing before models are loaded,
+or cannot be. Clients wait meanwhile.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from typing import Any
 
 from shmserve.errors import ConfigError
 
-# Names (FileDescriptorName= of the socket units): gRPC's; where a new generation tells its
-# predecessor what becomes of it; and HTTP's that a predecessor has bound itself.
+# Names of passed descriptors (FileDescriptorName= of the socket units): sockets for gRPC, the pipe
+# by which a new generation reports to its predecessor, HTTP sockets that a predecessor has bound.
 GRPC, REPORT, BOUND = "grpc", "report", "bound"
-REGIONS = "region-"  # what systemd has kept of clients' memory: names begin so
+REGIONS = "region-"  # prefix of names under which systemd keeps clients' memory
 _FIRST = 3
 _REPORT_BYTES = 4096
 
 
 def take(environ: MutableMapping[str, str], name: str) -> tuple[int, ...]:
-    """Take what is named so out of what is passed to this process: descriptors of their own.
+    """Take the passed descriptors named `name`. Return copies of them.
 
-    What is left has the first places, as the protocol wants it; `environ` says how many.
+    The remaining descriptors move to the first places, as the protocol demands. `environ` is
+    updated to their number and names.
 
     Raises:
         ConfigError: LISTEN_FDS is no number.
@@ -36,12 +38,13 @@ def take(environ: MutableMapping[str, str], name: str) -> tuple[int, ...]:
 
 
 def take_all(environ: MutableMapping[str, str], prefix: str) -> list[tuple[str, int]]:
-    """As `take`, of all names that begin so; raises as that."""
+    """Take all descriptors whose names begin with `prefix`, as `take` does. Return (name,
+    descriptor)."""
     return _take(environ, lambda given: given.startswith(prefix))
 
 
 def _take(
-    environ: MutableMapping[str, str], wanted: Callable[[str], bool]
+    environ: MutableMapping[str, str], matches: Callable[[str], bool]
 ) -> list[tuple[str, int]]:
     passed = range(_FIRST, _FIRST + _count(environ))
     if not passed:
@@ -50,28 +53,28 @@ def _take(
     taken = [
         (given, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, passed.stop))
         for given, fd in named
-        if wanted(given)
+        if matches(given)
     ]
-    left = [(given, fd) for given, fd in named if not wanted(given)]
-    for place, (_, fd) in zip(passed, left, strict=False):
+    remaining = [(given, fd) for given, fd in named if not matches(given)]
+    for place, (_, fd) in zip(passed, remaining, strict=False):
         if place != fd:
             os.dup2(fd, place)
-    for fd in passed[len(left) :]:
+    for fd in passed[len(remaining) :]:
         os.close(fd)
-    environ["LISTEN_FDS"] = str(len(left))
-    environ["LISTEN_FDNAMES"] = ":".join(given for given, _ in left)
+    environ["LISTEN_FDS"] = str(len(remaining))
+    environ["LISTEN_FDNAMES"] = ":".join(given for given, _ in remaining)
     return taken
 
 
 def tell(environ: MutableMapping[str, str], message: str) -> None:
-    """Tell a predecessor, if there is one, why this process will not take its place."""
+    """Tell a predecessor, if any, why this process will not take its place."""
     for fd in take(environ, REPORT):
         os.write(fd, message.encode()[:_REPORT_BYTES])
         os.close(fd)
 
 
 def exec_with(command: list[str], environ: dict[str, str], passed: list[tuple[str, int]]) -> None:
-    """Become this command; descriptors are passed to it by name, as systemd does it."""
+    """Exec a command, and pass descriptors to it by name as systemd does."""
     last = _FIRST + len(passed)
     aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, last) for _, fd in passed]
     for _, fd in passed:
@@ -84,17 +87,19 @@ def exec_with(command: list[str], environ: dict[str, str], passed: list[tuple[st
 
 
 def has_http(environ: Mapping[str, str]) -> bool:
-    """Whether sockets are left for gunicorn, which then binds nothing; raises as `take`."""
+    """Return whether sockets are left for gunicorn, which then binds nothing; raises as `take`."""
     return _count(environ) > 0
 
 
 def are_bound(environ: Mapping[str, str]) -> bool:
-    """Whether those are what an earlier generation has bound: they are ours to remove."""
+    """Return whether an earlier generation bound the passed HTTP sockets, so that this service
+    removes their files."""
     return has_http(environ) and BOUND in _names(environ, _count(environ))
 
 
 def has_all(environ: Mapping[str, str], places: Iterable[tuple[str, int] | str | int]) -> bool:
-    """Whether sockets are passed for these addresses (as gunicorn has them): by port or path."""
+    """Return whether the passed sockets are exactly those of `places` (addresses in gunicorn's
+    form), compared by port or path."""
     passed = set()
     for fd in range(_FIRST, _FIRST + _count(environ)):
         with socket.socket(fileno=os.dup(fd)) as sock:

@@ -1,22 +1,29 @@
-"""`shmserve reload`: a new generation of the service takes the place of this one.
+"""Handover (`shmserve reload`): a new generation of the service takes the place of the old.
 
-The process here is a fork of the gunicorn master, made by its signal SIGUSR2. It starts another
-master, to which it passes all listening sockets as systemd would; that one's generation has a run
-directory of its own, loads all models, and says in a pipe that it serves, or why it will not. Then
-the old master is told to stop, as for any other reason, or nothing has happened. The keeper, if
-there is one, is told of the new master and stays; otherwise systemd is told the new main process,
-and where systemd has not started the service either, the reload is refused. Ends of processes
-tell all that is not said: a new generation whose handover has ended gives up, and one that ends is
-reported.
+This process is a fork of the gunicorn master, made on SIGUSR2. The steps:
 
-A generation has a run directory of its own within `run_dir` (SHMSERVE_GENERATION tells its
-processes which), and so its own locks, epoch, registry, pool and sockets. The link `serving` in
-`run_dir` names the generation that serves. By that link HTTP workers begin to accept, one
-supervisor speaks to systemd (`supervisor.announce`), has the client socket and writes the history,
-and `shmserve show` knows where to ask.
+- The handover starts another master, and passes all listening sockets to it as systemd would.
+- The new generation has its own run directory. It loads all models and reports through a pipe that
+  it serves, or why it will not.
+- If the new generation serves, the old master is told to stop, as for any other reason. If not,
+  nothing has happened.
+- A keeper, if there is one, is told of the new master and stays. Otherwise systemd is told the new
+  main process. Without a keeper and without systemd, the reload is refused.
 
-Before the link is set, nothing of the old generation has changed, so the new one may die of
-anything. If the process in between dies, the new generation ends unless it serves already. The new
+Ends of processes say the rest: a new generation whose handover has ended gives up, and the end of
+a new generation is reported.
+
+The run directory of a generation lies in `run_dir` (SHMSERVE_GENERATION names it to its
+processes). So each generation has its own locks, epoch, registry, pool and sockets. The link
+`serving` in `run_dir` names the generation that serves. The link decides:
+
+- when HTTP workers begin to accept
+- which supervisor speaks to systemd (`supervisor.announce`), has the client socket and writes the
+  history
+- which generation `shmserve show` asks
+
+Before the link is set, nothing of the old generation has changed, so the new generation may die of
+anything. If the handover process dies, the new generation ends unless it serves already. The new
 generation also ends if the old one stops. The generation that serves removes the files of HTTP's
 Unix sockets when it stops (`launch.stopping`).
 """
@@ -48,10 +55,10 @@ from shmserve.transport.processes import describe_status, has_ended, pidfd_open,
 
 _log = logging.getLogger(__name__)
 
-_BEYOND_LOAD_S = 60.0  # for a generation to be there, beside its models
+_BEYOND_LOAD_S = 60.0  # for the start of a generation, beyond the loading of models
 _EXTEND_EVERY_S = 20.0
 _EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
-_END_S = 10.0  # for processes that are told to end
+_END_S = 10.0  # for processes to end after SIGTERM
 _REPORT_BYTES = 4096
 _NO_KEEPER = (
     "gunicorn was started directly, so its end would be the end of the service for whoever did"
@@ -60,9 +67,16 @@ _NO_KEEPER = (
 
 
 class Old(Struct, frozen=True):
-    """The generation that serves, as its master knows it: an eventfd that it writes when it stops,
-    its HTTP sockets by name and descriptor, those of gRPC, the environment that it was started
-    with, the keeper's pipe and pid; -1 and 0: gunicorn was started directly."""
+    """The generation that serves, as its master knows it.
+
+    Attributes:
+        stopping_fd: eventfd that the master writes when it stops.
+        http: HTTP sockets, by name and descriptor.
+        grpc_fds: gRPC sockets that systemd has passed.
+        environ: environment that the master was started with.
+        keeper_fd: the keeper's pipe; -1 if gunicorn was started directly.
+        keeper_pid: 0 if gunicorn was started directly.
+    """
 
     settings: Settings
     master_fd: int
@@ -75,7 +89,7 @@ class Old(Struct, frozen=True):
 
 
 def given_up(report: int) -> bool:
-    """In a new generation: whether nobody waits any more for what it says there."""
+    """Return whether no process reads the pipe `report` any more."""
     poll = select.poll()
     poll.register(report, 0)
     return bool(poll.poll(0))
@@ -107,40 +121,44 @@ def _hand_over(old: Old) -> bool:
     generation = f"g{os.getpid()}"
     if old.keeper_fd < 0 and not notifier.address:
         return _refuse(base, generation, _NO_KEEPER, notifier)
-    rundir.drop_generation(base, generation)  # of an earlier process of this number
+    rundir.drop_generation(base, generation)  # of an earlier process with the same pid
     reading, writing = os.pipe()
     pid = _start(old, generation, writing)
     os.close(writing)
     pidfd = pidfd_open(pid)
     assert pidfd is not None
     _log.info("reload begun", extra=log_fields(generation=generation, pid=pid))
-    said = _await(reading, pidfd, old, notifier)
-    if said == rundir.SERVES:
-        said = _let_serve(old, base, generation, pid)
-    if said == rundir.SERVES:
+    report = _await(reading, pidfd, old, notifier)
+    if report == rundir.SERVES:
+        report = _let_serve(old, base, generation, pid)
+    if report == rundir.SERVES:
         if old.keeper_fd < 0:
             notifier.send(f"MAINPID={pid}")
         _log.info("reload done", extra=log_fields(generation=generation))
         rundir.hand_over(base, f"{generation} {rundir.SERVES}")
         send_signal(old.master_fd, signal.SIGTERM)
-        # Another reload waits for that by this process's lock
+        # This process's lock keeps another reload waiting until the old master has ended
         has_ended(old.master_fd, 3 * old.settings.drain_timeout_s + _END_S)
         return True
     _end(base, generation, pid, pidfd)
-    return _refuse(base, generation, said, notifier)
+    return _refuse(base, generation, report, notifier)
 
 
-def _refuse(base: str, generation: str, why: str, notifier: Notifier) -> bool:
-    """Tell all who ask that the generation before serves on."""
-    _log.error("reload failed, the generation before serves on", extra=log_fields(reason=why))
-    notifier.send(f"STATUS=reload failed, serving as before: {why}")
-    rundir.hand_over(base, f"{generation} failed: {why}")
+def _refuse(base: str, generation: str, reason: str, notifier: Notifier) -> bool:
+    """Tell the log, systemd and `shmserve reload` that the old generation serves on. Return
+    False."""
+    _log.error("reload failed, the generation before serves on", extra=log_fields(reason=reason))
+    notifier.send(f"STATUS=reload failed, serving as before: {reason}")
+    rundir.hand_over(base, f"{generation} failed: {reason}")
     return False
 
 
 def _let_serve(old: Old, base: str, generation: str, pid: int) -> str:
-    """`SERVES`, or why it cannot. The keeper hears of its master before and after: if this process
-    ends in between, the new master ends by itself, and the keeper still has the old one."""
+    """Let the new generation serve. Return `SERVES`, or the reason for a failure.
+
+    The keeper is told of the new master before and after. If this process ends in between, the new
+    master ends by itself, and the keeper still has the old master.
+    """
     try:
         _tell_keeper(old, pid)
         rundir.serve(base, generation)
@@ -148,7 +166,7 @@ def _let_serve(old: Old, base: str, generation: str, pid: int) -> str:
         return "the service ends"
     except OSError as ex:
         return f"run_dir: {ex.strerror}"
-    with contextlib.suppress(BrokenPipeError):  # the new master sees that as well
+    with contextlib.suppress(BrokenPipeError):  # the new master notices the keeper's end as well
         _tell_keeper(old, pid)
     return rundir.SERVES
 
@@ -166,14 +184,14 @@ def _start(old: Old, generation: str, report: int) -> int:
         os.setsid()
         passed = [*old.http, *((activation.GRPC, fd) for fd in old.grpc_fds)]
         passed.append((activation.REPORT, report))
-        # Where none of these is moved to, to tell of an exec that fails
+        # Above the numbers that `exec_with` fills, so that a failed exec can be reported
         report = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, 3 + len(passed))
         environ = {**old.environ, GENERATION_VARIABLE: generation}
-        if old.keeper_fd >= 0:  # inherited, where nothing is moved to
+        if old.keeper_fd >= 0:  # inherited, and above the same numbers
             fd = fcntl.fcntl(old.keeper_fd, fcntl.F_DUPFD, 3 + len(passed))
             environ[keeper.VARIABLE] = keeper.passed_on(fd, old.keeper_pid)
-        called = shlex.split(environ.get(COMMAND_VARIABLE, ""))
-        command = called or [sys.executable, *sys.orig_argv[1:]]
+        command = shlex.split(environ.get(COMMAND_VARIABLE, ""))
+        command = command or [sys.executable, *sys.orig_argv[1:]]
         activation.exec_with(command, environ, passed)
     except OSError as ex:
         os.write(report, f"it cannot be started: {ex.strerror}".encode())
@@ -182,7 +200,7 @@ def _start(old: Old, generation: str, report: int) -> int:
 
 
 def _await(reading: int, pidfd: int, old: Old, notifier: Notifier) -> str:
-    """What the new generation says, or what is to be said of it."""
+    """Wait for the new generation's report. Return the report, or the reason why none has come."""
     limit_s = old.settings.load_timeout_s + _BEYOND_LOAD_S
     deadline = time.monotonic() + limit_s
     poll = select.poll()
@@ -193,21 +211,23 @@ def _await(reading: int, pidfd: int, old: Old, notifier: Notifier) -> str:
         ready = {fd for fd, _ in poll.poll(_EXTEND_EVERY_S * 1000)}
         if ready & {old.master_fd, old.stopping_fd}:
             return "the service ends"
-        said = os.read(reading, _REPORT_BYTES).decode(errors="replace") if reading in ready else ""
-        if said:
-            return " ".join(said.split())
+        report = (
+            os.read(reading, _REPORT_BYTES).decode(errors="replace") if reading in ready else ""
+        )
+        if report:
+            return " ".join(report.split())
         if pidfd in ready or reading in ready:
             return "its master ended before it served; the log says more"
     return f"it did not serve within {limit_s:g} s (load_timeout_s)"
 
 
 def _end(base: str, generation: str, pid: int, pidfd: int) -> None:
-    """Nothing is left of a generation that did not come to serve."""
+    """End a generation that did not come to serve, and remove all its files."""
     send_signal(pidfd, signal.SIGTERM)
     if not has_ended(pidfd, _END_S):
         send_signal(pidfd, signal.SIGKILL)
         has_ended(pidfd, _END_S)
-    # Left for the keeper, which may know of it and reaps it once this process has ended
+    # Not reaped here: the keeper, which may know the pid, reaps it once this process has ended
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     status = ended and (ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
     how = describe_status(status)

@@ -1,37 +1,38 @@
-"""Keeper: what `shmserve serve` stays as, and the parent of the gunicorn masters.
+"""Keeper: the process that `shmserve serve` becomes, and the parent of the gunicorn masters.
 
     python -m shmserve.supervisor.generations.keeper TITLE COMMAND...
 
-A container ends with pid 1, and supervisord, systemd and shells take the end of the process that
-they started for the end of the service. A handover (`supervisor.handover`) ends the master that
-served. So another process is what was started, and outlives every generation.
+A container ends with pid 1. supervisord, systemd and shells take the end of their child for the end
+of the service. A handover (`supervisor.generations.handover`) ends the old master. So the child is
+the keeper, which outlives every generation.
 
 The keeper does four things:
 
 - It starts COMMAND, the first master.
 - It passes signals on to the master that serves.
-- It reaps: as pid 1, or as a child subreaper, which `shmserve serve` has made of this process.
-- It ends when no master is left, with the status of the one that served.
+- It reaps: as pid 1, or as the child subreaper that `shmserve serve` has made of this process.
+- It ends when no master is left, with the status of the master that served last.
 
 Masters inherit the writing end of a pipe, and the keeper's pid (`VARIABLE`, `passed_on`). A
-handover writes the pid of the new master there before it lets that master serve, so the newest pid
-is the master to signal. Once the new master serves, the handover writes the pid again: the status
-of older masters no longer matters. The keeper reads the pipe only when a signal arrives, because
-only then is the answer needed. Where the keeper is killed, the kernel kills masters that are its
-children; a master that a handover is still the parent of sees the reading end closed
-(`launch.beat`).
+handover writes the pid of the new master to the pipe before it lets that master serve, so the
+newest pid is the master to signal. Once the new master serves, the handover writes the pid again:
+the status of older masters no longer matters. The keeper reads the pipe only when a signal
+arrives, because only then is the answer needed.
 
-This file imports no other of the server, and the keeper has no thread, log, lock or socket: such a
-process needs no restart for a new version of the server, and little memory.
+If the keeper is killed, the kernel kills masters that are its children. A master whose parent is
+still a handover sees the reading end closed (`launch.beat`).
+
+This file imports no other file of the server, and the keeper has no thread, log, lock or socket.
+So the process needs no restart for a new version of the server, and little memory.
 
 A master that dies of the signal by which the keeper ended the service has ended cleanly. A master
 that ends unasked with status 0 and leaves descendants behind is an error (status 1), so gunicorn's
 `daemon` is refused (`supervisor.foreground`). A signal to end the service that arrives between two
-masters is passed on to the master that is left.
+masters is passed on to the remaining master.
 
-The keeper is systemd's main process for good. READY=1 and WATCHDOG=1 come from the supervisor that
+The keeper stays systemd's main process. READY=1 and WATCHDOG=1 come from the supervisor that
 serves (`NotifyAccess=all`). Without a keeper (gunicorn was started directly) systemd is told each
-new main process; without `NOTIFY_SOCKET` either, a reload by handover is refused.
+new main process. Without `NOTIFY_SOCKET` as well, a reload by handover is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ import time
 
 from setproctitle import setproctitle
 
-VARIABLE = "_SHMSERVE_KEEPER_FD"  # no setting, which `SHMSERVE_` would make of this name
+VARIABLE = "_SHMSERVE_KEEPER_FD"  # underscore, because `SHMSERVE_...` would be a setting
 
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
 _PASSED = {
@@ -85,7 +86,7 @@ def passed_on(writing: int, keeper: int) -> str:
 
 
 def _become(command: list[str], keeper: int, writing: int, mask: set[int]) -> None:
-    """Become the master, in the child. A session of its own, which handovers also make, has a
+    """Become the master, in the child. The master's own session, which handovers also make, has a
     terminal's Ctrl-C come once: through the keeper."""
     try:
         os.setsid()
@@ -101,11 +102,11 @@ def _become(command: list[str], keeper: int, writing: int, mask: set[int]) -> No
         os._exit(127)
 
 
-def _close_all_but(told: int) -> None:
-    """Close sockets and memory that were passed to the master. A listening socket that stays open
-    here would take connections after the service has stopped listening."""
+def _close_all_but(kept_fd: int) -> None:
+    """Close sockets and memory that were passed to the master. A listening socket left open here
+    would take connections after the service has stopped listening."""
     for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd != told:
+        if fd > 2 and fd != kept_fd:
             try:
                 os.close(fd)
             except OSError:  # the descriptor that has listed the folder is closed already
@@ -128,7 +129,8 @@ class _Masters:
         self._superseded: set[int] = set()
 
     def told(self, pid: int) -> None:
-        """Note what a handover tells: a new master, or for the second time that it serves."""
+        """Note a pid from a handover: a new master or, the second time, that this master
+        serves."""
         if pid in self.pids:
             self._superseded.update(self.pids[: self.pids.index(pid)])
         elif _is_descendant(pid):
@@ -143,7 +145,7 @@ class _Masters:
                 os.kill(self.pids[-1], number)
 
     def ended(self, pid: int, code: int) -> None:
-        """Note the end of a process: it may be no master."""
+        """Note the end of a process, which may be no master."""
         if pid not in self.pids:
             return
         self.pids.remove(pid)
@@ -152,17 +154,17 @@ class _Masters:
         else:
             # A master dies of SIGTERM itself while gunicorn is still imported: a clean stop, too.
             self.status = 0 if -code in self.ending else code
-        # The signal may have reached a master that was just handing over, or a new master
-        # that was never let serve. The service must end in both cases.
+        # The signal may have reached a master in the middle of a handover, or a new master that
+        # was never let serve. The service must end in both cases.
         if self.ending:
             self.signal(self.ending[-1])
 
 
-def _keep(masters: _Masters, told: int) -> None:
-    """Follow the generations until none is left. `told`: the pipe, which does not block."""
+def _keep(masters: _Masters, pipe_fd: int) -> None:
+    """Follow the generations until no master is left. `pipe_fd` does not block."""
     while masters.pids:
         number = signal.sigwait(_HEARD)
-        for pid in _newer(told):
+        for pid in _newer(pipe_fd):
             masters.told(pid)
         if number != signal.SIGCHLD:
             masters.signal(number)
@@ -171,10 +173,10 @@ def _keep(masters: _Masters, told: int) -> None:
             masters.ended(pid, code)
 
 
-def _newer(told: int) -> list[int]:
-    """Return pids of masters that handovers have told of since the last call."""
+def _newer(pipe_fd: int) -> list[int]:
+    """Return pids of masters that handovers have written since the last call."""
     try:
-        return [int(line) for line in os.read(told, _PIPE_BYTES).split()]
+        return [int(line) for line in os.read(pipe_fd, _PIPE_BYTES).split()]
     except BlockingIOError:
         return []
 
@@ -193,20 +195,20 @@ def _is_descendant(pid: int) -> bool:
 
 
 def _reap() -> dict[int, int]:
-    """Reap children that have ended, adopted ones included: exit codes by pid, negative for
-    signals."""
+    """Reap all children that have ended, adopted children included. Return exit codes by pid,
+    negative for signals."""
     codes = {}
     try:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
-    except ChildProcessError:  # that was the last one
+    except ChildProcessError:  # no child is left
         pass
     return codes
 
 
 def _await_descendants() -> bool:
-    """Let the rest of the service end: the end of pid 1 would kill it half-way. Return False if
-    processes are left after `_LAST_S`, or when another signal says to end."""
+    """Let the rest of the service end: the end of pid 1 would kill other processes half-way.
+    Return False if processes are left after `_LAST_S`, or when another signal says to end."""
     deadline = time.monotonic() + _LAST_S
     while (remaining_s := deadline - time.monotonic()) > 0:
         try:

@@ -1,9 +1,9 @@
-"""Clients' memory outlives the service: systemd keeps it until the next start.
+"""Clients' memory that outlives the service: systemd keeps the regions until the next start.
 
-Regions' descriptors are in systemd's descriptor store under a few names, by object: what has one of
-these names can be removed together, whichever supervisor has stored it. A list of all regions
-has another name. What comes back at a start is what the supervisor keeps for the coordinator, as if
-the one before had just ended.
+systemd's descriptor store holds the regions' descriptors under a few names. An object's inode
+determines its name, and all descriptors of a name can be removed together, whichever supervisor
+has stored them. A list of all regions has a name of its own. At a start the supervisor keeps the
+restored regions for the coordinator, as if an earlier coordinator had just ended.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ from shmserve.transport.notify import Notifier
 _log = logging.getLogger(__name__)
 
 _LIST = f"{REGIONS}list"
-_NAMES = 16  # of descriptors: a region that goes has its name's others stored anew
-_PATIENCE_S = 0.1  # for systemd to take a message; what it does not take is sent again
+_NAMES = 16  # of descriptors: if a region goes, the others of its name are stored again
+_PATIENCE_S = 0.1  # for systemd to take a message; messages that are not taken are sent again
 _MAX_BYTES = 64 << 20
 _decode = msgpack_decoder(tuple[Region, ...])
 
 
 class LastingRegions:
-    """What systemd has; `turn` tells it of changes."""
+    """Regions as systemd has stored them; `turn` sends changes."""
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
-        self._stored: dict[str, set[int]] = {}  # without a name: what it has is not known
+        # region numbers by name; a missing name: content unknown
+        self._stored: dict[str, set[int]] = {}
         self._listed: Mapping[int, Region] | None = None
 
     def turn(self, regions: Mapping[int, Region], fds: Mapping[int, int]) -> None:
-        """These are there now, with their descriptors. A change comes as another mapping."""
+        """Store the service's regions with their descriptors. A change is seen by a new mapping
+        `regions`."""
         if regions is self._listed or not self._notifier.address:
             return
         named: dict[str, set[int]] = {f"{REGIONS}{n}": set() for n in range(_NAMES)}
         for number in regions.keys() & fds.keys():
-            # An object is stored once, even if it has two regions.
+            # systemd stores an object once, even if two regions share the object.
             named[f"{REGIONS}{regions[number].inode % _NAMES}"].add(number)
         for name, numbers in named.items():
             if self._stored.get(name) != numbers:
@@ -60,19 +62,21 @@ class LastingRegions:
                 self._listed = regions
 
     def _store(self, name: str, fds: list[int]) -> bool:
-        """In place of all that has this name; whether all of it has been told."""
+        """Replace all descriptors of a name. Return False if systemd did not take every
+        message."""
         named = f"FDNAME={name}"
-        told = self._notifier.send("FDSTOREREMOVE=1", named, patience_s=_PATIENCE_S)
+        taken = self._notifier.send("FDSTOREREMOVE=1", named, patience_s=_PATIENCE_S)
         for start in range(0, len(fds), MAX_FDS):
             part = fds[start : start + MAX_FDS]
-            told = told and self._notifier.send(
+            taken = taken and self._notifier.send(
                 "FDSTORE=1", named, fds=part, patience_s=_PATIENCE_S
             )
-        return told
+        return taken
 
 
 def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict[int, int]]:
-    """Regions that systemd has kept, and their descriptors: by number; others are closed."""
+    """Return the regions that systemd has kept, and their descriptors, both by region number.
+    Other descriptors are closed."""
     listed = -1
     unused: list[int] = []
     objects: dict[tuple[int, int], int] = {}
@@ -87,13 +91,15 @@ def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict
         regions = _decode(os.pread(listed, _MAX_BYTES, 0)) if listed >= 0 else ()
     except (OSError, UnreadableMessage) as ex:
         _log.warning("what clients had registered is not known any more: %s", ex)
-    found: dict[int, Region] = {}
+    regions_by_number: dict[int, Region] = {}
     fds: dict[int, int] = {}
-    left = dict(objects)
+    unclaimed = dict(objects)
     for region in regions:
-        of = (region.device, region.inode)
-        if of in objects:
-            found[region.number] = region
-            fds[region.number] = left.pop(of) if of in left else os.dup(objects[of])
-    close_all([*unused, *left.values()])
-    return found, fds
+        identity = (region.device, region.inode)
+        if identity in objects:
+            regions_by_number[region.number] = region
+            fds[region.number] = (
+                unclaimed.pop(identity) if identity in unclaimed else os.dup(objects[identity])
+            )
+    close_all([*unused, *unclaimed.values()])
+    return regions_by_number, fds

@@ -1,7 +1,7 @@
-"""A new generation's side of a handover: when it may serve, and what its predecessor is told.
+"""Takeover: a new generation's side of a handover.
 
-gRPC processes of the new generation listen once all models are ready. The supervisor says then that
-the generation serves, or why it will not.
+gRPC processes of the new generation listen once all models are ready. The supervisor then tells
+its predecessor that the generation serves, or why it will not.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from shmserve.transport.rundir import SERVES
 
 _log = logging.getLogger(__name__)
 
-_MOST_NAMED = 8  # models that failed
+_MOST_NAMED = 8  # failed models in a message
 
 
 class LoadingWatch:
-    """Whether there is anything to wait for before clients are served: until `deadline` (monotonic)
-    models that are being loaded, as long as the service is not ready without them."""
+    """Decides how long clients wait for models: until the service is ready or cannot become ready,
+    at most until `deadline` (monotonic)."""
 
     def __init__(self, run_dir: str, deadline: float) -> None:
         self._reader = RegistryReader(run_dir)
         self._deadline = deadline
 
     def settled(self) -> bool:
-        """Nothing is waited for any more."""
+        """Return whether there is nothing left to wait for."""
         if time.monotonic() >= self._deadline:
             return True
         snapshot = self.snapshot()
         return snapshot is not None and (snapshot.ready or bool(obstacle(snapshot)))
 
     def snapshot(self) -> Snapshot | None:
-        """What is published last; None: nothing is yet."""
+        """Return the published snapshot; None if nothing is published yet."""
         try:
             return self._reader.current()
         except Unavailable:
@@ -46,22 +46,25 @@ class LoadingWatch:
 
 
 class TakeOver:
-    """Of one supervisor; `report` -1: there is no predecessor that waits, or it has gone already.
+    """Takeover by one supervisor's generation.
+
+    Args:
+        report: pipe to the predecessor; -1 if no predecessor waits any more.
 
     Attributes:
-        turn_fd: of a pipe, has a byte when gRPC processes may begin to listen; its end, when it
-            has none, is that of this process.
+        turn_fd: reading end of a pipe, which holds a byte once gRPC processes may listen. EOF
+            without a byte means that this process has ended.
     """
 
     def __init__(self, report: int, readiness: LoadingWatch) -> None:
         self._report = report
         self._readiness = readiness
-        self._over = False  # it will not serve
+        self._over = False  # this generation will not serve
         self.turn_fd, self._holding = os.pipe()
 
     @property
     def may_listen(self) -> bool:
-        """Whether gRPC processes may begin to."""
+        """Return whether gRPC processes may begin to listen."""
         return self._holding < 0
 
     def _let_listen(self) -> None:
@@ -72,12 +75,17 @@ class TakeOver:
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to look for."""
+        """Return whether `turn` still has something to wait for."""
         return not self._over and (self._report >= 0 or not self.may_listen)
 
     def turn(self, listening: Callable[[], bool], broken: str = "") -> str:
-        """Tell what is to be told; why this generation is to end, if it is. `listening`: whether
-        all gRPC processes do; `broken`: why they never will, empty if that is not known."""
+        """Report progress to the predecessor. Return why this generation must end, or an empty
+        text.
+
+        Args:
+            listening: returns whether all gRPC processes listen.
+            broken: why gRPC processes will never listen; empty if no such reason is known.
+        """
         if self._over:
             return ""
         if self._report < 0:
@@ -87,10 +95,10 @@ class TakeOver:
         if given_up(self._report):
             return self._done("the reload has been given up")
         snapshot = self._readiness.snapshot()
-        wrong = broken or (obstacle(snapshot) if snapshot is not None else "")
-        if wrong:
-            os.write(self._report, wrong.encode())
-            return self._done(wrong)
+        failure = broken or (obstacle(snapshot) if snapshot is not None else "")
+        if failure:
+            os.write(self._report, failure.encode())
+            return self._done(failure)
         if snapshot is None:
             return ""
         if snapshot.ready and not _loading(snapshot):
@@ -100,15 +108,16 @@ class TakeOver:
             self._done("")
         return ""
 
-    def _done(self, why: str) -> str:
+    def _done(self, failure: str) -> str:
         os.close(self._report)
         self._report = -1
-        self._over = bool(why)
-        return why
+        self._over = bool(failure)
+        return failure
 
 
 def obstacle(snapshot: Snapshot) -> str:
-    """What keeps a generation from ever being ready; "": nothing, or not yet."""
+    """Return what keeps a generation from ever being ready; empty if nothing does, or loading goes
+    on."""
     if snapshot.ready or _loading(snapshot) or not snapshot.complete:
         return ""
     if snapshot.shortage:
@@ -118,8 +127,8 @@ def obstacle(snapshot: Snapshot) -> str:
         for version, entry in versions.items():
             if entry.state is ModelState.UNAVAILABLE and entry.reason:
                 reasons[f"{name}/{version}"] = entry.reason
-    told = "; ".join(f"{name}: {why}" for name, why in list(reasons.items())[:_MOST_NAMED])
-    return told or snapshot.why_not_ready
+    listed = "; ".join(f"{name}: {why}" for name, why in list(reasons.items())[:_MOST_NAMED])
+    return listed or snapshot.why_not_ready
 
 
 def _loading(snapshot: Snapshot) -> bool:

@@ -1,4 +1,4 @@
-"""Processes the supervisor runs: its own children and those it adopted, both by pidfd."""
+"""Children of the supervisor: processes started here or adopted, all known by pidfd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from shmserve.transport.processes import describe_status, pidfd_open, send_signa
 
 
 class Waitable(Protocol):
-    """A child of this process: of `subprocess`, or one that another has forked for it."""
+    """Child of this process: started by `subprocess`, or forked for the supervisor by the
+    template."""
 
     pid: int
 
@@ -21,9 +22,14 @@ class Waitable(Protocol):
 
 
 class Child(Struct, eq=False):
-    """One process. `name` is its instance, or what else it is.
+    """Process that the supervisor started or adopted.
 
-    A child of ours is reaped by its own pid alone; an adopted one by whoever inherited it.
+    The supervisor reaps the processes it started, each by pid. The parent of an adopted process
+    reaps it.
+
+    Attributes:
+        name: model instance, or role and number.
+        popen: None for an adopted process.
     """
 
     name: str
@@ -31,12 +37,13 @@ class Child(Struct, eq=False):
     pidfd: int
     popen: Waitable | None
     started_at: float
-    process: str = ""  # its process id, for executors
-    kill_at: float | None = None  # it was told to stop; from then on it is killed
+    process: str = ""  # process id of an executor
+    kill_at: float | None = None  # when to send SIGKILL; None: not told to stop
 
     @classmethod
     def of(cls, name: str, popen: Waitable, now: float, process: str = "") -> Child:
-        """A process just started. Not reaped yet, so its pid is certainly its own."""
+        """Return the child for a process just started, whose pid is right because nothing has
+        reaped the process yet."""
         pidfd = pidfd_open(popen.pid)
         assert pidfd is not None
         return cls(name, popen.pid, pidfd, popen, now, process)
@@ -46,27 +53,29 @@ class Child(Struct, eq=False):
         return self.kill_at is not None
 
     def stop(self, now: float, grace_s: float) -> None:
-        """SIGTERM now (once), SIGKILL after the grace; a later call can only shorten it."""
+        """Send SIGTERM now (once) and SIGKILL after the grace. A later call can only shorten the
+        grace."""
         if self.kill_at is None:
             self.kill_at = now + grace_s
             send_signal(self.pidfd, signal.SIGTERM)
         self.kill_at = min(self.kill_at, now + grace_s)
 
     def enforce(self, now: float) -> None:
-        """Kill it if it was told to stop and its grace is over."""
+        """Kill the process if the grace after `stop` is over."""
         if self.kill_at is not None and now >= self.kill_at:
             self.kill()
-            self.kill_at = now + 1.0  # it may take the kernel a while
+            self.kill_at = now + 1.0  # the kernel may take a while
 
     def kill(self) -> None:
         send_signal(self.pidfd, signal.SIGKILL)
 
     def reap(self) -> int | None:
-        """After it has ended: its status (None if it was not our child). Closes the pidfd.
+        """Reap an ended process. Return the exit status, None for a process with another parent.
+        Closes the pidfd.
 
-        What it has forked ends with it: that has its sockets, so nobody else would notice, and its
-        memory. Its group has its pid, which the kernel gives to nobody while the group has members
-        or, in our own children, before they are reaped.
+        All forks of the child are killed, by process group: they hold its memory and its sockets,
+        so peers would not notice its end. The group id is the child's pid. The kernel reuses the
+        pid only when the group is empty and, for own children, the child is reaped.
         """
         status = self._reap()
         reason = describe_status(status)
@@ -74,13 +83,13 @@ class Child(Struct, eq=False):
         return status
 
     def _reap(self) -> int | None:
-        number_is_its_own = self.popen is not None or not self._is_reaped()
+        pid_is_certain = self.popen is not None or not self._is_reaped()
         os.close(self.pidfd)
-        if not number_is_its_own and os.path.exists(f"/proc/{self.pid}"):
-            return None  # the number is another's by now, so its group had nobody left
+        if not pid_is_certain and os.path.exists(f"/proc/{self.pid}"):
+            return None  # another process has the pid by now, so the group was empty
         try:
             os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # nothing is left of it
+        except (ProcessLookupError, PermissionError):  # the group is empty
             pass
         return self.popen.wait(5.0) if self.popen is not None else None
 

@@ -1,4 +1,4 @@
-"""Keeps a coordinator running: starts one, or adopts the one that an earlier supervisor started."""
+"""Coordinator process: kept running, by a start or by adoption from an earlier supervisor."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _STOP_S = 2.0
 
 
 class CoordinatorProcess:
-    """The coordinator of one service, at most one at a time.
+    """The coordinator of a service, at most one at a time.
 
     Args:
-        command: what to exec; arguments are appended.
+        command: command line to exec; arguments are appended.
 
     Attributes:
-        child: the process that runs, if one does.
+        child: the running process, or None.
     """
 
     def __init__(self, run_dir: str, command: list[str], master_fd: int) -> None:
@@ -40,13 +40,14 @@ class CoordinatorProcess:
         self.child: Child | None = None
 
     def next_due(self) -> float:
-        """Return when a coordinator is to be started."""
+        """Return when (monotonic) to start a coordinator; inf while a coordinator runs, or after
+        `halt`."""
         return self._due if self.child is None and not self._halted else inf
 
     def turn(self, now: float, grpc_unserved: str) -> Child | None:
-        """Start or adopt a coordinator if none runs and it is time. Return the new child.
+        """Start or adopt a coordinator if due. Return the new child, or None.
 
-        `grpc_unserved`: why no gRPC process serves; empty if one does.
+        `grpc_unserved`: why no gRPC process serves; empty if gRPC is served.
         """
         if now < self.next_due():
             return None
@@ -88,11 +89,11 @@ class CoordinatorProcess:
         return True
 
     def halt(self) -> None:
-        """Start none any more."""
+        """Start no coordinator any more."""
         self._halted = True
 
     def stop(self) -> Child | None:
-        """Have the coordinator end, or kill it. Return the child, which has ended."""
+        """Stop the coordinator, with SIGKILL in the end. Return the ended child, or None."""
         child = self.child
         if child is not None:
             child.stop(time.monotonic(), _STOP_S)

@@ -1,7 +1,8 @@
-"""Forking executors: the supervisor's side of `shmserve.executor.process.template`.
+"""Executor template: forks executors (the supervisor's side of
+`shmserve.executor.process.template`).
 
-A fork takes milliseconds, and shares what was imported. Where there is no template, because it has
-just ended or does not answer, executors are exec'ed, as those on a GPU always are.
+A fork takes milliseconds and shares imported modules. If the template has ended or does not
+answer, executors are exec'ed, as executors on a GPU always are.
 """
 
 from __future__ import annotations
@@ -22,25 +23,31 @@ from shmserve.transport.processes import spawn
 
 _log = logging.getLogger(__name__)
 
-_READY_S = 30.0  # for it to have imported everything; then it is killed, executors are exec'ed
-_ANSWER_S = 5.0  # for the number of an executor
+_READY_S = 30.0  # longest import; then the template is killed and executors are exec'ed
+_ANSWER_S = 5.0  # longest wait for an executor's pid
 
 
 class Forked(Struct):
-    """An executor that the template has forked: a child of ours once it has lost its parent."""
+    """Executor forked by the template: becomes a child of this process once its parent has
+    ended."""
 
     pid: int
 
     def wait(self, timeout: float) -> int | None:
-        """Its status, as `subprocess` has it, once its pidfd has told its end."""
+        """Return the exit status, as `subprocess` gives it. Called once the pidfd has shown the
+        end."""
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except ChildProcessError:  # an earlier supervisor's
+        except ChildProcessError:  # a child of an earlier supervisor
             return None
 
 
 class ExecutorTemplate:
-    """Keeps one template running. `command`: what to exec, arguments are appended; empty: none."""
+    """Keeps a template running.
+
+    Args:
+        command: command line to exec; arguments are appended. Empty: no template.
+    """
 
     def __init__(self, command: list[str], master_fd: int) -> None:
         self._command = command
@@ -50,33 +57,42 @@ class ExecutorTemplate:
         self._ready = False
         self._given_up = False  # killed, and not ended yet
         self._due = 0.0
-        self._restarts = Restarts(stable_s=2 * _READY_S)  # one that is never ready is not stable
+        # a template that is never ready is not stable
+        self._restarts = Restarts(stable_s=2 * _READY_S)
 
     def start(self, now: float) -> Child | None:
-        """Start it if it is due; returns it then, for its end to be watched."""
+        """Start the template if due. Return the new child, whose end must be watched, or None."""
         if self._child is not None or not self._command or now < self._due:
             return None
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its:
-            own = ["--master-fd", str(self._master_fd), "--socket-fd", str(its.fileno())]
+        own_end, template_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with template_end:
+            arguments = [
+                "--master-fd",
+                str(self._master_fd),
+                "--socket-fd",
+                str(template_end.fileno()),
+            ]
             try:
-                popen = spawn([*self._command, *own], keep=(self._master_fd, its.fileno()))
+                popen = spawn(
+                    [*self._command, *arguments], keep=(self._master_fd, template_end.fileno())
+                )
             except OSError as ex:
                 _log.error("executor template not started", extra=log_fields(error=ex))
-                ours.close()
+                own_end.close()
                 self._due = self._restarts.ended(now, at_once=False)
                 return None
-        self._socket = ours
+        self._socket = own_end
         self._child = Child.of("executor template", popen, now)
         self._restarts.started(now)
         return self._child
 
     def next_due(self) -> float:
-        """When `start` has something to do."""
+        """Return when (monotonic) `start` has something to do; inf if never."""
         return self._due if self._child is None and self._command else inf
 
     def ended(self, child: Child, now: float) -> bool:
-        """It has ended, to be started again when due; False: it is another that has."""
+        """Note the end of a child, and schedule a restart. Return False if the child is not the
+        template."""
         if child is not self._child or self._socket is None:
             return False
         self._socket.close()
@@ -88,7 +104,8 @@ class ExecutorTemplate:
         return True
 
     def is_coming(self, now: float) -> bool:
-        """Whether it is worth waiting for: it has been started and cannot fork yet."""
+        """Return whether a started template is still importing modules, so that waiting pays. Kill
+        a template that imports for more than `_READY_S`."""
         if self._child is None or self._ready or self._given_up:
             return False
         self._ready = self._received(0.0) == b"ready"
@@ -97,44 +114,47 @@ class ExecutorTemplate:
         return not self._ready and not self._given_up
 
     def fork(self, process: str, instance: bytes) -> Forked | None:
-        """An executor with this process id and standard input; None: it cannot be forked."""
+        """Fork an executor with this process id and `instance` as standard input. Return None on
+        failure."""
         if self._socket is None or self._child is None or not self._ready:
             return None
-        # It begins once it is told that its number has come; the end of this pipe ends it before.
-        wanted_r, wanted_w = os.pipe2(os.O_CLOEXEC)
+        # The executor begins at a byte in this pipe, sent once its pid is known here, and ends at
+        # EOF.
+        go_read, go_write = os.pipe2(os.O_CLOEXEC)
         try:
             with last_words.as_stdin(instance) as stdin:
-                fds = [stdin.fileno(), wanted_r]
+                fds = [stdin.fileno(), go_read]
                 socket.send_fds(self._socket, [process.encode()], fds)
             answer = self._received(_ANSWER_S)
             if answer.isdigit():
-                os.write(wanted_w, b"w")
+                os.write(go_write, b"w")
                 return Forked(int(answer))
         except OSError as ex:
             _log.error("executor not forked", extra=log_fields(process=process, error=ex))
         finally:
-            os.close(wanted_r)
-            os.close(wanted_w)
+            os.close(go_read)
+            os.close(go_write)
         self._give_up(self._child)
         return None
 
     def close(self) -> None:
-        """Let it end: nothing is started any more."""
+        """End the template for good."""
         self._command = []
         if self._socket is not None:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _give_up(self, child: Child) -> None:
-        """It does not answer: another is started once it has ended."""
+        """Kill a template that does not answer. Another is started once it has ended."""
         self._ready, self._given_up = False, True
         child.kill()
 
     def _received(self, timeout_s: float) -> bytes:
-        """Its next message; nothing: it did not come, or it has ended."""
+        """Return the template's next message; empty if none came in time or the template has
+        ended."""
         assert self._socket is not None
         if not select.select([self._socket], [], [], timeout_s)[0]:
             return b""
         try:
             return self._socket.recv(64)
-        except OSError:  # killed with a message of ours unread
+        except OSError:  # the template was killed with a message unread
             return b""

@@ -1,7 +1,7 @@
-"""Runs exactly the executors that are desired: starts, adopts, restarts, stops them.
+"""Executors: starts, adopts, restarts and stops processes so that exactly the desired ones run.
 
-Who decides what is desired is the coordinator; who decides when a process that ended is
-started again is `core.control.lifecycle.Restarts`, one per instance.
+The coordinator decides which executors are desired. `core.control.lifecycle.Restarts`, one per
+instance, decides when an ended process is started again.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ from shmserve.transport.processes import describe_status, pidfd_open, spawn
 
 _log = logging.getLogger(__name__)
 
-_HURRY_S = 2.0  # for an executor that is stuck
-_LOOK_S = 0.02  # until it is looked again whether the template has come
+_HURRY_S = 2.0  # grace for an executor that is stuck
+_LOOK_S = 0.02  # between checks whether the template is ready
 
 
 class Executors(Struct):
-    """All of them."""
+    """Executors of the service, at most one for each model instance."""
 
-    _run_dir: str  # where executors have their endpoints
-    _command: list[str]  # what to exec; the process id and the master's pidfd are appended
-    _master_fd: int  # the pidfd that every process watches
-    _tell: Callable[[ToCoordinator], None]  # the coordinator
-    _watch: Callable[[Child], None]  # each new child, so that its end is noticed
-    _template: ExecutorTemplate  # what those on the CPU are forked from
-    _finish_s: float = _HURRY_S  # for an executor that is not desired any more
+    _run_dir: str  # folder of the executors' endpoints
+    _command: list[str]  # to exec; the process id and the master's pidfd are appended
+    _master_fd: int  # pidfd that every process watches
+    _tell: Callable[[ToCoordinator], None]  # sends to the coordinator
+    _watch: Callable[[Child], None]  # called with each new child, to notice its end
+    _template: ExecutorTemplate  # parent of forked executors, on the CPU
+    _finish_s: float = _HURRY_S  # grace for an executor no longer desired
     _desired: dict[str, Instance] = {}
     _hurry: frozenset[str] = frozenset()
-    _informed: bool = False  # of what is desired; before that an adopted executor is left alone
+    _informed: bool = False  # `desire` was called; until then adopted executors are left alone
     _restarts: dict[str, Restarts] = {}
-    _due: dict[str, float] = {}  # instances that wait for their next start
+    _due: dict[str, float] = {}  # start time (monotonic) of waiting instances
     _count: int = 0
     children: dict[str, Child] = {}  # by instance
     halted: bool = False  # draining: nothing is started any more
 
     def desire(self, instances: Iterable[Instance], now: float, hurry: Iterable[str] = ()) -> None:
-        """Run exactly these from now on; of the others, those of `hurry` are not waited for."""
+        """Run exactly these instances from now on. Other executors get time to finish their
+        requests, except the instances in `hurry`."""
         self._hurry = frozenset(hurry)
         self._desired = {instance.name: instance for instance in instances}
         self._informed = True
@@ -79,12 +80,13 @@ class Executors(Struct):
         _log.info("adopted", extra=log_fields(instance=name, pid=pid))
 
     def report(self) -> None:
-        """Tell a coordinator that may not know what runs."""
+        """Tell a new coordinator which executors run."""
         for child in self.children.values():
             self._tell(Started(child.name, child.pid))
 
     def ended(self, child: Child, now: float) -> None:
-        """The process has ended: report it, and start the instance again when due."""
+        """Note that a process has ended: report the end, and schedule the instance's next
+        start."""
         status = child.reap()
         reason = describe_status(status)
         if self.children.get(child.name) is child:
@@ -99,12 +101,13 @@ class Executors(Struct):
             if child.name not in self._desired:
                 self._restarts.pop(child.name, None)
             return
-        # One that chose to exit may have told the coordinator that its model cannot be loaded.
+        # An executor that exited by itself may have reported that its model cannot be loaded.
         at_once = child.stopping or status is None or status < 0
         self._due[child.name] = self._restart(child.name).ended(now, at_once=at_once)
 
     def forgive(self, name: str, now: float) -> None:
-        """The instance is not to blame that its process ended: no pause, now or next time."""
+        """Restart an instance without a pause, now and next time: the instance did not cause its
+        end."""
         self._restarts.pop(name, None)
         if name in self._due:
             self._due[name] = now
@@ -158,14 +161,14 @@ class Executors(Struct):
             return spawn(command, keep=(self._master_fd,), stdin=stdin)
 
     def _is_forked(self, instance: Instance) -> bool:
-        # CUDA survives no fork, and finds its device as it begins
+        # CUDA does not survive a fork, and looks for its device at process start
         return device_names.ordinal_of(instance.device) is None
 
     def _restart(self, name: str) -> Restarts:
         return self._restarts.setdefault(name, Restarts())
 
     def _new_id(self) -> str:
-        """A process id whose endpoint nobody has, not even an adopted executor."""
+        """Return a process id whose endpoint does not exist, not even for an adopted executor."""
         while True:
             self._count += 1
             process = ids.new_process_id("executor", self._count)

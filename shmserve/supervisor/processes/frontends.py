@@ -1,8 +1,8 @@
-"""Keeps the frontend processes that are not gunicorn's running: starts, adopts, restarts, stops;
-the exporter as well.
+"""Frontend processes beside gunicorn's: keeps gRPC processes, exporter and fetcher running.
 
-Each has a number, and a lock of its own in the run directory once it listens: by that a new
-supervisor finds those that an earlier one started, and two of one number cannot be.
+Each process has a number, and holds a lock of its own in the run directory once it listens. By the
+lock, a new supervisor finds the processes of an earlier supervisor. The lock also excludes a
+second process with the same number.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from shmserve.transport.processes import describe_status, spawn
 
 _log = logging.getLogger(__name__)
 
-_FAILURES = 2  # in a row: starting one once more has not helped
-_PATIENCE_S = 15.0  # longer than a restart takes, on a busy machine too
-_LOOK_S = 0.2  # whether one that has been started serves
+_FAILURES = 2  # in a row: a restart has not helped
+_PATIENCE_S = 15.0  # longer than a restart, on a busy machine too
+_LOOK_S = 0.2  # between checks whether started processes serve
 
 
 class Frontends:
-    """All `count` of one role.
+    """All `count` processes of a role.
 
-    `role`: what they are, in names of locks (in `run_dir`) and in the log; `command`: what to
-    exec, with number and master's pidfd appended; `keep`: descriptors that they get beside.
+    Args:
+        role: name of the processes in the log and in names of locks (in `run_dir`).
+        command: command line to exec; number and the master's pidfd are appended.
+        keep: further descriptors for the processes to inherit.
 
     Attributes:
-        failures: ends in a row of processes that never came to serve, while no other one did.
+        failures: number of processes in a row that ended before they served, while no other
+            served.
     """
 
     def __init__(
@@ -49,12 +52,13 @@ class Frontends:
         self._command = command
         self._master_fd = master_fd
         self._keep = (master_fd, *keep)
-        self._missing: dict[int, float] = dict.fromkeys(range(count), 0.0)  # when to start each
+        # start times (monotonic)
+        self._missing: dict[int, float] = dict.fromkeys(range(count), 0.0)
         self._restarts = {number: Restarts() for number in range(count)}
         self._numbers: dict[Child, int] = {}
         self._serving: set[Child] = set()
-        self._words: dict[Child, BinaryIO] = {}  # of those that were started here
-        self._idle_since = inf  # when the last one that served ended, or the first was to serve
+        self._words: dict[Child, BinaryIO] = {}  # of processes started here
+        self._idle_since = inf  # when the wait for a serving process began (monotonic)
         self._last_end = ""
         self._looked_at = 0.0
         self._halted = False
@@ -62,7 +66,7 @@ class Frontends:
 
     @property
     def wanted(self) -> bool:
-        """Whether there should be any."""
+        """Return whether any process should run."""
         return bool(self._restarts)
 
     @property
@@ -70,15 +74,16 @@ class Frontends:
         return list(self._numbers)
 
     def running(self) -> list[tuple[str, Child]]:
-        """Those that run, each with the name of its lock."""
+        """Return the running processes, each with the name of its lock."""
         return [(f"{self._role}-{number}", child) for child, number in self._numbers.items()]
 
     def listening(self) -> bool:
-        """Whether all of them serve, as of the last turn."""
+        """Return whether all processes serve, as of the last turn."""
         return not self._missing and len(self._serving) == len(self._numbers)
 
     def hindrance(self, now: float) -> str | None:
-        """Why none of them serves; empty: one does, or none should. None: one may be starting."""
+        """Return why no process serves; empty if a process serves or none should, None while one
+        may be starting."""
         if self._serving or self._halted or not self.wanted:
             return ""
         if self.failures < _FAILURES and now < self._idle_since + _PATIENCE_S:
@@ -86,11 +91,12 @@ class Frontends:
         return self._last_end or f"none has begun to listen within {_PATIENCE_S:g} s"
 
     def excuse(self, now: float) -> None:
-        """They are not to listen yet: until now nobody has waited for them."""
+        """Restart the patience: processes are not allowed to listen yet."""
         self._idle_since = now
 
     def turn(self, now: float) -> list[Child]:
-        """Do what is due; returns those that are new, for their ends to be watched."""
+        """Start, adopt and kill processes when due. Return new children, so that the caller
+        watches for their ends."""
         for child in self._numbers:
             child.enforce(now)
         new = []
@@ -105,7 +111,7 @@ class Frontends:
         return new
 
     def _look(self, now: float) -> None:
-        """Note who has come to serve, which the process's lock means."""
+        """Note which processes have begun to serve: a serving process holds its lock."""
         self._looked_at = now
         self._idle_since = min(self._idle_since, now)
         for role, child in self.running():
@@ -115,7 +121,8 @@ class Frontends:
             self.failures = 0
 
     def ended(self, child: Child, now: float) -> bool:
-        """A process has ended, to be started again when due; False: it is none of these."""
+        """Note the end of a child, and schedule a restart. Return False for a child of another
+        group."""
         number = self._numbers.pop(child, None)
         if number is None:
             return False
@@ -133,13 +140,13 @@ class Frontends:
         elif not expected and not self._serving:
             self.failures += 1
         if not child.stopping and not self._halted:
-            # One that chose to exit has said why, and that will hardly have gone at once.
+            # A process that exits by itself has a reason, which hardly disappears at once.
             killed = status is None or status < 0
             self._missing[number] = self._restarts[number].ended(now, at_once=killed)
         return True
 
     def _words_of(self, child: Child) -> str:
-        """Why a process that has ended did so, as it says itself."""
+        """Return the reason that an ended process has left behind, or an empty text."""
         file = self._words.pop(child, None)
         if file is None:
             return ""
@@ -147,12 +154,12 @@ class Frontends:
             return last_words.read(file)
 
     def halt(self) -> None:
-        """Start no more of them, whatever becomes of those that run."""
+        """Start no process any more. Running processes go on."""
         self._halted = True
         self._missing.clear()
 
     def next_due(self) -> float:
-        """When `turn` has something to do next; inf: not before an event."""
+        """Return when (monotonic) `turn` has something to do; inf if not before an event."""
         kills = [child.kill_at for child in self._numbers if child.kill_at is not None]
         starting = len(self._serving) < len(self._numbers)
         looks = [self._looked_at + _LOOK_S] if starting and not self._halted else []

@@ -1,4 +1,4 @@
-"""Whether the processes beside the supervisor give signs of life; what does not is killed."""
+"""Life watch: kills processes beside the supervisor that give no sign of life."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from shmserve.transport import rundir
 
 _log = logging.getLogger(__name__)
 
-_REPLACED = 4  # times the limit: silent processes have been replaced by then
+_REPLACED = 4  # times the limit: a silent process has been replaced by then
 
 
 class LifeWatch:
-    """Looks at each role's beats in its lock file (`FileLock.beat`), every `look_s`.
+    """Checks the beats in the lock file of each role (`FileLock.beat`), every `look_s` seconds.
 
-    Its own master it cannot replace: whether that and the coordinator live is for the service
-    manager, which can.
+    The supervisor cannot replace its own master. So a silent master, or a silent coordinator that
+    was not replaced, is left to the service manager, which can replace both (`healthy`).
 
     Args:
-        limit_s: for how long nobody is silent who lives.
-        master_s: the same of the master, which is silent while it stops.
+        limit_s: longest silence, in seconds, of a healthy process.
+        master_s: limit, in seconds, for gunicorn's master, which is silent while it stops.
     """
 
     def __init__(self, run_dir: str, limit_s: float, master_s: float) -> None:
@@ -36,7 +36,7 @@ class LifeWatch:
         self._coordinator = Silence(self.look_s)
 
     def look(self, role: str, child: Child, now: float) -> None:
-        """Kill it if it is silent, unless it has been told to end, which has a limit of its own."""
+        """Kill a silent process, unless `Child.stop` has set a limit already."""
         pid, silence = self._silences.get(role, (0, None))
         if silence is None or pid != child.pid:
             silence = Silence(self.look_s)
@@ -50,9 +50,9 @@ class LifeWatch:
             del self._silences[role]
 
     def healthy(self, now: float) -> bool:
-        """Whether what a supervisor cannot help works: the master's loop, and a coordinator that
-        has been replaced where it had to be."""
-        beat = self._beat("master")  # None: somebody runs gunicorn with timeout = 0
+        """Return whether two things work that the supervisor cannot repair: the master's loop, and
+        the replacement of a silent coordinator."""
+        beat = self._beat("master")  # None: gunicorn runs with timeout = 0
         master_s = self._master.seconds(beat, now) if beat is not None else 0.0
         coordinator_s = self._coordinator.seconds(self._beat("coordinator"), now)
         return master_s <= self._master_s and coordinator_s <= self._limit_s * _REPLACED

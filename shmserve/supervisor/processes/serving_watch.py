@@ -1,9 +1,9 @@
 """Serving watch: tells the coordinator whether gRPC processes serve, as readiness depends on it.
 
-A restart changes nothing. Readiness changes if a process that was started anew does not come to
-serve either: two in a row ended before they held their locks, or none has held a lock for 15 s. At
-a start, readiness waits for the first gRPC process; after three that ended, the service ends with
-status 1. During a reload the new generation ends instead. A process that hangs counts as serving
+A restart alone changes nothing. Readiness ends if restarted processes do not come to serve either:
+two in a row ended before they held their locks, or no process has held a lock for 15 s. At a
+start, readiness waits for the first gRPC process. After three failed processes the service ends
+with status 1; during a reload the new generation ends instead. A hanging process counts as serving
 until its silence is found, up to `watchdog_s` later.
 
 The coordinator judges HTTP workers by itself: none has been linked for 10 s, or since the
@@ -21,18 +21,19 @@ from shmserve.supervisor.processes.frontends import Frontends
 _log = logging.getLogger(__name__)
 
 _ROLE = "grpc"
-_ATTEMPTS = 3  # to start one, at a start of the service
+_ATTEMPTS = 3  # processes tried at a start of the service
 _STARTING = "none has begun to listen yet"
 
 
 class ServingWatch:
-    """What of `frontends` is told by `send`.
+    """Watch over `frontends`, reported by `send`.
 
-    `begins`: the service begins with this supervisor; `waits`: its gRPC processes do not listen
-    before it is ready otherwise.
+    Args:
+        begins: whether the service begins with this supervisor.
+        waits: whether gRPC processes may listen only once the service is ready otherwise.
 
     Attributes:
-        reason: why no gRPC process serves; empty: one does, or none should.
+        reason: why no gRPC process serves; empty if one serves or none should.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class ServingWatch:
         self.reason = _STARTING if begins and not waits and frontends.wanted else ""
 
     def tell_again(self) -> None:
-        """There is another coordinator, or the same one has a new link."""
+        """Report the state again: the coordinator is new, or has a new link."""
         self._again = True
 
     def turn(self, now: float, may_listen: bool) -> str:
-        """Tell what is new. Returns why the service's start has failed; empty: it has not."""
+        """Report a change. Return why the service's start has failed; empty if it has not."""
         if not may_listen:
             self._frontends.excuse(now)
         reason = self._frontends.hindrance(now)

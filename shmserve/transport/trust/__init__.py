@@ -1,1 +1,1 @@
-"""Who is at the other end: certificates, keys, the kernel's credentials of a peer."""
+"""Identity of the other end of a connection: certificates, keys, the kernel's credentials."""

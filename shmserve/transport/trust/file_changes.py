@@ -12,7 +12,7 @@ Signature = tuple[int, ...]
 
 
 class FileChanges:
-    """Tells of changes to some files since they were first looked at. Thread-safe."""
+    """Detector of changes to files since the last look. Thread-safe."""
 
     def __init__(self, *paths: str) -> None:
         self._paths = paths
@@ -22,11 +22,12 @@ class FileChanges:
 
     @property
     def due(self) -> bool:
-        """Whether `found` would look now."""
+        """Return whether `found` would look at the files now."""
         return time.monotonic() >= self._due
 
     def found(self) -> bool:
-        """Whether there was one that nobody was told of; looks once a second at most."""
+        """Return whether a file has changed and no caller was told yet. Looks once a second at
+        most."""
         if not self.due or not self._lock.acquire(blocking=False):
             return False
         try:
@@ -37,7 +38,7 @@ class FileChanges:
             self._lock.release()
 
     def forget(self) -> None:
-        """The files could not be used as they were: the next look finds a change."""
+        """Note that the files could not be used as they were: the next look finds a change."""
         with self._lock:
             self._seen = []
 
@@ -46,7 +47,7 @@ class FileChanges:
 
 
 def _signature(path: str) -> Signature:
-    """What differs after any change."""
+    """Return values of which at least one differs after any change of the file."""
     try:
         info = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""The file of hashed keys, as every door reads it: again when it has changed."""
+"""Key file: hashed keys, read by every frontend, and again when the file has changed."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ _MOST_BYTES = 4096  # of one key
 
 
 def read(settings: Settings) -> dict[bytes, Key]:
-    """The keys of the setting `keys_file`; none where it is not set.
+    """Return the keys of the setting `keys_file`, by digest; none if the setting is empty.
 
     Raises:
-        ConfigError: the file cannot be used, and why.
+        ConfigError: the file cannot be used; the message has the reason.
     """
     if not settings.keys_file:
-        if settings.keys_required_from not in ("nobody", "remote"):  # the latter is the default
+        if settings.keys_required_from not in ("nobody", "remote"):  # "remote" is the default
             raise ConfigError("keys_required_from: there are no keys without keys_file")
         return {}
-    most = keys.MAX_KEYS * _MOST_BYTES
+    limit = keys.MAX_KEYS * _MOST_BYTES
     try:
         with open(settings.keys_file, "rb") as file:
             if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
                 raise ConfigError("keys_file: every user of this host may write to it")
-            data = file.read(most + 1)
+            data = file.read(limit + 1)
     except OSError as ex:
         raise ConfigError(f"keys_file: cannot be read: {ex.strerror}") from None
-    if len(data) > most:
-        raise ConfigError(f"keys_file: more than {most} bytes")
+    if len(data) > limit:
+        raise ConfigError(f"keys_file: more than {limit} bytes")
     return keys.parse(data)
 
 
 class KeyFile:
-    """The keys that are valid now. Whoever looks for one has the file looked at, once a second at
-    most. One that has become unusable changes nothing, but is told of in the log. Thread-safe.
+    """Keys that are valid now. A look-up checks the file for changes, once a second at most. A
+    file that has become unusable changes nothing, but is reported in the log. Thread-safe.
 
     Args:
-        settings: `keys_file`.
+        settings: only `keys_file` is used.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -55,23 +55,24 @@ class KeyFile:
         self._lock = threading.Lock()
         self._keys: dict[bytes, Key] = {}
         self._changes = FileChanges(settings.keys_file)
-        self._failure = ""  # of the last reading; the log tells of it once
+        self._failure = ""  # of the last reading; logged once
         self._read()
 
     def holder(self, presented: str) -> Key | None:
-        """Whose key it is; None: nobody's, or not any more."""
+        """Return the key that a caller has presented; None if it is unknown or has expired."""
         if self._changes.found():
             self._read()
         return keys.holder(self._keys, presented, time.time())
 
     def _read(self) -> None:
-        with self._lock:  # what is read last stays
+        with self._lock:  # the last reading wins
             try:
                 self._keys = read(self._settings)
                 _log.info("keys_file: %d keys", len(self._keys))
                 self._failure = ""
             except ConfigError as ex:
-                self._changes.forget()  # it may pass, and keys that were withdrawn would stay
+                # Read again: the fault may pass, and until then withdrawn keys stay valid.
+                self._changes.forget()
                 if ex.message != self._failure:
                     self._failure = ex.message
                     _log.error("%s; keys as before: %d", ex.message, len(self._keys))

@@ -1,16 +1,16 @@
-"""Who is at the other end of a client's connection, as the kernel says.
+"""Peer credentials: which user and process a client's connection leads to, as the kernel says.
 
-A Unix socket tells uid and pid (SO_PEERCRED). Of a loopback TCP connection the kernel's
-socket table of this network namespace tells whose the client's socket is: asked through
-sock_diag, or read from /proc/net/tcp where that is not allowed. Everybody else is remote.
+A Unix socket tells uid and pid (SO_PEERCRED). For a loopback TCP connection, the kernel's socket
+table of this network namespace tells the owner of the client's socket. The table is asked through
+sock_diag, or read from /proc/net/tcp where sock_diag is not allowed. All other clients are remote.
 
-Only a socket that a process holds counts (inode not 0): what is left of a closed connection
-is listed as root's. And ours must still be connected after the look, else the table may
-have told of a later user of the same port.
+Only a socket that a process holds counts (inode not 0): the rest of a closed connection is listed
+as root's. The server's own socket must still be connected after the look, or the table may have
+told of a later user of the same port.
 
-The table names the user and the socket, not the process. That is found among the descriptors of
-the user's processes, as far as the server may look at them: its own user's, or everybody's if it
-is root (`with_process`).
+The table names the user and the socket, not the process. The process is found among the
+descriptors of the user's processes, as far as the server may see them: processes of its own user,
+or of all users if the server is root (`with_process`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ _NO_COOKIE = 0xFFFFFFFF
 # inet_diag_msg: family, state, timer, retrans, id (48 bytes), expires, rqueue, wqueue, uid, inode
 _REPLY = struct.Struct("=BBBB48sIIIII")
 _ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT = 1, 4, 5, 8
-_ITS_STATES = (_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2)  # FIN_WAIT: it has only ended sending
+_ITS_STATES = (_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2)  # FIN_WAIT: the client has only ended sending
 _OUR_STATES = (_ESTABLISHED, _CLOSE_WAIT)
 _TIMEOUT_S = 1.0
 
 _REMEMBERED = 256
-_seen: OrderedDict[int, str] = OrderedDict()  # the descriptor in /proc a socket was last found as
+# socket inode -> path in /proc of the descriptor that last led to it
+_seen: OrderedDict[int, str] = OrderedDict()
 
 REMOTE = Caller()
 _remote = RemoteAddresses(())
@@ -53,13 +54,13 @@ _SocketEntry = tuple[int, int, int]  # state, uid, inode
 
 
 def take_as_remote(binds: Iterable[str]) -> None:
-    """Take whoever comes to one of these addresses of ours as remote from now on."""
+    """Treat callers who connect to one of these addresses of the server as remote from now on."""
     global _remote
     _remote = RemoteAddresses(binds)
 
 
 def caller_of(sock: socket.socket) -> Caller:
-    """The user (and process, if that is known) a connected socket leads to."""
+    """Return the user (and process, if known) at the other end of a connected socket."""
     try:
         if sock.getsockname() in _remote:
             return REMOTE
@@ -70,19 +71,20 @@ def caller_of(sock: socket.socket) -> Caller:
             state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
             return caller if state in _OUR_STATES else REMOTE
     except OSError:
-        pass  # it is gone, so nobody it is
+        pass  # the peer is gone
     return REMOTE
 
 
 def user_of(sock: socket.socket) -> int:
-    """The uid of whoever has connected to our Unix socket. Raises OSError: it has gone."""
+    """Return the uid of the peer of a Unix socket. Raises OSError if the peer has gone."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     _, uid, _ = struct.unpack("3i", raw)
     return int(uid)
 
 
 def of_addresses(client: tuple[object, ...], server: tuple[object, ...]) -> Caller:
-    """The user of the loopback TCP connection from `client` to `server`, as (host, port)."""
+    """Return the user of the loopback TCP connection from `client` to `server`, given as (host,
+    port)."""
     theirs, ours = _address(client), _address(server)
     if theirs is None or ours is None or not theirs[0].is_loopback or server in _remote:
         return REMOTE
@@ -94,7 +96,7 @@ def of_addresses(client: tuple[object, ...], server: tuple[object, ...]) -> Call
 
 
 def with_process(caller: Caller) -> Caller:
-    """The caller with its process, if exactly one holds its socket."""
+    """Return the caller with its process, if exactly one process holds the caller's socket."""
     if caller.pid or not caller.socket:
         return caller
     held = f"socket:[{caller.socket}]"
@@ -109,7 +111,7 @@ def with_process(caller: Caller) -> Caller:
             _seen.popitem(last=False)
     pid = int(path.split("/")[2])
     started = started_at(pid)
-    if not started or _link(path) != held:  # it has just ended
+    if not started or _link(path) != held:  # the process has just ended
         return caller
     return replace(caller, pid=pid, started=started)
 
@@ -153,7 +155,7 @@ def _ask_kernel(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> _SocketEntry 
                 if entry is not None:
                     return entry
     except OSError:
-        pass  # not allowed in this container, perhaps
+        pass  # perhaps not allowed in this container
     return None
 
 
@@ -170,25 +172,26 @@ def _ask_family(
     sock.sendto(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + query, (0, 0))
     reply = sock.recv(4096)
     if _HEADER.unpack_from(reply)[1] != _SOCK_DIAG_BY_FAMILY:
-        return None  # NLMSG_ERROR: there is no such socket
+        return None  # NLMSG_ERROR: no such socket
     _, state, _, _, identity, _, _, _, uid, inode = _REPLY.unpack_from(reply, _HEADER.size)
     ports_and_addresses = _ID.unpack_from(identity)
-    wanted = (theirs[1], ours[1], source.ljust(16, b"\0"), target.ljust(16, b"\0"))
-    return (state, uid, inode) if ports_and_addresses == wanted else None
+    expected = (theirs[1], ours[1], source.ljust(16, b"\0"), target.ljust(16, b"\0"))
+    return (state, uid, inode) if ports_and_addresses == expected else None
 
 
 def _look_up(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> _SocketEntry | None:
-    """As `_ask_kernel`, from the table for people."""
+    """Find the entry like `_ask_kernel`, in the table in /proc."""
     for family in _families(theirs[0]):
-        wanted = [_shown(_packed(ip, family), port) for ip, port in (theirs, ours)]
+        expected = [_shown(_packed(ip, family), port) for ip, port in (theirs, ours)]
         for fields in _rows(family):
-            if fields[1:3] == wanted:
+            if fields[1:3] == expected:
                 return int(fields[3], 16), int(fields[7]), int(fields[9])
     return None
 
 
 def _rows(family: int) -> Iterator[list[str]]:
-    """Fields of the sockets in the kernel's table for people: 1 and 2 are its addresses."""
+    """Yield the fields of each socket in the kernel's table in /proc: 1 and 2 are the
+    addresses."""
     path = "/proc/net/tcp" if family == socket.AF_INET else "/proc/net/tcp6"
     try:
         with open(path, encoding="ascii") as file:
@@ -214,7 +217,7 @@ def _holding(held: str, uid: int) -> Iterator[str]:
                 if _link(f"{folder}/{descriptor}") == held:
                     yield f"{folder}/{descriptor}"
         except OSError:
-            continue  # it has ended, or is not ours to look at
+            continue  # the process has ended, or may not be seen
 
 
 def _link(path: str) -> str:

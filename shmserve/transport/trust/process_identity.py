@@ -1,8 +1,9 @@
-"""Which process a pid means: pids are used again, so something goes with them.
+"""Process identity: tells a process from a later one with the same pid.
 
-That is the process's start, which /proc tells. Where /proc hides the processes of other users
-(`hidepid`, systemd's ProtectProc), it is the number of the process's own inode in the kernel's
-file system of pidfds, negated; kernels before 6.9 have none, and then it is 0: not known.
+A pid goes together with the process's start time, which /proc tells. Where /proc hides the
+processes of other users (`hidepid`, systemd's ProtectProc), the second value is the negated inode
+number of the process in the kernel's file system of pidfds. Kernels before 6.9 have no such
+number, and the value is 0: not known.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _SO_PEERPIDFD = 77  # Linux 6.5, not in `socket`
 
 
 def started_at(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0: there is none, or it is hidden."""
+    """Return the start time of a process in clock ticks since boot; 0 if the process has ended or
+    is hidden."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
@@ -25,11 +27,12 @@ def started_at(pid: int) -> int:
 
 
 def of_peer(sock: socket.socket, pid: int) -> tuple[int, int]:
-    """The (pid, identity) of a Unix socket's peer; (0, 0): it has ended, or is in no sight.
+    """Return (pid, identity) of a Unix socket's peer; (0, 0) if the peer has ended or cannot be
+    seen.
 
     Args:
-        sock: connected.
-        pid: what SO_PEERCRED said.
+        sock: a connected socket.
+        pid: the peer's pid from SO_PEERCRED.
     """
     if pid <= 0:
         return 0, 0
@@ -50,14 +53,15 @@ def of_peer(sock: socket.socket, pid: int) -> tuple[int, int]:
 
 
 def is_of(pidfd: int, pid: int, identity: int) -> bool:
-    """Whether the process of `pidfd`, opened by this pid just now, is the one that was meant."""
+    """Return whether `pidfd`, just opened by `pid`, is the process with this identity. An unknown
+    identity (0) fits every process."""
     if identity < 0:
         return -_inode(pidfd) == identity
     return not identity or started_at(pid) == identity
 
 
 def _inode(pidfd: int) -> int:
-    """0: the kernel has one for all."""
+    """Return the inode of a pidfd; 0 if the kernel has the same inode for all."""
     inode, other = os.fstat(pidfd).st_ino, os.eventfd(0, os.EFD_CLOEXEC)
     try:
         return 0 if inode == os.fstat(other).st_ino else inode

@@ -1,4 +1,4 @@
-"""Our addresses behind which nobody of this host is: a proxy passes on what comes over them."""
+"""Remote addresses: listening addresses behind a proxy, where no caller counts as local."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _ANY = ("0.0.0.0", "::")
 
 
 class RemoteAddresses:
-    """Some of the addresses that are listened on, as the settings write them: ``HOST:PORT``,
-    ``[::1]:PORT``, ``unix:PATH``. One of all interfaces is its port, wherever it leads."""
+    """Set of listening addresses, in the form of the settings: ``HOST:PORT``, ``[::1]:PORT``,
+    ``unix:PATH``. An address of all interfaces stands for its port on every interface."""
 
     def __init__(self, binds: Iterable[str]) -> None:
         self._paths: set[str] = set()
@@ -34,7 +34,7 @@ class RemoteAddresses:
                 self._pairs.add((str(address[0]), int(port)))
 
     def __contains__(self, own: object) -> bool:
-        """Whether a connection that ends at `own`, as `getsockname` has it, came over one."""
+        """Return whether `own`, a connection's local address from `getsockname`, is in the set."""
         if isinstance(own, str):
             return bool(self._paths) and os.path.abspath(own) in self._paths
         if not isinstance(own, tuple) or not (self._pairs or self._ports):

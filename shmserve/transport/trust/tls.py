@@ -1,4 +1,4 @@
-"""TLS of the server's side: certificates that are read again when their files have changed."""
+"""TLS of the server: certificates, read again when their files have changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _log = logging.getLogger("shmserve.tls")
 
 
 class CertificateFiles(Struct, frozen=True):
-    """PEM files as a door's settings name them. `door`: what the settings' names begin with."""
+    """PEM files as the settings of a transport name them.
+
+    Attributes:
+        door: prefix of the settings' names, such as `http`.
+    """
 
     door: str
     cert: str
@@ -25,10 +29,10 @@ class CertificateFiles(Struct, frozen=True):
     client_ca: str
 
     def check(self) -> bool:
-        """Whether there is to be TLS.
+        """Return whether TLS is configured.
 
         Raises:
-            ConfigError: one of them is missing.
+            ConfigError: a file is missing in the settings.
         """
         name = f"{self.door}_tls"
         if bool(self.cert) != bool(self.key):
@@ -38,10 +42,10 @@ class CertificateFiles(Struct, frozen=True):
         return bool(self.cert)
 
     def contents(self) -> tuple[bytes, bytes, bytes]:
-        """Certificate, key and authority; empty: there is none.
+        """Return the contents of certificate, key and authority; empty for a file that is not set.
 
         Raises:
-            ConfigError: one cannot be read.
+            ConfigError: a file cannot be read.
         """
         name = f"{self.door}_tls"
         return (
@@ -52,15 +56,15 @@ class CertificateFiles(Struct, frozen=True):
 
 
 class Certificates:
-    """What new connections use. Files that have become unusable change nothing, but are told of in
-    the log. Thread-safe.
+    """Certificates for new connections. Files that have become unusable change nothing, but are
+    reported in the log. Thread-safe.
 
     Args:
-        files: where they are.
-        protocol: what is spoken, as ALPN names it.
+        files: paths of the files.
+        protocol: the protocol's ALPN name.
 
     Raises:
-        ConfigError: they cannot be used.
+        ConfigError: the files cannot be used.
     """
 
     def __init__(self, files: CertificateFiles, protocol: str) -> None:
@@ -68,24 +72,25 @@ class Certificates:
         self._protocol = protocol
         self._lock = threading.Lock()
         self._changes = FileChanges(files.cert, files.key, files.client_ca)
-        self._failure = ""  # of the last reading; the log tells of it once
+        self._failure = ""  # of the last reading; logged once
         self._context, self.pems = self._read()
 
     @property
     def due(self) -> bool:
-        """Whether `context` would look at the files now."""
+        """Return whether `context` would look at the files now."""
         return self._changes.due
 
     def context(self) -> ssl.SSLContext:
-        """For a connection that begins now; another object after a change."""
+        """Return the context for a connection that begins now; another object after a change of
+        the files."""
         if self._changes.found():
-            with self._lock:  # what is read last stays
+            with self._lock:  # the last reading wins
                 try:
                     self._context, self.pems = self._read()
                     _log.info("%s: new certificates", self._files.door)
                     self._failure = ""
                 except ConfigError as ex:
-                    self._changes.forget()  # it may pass
+                    self._changes.forget()  # the fault may pass
                     if ex.message != self._failure:
                         self._failure = ex.message
                         _log.error("%s; certificates as before", ex.message)
@@ -108,10 +113,11 @@ class Certificates:
 
 
 def certificates(settings: Settings, door: str, protocol: str) -> Certificates | None:
-    """For a door with these settings; None: it has no TLS.
+    """Return the certificates of a transport; None without TLS. `door`: prefix of the settings'
+    names.
 
     Raises:
-        ConfigError: they cannot be used.
+        ConfigError: the certificates cannot be used.
     """
     cert, key, authority = (
         getattr(settings, f"{door}_tls_{which}") for which in ("cert", "key", "client_ca")
@@ -121,7 +127,7 @@ def certificates(settings: Settings, door: str, protocol: str) -> Certificates |
 
 
 def subject_of(tls: ssl.SSLSocket) -> str:
-    """Who a client is by its certificate, for the log; empty: it has shown none."""
+    """Return the subject of a client's certificate, for the log; empty without a certificate."""
     shown: dict[str, Any] = tls.getpeercert() or {}
     names = [f"{name}={value}" for part in shown.get("subject", ()) for name, value in part]
     return ascii(", ".join(names))[1:-1]

@@ -172,7 +172,7 @@ def test_states_that_come_after_the_run_are_nobodys(rig: Rig, threads: ThreadPoo
         Response((Output("OUT", "FP32", five), Output("NEXT", "FP32", five))), final=True
     )
     assert asked.result() == [5]
-    assert rig.executors[0].loop._runner._states._given == {}  # type: ignore[attr-defined]
+    assert rig.executors[0].loop._runner._states._pending == {}  # type: ignore[attr-defined]
     kept.clear()
     until(nothing_is_left(rig), "something is left")
 

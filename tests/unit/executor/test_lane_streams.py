@@ -219,7 +219,7 @@ def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(tmp_pa
 
     rig.serve(begin, spec=DECOUPLED)
     (executor,) = rig.executors
-    most = executor.lanes._most = 2
+    most = executor.lanes._limit = 2
     for count in range(most):
         with lane_to(rig) as lane:
             lane.send(request(1, floats(1), credit=1))

@@ -3,9 +3,8 @@
     pip install 'shmserve[train,onnx]'
     python workers/digits/training/train.py
 
-scikit-learn's bundled data set (1797 images of 8x8, from the UCI repository), split with
-a fixed seed; a quarter is held out and measured with ONNX Runtime on the exported model,
-in the form in which it is served.
+scikit-learn's bundled data set (1797 images of 8x8, from the UCI repository) is split with a fixed
+seed. A quarter is held out and measured with ONNX Runtime on the exported model, as it is served.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ WORKER = Path(__file__).resolve().parent.parent
 SEED = 20240229
 OPSET = 17
 IR_VERSION = 8
-SAMPLE = 0  # which image of the test set is the sample
+SAMPLE = 0  # index in the test set of the sample image
 
 
 def train(images, labels):
-    """A small network on grey values scaled to 0..1."""
+    """Return a small network trained on grey values scaled to 0..1."""
     network = MLPClassifier(hidden_layer_sizes=(64,), alpha=0.01, max_iter=500, random_state=SEED)
     return make_pipeline(MinMaxScaler(), network).fit(images, labels)
 
 
 def export(pipeline) -> onnx.ModelProto:
-    """The pipeline as a graph that takes one [8, 8] image and gives [1] and [10]."""
+    """Return the pipeline as a graph that takes one [8, 8] image and gives [1] and [10]."""
     inner = convert_sklearn(
         pipeline,
         initial_types=[("rows", FloatTensorType([1, 64]))],
@@ -55,7 +54,7 @@ def export(pipeline) -> onnx.ModelProto:
         helper.make_node("Reshape", [label, "label_shape"], ["label_out"]),
         helper.make_node("Reshape", [probabilities, "probabilities_shape"], ["probabilities_out"]),
     ]
-    # the inner graph uses the names the outside should have
+    # frees the outer names, which the inner graph uses too
     for node in nodes[1:-2]:
         node.output[:] = [_inner(name) for name in node.output]
         node.input[:] = [_inner(name) for name in node.input]
@@ -69,7 +68,7 @@ def export(pipeline) -> onnx.ModelProto:
 
 
 def wrapped(nodes, constants) -> onnx.GraphProto:
-    """The graph with the worker's inputs and outputs."""
+    """Return the graph with the worker's inputs and outputs."""
     shapes = {"rows_shape": [1, 64], "label_shape": [1], "probabilities_shape": [10]}
     shape_constants = [
         helper.make_tensor(name, TensorProto.INT64, [len(shape)], shape)
@@ -92,7 +91,7 @@ def _inner(name: str) -> str:
 
 
 def accuracy(path: Path, images, labels) -> float:
-    """The share of images the exported model gets right."""
+    """Return the share of images that the exported model gets right."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     right = 0
     for image, label in zip(images, labels, strict=True):
@@ -104,7 +103,7 @@ def accuracy(path: Path, images, labels) -> float:
 
 
 def write_sample(image, label: int) -> None:
-    """One image of the test set as a picture and as a request."""
+    """Write one image of the test set as a picture and as a request."""
     grey = image.reshape(8, 8).astype(int)
     rows = "\n".join(" ".join(f"{16 - value:2d}" for value in row) for row in grey)
     (WORKER / "sample.pgm").write_text(f"P2\n# a handwritten {label}\n8 8\n16\n{rows}\n")

@@ -1,7 +1,7 @@
-"""An MLP-Mixer (S/32) whose weights are drawn from a seed: the same code on a GPU and on the CPU.
+"""An MLP-Mixer (S/32) with random weights from a seed: the same code on a GPU and on the CPU.
 
-What it says of an image means nothing. It is there to be measured, and to compare a GPU's
-answers with a CPU's.
+The answers mean nothing. The model serves to measure the server, and to compare answers of a GPU
+with answers of a CPU.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ class Model:
         random = np.random.default_rng(SEED)
 
         def drawn(rows, columns):
-            """Weights that keep the variance of what they are multiplied with."""
+            """Return random weights that keep the variance of the activations."""
             weights = random.random((rows, columns), np.float32)
             weights -= 0.5
             weights *= (12 / rows) ** 0.5
@@ -49,16 +49,16 @@ class Model:
         self.xp.divide(exponents, exponents.sum(), out=target)
 
     def normal(self, x):
-        """Rows of mean 0 and variance 1."""
+        """Return rows with mean 0 and variance 1."""
         x = x - x.mean(axis=1, keepdims=True)
         return x / self.xp.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-6)
 
     def gelu(self, x):
-        """Its sigmoid approximation."""
+        """Return the sigmoid approximation of GELU."""
         return x / (1 + self.xp.exp(-1.702 * x))
 
 
 def patches(image):
-    """One row for each square of the image."""
+    """Return the image's squares, one row each."""
     squares = image.reshape(CHANNELS, GRID, PATCH, GRID, PATCH).transpose(1, 3, 0, 2, 4)
     return squares.reshape(GRID * GRID, CHANNELS * PATCH * PATCH)

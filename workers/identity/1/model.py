@@ -1,4 +1,4 @@
-"""Answers with its input; writes straight into shared memory."""
+"""Returns its input, written straight into shared memory."""
 
 import numpy as np
 

@@ -1,4 +1,5 @@
-"""Answers with its strings; BYTES outputs are returned, since their size is not known before."""
+"""Returns its strings. BYTES outputs are returned by `infer`, because their size is not known
+before."""
 
 
 class Model:

@@ -1,4 +1,4 @@
-"""Does nothing, to measure what the server costs."""
+"""Does nothing: measures the server's own cost."""
 
 
 class Model:

@@ -1,4 +1,4 @@
-"""Any number of answers, from a thread of its own, to any number of requests at once."""
+"""Sends any number of answers from a thread of its own, to any number of requests at once."""
 
 import threading
 import time

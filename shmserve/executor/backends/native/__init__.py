@@ -1,1 +1,1 @@
-"""The native dialect of model.py."""
+"""Native dialect of model.py."""

@@ -1,4 +1,4 @@
-"""The native dialect of model.py: a class `Model` that reads views and writes into slots.
+"""Native dialect of model.py: a class `Model` that reads views and writes into slots.
 
     class Model:
         def __init__(self, context):        # optional; context: shmserve.executor.backend.Context
@@ -10,20 +10,21 @@
         def close(self):                    # optional
             ...
 
-An output is either written into what `request.output` offered or returned in the dict;
-a returned array is copied once (unless it is an input, or one that was offered).
-`stream_request` says how decoupled models answer.
+An output is either written into the array from `request.output` or returned in the dict. A
+returned array is copied once, unless it is an input or came from `request.output`.
+`stream_request` describes how decoupled models answer.
 
-With `dynamic_batching` or `sequence_batching` in config.pbtxt, a class that has
+With `dynamic_batching` or `sequence_batching` in config.pbtxt, a class may have
 
         def infer_batch(self, batch):       # as `infer`, for several requests at once
             ...
 
-gets requests by it, those that were queued as one: each input is theirs along the first
-dimension, in memory that they were copied to once, and each output is taken apart again, without
-a copy if it was written into what `batch.output` offered. A class without it gets them one by one.
+`infer_batch` gets the requests of a batch as one: each input holds the inputs of all requests
+along the first dimension, in memory that they were copied to once. Each output is split again,
+without a copy if it was written into an array from `batch.output`. A class without `infer_batch`
+gets the requests one by one.
 
-Arrays are numpy's, also of an instance on a GPU, unless the class says otherwise:
+Arrays are numpy arrays, also on a GPU instance, unless the class asks for device tensors:
 
     class Model:
         device_tensors = True
@@ -31,21 +32,21 @@ Arrays are numpy's, also of an instance on a GPU, unless the class says otherwis
             self.xp = context.xp            # cupy on a GPU, else numpy
             self.weights = self.xp.asarray(...)
         def infer(self, request):
-            x = request.input("INPUT0")     # on the GPU; BYTES are numpy's all the same
+            x = request.input("INPUT0")     # on the GPU; BYTES stay numpy arrays
             self.xp.multiply(x, self.weights, out=request.output("OUTPUT0", x.shape))
 
-Then inputs are CuPy arrays, in place if they lie in a CUDA region of that GPU, else brought
-there by one DMA, and outputs are CuPy arrays that lie in the client's region or are taken out
-by one DMA. On the CPU the same code gets numpy arrays. Inputs are not to be written to.
-What is returned may also be anything on a GPU with `__dlpack__` or `__cuda_array_interface__`,
-such as a torch tensor. Work goes to the device's default stream, where CuPy and torch work
-unless they are told otherwise; what is begun need not be waited for.
+Then inputs are CuPy arrays: in place if they lie in a CUDA region of the GPU, else brought there
+by one DMA. Outputs are CuPy arrays that lie in the client's region or are copied out by one DMA.
+On the CPU the same code gets numpy arrays. The model must not write to inputs. A returned value
+may also be any GPU object with `__dlpack__` or `__cuda_array_interface__`, such as a torch tensor.
+The server uses the device's default stream, as CuPy and torch do by default, so the model need not
+wait for work on this stream.
 
-A model calls others of this server by
+A model calls other models of this server by
 
         answer = request.call("other", {"X": x})            # {"Y": array, ...}
 
-Extensions may give models other requests than those with tensors (`request_forms`).
+Extensions may give models other requests than tensor requests (`request_forms`).
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ _log = logging.getLogger(__name__)
 
 
 class NativeRequest:
-    """One request as `Model.infer` sees it. Valid until `infer` returns."""
+    """Request as `Model.infer` sees it. Valid until `infer` returns."""
 
     __slots__ = ("_check", "_device", "_first", "_models", "_offered", "_request")
 
@@ -107,26 +108,26 @@ class NativeRequest:
 
     @property
     def requested(self) -> tuple[str, ...]:
-        """Names of the outputs that somebody wants."""
+        """Names of the outputs that the client wants."""
         return self._request.requested
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more; long loops may look now and then."""
+        """True if the answer is no longer wanted. Long loops may check this now and then."""
         return self._request.cancelled
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that were sent (optional ones may be missing)."""
+        """Names of the inputs that were sent. Optional inputs may be missing."""
         return tuple(self._request.inputs)
 
     def input(self, name: str) -> Any:
-        """An input as a read-only numpy array, or with `device_tensors` on a GPU as a CuPy array
-        that is not to be written to; BYTES as a numpy array of `bytes`.
+        """Return an input as a read-only numpy array. With `device_tensors` on a GPU, return a
+        CuPy array, which the model must not write to. BYTES are always numpy arrays of `bytes`.
 
         Raises:
             Internal: the request has no such input.
-            ResourceExhausted: the GPU has no memory left for it.
+            ResourceExhausted: the GPU has no memory left for the input.
         """
         tensor = self._request.inputs.get(name)
         if tensor is None:
@@ -136,79 +137,81 @@ class NativeRequest:
         return self._device.input(self._request, name)
 
     def call(self, model: str, inputs: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-        """Have another model of this server work on arrays; its outputs by name. For any thread.
+        """Call another model of this server with arrays, and return its outputs by name. For any
+        thread.
 
         Args:
-            model: its name.
+            model: name of the model.
             inputs: arrays by input; each is copied into shared memory once.
-            options: `outputs`, names of those wanted (all); `version` (the newest that is ready);
-                `parameters` of the request; `timeout_s` (what this request has left).
+            options: `outputs`, names of requested outputs (default: all); `version` (default: the
+                newest ready version); `parameters` of the request; `timeout_s`, in seconds
+                (default: the time that this request has left).
 
         Returns:
-            Read-only numpy arrays on the called executor's memory, which is theirs until the last
-            array on it is collected; BYTES as object arrays of `bytes`.
+            Read-only numpy arrays on memory of the called executor, which is released when the
+            last array is collected; BYTES as object arrays of `bytes`.
 
         Raises:
-            ShmserveError: the model's error, or why it could not be called. If the model does
-                not catch it, it is the answer to this request.
+            ShmserveError: error of the called model, or of the call itself. An error that the
+                model does not catch becomes the answer to this request.
         """
         return one_answer(self._models, self._request, model, inputs, CallOptions(**options))
 
     def call_stream(
         self, model: str, inputs: Mapping[str, Any], **options: Any
     ) -> Iterator[dict[str, Any]]:
-        """As `call`, but any number of answers, as they come: what decoupled models need. Leaving
-        the iterator cancels the rest; `timeout_s` is for each answer."""
+        """Call a model as `call` does, and yield any number of answers as they come, as decoupled
+        models need. Leaving the iterator cancels the rest. `timeout_s` applies to each answer."""
         return all_answers(self._models, self._request, model, inputs, CallOptions(**options))
 
     def answer(self, result: Any, partial: bool = False) -> Response:
-        """What the model gave, as a response (for the server, not for models).
+        """Return the model's result as a response (for the server, not for models).
 
-        `partial`: outputs may be missing, as in a stream.
+        `partial`: True if outputs may be missing, as in a stream.
 
         Raises:
-            ShmserveError: it is nothing that can be sent.
+            ShmserveError: the result cannot be sent.
         """
         offered, self._offered = self._offered, {}
         if result is None:
-            given = offered
+            outputs = offered
         elif isinstance(result, dict):
             for name, array in result.items():
                 if name in offered and array is not offered[name]:
                     raise Internal(f"output '{name}' was both offered and returned")
-            given = {**offered, **result}
+            outputs = {**offered, **result}
         else:
             raise Internal(f"infer must return None or a dict, got {type(result).__name__}")
-        return Response(outputs=self._check.answer(self._request.requested, given, partial))
+        return Response(outputs=self._check.answer(self._request.requested, outputs, partial))
 
     def output(self, name: str, shape: Sequence[int]) -> Any:
-        """A writable array, with undefined content, whose content is sent as the output: numpy's,
-        or with `device_tensors` on a GPU CuPy's.
+        """Return a writable array whose content is sent as the output. The initial content is
+        undefined. The array is a numpy array, or a CuPy array with `device_tensors` on a GPU.
 
-        An output that nobody requested gets ordinary memory, so a model need not ask.
+        An output that was not requested gets ordinary memory, so a model need not check for it.
 
         Raises:
-            Internal: no such output, a shape against the configuration, or a BYTES
-                output (its size is not known before its content: return it instead).
-            ArenaExhausted: there is no room for it now.
-            ResourceExhausted: the GPU has no memory left for it.
+            Internal: no such output, a shape against the configuration, or a BYTES output, whose
+                size is unknown in advance (return it instead).
+            ArenaExhausted: shared memory has no room for the output now.
+            ResourceExhausted: the GPU has no memory left for the output.
         """
-        wanted = tuple(map(int, shape))
-        spec = self._check.expect(name, wanted)
+        dims = tuple(map(int, shape))
+        spec = self._check.expect(name, dims)
         array = self._offered.get(name)
         if array is not None:
-            if array.shape != wanted:
+            if array.shape != dims:
                 raise Internal(f"output '{name}' was asked for with two shapes")
             return array
         if spec.datatype == "BYTES":
             raise Internal(f"BYTES output '{name}' must be returned by infer")
         request, datatype = self._request, spec.datatype
         if self._device is not None:
-            array = self._device.output(request, name, datatype, wanted)
+            array = self._device.output(request, name, datatype, dims)
         elif name in request.requested:
-            array = request.offer(name, datatype, wanted)
+            array = request.offer(name, datatype, dims)
         else:
-            array = np.empty(wanted, DATATYPES[datatype].numpy)
+            array = np.empty(dims, DATATYPES[datatype].numpy)
         self._offered[name] = array
         return array
 
@@ -224,12 +227,12 @@ class NativeDialect:
 
     @property
     def batching(self) -> BatchForm:
-        """Whether it takes several requests as one."""
+        """STACKED if the model takes several requests as one, else ALONE."""
         return BatchForm.STACKED if self._takes_batches else BatchForm.ALONE
 
     @property
     def reads_on_device(self) -> bool:
-        """Whether its inputs are wanted on the GPU."""
+        """True if the model wants its inputs on the GPU."""
         return self._device is not None
 
     def start(self, context: Context) -> ModelSpec:
@@ -256,7 +259,7 @@ class NativeDialect:
         return spec
 
     def _request_class(self, form: RequestForm | None) -> type[Any]:
-        """What the model is given for a request."""
+        """Return the class of requests that the model gets."""
         return NativeRequest if form is None else form.request
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:

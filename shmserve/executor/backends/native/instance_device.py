@@ -1,4 +1,4 @@
-"""Where a native model's tensors are if its instance is on a GPU and it wants them there."""
+"""Instance device: gives a native model its tensors on the instance's GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shmserve.tensor.dtypes import DATATYPES
 
 
 class InstanceDevice:
-    """The instance's GPU, for any thread of the model."""
+    """GPU of the instance, for any thread of the model."""
 
     def __init__(self, context: Context) -> None:
         ordinal = ordinal_of(context.device)
@@ -22,19 +22,21 @@ class InstanceDevice:
         self._threads = threading.local()
 
     def input(self, request: Request, name: str) -> Any:
-        """A numeric input as a CuPy array."""
+        """Return a numeric input as a CuPy array."""
         self._choose()
         return request.inputs[name].on_device()
 
     def output(self, request: Request, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        """A CuPy array for an output: one that nobody requested is in device memory, too."""
+        """Return a CuPy array for an output. Outputs that were not requested get device memory,
+        too."""
         self._choose()
         if name in request.requested:
             return request.offer_on_device(name, datatype, shape)
         return self._empty(shape, DATATYPES[datatype].numpy)
 
     def _choose(self) -> None:
-        """Every thread begins on CUDA's first device: one that asks for a tensor works on it."""
+        """Make the instance's GPU current in this thread. New threads begin on CUDA's first
+        device."""
         if not hasattr(self._threads, "chosen"):
             self._cuda.Device(self._ordinal).use()
             self._threads.chosen = True

@@ -16,7 +16,7 @@ from shmserve.tensor.dtypes import from_numpy
 
 
 class CallOptions(Struct, frozen=True):
-    """What a call says besides its inputs; the fields are those of `ModelCall`."""
+    """Options of a call, with the fields of `ModelCall`."""
 
     outputs: tuple[str, ...] = ()
     version: str | int = ""
@@ -31,7 +31,7 @@ def one_answer(
     inputs: Mapping[str, Any],
     options: CallOptions,
 ) -> dict[str, Any]:
-    """Outputs by name, of a model that gives one answer."""
+    """Call a model for one answer, and return the outputs by name."""
     running = models.begin(_call(request, model, inputs, options, stream=False), [request])
     answer = running.next()
     assert answer is not None
@@ -45,7 +45,7 @@ def all_answers(
     inputs: Mapping[str, Any],
     options: CallOptions,
 ) -> Iterator[dict[str, Any]]:
-    """Outputs by name, of each answer that has any."""
+    """Call a model, and yield the outputs by name of each answer that has outputs."""
     running = models.begin(_call(request, model, inputs, options, stream=True), [request])
     try:
         while (answer := running.next()) is not None:
@@ -84,5 +84,5 @@ def _outputs(answer: CallAnswer) -> dict[str, Any]:
         try:
             raise answer.error
         finally:
-            del answer  # the error's traceback would have it, and all who called this
+            del answer  # breaks the cycle of answer, error and traceback
     return {tensor.name: tensor.array for tensor in answer.outputs}

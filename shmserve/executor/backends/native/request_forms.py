@@ -1,4 +1,4 @@
-"""Extensions that give a model.py of the native dialect other requests than those with tensors."""
+"""Request forms: extensions that give native models other requests than tensor requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class RequestForm(Struct, frozen=True):
-    """The classes of a model's requests: one derived from `NativeRequest`, and one derived from
-    `StreamRequest`, for decoupled models.
+    """Classes of a model's requests: one derived from `NativeRequest`, and for decoupled models
+    one derived from `StreamRequest`.
 
-    They may have further properties and override `answer`, which makes a response of what the
-    model gives. They have no use for `device_tensors`.
+    The classes may have further properties, and override `answer`, which makes a response of the
+    model's result. `device_tensors` has no effect with them.
     """
 
     request: type[Any]
@@ -23,17 +23,19 @@ class RequestForm(Struct, frozen=True):
 
 
 class FormChooser(Protocol):
-    """An extension of the group `extensions.NATIVE_REQUESTS`. Called in an executor, before the
-    class `Model` is made, if the model has a parameter with the extension's name, or one that
-    begins with it and "_". Where such a form has tensors of its own for its requests, the reader
-    of the same name (`FolderReader.with_parameters`) tells them.
+    """Extension of the group `extensions.NATIVE_REQUESTS`.
 
-    Pipelines whose first and last model have the same value of the parameter with that name take
-    such requests, too; a request's parameter with the name and "_streaming" is for the last model.
+    An executor calls the extension before making the class `Model`, if a parameter of the model
+    has the extension's name, or begins with the name and "_". If the form has its own tensors for
+    requests, the reader of the same name (`FolderReader.with_parameters`) describes the tensors.
+
+    Pipelines take such requests, too, if the first and the last model have the same value of the
+    parameter with the extension's name. A request's parameter with the name and "_streaming" is
+    for the last model.
     """
 
     def __call__(self, spec: ModelSpec) -> RequestForm | None:
-        """The form of this model's requests; None: tensors, after all.
+        """Return the form of this model's requests, or None for tensors.
 
         Raises:
             ConfigError: the model cannot be served.
@@ -42,6 +44,6 @@ class FormChooser(Protocol):
 
 
 def form_of(spec: ModelSpec) -> RequestForm | None:
-    """The form of a model's requests; None: tensors."""
+    """Return the form of a model's requests, or None for tensors."""
     choosers = extensions.concerned(extensions.NATIVE_REQUESTS, spec.parameters)
     return next((form for chooser in choosers if (form := chooser(spec)) is not None), None)

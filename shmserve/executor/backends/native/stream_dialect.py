@@ -1,4 +1,4 @@
-"""Runs decoupled models of the native dialect."""
+"""Stream dialect: runs decoupled models of the native dialect."""
 
 from __future__ import annotations
 

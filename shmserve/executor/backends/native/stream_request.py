@@ -1,4 +1,5 @@
-"""Decoupled models of the native dialect: any number of answers to one request.
+"""Stream request of the native dialect: a decoupled model sends any number of answers to a
+request.
 
     class Model:
         def infer(self, request):                   # a generator: one request at a time
@@ -15,7 +16,7 @@ or, with threads of its own and any number of requests under way:
             request.send({"OUT": array})
             request.finish()
 
-With `device_tensors` (see `dialect`) the instance's GPU becomes that of each thread which asks
+With `device_tensors` (see `dialect`), the instance's GPU becomes current in each thread that asks
 for a tensor.
 
 A generator whose request is cancelled is closed at its `yield`.
@@ -31,14 +32,15 @@ from shmserve.executor.backends.native.dialect import NativeRequest
 
 
 class StreamRequest(NativeRequest):
-    """One request of a decoupled model. It may be kept, and used by any one thread."""
+    """Request of a decoupled model. The model may keep the request, and use it from any one
+    thread."""
 
     __slots__ = ()
 
     def send(self, outputs: Any = None) -> None:
-        """Send an answer: what was written into `output(...)` since the last one, and what is
-        given here, as other models return it. Waits while the client is behind; dropped if the
-        request is `cancelled`.
+        """Send an answer: arrays from `output(...)` since the last answer, and the given
+        `outputs`, as other models return them. Waits while the client is behind. Answers to a
+        `cancelled` request are dropped.
 
         Raises:
             ProtocolViolation: after `finish`.
@@ -52,10 +54,10 @@ class StreamRequest(NativeRequest):
         responses.send(response)
 
     def finish(self) -> None:
-        """There are no more answers.
+        """End the stream.
 
         Raises:
-            ProtocolViolation: it was called before.
+            ProtocolViolation: `finish` was called before.
         """
         responses = self._request.responses
         assert responses is not None

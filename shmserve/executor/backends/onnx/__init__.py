@@ -1,1 +1,1 @@
-"""The `onnxruntime` backend."""
+"""ONNX Runtime backend (`onnxruntime`)."""

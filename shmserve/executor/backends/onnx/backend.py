@@ -1,9 +1,9 @@
-"""The `onnxruntime` backend: I/O binding straight on the bytes of slots.
+"""ONNX Runtime backend (`onnxruntime`): I/O binding on the bytes of slots.
 
-Inputs are bound where they lie; outputs whose shape is known beforehand are bound to the
-offered slot, so the last operator writes into shared memory. The shape is known if it is
-fixed or its symbols ("N") are dimensions of inputs. Other outputs stay in ONNX Runtime's
-memory and are copied by the executor. On a GPU the same happens in its memory and in CUDA
+Inputs are bound where they lie. Outputs whose shape is known beforehand are bound to the offered
+slot, so the last operator writes into shared memory. The shape is known if it is fixed or its
+symbols ("N") are dimensions of inputs. Other outputs stay in ONNX Runtime's memory, and the
+executor copies them. On a GPU, inputs and outputs are bound in the same way in GPU memory and CUDA
 regions. Strings go through `session.run`, which copies.
 """
 
@@ -41,17 +41,17 @@ class OnnxRuntimeBackend:
 
     def __init__(self) -> None:
         self._session: Any = None
-        self._ordinal: int | None = None  # of the GPU it computes on
+        self._ordinal: int | None = None  # GPU of the session; None: the CPU
         self._place: OnHost | OnDevice = OnHost()
 
     @property
     def device(self) -> str:
-        """Where the session computes."""
+        """Device on which the session computes."""
         return CPU if self._ordinal is None else device_name(self._ordinal)
 
     @property
     def reads_on_device(self) -> bool:
-        """Whether its tensors are on a GPU."""
+        """True if the session's tensors are on a GPU."""
         return isinstance(self._place, OnDevice)
 
     def load(self, context: Context) -> ModelSpec:
@@ -92,10 +92,10 @@ class OnnxRuntimeBackend:
 
     def _answer(self, request: Request) -> Response:
         try:
-            given = self._run(request) if self._strings else self._bound(request)
-            return Response(outputs=self._check.answer(request.requested, given))
+            outputs = self._run(request) if self._strings else self._bound(request)
+            return Response(outputs=self._check.answer(request.requested, outputs))
         except Exception as ex:
-            # the shapes fitted the configuration, but not each other: the client's mistake
+            # the client's mistake: shapes that fit the configuration, but not each other
             wrong_input = type(ex).__name__ == "InvalidArgument" and not isinstance(
                 ex, ShmserveError
             )
@@ -127,11 +127,11 @@ class OnnxRuntimeBackend:
             ours = isinstance(ex, ShmserveError) or self._cuda_error(ex) is not None
             if ours or fixed == shapes:
                 raise
-            # Was it the shape a symbol promised? Then the model works without the promise.
-            given = self._bind_and_run(request, arrays, fixed, offered)
+            # If a symbol promised a wrong shape, the model works without the symbols.
+            outputs = self._bind_and_run(request, arrays, fixed, offered)
             self._trust_symbols = False
             _log.warning("model '%s': symbolic dimensions do not hold", self._spec.name)
-            return given
+            return outputs
 
     def _bind_and_run(
         self,
@@ -168,7 +168,7 @@ class OnnxRuntimeBackend:
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
 
-    # Both sides hand over whole row-major arrays: inputs are views of exactly their bytes
+    # Inputs and offered outputs are whole row-major arrays, views of exactly their bytes
     def _bind(self, bind: Any, tensor: GraphTensor, array: Any) -> None:
         place, address = self._place, self._place.address(array)
         bind(tensor.name, place.kind, place.number, tensor.element_type, array.shape, address)
@@ -180,7 +180,8 @@ class OnnxRuntimeBackend:
         return tensor
 
     def _symbols(self, arrays: list[Any]) -> dict[str, int]:
-        """What the symbols of the inputs' shapes stand for in this request."""
+        """Return the value of each symbol in the inputs' shapes. Symbols with two values are left
+        out."""
         values: dict[str, int] = {}
         clash: set[str] = set()
         for tensor, array in zip(self._inputs.values(), arrays, strict=True):
@@ -198,7 +199,7 @@ def _input(request: Request, name: str) -> InputTensor:
 
 
 def _resolved(tensor: GraphTensor, symbols: dict[str, int]) -> tuple[int, ...] | None:
-    """The shape an output will have, or None if that is not known."""
+    """Return the shape that an output will have, or None if the shape is unknown."""
     shape = []
     for dim in tensor.dims:
         size = symbols.get(dim) if isinstance(dim, str) else dim

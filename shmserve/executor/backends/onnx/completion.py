@@ -1,8 +1,8 @@
-"""A configuration and the ONNX graph it is for: completed by the graph, or refused.
+"""Completion: fills in a configuration from the ONNX graph, or refuses a contradiction.
 
-As Triton completes: nothing where the configuration tells inputs and outputs; else a graph
-whose every tensor has a variable first dimension gets `max_batch_size: 4` and dynamic
-batching unless the configuration says otherwise, and a scalar is `dims: [1]` reshaped to [].
+As in Triton, nothing is added if the configuration lists inputs and outputs. Else, a graph in
+which every tensor has a variable first dimension gets `max_batch_size: 4` and dynamic batching,
+unless the configuration says otherwise. A scalar becomes `dims: [1]` reshaped to [].
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _Entry = TypeVar("_Entry", InputEntry, OutputEntry)
 
 
 def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) -> ModelSpec:
-    """The spec, agreeing with the graph: checked where the configuration told, else filled in.
+    """Return the spec in agreement with the graph: configured tensors are checked, missing tensors
+    are filled in.
 
-    `directory` is the model's folder, which has the labels of outputs.
+    `directory`: the model's folder, which has the labels of outputs.
 
     Raises:
         ConfigError: configuration and graph disagree.
@@ -47,12 +48,16 @@ def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) ->
     if not config.input or not config.output:
         config = _choose_batch(spec, {"input": inputs, "output": outputs})
     batched = config.max_batch_size > 0
-    given = config.input or tuple(map(InputEntry, inputs))
-    wanted = config.output or tuple(map(OutputEntry, outputs))
+    input_entries = config.input or tuple(map(InputEntry, inputs))
+    output_entries = config.output or tuple(map(OutputEntry, outputs))
     config = replace(
         config,
-        input=tuple(_filled(e, "input", inputs.get(e.name), spec.name, batched) for e in given),
-        output=tuple(_filled(e, "output", outputs.get(e.name), spec.name, batched) for e in wanted),
+        input=tuple(
+            _filled(e, "input", inputs.get(e.name), spec.name, batched) for e in input_entries
+        ),
+        output=tuple(
+            _filled(e, "output", outputs.get(e.name), spec.name, batched) for e in output_entries
+        ),
     )
     labels = read_labels(model_config.of_spec(spec), directory)
     whole = replace(
@@ -88,7 +93,7 @@ def _choose_batch(spec: ModelSpec, graphs: dict[str, Graph]) -> ConfigDocument:
             f"'{fixed[0].name}' has shape {list(fixed[0].shape)} in the ONNX model: "
             "no variable batch dimension"
         )
-    # Dims that already have the graph's first dimension say that there is no other batch
+    # If dims include the graph's first dimension, the model has no batch dimension
     whole = any(
         len(entry.dims) == len(graphs[kind][entry.name].shape) and entry.reshape is UNSET
         for kind, entries in (("input", config.input), ("output", config.output))
@@ -107,7 +112,7 @@ def _choose_batch(spec: ModelSpec, graphs: dict[str, Graph]) -> ConfigDocument:
 def _filled(
     entry: _Entry, kind: str, tensor: GraphTensor | None, model: str, batched: bool
 ) -> _Entry:
-    """The entry of a tensor with what it leaves out."""
+    """Return the configuration entry of a tensor with missing fields filled in."""
     if tensor is None:
         raise ConfigError(f"model '{model}': {kind} '{entry.name}' is not in the ONNX model")
     if entry.data_type == "TYPE_INVALID":
@@ -115,7 +120,7 @@ def _filled(
     if not entry.dims:
         entry = replace(entry, dims=tensor.shape[batched:] or (1,))
         scalar = not tensor.shape[batched:]
-    else:  # how a configuration tells a scalar
+    else:  # a scalar, as a configuration writes it
         scalar = entry.dims == (1,) and not tensor.shape
     return replace(entry, reshape=ReshapeEntry()) if scalar else entry
 
@@ -144,7 +149,7 @@ def _check(spec: ModelSpec, kind: str, tensor: TensorSpec, graph: GraphTensor | 
             f"{where} has shape {list(graph.shape)} in the ONNX model, which has no "
             "variable batch dimension for max_batch_size"
         )
-    # what the graph fixes, the configuration must fix alike; the rest it may narrow
+    # dimensions fixed by the graph must be equal; the configuration may narrow variable dimensions
     fits = len(tensor.shape) == len(graph.shape) and all(
         dim in (-1, want) for want, dim in zip(tensor.shape, graph.shape, strict=True)
     )

@@ -1,4 +1,4 @@
-"""ONNX Runtime's CUDA provider: whether an instance has it, its options, and its errors."""
+"""CUDA provider of ONNX Runtime: sessions on a GPU, provider options, and CUDA errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
-# Triton's values of a parameter -> those of the provider's option of the same name
+# Triton's values of a parameter -> values of the provider's option with the same name
 _CHOICES = {
     "cudnn_conv_algo_search": {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"},
     "arena_extend_strategy": {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"},
@@ -29,38 +29,38 @@ _NO_MEMORY = re.compile(
     "Failed to allocate memory for requested buffer|Available memory of .* is smaller than"
     "|CUDA failure 2:|CUBLAS_STATUS_ALLOC_FAILED"
 )
-_FAILED = re.compile(r"CUDA failure [0-9]+: ([^;\n]*[^;\s])")  # after it: host, file and line
+_FAILED = re.compile(r"CUDA failure [0-9]+: ([^;\n]*[^;\s])")  # host, file and line follow
 
 
 def open_session(ort: Any, path: str, options: Any, context: Context) -> tuple[Any, int | None]:
-    """A session, and the CUDA device that it computes on; None: the CPU.
+    """Return a session, and the ordinal of the CUDA device on which it computes; None: the CPU.
 
     Raises:
-        ConfigError: the instance must be on a GPU, and ONNX Runtime cannot use one here; or a
+        ConfigError: the instance must be on a GPU, and ONNX Runtime cannot use a GPU here; or a
             parameter has a wrong value.
     """
     ordinal = ordinal_of(context.device)
     if ordinal is not None:
         own = _provider_options(context.spec, ordinal)
-        session, why = _cuda_session(ort, path, options, own)
+        session, reason = _cuda_session(ort, path, options, own)
         if session is not None:
             return session, ordinal
         if not context.auto:
             name = context.spec.name
-            raise ConfigError(f"model '{name}': backend 'onnxruntime' cannot use a GPU: {why}")
-        _log.info("runs on the CPU: ONNX Runtime cannot use a GPU: %s", why)
+            raise ConfigError(f"model '{name}': backend 'onnxruntime' cannot use a GPU: {reason}")
+        _log.info("runs on the CPU: ONNX Runtime cannot use a GPU: %s", reason)
     return ort.InferenceSession(path, options, providers=[_CPU]), None
 
 
 def _cuda_session(ort: Any, path: str, options: Any, own: dict[str, str]) -> tuple[Any, str]:
-    """A session that computes on a GPU, or None and why there is none."""
+    """Return a session on a GPU, or None and the reason."""
     if _CUDA not in ort.get_available_providers():
         return None, "it needs onnxruntime-gpu in the place of onnxruntime"
     try:
         runtime.cupy()
     except ConfigError as ex:
         return None, ex.message
-    if hasattr(ort, "preload_dlls"):  # CUDA and cuDNN that came as Python packages
+    if hasattr(ort, "preload_dlls"):  # loads CUDA and cuDNN from Python packages
         ort.preload_dlls()
     session = ort.InferenceSession(path, options, providers=[(_CUDA, own), _CPU])
     if _CUDA not in session.get_providers():
@@ -84,8 +84,13 @@ def _provider_options(spec: ModelSpec, ordinal: int) -> dict[str, str]:
 
 
 def error_of(ex: Exception, ordinal: int | None, purpose: str) -> ShmserveError | None:
-    """The error to tell of what ONNX Runtime says of CUDA; None: it says nothing of it.
-    `ordinal`: of the GPU it computes on; None: on the CPU."""
+    """Return the error for clients if an exception of ONNX Runtime is about CUDA, else None.
+
+    Args:
+        ex: exception of ONNX Runtime.
+        ordinal: ordinal of the GPU on which the session computes; None: the CPU.
+        purpose: use of the GPU memory, for the text of an out-of-memory error.
+    """
     if ordinal is None or isinstance(ex, ShmserveError):
         return None
     if _NO_MEMORY.search(str(ex)):

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions: options from a model's parameters, and what a graph says of itself."""
+"""ONNX Runtime sessions: options from a model's parameters, and the tensors of a graph."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _THREADS = {
     "inter_op_thread_count": "inter_op_num_threads",
 }
 
-# Parameters that this server or its backends know and that are no options of the session
+# Parameters for the server or other parts of the backend, not session options
 _OTHER_PARAMETERS = {"rerun", "client_shm_mode", "memory.enable_memory_arena_shrinkage"}
 
-# Told when the model loads: why a parameter of Triton's has no effect
+# Reason why a parameter of Triton's has no effect, logged when the model loads
 _NO_EFFECT = {
     "writable_inputs": "ONNX models do not write into their inputs",
     "share_session_between_instances": "every instance is a process of its own",
@@ -55,14 +55,14 @@ _LEVELS = {
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
-# Of optimization.graph.level, which the configuration's reader has checked
+# Values of optimization.graph.level, checked by the configuration's reader
 _NUMBERED_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disable"}
 _ARENA = re.compile("cpu:0|gpu:(0|[1-9][0-9]*)")
 _SWITCH = {"0": False, "1": True, "false": False, "true": True, "False": False, "True": True}
 
 
 class GraphTensor(Struct, frozen=True):
-    """An input or output of a graph; `dims`: a number, a symbol's name, or None."""
+    """Input or output of a graph. `dims`: each a number, a symbol's name, or None."""
 
     name: str
     datatype: str
@@ -75,14 +75,15 @@ class GraphTensor(Struct, frozen=True):
 
 
 def options(ort: Any, spec: ModelSpec, on_gpu: bool = False) -> Any:
-    """Session options from config.pbtxt. `on_gpu`: those of the CUDA provider count, too.
+    """Return session options from config.pbtxt. `on_gpu`: True if parameters of the CUDA provider
+    apply.
 
-    Threads by default: the cores of this process over the model's instances, which run side
-    by side as processes, and at least one. They do not spin while they wait, because the
-    cores belong to the other processes of the server as well.
+    By default, the cores of this process are divided among the instances of the model, which are
+    processes side by side. Each instance has at least one thread. Threads do not spin while they
+    wait, because other processes of the server use the same cores.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: a value is out of range.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -103,17 +104,18 @@ def options(ort: Any, spec: ModelSpec, on_gpu: bool = False) -> Any:
             options.add_session_config_entry(name, str(int(value)))
         elif name not in _OTHER_PARAMETERS and not (on_gpu and name in cuda_provider.PARAMETERS):
             on_cpu = "the instance runs on the CPU" if name in cuda_provider.PARAMETERS else ""
-            why = on_cpu or _NO_EFFECT.get(name, "it is no option of backend onnxruntime")
-            _log.info("configuration: parameters.%s: no effect (%s)", name, why)
+            reason = on_cpu or _NO_EFFECT.get(name, "it is no option of backend onnxruntime")
+            _log.info("configuration: parameters.%s: no effect (%s)", name, reason)
     return options
 
 
 def run_options(ort: Any, spec: ModelSpec, ordinal: int | None = None) -> Any:
-    """Options of every run: only `memory.enable_memory_arena_shrinkage`, e.g. "cpu:0;gpu:1".
-    Of GPUs only `ordinal` counts, that of the session; None: it has none.
+    """Return the options of every run: only `memory.enable_memory_arena_shrinkage`, e.g.
+    "cpu:0;gpu:1". `ordinal`: the session's GPU, the only GPU whose entry counts; None: the
+    session has no GPU.
 
     Raises:
-        ConfigError: no such list, or the arena of cpu:0 is off.
+        ConfigError: the value is no such list, or the arena of cpu:0 is off.
     """
     options = ort.RunOptions()
     name = "memory.enable_memory_arena_shrinkage"
@@ -124,7 +126,7 @@ def run_options(ort: Any, spec: ModelSpec, ordinal: int | None = None) -> Any:
             f"model '{spec.name}': parameters.{name} '{value}' is no list of 'cpu:0' and 'gpu:K'"
         )
     arena_on = _SWITCH.get(spec.parameters.get("enable_mem_arena", "1"), True)
-    if "cpu:0" in arenas and not arena_on:  # else it shows in every run
+    if "cpu:0" in arenas and not arena_on:  # else every run would fail
         raise ConfigError(
             f"model '{spec.name}': parameters.{name} '{value}': the arena of cpu:0 is off"
             " (parameters.enable_mem_arena)"
@@ -136,13 +138,13 @@ def run_options(ort: Any, spec: ModelSpec, ordinal: int | None = None) -> Any:
 
 
 def default_threads(spec: ModelSpec) -> int:
-    """Threads for one instance of a model: its share of the cores."""
+    """Return the number of threads for one instance of a model: a share of the cores."""
     instances = sum(group.size for group in instance_groups.read(spec.config)) or 1
     return max(1, len(os.sched_getaffinity(0)) // instances)
 
 
 def _choices(ort: Any) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Parameter -> (option of the session, text -> value)."""
+    """Return, for each parameter, the session's option and the values by text."""
     modes = {"0": ort.ExecutionMode.ORT_SEQUENTIAL, "1": ort.ExecutionMode.ORT_PARALLEL}
     levels = {text: getattr(ort.GraphOptimizationLevel, name) for text, name in _LEVELS.items()}
     return {
@@ -154,7 +156,7 @@ def _choices(ort: Any) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def thread_count(spec: ModelSpec, name: str, text: str, least: int) -> int:
-    """A parameter that is a number of threads; for ONNX Runtime 0 is all cores."""
+    """Return a parameter that is a number of threads. For ONNX Runtime, 0 means all cores."""
     if not (text.isascii() and text.isdigit() and least <= int(text) <= 1024):
         raise ConfigError(f"model '{spec.name}': parameters.{name} '{text}' is not {least} to 1024")
     return int(text)
@@ -169,10 +171,10 @@ def _choice(spec: ModelSpec, name: str, text: str, choices: dict[str, Any]) -> A
 
 
 def graph_tensors(args: Any, model: str) -> dict[str, GraphTensor]:
-    """The graph's inputs or outputs by name.
+    """Return the graph's inputs or outputs by name.
 
     Raises:
-        ConfigError: one of them is not a tensor of a datatype we know.
+        ConfigError: the type is not a tensor of a known datatype.
     """
     tensors = {}
     for arg in args:

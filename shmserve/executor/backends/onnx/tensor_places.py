@@ -1,4 +1,4 @@
-"""Where the tensors of an ONNX session lie: on the host or on a GPU."""
+"""Tensor places: where the tensors of an ONNX session lie, on the host or on a GPU."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SOMEWHERE = 256
 
 
 class OnHost:
-    """Host memory. `kind` and `number` are what a binding calls the device."""
+    """Host memory. `kind` and `number`: name of the device in a binding."""
 
     kind, number = "cpu", 0
 
     def input(self, tensor: InputTensor) -> Any:
-        """A row-major array of an input."""
+        """Return a row-major array of an input."""
         return tensor.numpy()
 
     def offer(self, request: Request, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        """A row-major array for an output."""
+        """Return a row-major array for an output."""
         return request.offer(name, datatype, shape)
 
     def address(self, array: Any) -> int:
@@ -31,18 +31,18 @@ class OnHost:
         return address
 
     def view(self, value: Any, dtype: np.dtype[Any]) -> Any:
-        """ONNX Runtime's own memory as an array that keeps it."""
+        """Return ONNX Runtime's own memory as an array that keeps the memory alive."""
         return array_at(value.data_ptr(), tuple(value.shape()), dtype, value)
 
     def begin(self) -> None:
-        """The session is about to run: inputs are there."""
+        """Do nothing before a run: inputs on the host are complete."""
 
 
 class OnDevice:
-    """A GPU's memory; as `OnHost`.
+    """GPU memory; methods as in `OnHost`.
 
-    ONNX Runtime computes on a stream of its own, which no other waits for and which waits for
-    none, and ends a run by waiting for that one.
+    ONNX Runtime computes on a stream of its own, without synchronisation with other streams. At
+    the end of a run it waits for its stream.
     """
 
     kind = "cuda"
@@ -57,7 +57,7 @@ class OnDevice:
         return request.offer_on_device(name, datatype, shape)
 
     def address(self, array: Any) -> int:
-        # Of no elements CuPy has no address, and ONNX Runtime insists on one.
+        # CuPy has no address for an empty array, and ONNX Runtime requires one.
         return int(array.data.ptr) or _SOMEWHERE
 
     def view(self, value: Any, dtype: np.dtype[Any]) -> Any:
@@ -65,8 +65,8 @@ class OnDevice:
         return device_array_at(value.data_ptr(), shape, dtype, value, self.number)
 
     def begin(self) -> None:
-        """Inputs are complete on the default stream. The copies for the next request, on
-        another stream, go on."""
+        """Wait before a run until inputs are complete on the default stream. Copies for the next
+        request go on meanwhile, on another stream."""
         cuda = runtime.cupy().cuda
         with cuda.Device(self.number):
             cuda.Stream.null.synchronize()

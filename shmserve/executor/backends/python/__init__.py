@@ -1,1 +1,1 @@
-"""Models in Python: chooses the dialect of a model.py."""
+"""Python models: choose the dialect of a model.py."""

@@ -1,4 +1,4 @@
-"""The `python` backend: loads model.py and finds out which dialect it speaks."""
+"""Python backend (`python`): loads model.py and finds out in which dialect it is written."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 class Dialect(Protocol):
-    """One way to write a model.py. `reads_on_device` and `batching`: as a backend's, once it
-    has started."""
+    """Way to write a model.py. `reads_on_device` and `batching` mean the same as in `Backend`, and
+    are valid after `start`."""
 
     @property
     def reads_on_device(self) -> bool: ...
@@ -40,9 +40,9 @@ class PythonBackend:
     """Runs `TritonPythonModel` or `Model` of a model.py.
 
     Attributes:
-        execute: the dialect's, once the model is loaded.
-        reads_on_device: whether the model wants its inputs on the instance's GPU.
-        batching: what it makes of a batch.
+        execute: the dialect's `execute`, once the model is loaded.
+        reads_on_device: True if the model wants its inputs on the instance's GPU.
+        batching: how the model takes a batch.
     """
 
     chooses_device = False
@@ -73,7 +73,7 @@ class PythonBackend:
             return
         try:
             dialect.close()
-        except (Exception, SystemExit) as ex:  # it goes away all the same
+        except (Exception, SystemExit) as ex:  # an error does not keep the model loaded
             _log.warning("a model failed to close: %s", type(ex).__name__, exc_info=ex)
 
 
@@ -82,8 +82,8 @@ def _not_loaded(_: Sequence[Request]) -> Sequence[Response]:
 
 
 def _import(context: Context) -> ModuleType:
-    """Load the model's file under a name of its own, with its folder importable."""
-    # the Triton dialect imports this by name; harmless for the other one
+    """Load the model's file as a module, with the model's folders importable."""
+    # models of the Triton dialect import this by name; native models ignore it
     from shmserve.executor.backends.triton import pb_utils
 
     for alias in ("triton_python_backend_utils", "c_python_backend_utils"):
@@ -104,17 +104,17 @@ def _import(context: Context) -> ModuleType:
     loader = _SourceLoader(name, os.path.join(folder, file))
     module = importlib.util.module_from_spec(ModuleSpec(name, loader, origin=loader.path))
     module.__file__ = loader.path
-    sys.modules[name] = module  # dataclasses and pickling inside the model look there
-    setattr(package, stem, module)  # and there who goes by the name, as `unittest.main(__name__)`
+    sys.modules[name] = module  # for dataclasses and pickling inside the model
+    setattr(package, stem, module)  # for imports by name, as in `unittest.main(__name__)`
     loader.exec_module(module)
     return module
 
 
 class _SourceLoader(SourceFileLoader):
-    """Always compiles: writes nothing into the repository and trusts nothing it finds there.
+    """Loader that always compiles: it neither writes nor trusts bytecode in the repository.
 
-    Cached bytecode goes by the file's time in seconds and its size, so a model replaced
-    twice within a second would be loaded in its old form.
+    Cached bytecode is matched by the file's size and time in seconds. So a model replaced twice
+    within a second would be loaded in an old form.
     """
 
     def get_code(self, fullname: str) -> CodeType:

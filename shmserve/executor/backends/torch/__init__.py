@@ -1,1 +1,1 @@
-"""The `pytorch` backend: TorchScript models."""
+"""PyTorch backend (`pytorch`): TorchScript models."""

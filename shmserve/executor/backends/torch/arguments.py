@@ -1,4 +1,4 @@
-"""TorchScript models: options, which tensor is which argument, and what may be written to."""
+"""TorchScript arguments: options, tensors as arguments of `forward`, and inputs to be copied."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ _NO_EFFECT = {
     "writable_inputs": "inputs that the model writes into are copies anyway",
     "ENABLE_WEIGHT_SHARING": "every instance is a process of its own",
 }
-# Of a GPU
+# Parameters for models on a GPU
 _DISABLE_CUDNN = "DISABLE_CUDNN"
 _CLEAN_CACHE = "ENABLE_CACHE_CLEANING"
 
 
 class Signature(Struct, frozen=True):
-    """How the tensors of a configuration go in and come out.
+    """Mapping between the tensors of a configuration and arguments and results of `forward`.
 
-    `positions`: input -> argument's place, or None if inputs are passed by name; `as_dict`: all
-    inputs are one argument; `outputs`: output -> place among the results; `writes`: inputs the
-    model may write into.
+    Attributes:
+        positions: input -> position of the argument; None if inputs are passed by name.
+        as_dict: True if all inputs are one argument, a dict.
+        outputs: output -> position among the results.
+        writes: inputs that the model may write into.
     """
 
     positions: dict[str, int] | None
@@ -45,32 +47,32 @@ class Signature(Struct, frozen=True):
 
 
 def choose_device(torch: Any, context: Context) -> int | None:
-    """The CUDA device a model runs on; None: the CPU.
+    """Return the ordinal of the CUDA device on which a model runs; None: the CPU.
 
     Raises:
-        ConfigError: it must run on a GPU, and torch cannot use one here.
+        ConfigError: the model must run on a GPU, and torch cannot use a GPU here.
     """
     ordinal = ordinal_of(context.device)
     if ordinal is None or torch.cuda.is_available():
         return ordinal
-    why = "torch cannot use a GPU here: it is built for the CPU, or for another CUDA"
+    reason = "torch cannot use a GPU here: it is built for the CPU, or for another CUDA"
     if not context.auto:
-        raise ConfigError(f"model '{context.spec.name}': {why}")
-    _log.info("runs on the CPU: %s", why)
+        raise ConfigError(f"model '{context.spec.name}': {reason}")
+    _log.info("runs on the CPU: %s", reason)
     return None
 
 
 def cleans_cache(spec: ModelSpec) -> bool:
-    """Whether torch gives back a GPU's memory that it keeps for later, after every run."""
+    """Return True if torch must free its cached GPU memory after every run."""
     return _flag(spec, _CLEAN_CACHE, spec.parameters.get(_CLEAN_CACHE, "false"))
 
 
 def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[], Any]:
-    """Apply the parameters of config.pbtxt; returns the context manager for runs.
-    `on_gpu`: those that are about a GPU count, too.
+    """Apply the parameters of config.pbtxt. Return a function that makes the context manager of a
+    run. `on_gpu`: True if parameters for a GPU apply.
 
     Raises:
-        ConfigError: a value that cannot be meant.
+        ConfigError: a parameter has an invalid value.
     """
     threads = default_threads(spec)
     inter_op = 1
@@ -91,13 +93,13 @@ def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[
         elif name == _DISABLE_CUDNN and on_gpu:
             torch.backends.cudnn.enabled = not _flag(spec, name, text)
         elif name == _CLEAN_CACHE and on_gpu:
-            pass  # after each run
+            pass  # applied after each run
         elif name not in _OTHER_PARAMETERS:
             on_cpu = (
                 "the instance runs on the CPU" if name in (_DISABLE_CUDNN, _CLEAN_CACHE) else ""
             )
-            why = on_cpu or _NO_EFFECT.get(name, "it is no option of backend pytorch")
-            _log.info("configuration: parameters.%s: no effect (%s)", name, why)
+            reason = on_cpu or _NO_EFFECT.get(name, "it is no option of backend pytorch")
+            _log.info("configuration: parameters.%s: no effect (%s)", name, reason)
     torch.set_num_threads(threads)
     try:
         torch.set_num_interop_threads(inter_op)
@@ -116,7 +118,7 @@ def signature(model: Any, spec: ModelSpec) -> Signature:
     """Match the configuration with the model's `forward`.
 
     Raises:
-        ConfigError: they do not go together.
+        ConfigError: the configuration does not fit `forward`.
     """
     schema = model._c._get_method("forward").schema
     arguments = schema.arguments[1:]  # without self
@@ -127,9 +129,9 @@ def signature(model: Any, spec: ModelSpec) -> Signature:
     if not as_dict and not set(inputs) <= set(names):
         positions = _places("input", spec.inputs, len(names), spec.name)
     if not as_dict:
-        given = {names[place] for place in positions.values()} if positions else set(inputs)
+        passed = {names[place] for place in positions.values()} if positions else set(inputs)
         for argument in arguments:
-            if argument.name not in given and not argument.has_default_value():
+            if argument.name not in passed and not argument.has_default_value():
                 raise ConfigError(
                     f"model '{spec.name}': the configuration has {len(inputs)} inputs, forward "
                     f"takes {len(names)}: argument '{argument.name}' is given by none"
@@ -144,7 +146,7 @@ def signature(model: Any, spec: ModelSpec) -> Signature:
 def _places(
     kind: str, tensors: tuple[TensorSpec, ...], count: int | None, model: str
 ) -> dict[str, int]:
-    """Places by the numbers that the names end with, else in the configuration's order."""
+    """Return positions: the numbers at the ends of the names, else the configuration's order."""
     matches = [_INDEXED.fullmatch(tensor.name) for tensor in tensors]
     if all(matches):
         places = {t.name: int(m[1]) for t, m in zip(tensors, matches, strict=True) if m}
@@ -173,7 +175,7 @@ def _written(
     positions: dict[str, int] | None,
     as_dict: bool,
 ) -> frozenset[str]:
-    """Inputs that TorchScript's own alias analysis cannot prove to be left alone."""
+    """Return the inputs that the model may write into, by TorchScript's own alias analysis."""
     graph = model.inlined_graph
     aliases = graph.alias_db()
     values = list(graph.inputs())[1:]

@@ -1,10 +1,10 @@
-"""The `pytorch` backend: TorchScript models.
+"""PyTorch backend (`pytorch`): TorchScript models.
 
-Inputs are tensors on the bytes where they lie. torch has no read-only tensors, so an input
-that the model might write into is copied first: TorchScript's alias analysis, made for its
-own optimiser, tells at load which inputs cannot be written to. Outputs lie in torch's memory
-and are copied once by the executor, unless they are (views of) inputs. On a GPU the same holds
-for tensors in its memory, and for those in CUDA regions.
+Inputs are tensors on the bytes where they lie. torch has no read-only tensors, so an input that
+the model might write into is copied first. TorchScript's alias analysis, made for its own
+optimiser, tells at load which inputs cannot be written to. Outputs lie in torch's memory and are
+copied once by the executor, unless they are inputs or views of inputs. On a GPU, the same holds
+for GPU memory and CUDA regions.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class PytorchBackend:
 
     def __init__(self) -> None:
         self._model: Any = None
-        self._ordinal: int | None = None  # of the GPU it runs on
+        self._ordinal: int | None = None  # GPU of the model; None: the CPU
         self._cleans_cache = False
 
     @property
     def device(self) -> str:
-        """Where its tensors are."""
+        """Device of the model's tensors."""
         return CPU if self._ordinal is None else device_name(self._ordinal)
 
     @property
     def reads_on_device(self) -> bool:
-        """Whether its tensors are on a GPU."""
+        """True if the model's tensors are on a GPU."""
         return self._ordinal is not None
 
     def load(self, context: Context) -> ModelSpec:
@@ -101,8 +101,8 @@ class PytorchBackend:
         try:
             with self._mode():
                 result = self._call(request)
-                given = dict(self._named(result, request.requested))
-            response = Response(outputs=self._check.answer(request.requested, given))
+                outputs = dict(self._named(result, request.requested))
+            response = Response(outputs=self._check.answer(request.requested, outputs))
             if self._cleans_cache:
                 self._torch.cuda.empty_cache()
             return response
@@ -134,7 +134,7 @@ class PytorchBackend:
             array = source.private()
         else:
             view = source.numpy()
-            # writable by name only: from_numpy warns of read-only arrays, and nothing writes here
+            # marked as writable, because from_numpy warns of read-only arrays; nothing writes here
             address = view.__array_interface__["data"][0]
             array = array_at(address, view.shape, view.dtype, view)
         if array.dtype == _BF16:

@@ -1,5 +1,6 @@
-"""The Triton dialect of model.py, and what it imports as `triton_python_backend_utils`.
+"""Triton dialect of model.py, and the module `triton_python_backend_utils` for models.
 
-One file a subject. Nothing here copies a tensor, but for a model that asks for
-`InputTensor.private` because it writes into its inputs; that copy is counted.
+Each file has one subject. No code here copies a tensor, except with the parameter
+`writable_inputs`. Then inputs are counted copies (`InputTensor.private`), and the outputs of
+called models are copied, too.
 """

@@ -1,4 +1,4 @@
-"""The object that a model's `auto_complete_config` fills in."""
+"""Configuration object that a model's `auto_complete_config` fills in."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ _SCHEDULERS = ("sequence_batching", "ensemble_scheduling")
 
 
 class AutoCompleteConfig:
-    """A configuration as a dictionary, with the methods Triton's models call.
+    """Configuration as a dictionary, with the methods that Triton's models call.
 
-    What the configuration file tells is never overruled: a call must agree with it.
+    A call must agree with the values of the configuration file, and never overrules them.
     """
 
     def __init__(self, config: ConfigDocument) -> None:
         self._config = config.as_dict()
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration so far, with the schema's names."""
+        """Return the configuration so far, with the schema's names."""
         return self._config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        known = self._config.get("max_batch_size", 0)
-        if known > max_batch_size:
+        configured = self._config.get("max_batch_size", 0)
+        if configured > max_batch_size:
             raise ValueError(
-                f"max_batch_size is {known} in the configuration, "
+                f"max_batch_size is {configured} in the configuration, "
                 f"auto_complete_config sets {max_batch_size}"
             )
         self._config["max_batch_size"] = max_batch_size
@@ -45,15 +45,15 @@ class AutoCompleteConfig:
                 f"model_transaction_policy of auto_complete_config has unknown property "
                 f"'{unknown[0]}', it may only have 'decoupled'"
             )
-        # false is also what the file says by saying nothing
-        known = self._config.get("model_transaction_policy", {}).get("decoupled", False)
-        wanted = bool(policy.get("decoupled", known))
-        if known and not wanted:
+        # a file without the field also means false
+        configured = self._config.get("model_transaction_policy", {}).get("decoupled", False)
+        decoupled = bool(policy.get("decoupled", configured))
+        if configured and not decoupled:
             raise ValueError(
                 "model_transaction_policy is decoupled in the configuration, "
                 "auto_complete_config sets it to false"
             )
-        self._config["model_transaction_policy"] = {"decoupled": wanted}
+        self._config["model_transaction_policy"] = {"decoupled": decoupled}
 
     def set_dynamic_batching(self) -> None:
         for other in _SCHEDULERS:
@@ -80,7 +80,7 @@ class AutoCompleteConfig:
 
     @staticmethod
     def _merge(kind: str, entry: dict[str, Any], new: dict[str, Any]) -> None:
-        """Fill in what the file left open of a tensor; the rest must agree."""
+        """Add fields of a tensor that the file leaves open; all other fields must agree."""
         if entry.get("data_type") == "TYPE_INVALID":
             del entry["data_type"]
         if not entry.get("dims"):

@@ -1,4 +1,4 @@
-"""What a model builds to call another model, checked like Triton's."""
+"""Called request: a model's request to another model, checked as in Triton."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _KINDS = {
 
 
 class CalledRequest(Struct, frozen=True):
-    """The fields of a request that a model has made; what a received one has, under its names.
+    """Fields of a request that a model has made, with the attributes of a received request.
 
     Raises:
-        TypeError: a field of a wrong type, or an input that is no tensor.
-        TritonModelException: an input is None, or the correlation id neither a number nor text.
+        TypeError: a field has a wrong type, or an input is no tensor.
+        TritonModelException: an input is None, or the correlation id is neither a number nor text.
     """
 
     request_id: Any
@@ -71,7 +71,7 @@ class CalledRequest(Struct, frozen=True):
         return {**own, "sequence_id": self.correlation_id, "timeout": self.timeout}
 
     def call(self, decoupled: bool) -> ModelCall:
-        """What is asked of the other model."""
+        """Return the call to the other model. `decoupled`: True for a stream of answers."""
         parameters = dict(self.own_parameters)
         if self.correlation_id:
             parameters["sequence_id"] = self.correlation_id
@@ -95,7 +95,7 @@ class CalledRequest(Struct, frozen=True):
 def _input(tensor: Tensor) -> CalledTensor:
     array = tensor.array()
     kind = from_numpy(array.dtype)
-    assert kind is not None  # Tensor has checked it
+    assert kind is not None  # checked by Tensor
     if kind.name == "BYTES":
         array = as_strings(array)
     return CalledTensor(tensor.name(), kind.name, array)

@@ -1,4 +1,4 @@
-"""Data types as models of the Triton dialect name them: numbers, config names, numpy types."""
+"""Data types in the Triton dialect: numbers, config names, numpy types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shmserve.tensor.dtypes import BY_CONFIG_NAME, from_numpy, object_array
 
 
 class DataType(IntEnum):
-    """The schema's numbers of the data types."""
+    """Numbers of the data types in the schema."""
 
     TYPE_BOOL = 1
     TYPE_UINT8 = 2
@@ -32,33 +32,34 @@ class DataType(IntEnum):
     TYPE_BF16 = 14
 
 
-# By a data type's name
+# Name of a data type -> numpy type
 TRITON_STRING_TO_NUMPY: dict[str, Any] = {n: kind.numpy.type for n, kind in BY_CONFIG_NAME.items()}
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """The numpy type of e.g. "TYPE_FP32"; strings are objects.
+    """Return the numpy type of a name, e.g. "TYPE_FP32". Strings are objects.
 
     Raises:
-        KeyError: there is no such data type.
+        KeyError: no data type has this name.
     """
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """The numpy type of a data type's number; None: there is none."""
+    """Return the numpy type of a data type's number, or None for an unknown number."""
     names = DataType.__members__.items()
     return next((TRITON_STRING_TO_NUMPY[name] for name, n in names if n == data_type), None)
 
 
 def numpy_to_triton_type(data_type: Any) -> DataType | None:
-    """The number of a numpy type; None: there is none."""
+    """Return the data type of a numpy type, or None if no data type corresponds."""
     kind = from_numpy(np.dtype(data_type))
     return None if kind is None else DataType.__members__.get(kind.config_name)
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> Any:
-    """The framed elements of an array of strings as bytes; () if it is empty."""
+    """Return the elements of an array of strings as framed bytes: () for an empty array, None for
+    an array without strings."""
     if not input_tensor.size:
         return ()
     kind = from_numpy(input_tensor.dtype)
@@ -68,7 +69,11 @@ def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> Any:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> np.ndarray[Any, Any]:
-    """The elements of framed bytes as a flat array of `bytes` objects."""
+    """Return the elements of framed bytes as a flat array of `bytes` objects.
+
+    Raises:
+        TritonModelException: the last element is incomplete.
+    """
     data = memoryview(encoded_tensor).cast("B")
     elements: list[bytes] = []
     position = 0
@@ -83,12 +88,17 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def texts(array: np.ndarray[Any, Any]) -> list[bytes | str]:
-    """Elements of a flat array; what is neither bytes nor text becomes its text, as in Triton."""
+    """Return the elements of a flat array as bytes or text. Other objects become text by `str`, as
+    in Triton."""
     return [e if isinstance(e, bytes | str) else str(e) for e in array.tolist()]
 
 
 def as_strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array of strings whose elements are all bytes or text."""
+    """Return an array of strings with elements that are all bytes or text.
+
+    Raises:
+        TritonModelException: a text cannot be encoded.
+    """
     if array.dtype.kind == "O" and not all(isinstance(e, bytes | str) for e in array.flat):
         array = object_array(texts(array.ravel()), array.shape)
     try:

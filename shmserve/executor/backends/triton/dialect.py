@@ -1,4 +1,4 @@
-"""The Triton dialect of model.py: a class `TritonPythonModel`, unmodified."""
+"""Triton dialect of model.py: runs an unmodified class `TritonPythonModel`."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class TritonDialect:
     """Runs a class `TritonPythonModel`."""
 
     batching = BatchForm.LISTED
-    reads_on_device = False  # inputs from host memory are host tensors, also on a GPU
+    reads_on_device = False  # host inputs stay on the host, also for a model on a GPU
 
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
         self._model: Any = None
-        self._sinks: dict[int, SingleSink] = {}  # of an ordinary model, by request
-        self._tasks: Tasks | None = None  # once `execute` has given a coroutine
+        self._sinks: dict[int, SingleSink] = {}  # by `id(request)`; empty if decoupled
+        self._tasks: Tasks | None = None  # created for the first coroutine
 
     def start(self, context: Context) -> ModelSpec:
         spec = context.spec
@@ -119,7 +119,7 @@ class TritonDialect:
         ]
 
     def _again(self, request: Request, answer: Any) -> Response:
-        """What a request that is to run again has so far: nothing, or states."""
+        """Return the response to a rescheduled request: empty, or with states."""
         if answer is None:
             return Response()
         response = self._response(request, answer, partial=True)
@@ -132,7 +132,8 @@ class TritonDialect:
         return Response(error=self._failure(wrong))
 
     def _run(self, requests: Sequence[Request]) -> Any:
-        """What `execute` returns, or the coroutine that it has returned."""
+        """Return the result of `execute`; if it is a coroutine, run the coroutine to its
+        result."""
         result = self._model.execute(
             [self._received(request, self._single_sender) for request in requests]
         )
@@ -140,7 +141,7 @@ class TritonDialect:
             return result
 
         def look() -> None:
-            for request in requests:  # the one thread that sees what comes waits here
+            for request in requests:  # has the loop read messages, while this thread waits
                 _ = request.cancelled
 
         return self._event_loop().wait_for(result, look)
@@ -162,12 +163,12 @@ class TritonDialect:
         return InferenceResponseSender(request, sink)
 
     def _sent(self, request: Request) -> InferenceResponse | None:
-        """What was sent to a request before `execute` failed; nothing is sent from now on."""
+        """Return the response sent before `execute` failed, if any. The sender is closed."""
         sink = self._sinks.get(id(request))
         return sink.close() if sink is not None else None
 
     def _collected(self, requests: Sequence[Request], answers: Any) -> Sequence[Any]:
-        """An answer for each request: what was or will be sent, else what was returned."""
+        """Return an answer for each request: the sent response, or else the returned response."""
         if answers is None and self._sinks:
             answers = [None] * len(requests)
         wrong = ""
@@ -213,10 +214,10 @@ class TritonDialect:
                 if request.responses is not None:
                     request.responses.fail(error)
 
-        # Ours until the end: what is wrong with the result must be told before its requests go.
-        given = [self._received(request, open_sender) for request in requests]
+        # Keep the requests until the end: a wrong result must be reported before they are freed.
+        received = [self._received(request, open_sender) for request in requests]
         try:
-            result = self._model.execute(given)
+            result = self._model.execute(received)
         except (Exception, SystemExit) as ex:
             fail(self._raised(ex))
             return
@@ -257,7 +258,7 @@ class TritonDialect:
         return Response(outputs=outputs, parameters=answer.plain_parameters)
 
     def _raised(self, ex: BaseException) -> ShmserveError:
-        """What the model has raised, as Triton tells it."""
+        """Return the error for an exception of the model, in Triton's words."""
         error = from_exception(ex, _log, "execute failed")
         if not isinstance(error, ModelFailure):
             return error
@@ -280,7 +281,11 @@ def _returned(error: TritonError) -> ModelFailure:
 
 
 def _has_device_inputs(spec: ModelSpec) -> bool:
-    """Whether inputs that lie in a GPU's memory stay there."""
+    """Return True if inputs in GPU memory stay there.
+
+    Raises:
+        ConfigError: the parameter is neither 'yes' nor 'no'.
+    """
     force = spec.parameters.get(_FORCE_CPU, "yes")
     if force not in ("yes", "no"):
         raise ConfigError(
@@ -294,7 +299,7 @@ def _kind(value: Any) -> str:
 
 
 def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
-    """What `initialize` gets; every value is text."""
+    """Return the arguments of `initialize`; every value is text."""
     groups = instance_groups.read(spec.config)
     place = instance_groups.places(groups)[instance_index(context.instance)]
     kind = "MODEL" if place.group.kind == backend_kinds.MODEL else "CPU"
@@ -311,7 +316,7 @@ def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
 
 
 def _auto_completed(kind: type[Any], spec: ModelSpec, directory: str) -> ModelSpec:
-    """The spec after the model's own `auto_complete_config`, checked like a configuration."""
+    """Return the spec after the model's `auto_complete_config`, checked like a configuration."""
     config = AutoCompleteConfig(spec.config)
     result = kind.auto_complete_config(config)
     if not isinstance(result, AutoCompleteConfig):

@@ -1,4 +1,4 @@
-"""`pb_utils.TritonError` and `TritonModelException`, and what they mean here."""
+"""Exceptions of `pb_utils`, `TritonError` and `TritonModelException`, and their error codes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from shmserve.errors import Code
 
 
 class TritonModelException(Exception):
-    """Raised by models, and by this module when a model uses it wrongly."""
+    """Exception for models to raise; also raised here if a model uses `pb_utils` wrongly."""
 
 
 class TritonError:
-    """An error a model answers one request with."""
+    """Error with which a model answers one request."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -37,7 +37,7 @@ class TritonError:
         return self._message
 
 
-# Any other number is the model's own failure, too
+# Other numbers mean INTERNAL
 _CODES = {
     TritonError.UNKNOWN: Code.UNKNOWN,
     TritonError.NOT_FOUND: Code.NOT_FOUND,
@@ -57,10 +57,10 @@ _NUMBERS = {code: number for number, code in _CODES.items()} | {
 
 
 def of_code(code: Code) -> int:
-    """A TritonError's code of an error kind."""
+    """Return the TritonError code for an error code of the server."""
     return _NUMBERS.get(code, TritonError.INTERNAL)
 
 
 def to_code(code: int) -> Code:
-    """The error kind of a TritonError's code."""
+    """Return the server's error code for a TritonError code."""
     return _CODES.get(code, Code.INTERNAL)

@@ -1,8 +1,8 @@
-"""What a model of the Triton dialect answers, taken as it is.
+"""Given outputs: a Triton model's outputs, sent even if they contradict the configuration.
 
-Triton hands a Python model's tensors on whatever the configuration says of them, and models
-rely on it. So a datatype or a shape against the configuration is told to the operator, once
-for each output, and the client gets the tensor with its true datatype and shape.
+Triton passes on a Python model's tensors without a check against the configuration, and models
+rely on this. So a wrong datatype or shape is logged once for each output, and the client gets the
+tensor with its true datatype and shape.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GivenOutputs:
     def __init__(self, spec: ModelSpec) -> None:
         self._model = spec.name
         self._specs = {output.name: output for output in spec.outputs}
-        self._noted: set[str] = set()
+        self._warned: set[str] = set()
 
     def answer(
         self,
@@ -35,41 +35,42 @@ class GivenOutputs:
         pairs: Iterable[tuple[str, Any]],
         partial: bool = False,
     ) -> tuple[Output, ...]:
-        """The requested outputs in the request's order; those the model did not give are left out.
-        `partial`: that is nothing to tell, as in the answers of a stream.
+        """Return the requested outputs in the request's order, without outputs that the model did
+        not give. Missing outputs are logged, unless `partial` is True, as for the answers of a
+        stream.
 
         Raises:
             Internal: an output is given twice, or a string cannot be sent.
         """
-        given: dict[str, Output] = {}
+        outputs: dict[str, Output] = {}
         for name, array in pairs:
-            if name in given:
+            if name in outputs:
                 raise Internal(f"model '{self._model}' gave output '{name}' twice")
             if name in requested:
-                given[name] = self._output(name, array)
-        if len(given) < len(requested) and not partial:
-            absent = next(name for name in requested if name not in given)
-            self._note(absent, "was requested and not given")
-        return tuple(given[name] for name in requested if name in given)
+                outputs[name] = self._output(name, array)
+        if len(outputs) < len(requested) and not partial:
+            absent = next(name for name in requested if name not in outputs)
+            self._warn_once(absent, "was requested and not given")
+        return tuple(outputs[name] for name in requested if name in outputs)
 
     def _output(self, name: str, array: Any) -> Output:
         kind = from_numpy(array.dtype)
-        assert kind is not None  # Tensor has checked it
+        assert kind is not None  # checked by Tensor
         if kind.name == "BYTES":
             try:
                 array = as_strings(array)
             except TritonModelException as ex:
                 raise Internal(f"model '{self._model}': output '{name}': {ex}") from None
         spec = self._specs.get(name)
-        if spec is not None and name not in self._noted:
+        if spec is not None and name not in self._warned:
             if kind.name != spec.datatype:
-                self._note(name, f"is {kind.name}, but {spec.datatype} in the configuration")
+                self._warn_once(name, f"is {kind.name}, but {spec.datatype} in the configuration")
             elif not fits(spec.shape, array.shape):
                 wanted, got = list(spec.shape), list(array.shape)
-                self._note(name, f"has shape {got}, but {wanted} in the configuration")
+                self._warn_once(name, f"has shape {got}, but {wanted} in the configuration")
         return Output(name, kind.name, array)
 
-    def _note(self, name: str, what: str) -> None:
-        if name not in self._noted:
-            self._noted.add(name)
+    def _warn_once(self, name: str, what: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
             _log.warning("model '%s': output '%s' %s", self._model, name, what)

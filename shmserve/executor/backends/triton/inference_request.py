@@ -1,7 +1,7 @@
-"""`pb_utils.InferenceRequest`.
+"""Inference request (`pb_utils.InferenceRequest`), received by a model or made by a model.
 
-A request is either one that came in, or one that a model made to call another model. The
-latter can be looked at as the former, and run by `exec` and `async_exec`.
+A model makes a request to call another model, by `exec` or `async_exec`. Such a request has the
+same accessors as a received request.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from shmserve.executor.backends.triton.trace import (
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.tensor.spec import ModelSpec
 
-# Parameters with methods of their own
+# Parameters that have their own methods
 _RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
 
 
 class InferenceRequest:
-    """One request."""
+    """Request that a model has received, or has made to call another model."""
 
     def __init__(
         self,
         request_id: str | bytes = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] | None = None,  # as the next two, it may not be left out
+        inputs: Sequence[Tensor] | None = None,  # required, as are the next two
         requested_output_names: Sequence[str | bytes] | None = None,
         model_name: str | bytes | None = None,
         model_version: int = -1,
@@ -79,12 +79,13 @@ class InferenceRequest:
         writable: bool = False,
         on_device: bool = False,
     ) -> InferenceRequest:
-        """What a model gets for a request (for the server, not for models). The flags are those
-        of `Tensor.of_input`."""
+        """Return the request that a model receives (for the server, not for models). `writable`
+        and `on_device`: as in `Tensor.of_input`."""
         self = cls.__new__(cls)
         self._request = request
         self._open_sender = open_sender
-        # A stream ends when neither request nor sender is left: so there must be one.
+        # A stream ends when neither request nor sender is left, so a stream's sender is opened at
+        # once.
         self._sender = open_sender(request) if request.responses is not None else None
         self._inputs = [
             Tensor.of_input(tensor, writable, on_device) for tensor in request.inputs.values()
@@ -94,17 +95,17 @@ class InferenceRequest:
 
     @classmethod
     def serve(cls, spec: ModelSpec) -> None:
-        """Told once when the model is loaded (for the server, not for models)."""
+        """Set the model, once when it is loaded (for the server, not for models)."""
         cls.served = (spec.name, int(spec.version))
         cls.iterative = spec.config.is_iterative
 
-    served = ("", 0)  # name and version of the model that this process runs
-    iterative = False  # whether that may have requests run again
+    served = ("", 0)  # name and version of this process's model
+    iterative = False  # True if the model may reschedule requests
     _request: Request | CalledRequest
     _open_sender: Callable[[Request], InferenceResponseSender] | None = None
     _sender: InferenceResponseSender | None = None
     _inputs: list[Tensor]
-    _flags: int | None  # None: what the parameters say
+    _flags: int | None  # None: the flags of the parameters
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -116,7 +117,7 @@ class InferenceRequest:
         return self._request.id
 
     def correlation_id(self) -> int | str:
-        """The sequence's id; 0 outside of sequences."""
+        """Return the sequence's id; 0 outside of sequences."""
         number = self._request.parameters.get("sequence_id", 0)
         return number if isinstance(number, int | str) else 0
 
@@ -128,24 +129,24 @@ class InferenceRequest:
         return start | (FLAG_SEQUENCE_END if parameters.get("sequence_end") else 0)
 
     def timeout(self) -> int:
-        """Microseconds the client allows; 0: it did not say."""
+        """Return the client's timeout in microseconds; 0 if the client gave none."""
         return self._number("timeout")
 
     def priority(self) -> int:
         return self._number("priority")
 
     def parameters(self) -> str:
-        """The request's own parameters as JSON text."""
+        """Return the request's own parameters as JSON text."""
         own = {k: v for k, v in self._request.parameters.items() if k not in _RESERVED}
         return msgspec.json.encode(own).decode()
 
     def model_name(self) -> str:
-        """The model this request is for."""
+        """Return the name of the model that the request is for."""
         request = self._request
         return str(request.model_name) if isinstance(request, CalledRequest) else self.served[0]
 
     def model_version(self) -> int:
-        """The version this request is for; -1: whichever is newest."""
+        """Return the version of the model that the request is for; -1: the newest."""
         request = self._request
         return int(request.model_version) if isinstance(request, CalledRequest) else self.served[1]
 
@@ -153,8 +154,12 @@ class InferenceRequest:
         self._flags = flags
 
     def set_release_flags(self, flags: int) -> None:
-        """RELEASE_ALL, which is what happens anyway, or RELEASE_RESCHEDULE: the request comes
-        again, in a later call of `execute`. What was said last before that returns counts."""
+        """Set RELEASE_ALL (the default), or RELEASE_RESCHEDULE to get the request again in a later
+        call of `execute`. The last value set before `execute` returns counts.
+
+        Raises:
+            TritonModelException: unknown flags, or the request cannot be rescheduled.
+        """
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(f"set_release_flags: there are no flags {flags}")
         again = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
@@ -171,27 +176,37 @@ class InferenceRequest:
         return InferenceTrace(self._request.traceparent)
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Call the model that the request names, and wait for its response; an error of the model,
-        or why it could not be called, is that of the response. With `decoupled`, which any model
-        may be called with, an iterator over its responses. Outputs are read-only views of the
-        called executor's memory, which is theirs until the last array on it is collected.
+        """Call the model that the request names, and wait for its response.
+
+        Args:
+            decoupled: True to get an iterator over all responses. Allowed with any model.
+
+        Returns:
+            The response, or an iterator. An error of the model, or of the call, is the error of
+            the response. Outputs are read-only views of the called executor's memory, which is
+            released when the last array on it is collected.
 
         Raises:
-            TritonModelException: the model has not made this request, or it names no model.
+            TritonModelException: the model has not made this request, or a field is invalid.
         """
         return other_models.execute(self._called("exec"), decoupled)
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """As `exec`, to be awaited, also several at a time; with `decoupled` the iterator takes
-        `async for` as well. A coroutine that is cancelled cancels its call."""
+        """Call a model like `exec`, as a coroutine; several calls may run at a time. With
+        `decoupled`, the iterator also supports `async for`. Cancelling the coroutine cancels
+        the call."""
         return await other_models.execute_async(self._called("async_exec"), decoupled)
 
     def is_cancelled(self) -> bool:
         return self._request.cancelled
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """The one sender of this request. Ordinary models that use it return None instead of
-        a response."""
+        """Return the only sender of this request. A model that is not decoupled returns None from
+        `execute` instead of a response if it uses the sender.
+
+        Raises:
+            TritonModelException: the model has made the request.
+        """
         if self._sender is None:
             if self._open_sender is None or isinstance(self._request, CalledRequest):
                 raise TritonModelException("get_response_sender: the model has made the request")
@@ -209,10 +224,10 @@ class InferenceRequest:
 
 
 def _text(given: Any) -> Any:
-    """Names may be `bytes`, as elements of BYTES tensors are.
+    """Return names given as `bytes`, such as elements of BYTES tensors, as text.
 
     Raises:
-        TypeError: they are no UTF-8.
+        TypeError: the name is no UTF-8.
     """
     if not isinstance(given, bytes):
         return given

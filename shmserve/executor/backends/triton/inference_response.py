@@ -1,4 +1,4 @@
-"""`pb_utils.InferenceResponse`."""
+"""Inference response (`pb_utils.InferenceResponse`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmserve.protocol.control.data_messages import Parameter
 
 
 class InferenceResponse:
-    """The answer to one request: tensors, or an error."""
+    """Answer to one request: tensors, or an error."""
 
     __slots__ = ("_error", "_parameters", "_tensors")
 
@@ -42,7 +42,7 @@ class InferenceResponse:
         error: TritonError | None,
         parameters: dict[str, Parameter],
     ) -> InferenceResponse:
-        """What a called model has answered (for the server, not for models)."""
+        """Return the response of a called model (for the server, not for models)."""
         self = cls(tensors, error)
         self._parameters = parameters
         return self
@@ -57,7 +57,7 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """The response's parameters as JSON text."""
+        """Return the response's parameters as JSON text."""
         return msgspec.json.encode(self._parameters).decode()
 
     def set_parameters(self, parameters: Mapping[str, Parameter]) -> None:
@@ -65,15 +65,15 @@ class InferenceResponse:
 
     @property
     def plain_parameters(self) -> dict[str, Parameter]:
-        """As given (for the server, not for models)."""
+        """Parameters as given (for the server, not for models)."""
         return self._parameters
 
 
 def checked_parameters(parameters: Any) -> dict[str, Parameter]:
-    """A model's parameters of a request or a response.
+    """Return a copy of a model's parameters for a request or a response.
 
     Raises:
-        TritonModelException: no dict, or a name or value of another type.
+        TritonModelException: not a dict, or a name or value of a wrong type.
     """
     if not isinstance(parameters, Mapping):
         raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")

@@ -1,7 +1,6 @@
-"""`pb_utils.MetricFamily`: metrics that a model makes for itself, shown with the server's own.
+"""Custom metrics (`pb_utils.MetricFamily`): a model's own metrics, shown with the server's.
 
-A family has the metrics that it has given, as long as it exists itself; who drops the family, or
-has only made it for a moment, cannot use them any more.
+Metrics are usable only as long as their family exists. A model must keep the family object.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ COUNTER = MetricKind.COUNTER
 GAUGE = MetricKind.GAUGE
 HISTOGRAM = MetricKind.HISTOGRAM
 
-# As Triton words them
+# Triton's texts
 _LABELS = "Failed to create metric. Labels must be a dictionary."
 _BUCKETS = "Failed to create metric. Buckets must be a list."
 _NO_BUCKETS = "Failed to create metric. Missing required buckets."
@@ -35,25 +34,26 @@ _DECREASED = "can only be incremented monotonically by non-negative values."
 
 
 class Metric:
-    """One counter, gauge or histogram. Models get these from families. Two of a family with the
-    same labels are the same metric."""
+    """Counter, gauge or histogram, obtained from a family. Two metrics of a family with the same
+    labels are the same metric."""
 
     __slots__ = ("_metrics", "_row")
 
     def __init__(self, *parts: Any, **_options: object) -> None:
-        """For the server, not for models: the metrics of the executor, and a row of these."""
+        """Make a metric from the executor's metrics and one row (for the server, not for
+        models)."""
         if len(parts) != 2 or not isinstance(parts[0], CustomMetrics):
             raise TypeError("Metric: No constructor defined!")
         self._metrics: CustomMetrics = parts[0]
         self._row: MetricRow | None = parts[1]
 
     def increment(self, value: float) -> None:
-        """Add to a counter, or to a gauge, where it may be negative.
+        """Add to a counter or a gauge. For a gauge, `value` may be negative.
 
         Raises:
-            TypeError: no number.
-            TritonModelException: a counter would become less; not a thing of histograms; the
-                family has been deleted. So with the other methods.
+            TypeError: `value` is no number.
+            TritonModelException: a counter would decrease, the metric's kind does not support the
+                method, or the family has been deleted. The same holds for the other methods.
         """
         row = self._usable("increment", "Increment", COUNTER, GAUGE)
         number = _number(value)
@@ -62,21 +62,22 @@ class Metric:
         self._metrics.increment(row, number)
 
     def set(self, value: float) -> None:
-        """Give a gauge another value."""
+        """Set the value of a gauge."""
         row = self._usable("set", "Set", GAUGE)
         self._metrics.set(row, _number(value))
 
     def observe(self, value: float) -> None:
-        """Count a value in its bucket of a histogram."""
+        """Count a value in a bucket of a histogram."""
         row = self._usable("observe", "Observe", HISTOGRAM)
         self._metrics.observe(row, _number(value))
 
     def value(self) -> float:
-        """What a counter or a gauge is in this instance."""
+        """Return the value of a counter or gauge in this instance."""
         return self._usable("get", "Value", COUNTER, GAUGE).values[0]
 
     def forget(self) -> None:
-        """Its family is gone (for the server, not for models)."""
+        """Make the metric unusable after the deletion of its family (for the server, not for
+        models)."""
         self._row = None
 
     def _usable(self, doing: str, operation: str, *kinds: MetricKind) -> MetricRow:
@@ -92,12 +93,12 @@ class Metric:
 
 
 class MetricFamily:
-    """Metrics of one name and kind. Models make these.
+    """Metrics of one name and kind. Models make families.
 
     Raises:
-        TypeError: an argument of another type.
-        TritonModelException: a bad name, one that is taken by a family of another kind, or there
-            are too many families.
+        TypeError: an argument has a wrong type.
+        TritonModelException: the name is invalid or used by a family of another kind, or there are
+            too many families.
     """
 
     COUNTER = MetricKind.COUNTER
@@ -113,7 +114,7 @@ class MetricFamily:
             if not isinstance(value, wanted):
                 raise TypeError(f"MetricFamily: {what} cannot be {type(value).__name__}")
         self._metrics = custom_metrics.registry
-        self._given: dict[MetricRow, Metric] = {}
+        self._metric_of_row: dict[MetricRow, Metric] = {}
         try:
             self._family = self._metrics.open(name, description, kind)
         except ShmserveError as ex:
@@ -122,13 +123,15 @@ class MetricFamily:
     def Metric(  # noqa: N802
         self, labels: dict[str, str] | None = None, buckets: list[float] | None = None
     ) -> Metric:
-        """A metric of this family: a new one, or the one with these labels. `buckets`: upper
-        bounds of a histogram's, ascending; one more has none.
+        """Return the family's metric with these labels, new or existing.
+
+        `buckets`: ascending upper bounds of a histogram's buckets. A last bucket without a bound
+        is added.
 
         Raises:
-            TritonModelException: labels that are no dict of texts or have bad names, buckets that
-                are missing, no list or not sorted, buckets of what is no histogram, or there are
-                too many metrics.
+            TritonModelException: labels are no dict of texts or have invalid names; buckets are
+                missing, no list, not sorted, or given for another kind than a histogram; or there
+                are too many metrics.
         """
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException(_LABELS)
@@ -143,21 +146,24 @@ class MetricFamily:
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise TritonModelException(_NOT_TEXT)
         try:
-            row = self._metrics.add(self._family, pairs, _bounds(buckets or ()), self._given)
+            row = self._metrics.add(
+                self._family, pairs, _bounds(buckets or ()), self._metric_of_row
+            )
         except ShmserveError as ex:
             raise TritonModelException(f"Error when creating Metric: {ex.message}") from None
-        return self._given.setdefault(row, Metric(self._metrics, row))
+        return self._metric_of_row.setdefault(row, Metric(self._metrics, row))
 
     def __del__(self) -> None:
         if hasattr(self, "_family"):
-            for metric in self._given.values():
+            for metric in self._metric_of_row.values():
                 metric.forget()
-            self._metrics.let_go(self._family, list(self._given))
+            self._metrics.let_go(self._family, list(self._metric_of_row))
 
 
 def _bounds(buckets: Sequence[Any]) -> list[float]:
     bounds = [_number(bound) for bound in buckets]
-    return bounds[:-1] if bounds and bounds[-1] == inf else bounds  # there is one without a bound
+    # a bucket without a bound is always added
+    return bounds[:-1] if bounds and bounds[-1] == inf else bounds
 
 
 def _number(value: Any) -> float:

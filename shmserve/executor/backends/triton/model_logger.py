@@ -1,4 +1,4 @@
-"""`pb_utils.Logger`: Triton's names for log levels; goes to the log of the executor."""
+"""Model logger (`pb_utils.Logger`): Triton's log levels, written to the executor's log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _log = logging.getLogger("shmserve.model")
 
 
 class Level(IntEnum):
-    """How loud; VERBOSE is what the server's own log calls debug."""
+    """Log level. VERBOSE is `debug` in the server's log."""
 
     INFO = 0
     WARNING = 1
@@ -27,7 +27,8 @@ LogLevel = Level
 
 
 class Logger:
-    """Every method takes text; anything else is a TypeError, as in Triton."""
+    """Logger for models. Every method takes text, and raises TypeError for anything else, as in
+    Triton."""
 
     LogLevel = Level
     INFO = Level.INFO

@@ -1,5 +1,5 @@
-"""Calls to other models in Triton's dialect: what stands behind `InferenceRequest.exec`,
-`async_exec` and the functions of `pb_utils` that ask for, load and unload models."""
+"""Calls to other models in Triton's dialect: implements `InferenceRequest.exec` and `async_exec`,
+and the functions of `pb_utils` that query, load and unload models."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ from shmserve.executor.calling import (
     RunningCall,
 )
 
-_LOOK_S = 0.5  # how often an awaiting coroutine looks whether its calling requests are cancelled
+_LOOK_S = 0.5  # interval at which a coroutine checks for cancelled calling requests
 
-# What `execute` works on; coroutines it starts have it, threads it starts have not.
+# Requests that `execute` works on. Coroutines started by `execute` inherit the value, threads do
+# not.
 calling: ContextVar[Sequence[Request]] = ContextVar("calling", default=())
 
 
 class _Served:
-    """What this executor's model calls; an executor runs one model."""
+    """State of this executor's only model."""
 
     models: OtherModels = NO_MODELS
-    writable = False  # the model wants tensors of its own
+    writable = False  # True: copy outputs, so that the model may write
 
 
 def serve(models: OtherModels, writable: bool) -> None:
-    """Told once when the model is loaded (for the server, not for models)."""
+    """Set the callable models, once when the model is loaded (for the server, not for models)."""
     _Served.models, _Served.writable = models, writable
 
 
 def settle() -> None:
-    """The calling requests are over (for the server, not for models)."""
+    """Give back outputs of called models whose arrays have been collected (for the server, not for
+    models)."""
     _Served.models.settle()
 
 
@@ -49,7 +51,8 @@ def settle() -> None:
 
 
 def execute(request: CalledRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """The answer, an error as one, too; with `decoupled` all of them."""
+    """Return the answer of the called model; with `decoupled`, an iterator over all answers.
+    Errors are returned as responses."""
     if decoupled:
         return ResponseIterator(_Answers(request, decoupled))
     response = _Answers(request, decoupled).next()
@@ -60,8 +63,8 @@ def execute(request: CalledRequest, decoupled: bool) -> InferenceResponse | Resp
 async def execute_async(
     request: CalledRequest, decoupled: bool
 ) -> InferenceResponse | ResponseIterator:
-    """As `execute`, with `decoupled` once the first answer is there; whoever else runs in the event
-    loop goes on meanwhile."""
+    """Return the answer as `execute` does, without blocking the event loop. With `decoupled`,
+    return once the first answer has come."""
     answers = _Answers(request, decoupled)
     response = await answers.next_async()
     if decoupled:
@@ -71,7 +74,8 @@ async def execute_async(
 
 
 class _Answers:
-    """A call's answers as responses. One that cannot be made, or that fails, has one error."""
+    """Answers of a call, as responses. If the call cannot be made or fails, the last response has
+    the error."""
 
     def __init__(self, request: CalledRequest, decoupled: bool) -> None:
         self._running: RunningCall | None = None
@@ -79,10 +83,10 @@ class _Answers:
         try:
             self._running = _Served.models.begin(request.call(decoupled), _calling())
         except ShmserveError as ex:
-            self._failed = _told(request, ex)
+            self._failed = _in_triton_words(request, ex)
 
     def next(self) -> InferenceResponse | None:
-        """None: there are no more."""
+        """Return the next response, or None after the last response."""
         if self._running is None:
             return self._error()
         try:
@@ -116,16 +120,16 @@ class _Answers:
 
 
 class ResponseIterator:
-    """The responses to a call with `decoupled`, for `for` and, of coroutines, also `async for`.
+    """Responses of a call with `decoupled`, for `for` and, in coroutines, also for `async for`.
 
-    It ends after the final one, which has no outputs where it only ends the stream. Whoever loops
-    waits for what has not come, with `for` the event loop, too; who is slow holds back the called
+    The iterator ends after the final response, which may have no outputs. A `for` loop blocks
+    until the next response, and blocks the event loop, too. A slow reader holds back the called
     model.
     """
 
     def __init__(self, answers: _Answers, first: InferenceResponse | None = None) -> None:
         self._answers = answers
-        self._first = first  # if it has been waited for
+        self._first = first  # set if awaited already
 
     def __iter__(self) -> ResponseIterator:
         return self
@@ -150,7 +154,7 @@ class ResponseIterator:
         return first
 
     def cancel(self) -> None:
-        """Nobody wants further responses: the next one has the error CANCELLED."""
+        """Cancel the call: the next response has the error CANCELLED."""
         self._answers.cancel()
 
 
@@ -166,11 +170,12 @@ async def _awaited(running: RunningCall) -> CallAnswer | None:
         future.cancel()
         raise
     finally:
-        del future  # which has the exception, whose traceback would have it
+        del future  # breaks the cycle of future, exception and traceback
 
 
-def _told(request: CalledRequest, error: ShmserveError) -> ShmserveError:
-    """Why a call could not be made; that the model is not there or not ready in Triton's words."""
+def _in_triton_words(request: CalledRequest, error: ShmserveError) -> ShmserveError:
+    """Return the error of a failed call, in Triton's words if the model is missing or not
+    ready."""
     if not error.message.startswith("Request for unknown model"):
         return error
     return from_code(
@@ -199,23 +204,24 @@ def _response(answer: CallAnswer | None) -> InferenceResponse | None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a model, or this version of it, can be called."""
+    """Return True if a model can be called, in the given version or in any."""
     return _Served.models.is_ready(model_name, str(model_version))
 
 
 def load_model(
     model_name: str, config: str | None = None, files: Mapping[str, Any] | None = None
 ) -> None:
-    """Load a model, or load it again, and wait until it serves; as a client's request to load it,
-    for `model_control` explicit.
+    """Load or reload a model, and wait until it serves. Same as a client's load request; needs
+    `model_control` explicit.
 
     Args:
         model_name: a model of the repository, or any name if `files` are given.
-        config: a configuration as JSON in place of its own.
-        files: ``file:<path>`` -> content; the model is made of nothing else, and has a `config`.
+        config: JSON configuration in place of the model's own.
+        files: ``file:<path>`` -> content. The model consists of these files alone, and needs
+            `config`.
 
     Raises:
-        TritonModelException: it was refused, or the model cannot be loaded.
+        TritonModelException: the request was refused, or the model cannot be loaded.
     """
     parameters = dict(files or {})
     if config:
@@ -227,10 +233,11 @@ def load_model(
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Serve a model no more; with `unload_dependents` nor what was loaded as steps of it alone.
+    """Stop serving a model. With `unload_dependents`, also stop models that were loaded only as
+    its steps.
 
     Raises:
-        TritonModelException: it was refused.
+        TritonModelException: the request was refused.
     """
     try:
         _Served.models.unload(model_name, unload_dependents)

@@ -1,6 +1,6 @@
-"""What models of the Triton dialect import as `triton_python_backend_utils`.
+"""Module `triton_python_backend_utils`, as models of the Triton dialect import it.
 
-`backends.python.python_backend` puts this module into `sys.modules` under that name.
+`backends.python.python_backend` puts this module into `sys.modules` under the name.
 """
 
 from __future__ import annotations
@@ -103,37 +103,37 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = RESPONSE_COMPLETE_FINAL
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = FLAG_SEQUENCE_START
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = FLAG_SEQUENCE_END
 
-_model_dir = ""  # one executor runs one model
+_model_dir = ""  # an executor runs a single model
 
 
 def set_model_dir(directory: str) -> None:
-    """Told once by the executor (for the server, not for models)."""
+    """Set the folder of the model's version, once (for the server, not for models)."""
     global _model_dir
     _model_dir = directory
 
 
 def get_model_dir() -> str:
-    """The folder of the model's version."""
+    """Return the folder of the model's version."""
     return _model_dir
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The request's input of that name, or None."""
+    """Return the request's input with a name, or None."""
     return next((t for t in inference_request.inputs() if t.name() == name), None)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The response's output of that name, or None."""
+    """Return the response's output with a name, or None."""
     return next((t for t in inference_response.output_tensors() if t.name() == name), None)
 
 
 def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """The entry of an input in the configuration, or None."""
+    """Return the configuration entry of an input, or None."""
     return _entry(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """The entry of an output in the configuration, or None."""
+    """Return the configuration entry of an output, or None."""
     return _entry(model_config, "output", name)
 
 
@@ -142,5 +142,5 @@ def _entry(config: dict[str, Any], kind: str, name: str) -> dict[str, Any] | Non
 
 
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
-    """Whether the model may answer a request any number of times."""
+    """Return True if the model may answer a request any number of times."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))

@@ -1,4 +1,4 @@
-"""`request.get_response_sender()`: how models of the Triton dialect send by themselves."""
+"""Response sender (`request.get_response_sender()`): lets models send responses themselves."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.backends.triton.inference_response import InferenceResponse
 
 RESPONSE_COMPLETE_FINAL = 1
-_LOOK_S = 0.05  # how often a waiting executor looks for a cancellation
-# As Triton words them: models and their tests compare these
+_LOOK_S = 0.05  # interval of checks for cancellation, in seconds
+# Triton's texts: models and their tests compare them
 _FLAGS = "Unable to send response. Unsupported flag provided."
 _NOTHING = "Inference Response object must be provided when the response flags is set to zero."
 _CLOSED = "Unable to send response. Response sender has been closed."
@@ -25,31 +25,35 @@ _EMPTY = (
 )
 
 
-# Checks a model's response (of a stream: True) and turns it into one of ours
+# Checks a model's response and turns it into the server's; True: response of a stream
 Convert = Callable[[Request, object, bool], Response]
 
 
 class InferenceResponseSender:
-    """Sends the responses to one request; for any thread. Models get these from requests."""
+    """Sends the responses to one request; for any thread. Models get the sender from the
+    request."""
 
     __slots__ = ("__weakref__", "_request", "_sink")
 
     def __init__(self, *parts: Any, **_options: object) -> None:
-        """For the server, not for models: a request and the sink of its responses."""
+        """Make a sender from a request and the sink of its responses (for the server, not for
+        models)."""
         if len(parts) != 2 or not isinstance(parts[1], StreamSink | SingleSink):
             raise TypeError("InferenceResponseSender: No constructor defined!")
         self._request: Request = parts[0]
         self._sink: StreamSink | SingleSink = parts[1]
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response. With TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last one; then
-        the response may be left out. Waits while the client is behind; what is sent for a
-        cancelled request is dropped.
+        """Send a response.
+
+        With TRITONSERVER_RESPONSE_COMPLETE_FINAL the response is the last one, and may be left
+        out. Waits while the client is behind. Responses to a cancelled request are dropped.
 
         Raises:
-            TypeError: something else than a response.
-            TritonModelException: other flags, nothing to send, or it has been closed; of a model
-                that is not decoupled also a second response, or the final flag before the first.
+            TypeError: `response` is no response.
+            TritonModelException: unknown flags, neither response nor flag, or the sender is
+                closed. For a model that is not decoupled, also a second response, or the final
+                flag before the first response.
         """
         if response is not None and not isinstance(response, InferenceResponse):
             kind = type(response).__name__
@@ -61,7 +65,8 @@ class InferenceResponseSender:
         self._sink.send(response, bool(flags))
 
     def is_cancelled(self) -> bool:
-        """Whether nobody wants further responses. The final flag is still to be sent."""
+        """Return True if further responses are unwanted. The model must still send the final
+        flag."""
         return self._request.cancelled
 
     def __del__(self) -> None:
@@ -71,7 +76,7 @@ class InferenceResponseSender:
 
 
 class StreamSink:
-    """Of a decoupled model: every response goes on its way at once."""
+    """Sink of a decoupled model: sends every response at once."""
 
     __slots__ = ("_closed", "_convert", "_request")
 
@@ -94,7 +99,8 @@ class StreamSink:
             raise TritonModelException(_CLOSED) from None
 
     def close(self) -> None:
-        """`execute` has failed: the server ends the stream, and the model is told so."""
+        """Refuse further responses, because `execute` has failed and the server ends the
+        stream."""
         self._closed = True
 
     def abandoned(self) -> None:
@@ -104,7 +110,7 @@ class StreamSink:
 
 
 class SingleSink:
-    """Of an ordinary model: its first response is the answer, whatever follows it."""
+    """Sink of a model that is not decoupled: the first response is the answer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -128,13 +134,15 @@ class SingleSink:
                 self._done.set()
 
     def close(self) -> InferenceResponse | None:
-        """`execute` has raised: nothing more can be sent. What was, if anything."""
+        """Refuse further responses, because `execute` has raised. Return the response sent before,
+        if any."""
         with self._lock:
             self._closed = True
             return self._response
 
     def take(self, returned: object) -> object:
-        """What is the answer where `execute` has returned one as well."""
+        """Return the answer after `execute` has returned a response: a sent response comes
+        first."""
         with self._lock:
             if self._response is not None:
                 return self._response
@@ -142,16 +150,16 @@ class SingleSink:
             return returned
 
     def abandoned(self) -> None:
-        # Takes no lock: it may run in the midst of anything.
+        # Takes no lock, because a finalizer may run at any point.
         self._done.set()
 
     @property
     def has_response(self) -> bool:
-        """Whether one has been sent already."""
+        """True if a response has been sent."""
         return self._response is not None
 
     def wait(self, request: Request) -> InferenceResponse | ShmserveError:
-        """The response, or why there is none."""
+        """Wait for the response. Return the response, or the error if none was sent."""
         while not self._done.wait(_LOOK_S):
             late = request.deadline_ns and time.monotonic_ns() >= request.deadline_ns
             if late or request.cancelled:

@@ -1,4 +1,4 @@
-"""`pb_utils.Tensor`: a named array as models of the Triton dialect know it."""
+"""Tensor (`pb_utils.Tensor`): a named array in the Triton dialect."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shmserve.tensor.dtypes import DATATYPES, from_numpy
 
 
 class _Contents(Struct, frozen=True):
-    """What the server makes a tensor of: an input, whose array is read when the model asks for it
-    first, or an array on a device."""
+    """Contents of a tensor made by the server: an array on a device, or an input (`source`), whose
+    array is read when the model first asks for it."""
 
     array: Any
     source: InputTensor | None = None
@@ -27,12 +27,12 @@ class _Contents(Struct, frozen=True):
 
 
 class Tensor:
-    """A tensor with a name; never copies what it is given.
+    """Tensor with a name. Never copies the given array.
 
-    An input's array is a read-only view of shared memory (BYTES: parsed when first asked
-    for). DLPack cannot say "read-only": do not write into what `to_dlpack` of an input gives.
-    A model that wants to has the parameter `writable_inputs`, which makes them copies.
-    One in a GPU's memory has no numpy array, only DLPack.
+    The array of an input is a read-only view of shared memory. BYTES are parsed when first asked
+    for. DLPack cannot say "read-only": a model must not write into the result of `to_dlpack` of an
+    input. With the parameter `writable_inputs`, inputs are copies, and the model may write into
+    them. A tensor in GPU memory has no numpy array, only DLPack.
     """
 
     __slots__ = ("_array", "_name", "_on_device", "_source", "_writable")
@@ -49,25 +49,34 @@ class Tensor:
     def of_input(
         cls, source: InputTensor, writable: bool = False, on_device: bool = False
     ) -> Tensor:
-        """The tensor of a request's input (for the server, not for models). `on_device`: one
-        that lies in a GPU's memory stays there."""
+        """Return the tensor of a request's input (for the server, not for models).
+
+        Args:
+            source: the input.
+            writable: True if the model gets a copy to write into.
+            on_device: True if an input in GPU memory stays there.
+        """
         stays = on_device and source.device != CPU
         return cls(source.name, _Contents(None, source, writable, stays))
 
     @classmethod
-    def _given(cls, name: str, array: Any) -> Tensor:
-        """A tensor on a numpy or CuPy array."""
+    def _on_array(cls, name: str, array: Any) -> Tensor:
+        """Return a tensor on a numpy or CuPy array."""
         return cls(name, _contents(name, array, not isinstance(array, np.ndarray)))
 
     @staticmethod
     def from_dlpack(name: str, tensor: object) -> Tensor:
-        """A tensor on the memory of a DLPack capsule, or of an object with `__dlpack__`: the
-        host's or a GPU's."""
+        """Return a tensor on the memory of a DLPack capsule, or of an object with `__dlpack__`, in
+        host or GPU memory.
+
+        Raises:
+            TritonModelException: the memory cannot be taken, or is not contiguous.
+        """
         # numpy would refuse to export a read-only array, such as an input's
         if isinstance(tensor, np.ndarray):
             return Tensor(name, tensor)
         if isinstance(tensor, Tensor):
-            return Tensor._given(name, tensor.array())
+            return Tensor._on_array(name, tensor.array())
         try:
             array = dlpack.take(tensor)
             if not array.flags.c_contiguous:
@@ -75,7 +84,7 @@ class Tensor:
                     "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are"
                     " stored in C-Order are supported."
                 )
-            return Tensor._given(name, array)
+            return Tensor._on_array(name, array)
         except (TypeError, ValueError) as ex:
             raise TritonModelException(str(ex)) from ex
 
@@ -83,8 +92,11 @@ class Tensor:
         return self._name
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
-        """The array itself; BYTES: an object array of `bytes`. BF16 has none, as in Triton, nor
-        has what lies in a GPU's memory."""
+        """Return the array itself; for BYTES an object array of `bytes`.
+
+        Raises:
+            TritonModelException: a BF16 tensor (as in Triton), or a tensor in GPU memory.
+        """
         if self._on_device:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         array: np.ndarray[Any, Any] = self.array()
@@ -96,7 +108,7 @@ class Tensor:
         return array
 
     def array(self) -> Any:
-        """The numpy or CuPy array, BF16 as `ml_dtypes.bfloat16` (for the server, not for
+        """Return the numpy or CuPy array, BF16 as `ml_dtypes.bfloat16` (for the server, not for
         models)."""
         if self._array is None:
             source = self._source
@@ -112,19 +124,23 @@ class Tensor:
         return list(self._source.shape if self._source is not None else self.array().shape)
 
     def triton_dtype(self) -> DataType:
-        """The datatype's number in the schema, e.g. 11, which is TYPE_FP32."""
+        """Return the datatype's number in the schema, e.g. 11 for TYPE_FP32."""
         if self._source is not None:
             return DataType[DATATYPES[self._source.datatype].config_name]
         data_type = numpy_to_triton_type(self.array().dtype)
-        assert data_type is not None  # the constructor has checked it
+        assert data_type is not None  # checked by the constructor
         return data_type
 
     def is_cpu(self) -> bool:
-        """Whether it lies in host memory."""
+        """Return True if the tensor lies in host memory."""
         return not self._on_device
 
     def to_dlpack(self) -> object:
-        """A DLPack capsule on the tensor's memory, for use on the device's default stream."""
+        """Return a DLPack capsule on the tensor's memory, for use on the device's default stream.
+
+        Raises:
+            TritonModelException: DLPack has no such element type.
+        """
         if self.triton_dtype() is DataType.TYPE_STRING:
             raise TritonModelException("DLPack does not have support for string tensors.")
         try:
@@ -132,7 +148,8 @@ class Tensor:
         except TypeError as ex:
             raise TritonModelException(f"Tensor '{self._name}': {ex}") from ex
 
-    # As Triton's, it takes nothing but a stream: what wants a copy is refused, or makes it itself
+    # As in Triton, `stream` is the only argument: a consumer that wants a copy is refused, or
+    # copies itself
     def __dlpack__(self, stream: int | None = None) -> object:
         capsule = self.to_dlpack()
         if self._on_device:
@@ -144,7 +161,12 @@ class Tensor:
 
 
 def _contents(name: str, array: Any, on_device: bool = False) -> _Contents:
-    """Raises TypeError, or TritonModelException if the array has no datatype."""
+    """Check a name and an array, and return contents.
+
+    Raises:
+        TypeError: the name is no text, or the array is no numpy array.
+        TritonModelException: the array's type has no datatype.
+    """
     if not isinstance(name, str):
         raise TypeError(f"a Tensor's name must be text, got {type(name).__name__}")
     if not (on_device or isinstance(array, np.ndarray)):
@@ -157,11 +179,11 @@ def _contents(name: str, array: Any, on_device: bool = False) -> _Contents:
 
 
 def check_tensors(what: str, tensors: Iterable[Any]) -> None:
-    """Whether all are tensors (for the server, not for models).
+    """Check that all are tensors (for the server, not for models).
 
     Raises:
-        TypeError: one is something else.
-        TritonModelException: one is None.
+        TypeError: an element has another type.
+        TritonModelException: an element is None.
     """
     for tensor in tensors:
         if tensor is None:

@@ -1,4 +1,4 @@
-"""Small values of `pb_utils` around a request: where memory is wanted, traces, release flags."""
+"""Small values of `pb_utils` around a request: preferred memory, traces, release flags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class MemoryType(IntEnum):
-    """Where a tensor lies."""
+    """Kind of memory in which a tensor lies."""
 
     TRITONSERVER_MEMORY_CPU = 0
     TRITONSERVER_MEMORY_GPU = 2
@@ -21,7 +21,7 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 
 class PreferredMemory:
-    """Where the answer of a call to another model should lie."""
+    """Preferred memory for the answer of a call to another model."""
 
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
         if not isinstance(preferred_memory_type, MemoryType):
@@ -31,11 +31,12 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace a request belongs to, if it is traced with `trace_mode = opentelemetry`."""
+    """Trace of a request, if the request is traced with `trace_mode = opentelemetry`."""
 
     def __init__(self, traceparent: str = "") -> None:
         self._traceparent = traceparent
 
     def get_context(self) -> str | None:
-        """The context of OpenTelemetry as JSON: an object with `traceparent`."""
+        """Return the OpenTelemetry context as JSON, an object with `traceparent`; None without a
+        trace."""
         return json.dumps({"traceparent": self._traceparent}) if self._traceparent else None

@@ -1,1 +1,1 @@
-"""GRPS over HTTP: its routes, and paths of models of their own."""
+"""GRPS over HTTP: the routes of GRPS, and the models' own paths."""

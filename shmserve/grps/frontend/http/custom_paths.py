@@ -1,9 +1,9 @@
-"""Models with a path of their own, which may take HTTP requests as they are.
+"""Models with an HTTP path of their own, which may take raw HTTP requests.
 
-The paths are looked up in the registry for each request that no route takes, so models
-can come and go; other requests pay nothing for it.
+A path is looked up in the registry for each request that no route takes, so models can come and go
+without cost for other requests.
 
-The paths hang behind all routes of the application (`Routes.add_behind`).
+The paths come after all routes of the application (`Routes.add_behind`).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ Respond = Callable[[Request, Response, ModelEntry], None]
 _TEXT = "text/plain"
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[ \t\x21-\x7e\x80-\xff]*")
-# The server's own business
+# header fields that the server sets
 _FRAMING = {"content-length", "transfer-encoding", "connection", "keep-alive", "date", "server"}
 
 
 def has_body(req: Request) -> bool:
-    """Whether a request has one, as far as its head tells."""
+    """Return True if the head of a request announces a body."""
     return "HTTP_TRANSFER_ENCODING" in req.env or req.env.get("CONTENT_LENGTH", "") not in ("", "0")
 
 
@@ -69,14 +69,15 @@ def has_body(req: Request) -> bool:
 
 
 def wants_stream(spec: ModelSpec, req: Request, body: bytes) -> bool:
-    """Whether a request asks for a stream, in the way the model is configured for."""
+    """Return True if a request asks for a stream, in the way that the model's configuration
+    names."""
     mode = spec.parameters.get("grps_streaming_ctrl_mode", "query_param")
     key = spec.parameters.get("grps_streaming_ctrl_key", "streaming")
     if mode == "query_param":
         return (req.get_param(key) or "").lower() == "true"
     if mode == "header_param":
-        told = underscored(req.env).get(key.lower()) or req.get_header(key) or ""
-        return told.lower() == "true"
+        value = underscored(req.env).get(key.lower()) or req.get_header(key) or ""
+        return value.lower() == "true"
     try:
         document = _members(body)
     except UnreadableMessage:
@@ -88,7 +89,7 @@ def wants_stream(spec: ModelSpec, req: Request, body: bytes) -> bool:
 
 
 class RawRequests:
-    """Lets models answer requests as they are. Failures are short plain text."""
+    """Passes raw HTTP requests to models. Failures are answered by short plain text."""
 
     def __init__(self, grps: Grps, settings: Settings, dispatcher: DispatchApi) -> None:
         self._grps = grps
@@ -114,7 +115,7 @@ class RawRequests:
         settings = self._settings
         reader = _open(req, settings)
         body = b""
-        # Only the body may tell if a stream is wanted
+        # In this mode, the body says whether the client wants a stream.
         if entry.spec.parameters.get("grps_streaming_ctrl_mode") == "body_param":
             body = reader.read_rest(settings.max_json_bytes, "max_json_bytes", RAW_COST)
             reader = held(body)
@@ -141,7 +142,12 @@ class RawRequests:
 
 
 class CustomPaths:
-    """Serves what no route took. `predict` answers plain GRPS requests, `serve` others."""
+    """Responders for requests that no route takes.
+
+    Args:
+        serve: answers raw HTTP requests.
+        predict: answers plain GRPS requests.
+    """
 
     def __init__(self, grps: Grps, serve: Respond, predict: Respond) -> None:
         self._grps = grps
@@ -149,7 +155,7 @@ class CustomPaths:
         self._predict = predict
 
     def find(self, req: Request) -> Responder | None:
-        """What answers for the model whose path it is; None: it is none's."""
+        """Return the responder for the model with this path, or None if no model has this path."""
         try:
             entry = self._grps.models.names().paths.get(req.path)
         except Unavailable:
@@ -167,7 +173,7 @@ def _open(req: Request, settings: Settings) -> BodyReader:
     if not has_body(req):
         return held(b"")
     environ = {k: v for k, v in req.env.items() if k != "HTTP_CONTENT_ENCODING"}
-    reader = open_body(environ, settings)  # as it is: still compressed, if it was
+    reader = open_body(environ, settings)  # a compressed body stays compressed
     if reader.remaining is None:
         return held(reader.read_rest(settings.max_tensor_bytes, "max_tensor_bytes", RAW_COST))
     return reader
@@ -199,10 +205,10 @@ def _body(outcome: Outcome) -> bytes:
 
 
 def _apply(resp: Response, outcome: Outcome) -> bytes:
-    """Set status and header fields that the model gave; its body.
+    """Set the status and header fields that the model gave. Return the body.
 
     Raises:
-        ModelFailure: they cannot be sent.
+        ModelFailure: status or header fields cannot be sent.
     """
     view = next((o.view for o in outcome.outputs if o.name == custom_http.HEAD), None)
     try:

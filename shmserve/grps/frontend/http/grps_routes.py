@@ -1,4 +1,4 @@
-"""GRPS over HTTP: /grps/v1/."""
+"""GRPS over HTTP: the routes below /grps/v1/."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _from_json = json_decoder()
 
 
 def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
-    """Everything below /grps/v1/, and the models' own paths behind all others."""
+    """Add the routes below /grps/v1/, and the models' own paths behind all other routes."""
     routes.errors_as(f"{BASE}/", lambda message, code: json_writer.encode(failure(message, code)))
     grps = Grps(dispatcher, settings)
     predict = PredictResource(grps, settings, dispatcher)
@@ -65,7 +65,7 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
 
 
 class Quick:
-    """GET and POST of what needs no payload."""
+    """GET and POST of a route that needs no payload."""
 
     def __init__(self, answer: Callable[[], GrpsMessage]) -> None:
         self._answer = answer
@@ -111,7 +111,11 @@ class SeriesResource:
 
 
 class PredictResource:
-    """POST /grps/v1/infer/predict. `serve`: of models that take requests as they are."""
+    """POST /grps/v1/infer/predict.
+
+    Attributes:
+        serve: answers requests to models that take raw HTTP requests.
+    """
 
     def __init__(self, grps: Grps, settings: Settings, dispatcher: DispatchApi) -> None:
         self.serve = RawRequests(grps, settings, dispatcher).serve
@@ -126,17 +130,19 @@ class PredictResource:
             self.predict(req, resp)
 
     def _taking_http(self, req: Request) -> ModelEntry | None:
-        """The model that the query names, or the default one, if it takes requests as they are."""
+        """Return the model that the query names, or the default model, if that model takes raw
+        HTTP requests."""
         if not self._grps.models.names().takes_http:
             return None
         try:
             entry = self._grps.models.ready(req.get_param("model") or "")
         except ShmserveError:
-            return None  # the payload may name another
+            return None  # the payload may name another model
         return entry if takes_http(entry.spec) else None
 
     def predict(self, req: Request, resp: Response, entry: ModelEntry | None = None) -> None:
-        """Run the model that the payload names, or the query; else `entry`, or the default."""
+        """Run the model that the payload or the query names; else `entry`, or the default
+        model."""
         payload, text = _payload(req, self._settings)
         model = payload.message.model or req.get_param("model") or ""
         if model or entry is None:
@@ -169,7 +175,7 @@ class PredictResource:
 
 
 def _payload(req: Request, settings: Settings) -> tuple[Payload, bytes]:
-    """What the request holds, and its JSON text."""
+    """Return the payload of a request, and the JSON text of the body, empty for a binary body."""
     kind = _content_type(req)
     if kind == JSON:
         text = _body_text(req, settings)
@@ -197,11 +203,11 @@ def _body_text(req: Request, settings: Settings) -> bytes:
 
 
 def _content_type(req: Request) -> str:
-    """The media type without its parameters."""
-    given = req.content_type
-    if not given:
+    """Return the media type without parameters."""
+    content_type = req.content_type
+    if not content_type:
         raise InvalidArgument("No content type in headers.")
-    return given.partition(";")[0].strip().lower()
+    return content_type.partition(";")[0].strip().lower()
 
 
 def _unsupported(supported: str) -> InvalidArgument:

@@ -22,10 +22,10 @@ BINARY = "application/octet-stream"
 
 
 def respond_stream(req: Request, resp: Response, exchange: Exchange, content_type: str) -> None:
-    """Answer in chunks, each a message as JSON, or the bytes of a bin_data.
+    """Answer in chunks. Each chunk is a message as JSON, or the bytes of a bin_data.
 
-    The first answer is waited for, so that a request that fails at once gets its status;
-    a later failure is a message in the stream.
+    Wait for the first answer, so that a request that fails at once gets the status of the failure.
+    A later failure becomes a message in the stream.
     """
     pieces = _pieces(exchange)
     first = next(pieces, b"")
@@ -46,7 +46,7 @@ def _pieces(exchange: Exchange) -> Iterator[bytes]:
 def guarded(
     pieces: Iterator[bytes], what: str, tell: Callable[[Exception, str], bytes]
 ) -> Iterator[bytes]:
-    """The same, and a failure as the last piece: the status has been sent already."""
+    """Yield the pieces. A failure becomes the last piece, as the status has been sent already."""
     try:
         yield from pieces
     except Exception as ex:
@@ -58,7 +58,7 @@ def _failure_chunk(ex: Exception, what: str) -> bytes:
 
 
 def respond_once(req: Request, resp: Response, exchange: Exchange, as_ndarray: bool) -> None:
-    """Answer with one message; bytes of a bin_data go out from where the model put them."""
+    """Answer with one message. The bytes of a bin_data are sent from the model's output slot."""
 
     def make(outcome: Outcome, lasting: bool) -> Any:
         nbytes = sum(len(o.view) for o in outcome.outputs)
@@ -94,7 +94,8 @@ def _ndarray(message: GrpsMessage) -> bytes:
 
 
 def http_status(status: GrpsStatus | None) -> int:
-    """A message's code as the answer's, if it can be one."""
+    """Return the code of a message if it is a valid HTTP status of an answer; else 500 for a
+    failure, 200 otherwise."""
     if status is None:
         return 200
     if 200 <= status.code <= 599:

@@ -1,4 +1,4 @@
-"""What of GRPS's routes stands in the OpenAPI document."""
+"""OpenAPI texts: the part of the OpenAPI document that describes the GRPS routes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BASE = "/grps/v1"
 
 
 class GrpsStatusDocument(Struct):
-    """How it went; `code` is the HTTP status of a failure."""
+    """Result of a request; `code` is the HTTP status of a failure."""
 
     code: int = 0
     msg: str = ""
@@ -20,7 +20,8 @@ class GrpsStatusDocument(Struct):
 
 
 class GrpsTensors(Struct):
-    """Each has a name, a dtype, a shape and its elements, as `flat_float32` and the like."""
+    """Tensors: each has a name, a dtype, a shape and its elements, as `flat_float32` and the
+    like."""
 
     tensors: list[dict[str, Any]] = []
 
