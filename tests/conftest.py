@@ -1,4 +1,4 @@
-"""Servers for the tests, and the leak probe after each of them."""
+"""Servers for the tests, and the leak probe after each server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def required(config: pytest.Config) -> set[str]:
-    """What ``--require`` names."""
+    """Return the names in ``--require``."""
     return {name.strip() for name in config.getoption("--require").split(",") if name.strip()}
 
 
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before any fixture: they may need the same."""
+    """Check needs before any fixture runs, because fixtures may have the same needs."""
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             if NEEDS[name].met():
@@ -60,7 +60,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure comes with what its servers have logged: the files go with them."""
+    """Add the servers' logs to a failure's report, because the log files are deleted."""
     report = yield
     if report.failed:
         report.sections += [
@@ -73,10 +73,11 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def _nothing_is_left(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Temporary files of the session and its servers have a folder, without any of ours at its end.
+    """Give temporary files of the session and its servers a folder, and check that ours are gone
+    at the end.
 
-    Those of pytest's fixtures are elsewhere: the last ones are kept to be looked at. What libraries
-    leave (onnxruntime does) has names of theirs.
+    Files of pytest's fixtures are elsewhere, and pytest keeps the last for inspection. Files left
+    by libraries (onnxruntime leaves some) have other names.
     """
     tmp_path_factory.getbasetemp()
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -87,19 +88,21 @@ def _nothing_is_left(
         remove_folders()
         left = [name for name in os.listdir(folder) if name.startswith(("shmserve", "tmp"))]
         left += _left_in_memory()
-    if not request.session.testsfailed:  # a failure's traceback keeps what it would have closed
+    # a failure's traceback keeps objects that would have closed files
+    if not request.session.testsfailed:
         assert left == []
 
 
 def _left_in_memory() -> list[str]:
-    """Names in /dev/shm of this session's servers, and of its own: they have its pid."""
+    """Return names in /dev/shm of this session's servers, and names with this session's pid."""
     own = [name for name in os.listdir("/dev/shm") if str(os.getpid()) in name.split("-")]
     return segments_left() + own
 
 
 @pytest.fixture(autouse=True)
 def _log_settings_end_with_the_test() -> Iterator[None]:
-    """A link in the test's own process may have been told to change what is logged."""
+    """Restore log settings, which a message on a link in the test's own process may have
+    changed."""
     root = logging.getLogger()
     level = root.level
     yield
@@ -116,7 +119,7 @@ def _serve(server: RunningServer) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
-    """A server with the shipped workers, shared by tests that do not hurt it."""
+    """Server with the shipped workers, shared by tests that do not damage it."""
     yield from _serve(RunningServer())
 
 

@@ -1,4 +1,4 @@
-"""Stores for tests: moto's S3 server as a process, and a proxy that spoils answers."""
+"""Stores for tests: moto's S3 server as a process, and a proxy that corrupts answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 _WAIT_S = 60.0
-# moto lets who has shown a key, of whatever kind, replace what is there
+# moto lets any caller with a key, valid or not, replace objects
 _CREDENTIAL = "Credential=AKIDEXAMPLE/20260101/us-east-1/s3/aws4_request"
 _ANYBODY = {
     "Authorization": f"AWS4-HMAC-SHA256 {_CREDENTIAL}, SignedHeaders=host, Signature=0",
@@ -79,11 +79,11 @@ class Moto:
 
 
 class Faulty:
-    """A proxy of HTTP before a store. `faults`: what happens to the answers for paths that end so:
+    """HTTP proxy before a store. `faults`: fault by the end of the path:
 
-    ``truncate`` (half of it comes, then the end), ``short`` (half, as if it were all), ``longer``,
+    ``truncate`` (half of the answer, then the end), ``short`` (half, as if complete), ``longer``,
     ``corrupt``, ``stall`` (half, then nothing until `go_on` is set), ``refuse`` (403). `asked`:
-    paths of GET that were asked for.
+    paths of GET requests.
     """
 
     def __init__(self, upstream: int) -> None:
@@ -118,7 +118,7 @@ class Faulty:
         threading.Thread(target=self._server.serve_forever, args=(0.02,)).start()
 
     def stop(self) -> None:
-        """Nobody listens any more; `start` begins again at the same port."""
+        """Stop listening; `start` listens at the same port again."""
         self.go_on.set()
         if self._server is not None:
             self._server.shutdown()

@@ -1,8 +1,8 @@
-"""Put beside the running Python what it lacks: ``python tests/gpu_site.py WHEELS SITE``.
+"""Unpack packages that the running Python lacks: ``python tests/gpu_site.py WHEELS SITE``.
 
 For hosts without network whose own Python has CuPy and torch. A wheel in the folder WHEELS is
-unpacked into the folder SITE (for PYTHONPATH) if this Python has no such distribution, or an
-older one; what it has as new stays, so that nothing that was built together is torn apart.
+unpacked into the folder SITE (for PYTHONPATH) if this Python lacks the distribution or has an
+older version. Distributions that are as new stay, because they were built together.
 """
 
 import shutil
@@ -21,7 +21,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def lacking(wheels: Path) -> Iterator[Path]:
-    """The wheels that this Python has need of."""
+    """Yield the wheels that this Python needs."""
     for wheel in sorted(wheels.glob("*.whl")):
         name, version, *_ = wheel.name.split("-")
         try:

@@ -35,7 +35,7 @@ def tensor(
 
 
 def put(target: Any, parameters: dict[str, Any]) -> None:
-    """Parameters by their Python types; a numpy.uint64 is a uint64_param."""
+    """Set parameters by their Python types; a numpy.uint64 is a uint64_param."""
     kinds = {bool: "bool", int: "int64", str: "string", float: "double", np.uint64: "uint64"}
     for key, value in parameters.items():
         setattr(target[key], f"{kinds[type(value)]}_param", value)
@@ -44,7 +44,7 @@ def put(target: Any, parameters: dict[str, Any]) -> None:
 def request(
     array: np.ndarray = VALUES, model: str = "identity", id: str = "", **parameters: Any
 ) -> pb.ModelInferRequest:
-    """An inference with one raw input."""
+    """Return an inference request with one raw input."""
     made = pb.ModelInferRequest(model_name=model, id=id, inputs=[tensor(array)])
     made.raw_input_contents.append(array.tobytes())
     put(made.parameters, parameters)
@@ -52,10 +52,10 @@ def request(
 
 
 class Client:
-    """One channel."""
+    """Client with one channel."""
 
     def __init__(self, target: str, credentials: grpc.ChannelCredentials | None = None) -> None:
-        # Each channel has connections of its own; else gRPC shares those of equal ones.
+        # gRPC shares connections between equal channels unless told not to.
         options = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_receive_message_length", -1),
@@ -85,7 +85,7 @@ class Client:
         return self.call("ModelInfer", request() if message is None else message, **options)
 
     def error(self, name: str, message: Any = b"", **options: Any) -> tuple[str, str]:
-        """Code and details of a call that must fail."""
+        """Return code and details of a call that must fail."""
         try:
             answer = self.call(name, message, **options)
         except grpc.RpcError as ex:
@@ -107,7 +107,7 @@ class Client:
 
 
 class Sender:
-    """Requests of a stream, one by one; iterating ends with `close`."""
+    """Requests of a stream, sent one by one; iteration ends with `close`."""
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -134,7 +134,7 @@ class OneCaller(Callers):
 
 
 def listen(served: GrpcServer, address: str) -> str:
-    """Have a server listen there. Return the address for clients."""
+    """Let a server listen at an address; return the address for clients."""
     (sock,) = listeners("grpc_bind", parse("grpc_bind", address), 128)
     return served.server.adopt(sock, None)
 

@@ -1,14 +1,14 @@
-"""The fenced blocks of the documents that people follow, and what they say of each.
+"""Fenced blocks of the documents that people follow, and comments on the blocks.
 
-An HTML comment before a block says what is special about it:
+An HTML comment before a block says how the test treats the block:
 
-    <!-- file: PATH -->             it is the content of that file
-    <!-- keeps running -->          the command is left to run
-    <!-- fails -->                  it is there to show how something fails
-    <!-- not run: REASON -->        it cannot run in a test
+    <!-- file: PATH -->             the content of that file
+    <!-- keeps running -->          a command that keeps running
+    <!-- fails -->                  an example of a failure
+    <!-- not run: REASON -->        impossible in a test
 
-A block of `text` behind one that is run is what it prints: of each line, the parts between "…",
-in this order.
+A block of `text` after a command is the command's output: of each line, the parts between "…", in
+order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _BLOCK = re.compile(r"^(?:<!-- ([^\n]*) -->\n)?```([a-z]+)\n(.*?)^```$", re.DOTA
 
 @dataclass(frozen=True)
 class Block:
-    """`where`: document and line; `mark`: its comment, or ""; `language`: what the fence says."""
+    """`where`: document and line; `mark`: the comment before the block, or ""; `language`: the
+    fence's word."""
 
     where: str
     mark: str
@@ -34,17 +35,17 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The file that it is the content of; "": none."""
+        """Return the file whose content the block is, or ""."""
         return self.mark.removeprefix("file: ") if self.mark.startswith("file: ") else ""
 
     @property
     def not_run(self) -> str:
-        """Why it is not run; "": it is."""
+        """Return the reason why the block is not run, or "" if it is run."""
         return self.mark.removeprefix("not run: ") if self.mark.startswith("not run") else ""
 
 
 def blocks(document: str) -> Iterator[Block]:
-    """Of a document, named by its path in the repository, in their order."""
+    """Yield the blocks of a document, which is named by its path in the repository."""
     text = (ROOT / document).read_text()
     for found in _BLOCK.finditer(text):
         line = text.count("\n", 0, found.start(2)) + 1
@@ -52,7 +53,7 @@ def blocks(document: str) -> Iterator[Block]:
 
 
 def prints(expected: str, output: str) -> list[str]:
-    """Lines of what should be printed that are not there, or not in this order."""
+    """Return expected lines that are missing in the output or out of order."""
     missing, at = [], 0
     for line in expected.splitlines():
         pattern = ".*?".join(map(re.escape, line.split("…")))

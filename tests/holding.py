@@ -1,4 +1,5 @@
-"""Requests that a model works on until the test lets them go: see the models' command `hold`."""
+"""Requests that a model works on until the test releases the model: see the models' command
+`hold`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from shmserve.testing.running_server import RunningServer, wait_until
 
 
 class Hold:
-    """A file; a model that is given its path goes on when it is gone.
+    """File whose path a model gets. The model goes on once the file is deleted.
 
     with Hold(tmp_path) as hold:
         ...  # send f"hold:{hold.path}" in another thread
@@ -29,7 +30,7 @@ class Hold:
         self.let_go()
 
     def wait_begun(self) -> None:
-        """Until a model has been given it and waits."""
+        """Wait until a model waits for the file."""
         wait_until(self._begun.exists, "the model has not begun")
 
     def let_go(self) -> None:
@@ -37,15 +38,15 @@ class Hold:
 
 
 def in_flight(server: RunningServer, instance: str) -> int:
-    """How many requests frontends have handed to an instance and not had back."""
+    """Return the number of unanswered requests at an instance, over all frontends."""
     rows = server.show("queues")
     return sum(row.get("in_flight", 0) for row in rows if row.get("instance") == instance)
 
 
 def given_up(server: RunningServer, model: str) -> int:
-    """How many requests to a model ended by their deadline or were cancelled.
+    """Return the number of requests to a model that were cancelled or missed their deadline.
 
-    Each is counted after its executor was told so.
+    A request is counted after its executor has been told.
     """
     _, _, text = server.request("GET", "/metrics")
     labels = f'(?=[^}}]*model="{model}")(?=[^}}]*reason="(?:cancelled|deadline)")[^}}]*'

@@ -1,8 +1,8 @@
-"""Which fields objects of KServe and Kubernetes have: `python -m tests.kserve_facts SITE_PACKAGES`.
+"""Fields of objects of KServe and Kubernetes: `python -m tests.kserve_facts SITE_PACKAGES`.
 
 Writes tests/kserve_facts.json from the models in the packages `kserve` and `kubernetes`: names and
-types of the fields, and which are required, of the kinds that deploy/kserve/ is made of. Their code
-is read, not run: it needs more than 400 MB of other packages.
+types of the fields, and required fields, of the kinds that deploy/kserve/ uses. The packages' code
+is read, not run, because running needs more than 400 MB of other packages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOTS = {
     "InferenceService": "V1beta1InferenceService",
     "TrainedModel": "V1alpha1TrainedModel",
 }
-# Left out, with all that they alone lead to: nothing here has such fields
+# Left out, with all kinds that only these fields lead to, because nothing here has such fields
 _UNUSED = {"status", "explainer", "transformer", "affinity", "managedFields", "ephemeralContainers"}
 _FOLDERS = ("kserve/models", "kubernetes/client/models")
 _REQUIRED = re.compile(r"Invalid value for `(\w+)`, must not be `None`")
@@ -29,8 +29,10 @@ Facts = dict[str, dict[str, Any]]
 
 
 def gather(site: Path) -> Facts:
-    """Kind -> fields (name -> type) and required ones. A type is a kind, a plain one, or `list:`
-    or `dict:` of one."""
+    """Return kind -> fields (name -> type) and required fields.
+
+    A type is a kind, a plain type, or `list:` or `dict:` of a type.
+    """
     found: Facts = {}
     ahead = list(ROOTS.values())
     while ahead:
@@ -55,7 +57,7 @@ def _plain(text: str) -> str:
 
 
 def _required(source: str) -> set[str]:
-    """Of models that were generated in the older way, and in the newer."""
+    """Return required fields, for models generated in the older and in the newer way."""
     found = set(_REQUIRED.findall(source))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

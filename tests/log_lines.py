@@ -1,4 +1,4 @@
-"""Log lines as the log has them: pytest's `caplog` leaves their fields out."""
+"""Complete log lines: pytest's `caplog` leaves the fields out."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from shmserve.log_fields import ATTRIBUTE, with_fields
 
 
 def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the captured messages, each with its fields behind it."""
+    """Return the captured messages, each followed by the fields."""
     return [with_fields(one.getMessage(), getattr(one, ATTRIBUTE, {})) for one in caplog.records]

@@ -1,9 +1,9 @@
-"""What some tests need of the machine beyond Python, make and a C compiler.
+"""Needs of some tests beyond Python, make and a C compiler.
 
     @pytest.mark.needs("browser")
 
-Where it is missing, such a test is reported as not run, with how to get it; where it is required
-(``make test REQUIRE=browser,curl``), the test fails.
+If a need is not met, the test is reported as not run, with a hint how to install the program. If
+the need is required (``make test REQUIRE=browser,curl``), the test fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 @dataclass(frozen=True)
 class Need:
-    """`met` looks whether it is there; `get` is what makes it so."""
+    """`met` returns True if the need is met; `get` says how to meet it."""
 
     met: Callable[[], bool]
     get: str
@@ -35,13 +35,13 @@ class Need:
 
 @cache
 def browser() -> str:
-    """Path of a Chromium; empty: there is none."""
+    """Return the path of a Chromium, or ""."""
     named = os.environ.get("CHROMIUM")
     return named or next(filter(None, map(shutil.which, _BROWSERS)), "")
 
 
 def ip(*words: str) -> bool:
-    """Run iproute2's program; whether it did what it was told."""
+    """Run iproute2's program; return True if the command succeeded."""
     try:
         return not subprocess.run(["ip", *words], capture_output=True, timeout=20).returncode
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def ip(*words: str) -> bool:
 
 @cache
 def own_address() -> str:
-    """An IPv4 address of this machine that is not loopback; empty: it has none."""
+    """Return a non-loopback IPv4 address of this machine, or ""."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect(("192.0.2.1", 9))

@@ -1,4 +1,4 @@
-"""A process that has no descriptor left, for as long as a test wants."""
+"""Let a process have no free descriptor, for as long as a test wants."""
 
 from __future__ import annotations
 

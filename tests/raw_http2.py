@@ -1,4 +1,4 @@
-"""A client of HTTP/2 that says what it is told to, frame by frame."""
+"""HTTP/2 client that sends exactly the given frames."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RawClient:
         self.sock.sendall(PREFACE + frame_head(0, SETTINGS, 0, 0) + frame_head(0, SETTINGS, 1, 0))
 
     def send(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """One frame."""
+        """Send one frame."""
         self.sock.sendall(frame_head(len(payload), kind, flags, stream_id) + payload)
 
     def call(self, data: bytes | None, stream_id: int = 1, **changed: str) -> None:
@@ -59,11 +59,11 @@ class RawClient:
             )
 
     def until(self, *kinds: int) -> tuple[int, int, int, bytes]:
-        """The next frame of one of these kinds."""
+        """Return the next frame of one of these kinds."""
         return next(frame for frame in self.frames() if frame[0] in kinds)
 
     def fields(self) -> dict[str, str]:
-        """Of the next HEADERS."""
+        """Return the fields of the next HEADERS."""
         for kind, _, _, payload in self.frames():
             if kind == HEADERS:
                 return {str(name): str(value) for name, value in self.decoder.decode(payload)}

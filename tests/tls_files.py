@@ -1,4 +1,4 @@
-"""Certificates for tests, made with openssl: an authority, and what it has signed."""
+"""Certificates for tests, made with openssl: an authority and certificates signed by it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The WSGI entry: ``gunicorn shmserve.app``.
 
-gunicorn imports it in each HTTP worker, after the fork (`preload_app` stays off), so
-nothing that must not be forked exists before.
+gunicorn imports this module in each HTTP worker, after the fork (`preload_app` stays off). So no
+object that must not be forked exists before.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _dispatcher.start()
 application = worker_application(_dispatcher, _settings)
 
 gc.collect()
-gc.freeze()  # modules and routes live for ever: no request should pay for looking at them
+gc.freeze()  # modules and routes live as long as the process: no collection should scan them
 
 
 def close() -> None:
-    """Let go of shared memory and executors; gunicorn's worker_exit hook calls it."""
+    """Release shared memory and executors. gunicorn's worker_exit hook calls this function."""
     _dispatcher.close()

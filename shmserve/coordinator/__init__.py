@@ -1,1 +1,1 @@
-"""The process that alone writes the registry: models, regions, budget, settings, statistics."""
+"""Coordinator: the only writer of the registry (models, regions, budget, settings, statistics)."""

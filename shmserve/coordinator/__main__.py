@@ -1,4 +1,5 @@
-"""``python -m shmserve.coordinator``: started by the supervisor, never by hand."""
+"""``python -m shmserve.coordinator``: command line of the coordinator process. The supervisor
+starts it; people never do."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The agent that load balancers ask: who connects is told how much of this host is free.
+"""Agent check for load balancers: tells every peer that connects how much of this host is free.
 
-HAProxy's agent protocol: one line, such as ``75%``, of the weight that the balancer's configuration
-gives this host, and the connection ends. ``0%``: send nothing now. It says neither ``drain`` nor
-``ready``: those change what operators have set in the balancer itself. Whoever reaches the address
-is told; it is no secret.
+The protocol is HAProxy's agent check. The agent sends one line, such as ``75%``, and ends the
+connection. The figure is a share of the weight that the balancer's configuration gives this host;
+``0%`` means "send nothing now". The agent never sends ``drain`` or ``ready``, because both would
+change settings that operators made in the balancer. Every peer that reaches the address gets the
+answer: the figure is no secret.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from shmserve.transport import listen_addresses
 _log = logging.getLogger(__name__)
 
 SETTING = "agent_bind"
-_MOST = 64  # connections that have been answered and whose peers have not closed them
-_BURST = 16  # taken at a time before others have their turn
-_PATIENCE_S = 1.0  # for a peer to close
-_KEPT_S = 0.1  # an answer, for whoever asks within this
+_MAX_CONNECTIONS = 64  # answered connections still open, at most
+_BURST = 16  # most connections accepted before other events get a turn
+_PATIENCE_S = 1.0  # time for a peer to close
+_KEPT_S = 0.1  # time for which one answer is given to every peer
 _READ_BYTES = 4096
 
 
 class AgentConnection:
-    """One that has been told. It is not closed at once: what its peer has sent (``agent-send``) and
-    nobody has read would have the kernel take the answer back."""
+    """An answered connection, kept open until the peer closes. If the agent closed first, with
+    unread bytes of the peer (``agent-send``) in the buffer, the kernel would discard the
+    answer."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
@@ -38,11 +40,12 @@ class AgentConnection:
 
 
 class AgentCheck:
-    """The selector's data is this for its listeners, an `AgentConnection` else.
+    """Listeners and answered connections of the agent. The selector's data is the `AgentCheck` for
+    a listener and an `AgentConnection` for a connection.
 
     Args:
-        binds: addresses, as settings have them.
-        free: how much of the host is free, in percent.
+        binds: addresses, as written in the settings.
+        free: returns the free share of the host, in percent.
     """
 
     def __init__(
@@ -51,14 +54,14 @@ class AgentCheck:
         self._binds = binds
         self._free = free
         self._selector = selector
-        self._connections: OrderedDict[AgentConnection, None] = OrderedDict()  # the oldest first
+        self._connections: OrderedDict[AgentConnection, None] = OrderedDict()  # oldest first
         self._line, self._until = b"", 0.0
         self._opened = False
         self._listeners: list[socket.socket] = []
 
     def settle(self, now: float, on: bool) -> None:
-        """Listen while it is `on`: it is known what there is, and this generation of the service is
-        the one that serves. End whose peer does not close."""
+        """Listen while `on`, and close connections whose peers did not close in time. `on` is true
+        while all executors are known and this generation of the service serves."""
         if on != self._opened:
             self._opened = on
             for listener in self._listeners:
@@ -74,19 +77,20 @@ class AgentCheck:
             self._end(oldest)
 
     def accept(self, listener: socket.socket, now: float) -> None:
-        """Tell the next that connect."""
+        """Accept waiting connections, up to a limit per call, and answer each."""
         for _ in range(_BURST):
             try:
                 sock, _peer = listener.accept()
-            except OSError:  # nobody, gone already, or no descriptor: the balancer asks again
+            except OSError:  # no peer, a peer gone already, or no descriptor: the balancer retries
                 return
-            if len(self._connections) >= _MOST:
+            if len(self._connections) >= _MAX_CONNECTIONS:
                 self._end(next(iter(self._connections)))
             self._tell(sock, now)
 
     def ready(self, connection: AgentConnection) -> None:
-        """A peer has said something, which does not matter, or has closed."""
-        if connection not in self._connections:  # ended for another, in the same turn of the loop
+        """Read and discard bytes of the peer. End the connection if the peer has closed."""
+        # ended earlier in the same turn of the loop, to make room
+        if connection not in self._connections:
             return
         try:
             if connection.sock.recv(_READ_BYTES):
@@ -98,10 +102,11 @@ class AgentCheck:
         self._end(connection)
 
     def _open(self, bind: str) -> None:
-        """An address that is lost to somebody else since the start costs the agent alone."""
+        """Listen on one address. An address taken by another process since the start is logged and
+        skipped."""
         try:
             address = listen_addresses.parse(SETTING, bind)
-            for listener in listen_addresses.listeners(SETTING, address, _MOST):
+            for listener in listen_addresses.listeners(SETTING, address, _MAX_CONNECTIONS):
                 self._selector.register(listener, selectors.EVENT_READ, self)
                 self._listeners.append(listener)
         except (ConfigError, OSError) as ex:
@@ -112,7 +117,7 @@ class AgentCheck:
         if now >= self._until:
             self._line, self._until = b"%d%%\n" % self._free(), now + _KEPT_S
         try:
-            sock.send(self._line)  # into an empty buffer
+            sock.send(self._line)  # the send buffer is empty, so the line fits
             sock.shutdown(socket.SHUT_WR)
         except OSError:
             sock.close()

@@ -1,4 +1,5 @@
-"""One life of the coordinator put together: its parts, and where it begins or goes on."""
+"""Assembly of one coordinator: makes the parts, then starts from the repository or resumes from a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -43,12 +44,12 @@ from shmserve.shm.registry_page import RegistryWriter
 
 _log = logging.getLogger(__name__)
 
-_LEDGER_SETTLE_S = 0.2  # after a restart: holders say what they hold before more is granted
+_LEDGER_SETTLE_S = 0.2  # after a restart: holders report their bytes before new grants
 
 
 class Launch(Struct, frozen=True):
-    """How the supervisor started us. `master_fd`: pidfd of the gunicorn master; `grpc_unserved`:
-    why no gRPC process serves, empty if one does or none is needed."""
+    """Arguments from the supervisor. `master_fd`: pidfd of the gunicorn master. `grpc_unserved`:
+    reason why no gRPC process serves, empty if one serves or no gRPC process is needed."""
 
     settings: Settings
     run_dir: str
@@ -59,9 +60,9 @@ class Launch(Struct, frozen=True):
 
 
 class Outside(Struct, frozen=True):
-    """What the parts reach beyond the coordinator's own state with.
+    """Access of the parts to everything beyond the coordinator's own state.
 
-    `send` never blocks and never fails; `jobs` run off this thread.
+    `send` never blocks and never fails; `jobs` run in another thread.
     """
 
     writer: RegistryWriter
@@ -73,7 +74,7 @@ class Outside(Struct, frozen=True):
 
 
 class Parts(Struct, frozen=True):
-    """What takes messages and time, and decides."""
+    """Parts of the coordinator, which take messages and time and make decisions."""
 
     reconciler: Reconciler
     regions: RegionRegistrations
@@ -91,13 +92,13 @@ class Parts(Struct, frozen=True):
 def assemble(
     launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int, shortage: str
 ) -> Parts:
-    """The parts; `arena_bytes`: of each process that has an arena."""
+    """Return the parts. `arena_bytes`: first segment of each process with an arena, in bytes."""
     settings, send, now = launch.settings, outside.send, time.monotonic()
-    again = outside.writer.previous is not None
-    ledger = Ledger(pool_bytes, arena_bytes, now + _LEDGER_SETTLE_S if again else 0.0)
+    restarted = outside.writer.previous is not None
+    ledger = Ledger(pool_bytes, arena_bytes, now + _LEDGER_SETTLE_S if restarted else 0.0)
     limits_s = settings.execute_timeout_s, settings.load_timeout_s
     reconciler = Reconciler(ledger, *limits_s, shortage=shortage)
-    limiter = RateLimiter(amounts(settings.rate_limit_resources), is_open=not again)
+    limiter = RateLimiter(amounts(settings.rate_limit_resources), is_open=not restarted)
     regions = RegionRegistrations(
         *(settings, launch.run_dir, reconciler, send, outside.owners),
         devices=lambda: len(gpus.visible_devices()),
@@ -132,20 +133,20 @@ def _introspection(
     limiter: RateLimiter,
     now: float,
 ) -> Introspection:
-    again, most = outside.writer.previous is not None, MAX_COUNTED
-    settled_at = now + SETTLE_S if again else 0.0
-    counters = CounterTotals(launch.run_dir, launch.epoch, outside.send, most, settled_at)
+    restarted, limit = outside.writer.previous is not None, MAX_COUNTED
+    settled_at = now + SETTLE_S if restarted else 0.0
+    counters = CounterTotals(launch.run_dir, launch.epoch, outside.send, limit, settled_at)
     sources = StatsSources(reconciler, regions.book, counters, outside.gpus, limiter)
     monitoring = None
     if launch.settings.dashboard:
-        monitoring = Monitoring(sources, outside.send, launch.epoch, most, again, now)
+        monitoring = Monitoring(sources, outside.send, launch.epoch, limit, restarted, now)
         flight_recorder.follow(monitoring.incidents.take)
     own = OwnProcess(launch.process, os.getpid(), now)
     return Introspection(sources, monitoring, outside.send, own)
 
 
 def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) -> None:
-    """The repository has been scanned for the first time: serve it."""
+    """Serve the models of the repository's first scan."""
     effects: list[Effect] = []
     now = time.monotonic()
     by_model: dict[str, list[VersionRecord]] = {}
@@ -168,7 +169,7 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
 def resume(
     parts: Parts, checkpoint: Checkpoint, previous: Snapshot | None, load_timeout_s: float
 ) -> None:
-    """Go on where an earlier coordinator, which published `previous`, was when it ended."""
+    """Continue from the checkpoint of an earlier coordinator, which published `previous`."""
     now = time.monotonic()
     instances = checkpoints.restore(checkpoint, parts.reconciler, now + load_timeout_s, now)
     parts.sync.instances.update(instances)

@@ -1,7 +1,7 @@
-"""The coordinator's shell: one thread, one selector, non-blocking sockets.
+"""Coordinator loop: one thread, one selector, non-blocking sockets.
 
-Nothing here waits for a peer: not for its messages, not for room in its socket. The wait
-that there is (the selector's) has a deadline of at most a second.
+The loop never waits for a peer to send, or to make room in a socket. The only wait is the
+selector's, with a deadline of at most one second.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ _log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 2.0
 _TICK_S = 1.0
 _SOON_S = 0.05
-_EARLY = 0.25  # of the time between two signs of life
-_AFTER_MASTER_S = 4.0  # with the master gone: for requests to end, if nobody stops us earlier
+_EARLY = 0.25  # share of the period between two beats by which a beat may be early
+# after the master's end: time for requests to end unless we are stopped earlier
+_AFTER_MASTER_S = 4.0
 
 
 def run(launch: Launch, library: Library) -> int:
-    """One life of the coordinator; its exit status."""
+    """Run one coordinator until it ends. Return the exit status."""
     lock = rundir.lock(launch.run_dir, "coordinator")
     if not _acquire(lock):
         _log.error("another coordinator runs", extra=log_fields(pid=lock.holder()))
@@ -66,20 +67,21 @@ def run(launch: Launch, library: Library) -> int:
     wake = WakeUp()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: wake.stop())
-    raise_fd_limit()  # a region is a descriptor
+    raise_fd_limit()  # each region needs a descriptor
     writer = RegistryWriter(launch.run_dir, launch.epoch)
     try:
         CoordinatorLoop(launch, library, writer, wake).run(lock.beat)
     finally:
         writer.close()
         wake.close()
-        segment.sweep()  # of processes killed at birth of a segment
+        segment.sweep()  # segments of processes killed while creating a segment
         lock.release()
     return 0
 
 
 class WakeUp:
-    """Ends the selector's wait: from signal handlers and other threads. `fd` is readable then."""
+    """Ends the selector's wait, from signal handlers and other threads, by making `fd`
+    readable."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -89,7 +91,7 @@ class WakeUp:
         os.eventfd_write(self.fd, 1)
 
     def stop(self) -> None:
-        """End the loop, too; safe in a signal handler."""
+        """Also end the loop. Safe in a signal handler."""
         self.stopping = True
         self()
 
@@ -98,7 +100,7 @@ class WakeUp:
 
 
 class CoordinatorLoop:
-    """The parts of one life, and the loop that gives them events and time."""
+    """Parts of one coordinator, and the loop that hands events and time to the parts."""
 
     def __init__(
         self, launch: Launch, library: Library, writer: RegistryWriter, wake: WakeUp
@@ -123,11 +125,13 @@ class CoordinatorLoop:
         pool_bytes = _advised(*pool_sizing.host_pool(settings.pool_bytes))
         frontends = settings.http_workers + settings.grpc_processes
         processes = frontends + _instances(checkpoint, desired)
-        if writer.previous is not None:  # by now the service itself has some of it
+        # the service itself uses part of /dev/shm by now, so keep the first result
+        if writer.previous is not None:
             shortage = writer.previous.shortage
         else:
             shortage = pool_sizing.shortage(pool_bytes, pool_sizing.shm_space()[1], processes)
-        # A pool beyond what there can be is advised against: the first to come must not have it all
+        # A pool larger than /dev/shm is only warned about. Size arenas by the smaller of both, or
+        # the first processes would take all memory.
         there = min(pool_bytes, pool_sizing.shm_space()[0])
         arena_bytes = _advised(*pool_sizing.arena_size(there, processes, settings.arena_bytes))
         self._selector = selectors.DefaultSelector()
@@ -182,13 +186,13 @@ class CoordinatorLoop:
         _log.info("ready", extra=about)
 
     def run(self, beat: Callable[[], bool]) -> None:
-        """Until the supervisor or the master's end stops it.
+        """Run until the supervisor stops the loop or the gunicorn master ends.
 
-        `beat`: the sign of life; False: the run directory is not ours.
+        `beat`: writes the sign of life; returns False if the run directory is no longer ours.
         """
         try:
             while not self._wake.stopping and (now := time.monotonic()) < self._stop_at:
-                # A little early in a turn that comes anyway is better than a turn of its own
+                # A beat slightly early, in a turn with other work, saves a separate turn.
                 if now + self._beat_s * _EARLY >= self._beat_at:
                     self._beat_at = now + self._beat_s
                     if not beat():
@@ -200,8 +204,8 @@ class CoordinatorLoop:
 
     def _turn(self) -> None:
         patience = _SOON_S if self._router.urgent else _TICK_S
-        due = min(self._introspection.due, self._beat_at)
-        until_due = max(0.0, due - time.monotonic())
+        next_due = min(self._introspection.due, self._beat_at)
+        until_due = max(0.0, next_due - time.monotonic())
         for key, ready in self._selector.select(min(patience, until_due)):
             if isinstance(key.data, ProcessConnection):
                 self._links.ready(key.data, ready, self._router)
@@ -235,7 +239,8 @@ class CoordinatorLoop:
         self._links.bury(self._router)
 
     def _desired(self, settings: Settings, library: Library) -> DesiredModels:
-        """What should run: also what runs in the generation that serves, if that is another."""
+        """Return the models to run. While another generation serves, include the models loaded in
+        that generation."""
         if not self._serves():
             try:
                 before = RegistryReader(rundir.serving(self._base_dir)).current()
@@ -249,17 +254,18 @@ class CoordinatorLoop:
         return Predecessor(before, launch.process, parts.regions, self._wake)
 
     def _serves(self) -> bool:
-        """Whether this generation of the service is the one that serves."""
+        """Return True if this generation of the service is the serving generation."""
         return rundir.serving(self._base_dir) == self._run_dir
 
     def _master_ended(self) -> None:
-        """Stop with it: soon by ourselves, earlier if the supervisor says so."""
+        """Drain, and end soon even if no supervisor stops this process."""
         self._selector.unregister(self._master_fd)
         self._router.drain("the gunicorn master is gone")
         self._stop_at = min(self._stop_at, time.monotonic() + _AFTER_MASTER_S)
 
     def _history_file(self, settings: Settings) -> HistoryFile | None:
-        """Where the history goes on from one coordinator to the next; None: there is none."""
+        """Return the file by which history survives a coordinator. Return None if nothing is
+        monitored."""
         monitoring = self._introspection.monitoring
         if monitoring is None:
             return None
@@ -282,7 +288,7 @@ class CoordinatorLoop:
 
 
 def _instances(checkpoint: Checkpoint | None, desired: DesiredModels) -> int:
-    """How many executors there will be."""
+    """Return the number of executors to come."""
     if checkpoint is None:
         return sum(len(instances) for _, instances in desired.versions)
     serving = [model.serving for model in checkpoint.models if model.serving is not None]
@@ -296,15 +302,16 @@ def _advised(size: int, advice: str) -> int:
 
 
 def _acquire(lock: FileLock) -> bool:
-    """Take the lock, waiting a little for a predecessor that is just ending."""
+    """Take the lock, waiting briefly for a predecessor to end. Return False if the lock stays
+    held."""
     deadline = time.monotonic() + _LOCK_WAIT_S
     while not lock.acquire():
         holder = lock.holder_pidfd()
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             return False
         if holder is not None:
             _, pidfd = holder
-            has_ended(pidfd, left)
+            has_ended(pidfd, remaining_s)
             os.close(pidfd)
     return True

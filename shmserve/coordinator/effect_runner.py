@@ -1,4 +1,4 @@
-"""What the reconciler has decided is done: written down, published, told."""
+"""Effect runner: writes down, publishes and sends the reconciler's decisions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 class EffectRunner(Struct, frozen=True):
-    """Performs effects; what was decided together is durable before anybody hears of it."""
+    """Performs effects. Decisions of one call are written to the checkpoint before any process
+    hears of them."""
 
     _reconciler: Reconciler
     _checkpoint: CheckpointFile
@@ -61,7 +62,8 @@ class EffectRunner(Struct, frozen=True):
         self._sync.tell()
 
     def look(self) -> None:
-        """Once a second: write down and publish what the run directory had no space for."""
+        """Once a second, retry the checkpoint and the publication if the run directory had no
+        space."""
         if self._checkpoint.late:
             self._checkpoint.write(self._reconciler, self._sync.instances, self._jobs.tried)
         self._checkpoint.keep_room()

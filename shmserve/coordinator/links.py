@@ -1,4 +1,4 @@
-"""The coordinator's links: who is connected, and what each has sent."""
+"""Links of the coordinator: connected processes and their messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROCESS = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
 class Links:
-    """One connection a process; the selector's data is its `ProcessConnection`."""
+    """Connections, at most one per process. The selector's data is the `ProcessConnection`."""
 
     def __init__(self, selector: selectors.BaseSelector, welcome: Welcome) -> None:
         self._selector = selector
@@ -44,9 +44,9 @@ class Links:
             self._selector.register(connection.sock, selectors.EVENT_READ, connection)
 
     def ready(self, connection: ProcessConnection, ready: int, router: MessageRouter) -> None:
-        """A connection can be read, or written if messages wait."""
+        """Read from a connection, and write to a connection with queued messages."""
         try:
-            if ready & selectors.EVENT_READ:  # first: of one that has ended the last words count
+            if ready & selectors.EVENT_READ:  # first, because last words of an ended process count
                 for data, fds in connection.receive():
                     try:
                         message = messages.decode_to_coordinator(data)
@@ -82,7 +82,8 @@ class Links:
         if message.version != messages.VERSION:
             raise ProtocolViolation(f"it speaks version {message.version}")
         earlier = self._connections.get(message.process)
-        if earlier is not None:  # its process reconnected before we saw the old one end
+        # the process reconnected before we noticed the old connection's end
+        if earlier is not None:
             earlier.greeted("", "")
             self._doomed.append(earlier)
         connection.greeted(message.process, message.role)
@@ -91,9 +92,10 @@ class Links:
         router.hello(message, connection.pid or message.pid, now)
 
     def send(self, process: str, message: FromCoordinator, fds: tuple[int, ...] = ()) -> None:
-        """To a process, if it is there; never blocks, never fails.
+        """Send to a process, if connected. Never blocks, never fails.
 
-        One that has ended is not buried here: why may be among what it has sent.
+        A dead peer's connection stays open here, because unread messages may say why the process
+        ended.
         """
         connection = self._connections.get(process)
         if connection is None:
@@ -111,15 +113,16 @@ class Links:
         if self._selector.get_key(connection.sock).events != events:
             self._selector.modify(connection.sock, events, connection)
 
-    def _close(self, connection: ProcessConnection, why: str) -> None:
+    def _close(self, connection: ProcessConnection, reason: str) -> None:
         process = connection.process or "unknown"
         _log.warning(
-            "link closed", extra=log_fields(process=process, pid=connection.pid, reason=why)
+            "link closed", extra=log_fields(process=process, pid=connection.pid, reason=reason)
         )
         self._doomed.append(connection)
 
     def bury(self, router: MessageRouter) -> None:
-        """Close what must be closed; deciding about one may doom another."""
+        """Close doomed connections. Closing a connection may doom further connections, so repeat
+        until none is left."""
         while self._doomed:
             connection = self._doomed.pop()
             if connection.sock.fileno() < 0:
@@ -133,6 +136,7 @@ class Links:
 
 
 def _record_http_worker(kind: str, connection: ProcessConnection) -> None:
-    """The supervisor, which records the others, does not see them come and go."""
+    """Record HTTP workers, whose starts and ends the supervisor does not see. The supervisor
+    records all other processes."""
     if connection.role == "http":
         flight_recorder.record(kind, connection.process, f"pid {connection.pid}")

@@ -1,6 +1,6 @@
-"""Messages of processes to decisions of the reconciler.
+"""Message router: turns messages of processes into decisions of the reconciler.
 
-Knows no sockets: the service calls `hello`, `handle`, `gone` and `tick`, and gives it a
+The router knows no sockets. The loop calls `hello`, `handle`, `gone` and `tick`, and provides a
 `send` that never blocks and never fails.
 """
 
@@ -30,12 +30,12 @@ from shmserve.transport.channel import close_all
 _log = logging.getLogger(__name__)
 
 
-SUCCESSOR = "successor"  # the role of the next generation's coordinator
-_LOOK_S = 0.9  # a turn of the loop comes once a second, or a little earlier
+SUCCESSOR = "successor"  # role of the next generation's coordinator
+_LOOK_S = 0.9  # a little less than 1 s, since the loop may turn slightly early
 
 
 class MessageRouter:
-    """Hands each message to the part that it is for, and time to all of them."""
+    """Hands each message to the responsible part, and time to all parts."""
 
     def __init__(self, parts: Parts, send: Send) -> None:
         self._reconciler = parts.reconciler
@@ -56,7 +56,7 @@ class MessageRouter:
 
     @property
     def urgent(self) -> bool:
-        """Whether something waits for time to pass, so `tick` should come soon."""
+        """True if a part waits for time to pass, so `tick` should be called soon."""
         leaving = any(model.leaving for model in self._reconciler.models.by_name.values())
         return bool(
             self._reconciler.ledger.waiting
@@ -68,7 +68,7 @@ class MessageRouter:
         )
 
     def hello(self, message: link.Hello, pid: int, now: float) -> None:
-        """A process has a link; it has been welcomed."""
+        """Take in the hello of a process that has just been welcomed."""
         process, held, loaded = message.process, message.held_bytes, message.loaded
         instance = loaded.instance if loaded else message.instance
         effects = self._reconciler.hello(
@@ -106,17 +106,17 @@ class MessageRouter:
     def handle(
         self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
     ) -> None:
-        """One message of a process that has said hello, with its fds.
+        """Handle one message, with descriptors, from a process that has said hello.
 
         Raises:
-            ProtocolViolation: not a message for a process of this role in this state.
+            ProtocolViolation: a process of this role must not send the message now.
         """
         if self._handle_regions(process, role, message, fds, now):
             return
         supervisor = self._sync.supervisor
         if self._introspection.handle(process, role, message, fds, supervisor, now):
             return
-        close_all(fds)  # no other message comes with any
+        close_all(fds)  # no other message brings descriptors
         if self._regions.handle(process, role, message, now):
             return
         reconciler = self._reconciler
@@ -151,7 +151,8 @@ class MessageRouter:
     def _handle_regions(
         self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
     ) -> bool:
-        """Whether it brings memory of clients' that others have kept."""
+        """Take in regions kept by the supervisor or by another generation. Return False for any
+        other message."""
         match message, role:
             case StoredRegions(), "supervisor":
                 if useless := self._regions.stored(message, fds, now):
@@ -163,7 +164,7 @@ class MessageRouter:
         return True
 
     def tick(self, now: float) -> None:
-        """What is due: timeouts, questions, the watchdog, a supervisor to be told."""
+        """Do due work: timeouts, questions, the watchdog, news for the supervisor."""
         self._perform(self._reconciler.tick(now))
         self._turns.tick(now, self._reconciler.awaiting)
         self._regions.tick(now)
@@ -188,8 +189,8 @@ class MessageRouter:
                 self._watch(record.name, now)
 
     def _watch(self, process: str, now: float) -> None:
-        """Look at an executor's page: one that is stopped, or whose model holds the interpreter
-        lock, could not answer. That wakes nobody."""
+        """Check an executor by reading its counter page. Reading the page wakes no process, and
+        also works for an executor that is stopped or whose model holds the interpreter lock."""
         busy_ms = self._introspection.counters.busy_ms(process)
         if busy_ms is not None and (effects := self._reconciler.busy(process, busy_ms, now)):
             self._perform(effects)
@@ -201,7 +202,7 @@ class MessageRouter:
                 self._perform(self._reconciler.silent(process, now))
 
     def _from_frontend(self, process: str, message: ToCoordinator) -> None:
-        """What clients want changed: models, logs, traces, flags of extensions."""
+        """Carry out changes that clients ask for: models, logs, traces, flags of extensions."""
         match message:
             case LoadModel() | UnloadModel():
                 self._control.ask(process, message)
@@ -227,16 +228,17 @@ class MessageRouter:
             reason = message.reason if isinstance(message, link.Exited) else ""
             return self._reconciler.serving(message.instance, reason)
         if message.instance not in self._reconciler.instances:
-            return []  # of a model that is no longer served
+            return []  # the model is no longer served
         if isinstance(message, link.Started):
             return self._reconciler.started(message.instance, message.pid, now)
         if self._regions.executor_ended("SIGBUS" in message.reason):
             self._send(self._sync.supervisor, link.Forgive(message.instance))
         record = self._reconciler.instances[message.instance]
         if not record.left and not self._reconciler.draining:
-            stopped = record.state is State.STOPPING  # by us, who know why
-            why = record.reason if stopped else f"its executor ended: {message.reason}"
-            self._introspection.exited(message.instance, why)
+            # stopped by us, and the record has the reason
+            stopped = record.state is State.STOPPING
+            reason = record.reason if stopped else f"its executor ended: {message.reason}"
+            self._introspection.exited(message.instance, reason)
         return self._reconciler.exited(message.instance, message.pid, message.reason, now)
 
     def _stats(self, process: str, role: str, message: link.Stats, now: float) -> list[Effect]:

@@ -1,4 +1,4 @@
-"""How large the pool may be: /dev/shm, the cgroup's memory limit, and what was asked for."""
+"""Pool sizing: size of the pool from /dev/shm, the cgroup's memory limit and the setting."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _CGROUP = "/sys/fs/cgroup"
 
 
 def shm_space() -> tuple[int, int]:
-    """(size, free) of /dev/shm in bytes."""
+    """Return (size, free) of /dev/shm, in bytes."""
     space = os.statvfs(SHM)
     return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
 
 
 def cgroup_limit(root: str = _CGROUP, membership: str = "/proc/self/cgroup") -> int | None:
-    """The lowest memory limit of this process's cgroup and those above it; None: none."""
+    """Return the lowest memory limit, in bytes, of this process's cgroup and its ancestors. Return
+    None if no limit is set."""
     limits = []
     for path in _limit_files(root, membership):
         try:
@@ -52,13 +53,15 @@ def _limit_files(root: str, membership: str) -> Iterator[str]:
 
 
 def pool_size(wanted: int, size: int, free: int, memory: int | None) -> tuple[int, str]:
-    """(bytes of the pool, one sentence on what to change if that is too tight, or "").
+    """Return (bytes of the pool, advice). The advice is one sentence on what to change if memory
+    is too tight, or "".
 
     Args:
-        wanted: the setting; 0: half of /dev/shm, and of the memory limit.
-        size: bytes /dev/shm can hold.
-        free: bytes /dev/shm has left.
-        memory: the cgroup's memory limit, which shared memory counts towards.
+        wanted: setting, in bytes; 0 means half of /dev/shm or of the memory limit, whichever is
+            less.
+        size: size of /dev/shm, in bytes.
+        free: free space of /dev/shm, in bytes.
+        memory: the cgroup's memory limit, in bytes, which shared memory counts towards, or None.
     """
     pool = wanted or min(size // 2, memory // 2 if memory is not None else size)
     if pool > free:
@@ -77,14 +80,15 @@ def pool_size(wanted: int, size: int, free: int, memory: int | None) -> tuple[in
 
 
 def host_pool(wanted: int) -> tuple[int, str]:
-    """`pool_size` of this process's host and cgroup."""
+    """Return `pool_size` for the host and cgroup of this process."""
     return pool_size(wanted, *shm_space(), cgroup_limit())
 
 
 def arena_size(pool: int, processes: int, wanted: int) -> tuple[int, str]:
-    """(bytes of each process's first segment, one sentence on what to change, or "").
+    """Return (bytes of each process's first segment, advice). The advice is one sentence on what
+    to change, or "".
 
-    Half of the pool at most goes into first segments; the rest is for large tensors.
+    First segments take at most half of the pool; the rest is for large tensors.
     """
     share = pool // (2 * processes) // _STEP * _STEP
     if share < _STEP:
@@ -96,7 +100,8 @@ def arena_size(pool: int, processes: int, wanted: int) -> tuple[int, str]:
 
 
 def shortage(pool: int, free: int, processes: int) -> str:
-    """Why not every process can have memory, so that requests would be refused; "": each can."""
+    """Return why memory does not suffice for every process, so that requests would be refused.
+    Return "" if memory suffices."""
     size = min(pool, free)
     if size >= processes * _STEP:
         return ""

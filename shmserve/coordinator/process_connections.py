@@ -1,7 +1,8 @@
 """Connections of the coordinator: non-blocking, bounded, one per process.
 
-A peer that reads too slowly is closed, never waited for; what it missed it learns from its
-next hello. A peer that sends what the protocol forbids is closed as well, alone.
+The coordinator closes a peer that reads too slowly and never waits. After its next hello the peer
+gets the current state. A peer that breaks the protocol is closed too, without effect on other
+peers.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from shmserve.transport.channel import MAX_MESSAGE, Channel, close_all
 
 _log = logging.getLogger(__name__)
 
-_MAX_QUEUED = 1024  # messages a peer may leave unread beyond its socket's buffer
-_BURST = 64  # messages taken from one peer before others get their turn
+_MAX_QUEUED = 1024  # most messages queued beyond the socket's buffer
+_BURST = 64  # most messages taken from a peer before other peers get a turn
 
 
 class ProcessConnection:
-    """One connection. `process` and `role` are set by its hello."""
+    """Connection of a process. `process` and `role` are empty until the hello."""
 
     def __init__(self, sock: socket.socket, buffer: memoryview | None = None) -> None:
         self.sock = sock
@@ -35,7 +36,8 @@ class ProcessConnection:
         self._queue: deque[tuple[bytes, list[int]]] = deque()
 
     def greeted(self, process: str, role: str) -> None:
-        """Its hello says who it is; nobody any more, once another connection is that process's."""
+        """Set process and role from the hello. Both are emptied when the process has a newer
+        connection."""
         self.process, self.role = process, role
 
     @property
@@ -43,11 +45,11 @@ class ProcessConnection:
         return bool(self._queue)
 
     def send(self, message: FromCoordinator, fds: Sequence[int] = ()) -> None:
-        """Send now or queue; of fds copies ride along.
+        """Send now, or queue. Copies of the descriptors are sent along.
 
         Raises:
             PeerDied: the peer is gone.
-            ProtocolViolation: it reads too slowly, or the message is too long for a packet.
+            ProtocolViolation: the peer reads too slowly, or the message is too long for a packet.
         """
         data = messages.encode(message)
         if len(data) > MAX_MESSAGE:
@@ -58,7 +60,7 @@ class ProcessConnection:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is queued as far as the socket takes it.
+        """Send queued messages until the socket's buffer is full.
 
         Raises:
             PeerDied: the peer is gone.
@@ -71,11 +73,12 @@ class ProcessConnection:
             close_all(fds)
 
     def receive(self) -> Iterator[tuple[memoryview, list[int]]]:
-        """The messages that are there, each valid until the next, with fds to be closed.
+        """Yield received messages, each valid until the next, with descriptors for the caller to
+        close.
 
         Raises:
             PeerDied: EOF.
-            ProtocolViolation: a message that is too long.
+            ProtocolViolation: a message is too long.
         """
         for _ in range(_BURST):
             received = self._channel.receive_within(0.0)
@@ -90,9 +93,10 @@ class ProcessConnection:
 
 
 def accept(listener: socket.socket, buffer: memoryview) -> ProcessConnection | None:
-    """The next connection of this user's or root's process; others are closed at once.
+    """Accept the next connection. Return None if no peer waits, or if the peer runs as neither
+    this user nor root.
 
-    All of them receive into `buffer`.
+    All connections receive into `buffer`.
     """
     try:
         sock, _ = listener.accept()

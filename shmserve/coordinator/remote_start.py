@@ -1,5 +1,5 @@
-"""How a service begins whose models are elsewhere: with what the cache has, if it has all that is
-wanted, and else once that has been fetched."""
+"""Start of a service with remote model repositories. The service starts at once if the cache holds
+every wanted model; otherwise the service waits until the models have been fetched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def waits(settings: Settings, library: Library) -> bool:
-    """Whether something that is to be served has never been fetched."""
+    """Return True if a model to serve has never been fetched."""
     wanted = settings.load_models if settings.model_control == "explicit" else ("*",)
     return model_places.fetches(settings) and library.pending(
         model_places.repository_paths(settings), wanted
@@ -27,15 +27,16 @@ def waits(settings: Settings, library: Library) -> bool:
 
 
 def survey(settings: Settings, library: Library) -> dict[str, str]:
-    """Fingerprints of all models."""
+    """Return the fingerprints of all models, by name. Return {} if the repository cannot be
+    read."""
     try:
         return library.survey(model_places.repository_paths(settings))
-    except ConfigError:  # scanning it will say so
+    except ConfigError:  # the scan will report the error
         return {}
 
 
 class RemoteStart:
-    """What follows on rounds of the fetcher. `waiting`: nothing is served yet."""
+    """Reacts to rounds of the fetcher. `waiting`: true while no model is served yet."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class RemoteStart:
         self._waiting = waiting
 
     def fetched(self, message: ModelsFetched) -> None:
-        """A round is over."""
+        """Take in the end of a round."""
         unlisted = "; ".join(message.unlisted)
         notices = {**self._parts.control.remote.notices, **({"": unlisted} if unlisted else {})}
         self._parts.publication.tell(notices)

@@ -1,8 +1,8 @@
-"""The rate limiter's place in the coordinator: who asks, and who is told that it may execute.
+"""Resource turns: passes requests of executors to the rate limiter, and grants to executors.
 
-A restarted coordinator does not know who executes until the executors have said hello. It gives
-no turns until those that were published have, and for longer than any link waits between two
-attempts to connect.
+A restarted coordinator does not know which executors hold resources until they say hello. It
+grants nothing until every published executor has said hello, and at least for longer than a link
+waits between two attempts to connect.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RECONNECT_S = 1.0
 
 
 class ResourceTurns:
-    """Messages to the limiter, and its decisions to executors. `opens_at`: of a limiter that is
-    not open yet, when it may be at the earliest."""
+    """Passes messages to the limiter and grants to executors. `opens_at`: earliest monotonic time,
+    in seconds, at which a closed limiter may open."""
 
     def __init__(self, limiter: RateLimiter, send: Send, opens_at: float = 0.0) -> None:
         self._limiter = limiter
@@ -34,11 +34,11 @@ class ResourceTurns:
 
     @property
     def urgent(self) -> bool:
-        """Whether `tick` should come soon."""
+        """True if `tick` should be called soon."""
         return not self._limiter.is_open
 
     def hello(self, message: Hello) -> None:
-        """It counts what the process says it holds, whatever an earlier link of it said."""
+        """Set the resources held by a process from its hello, which overrides earlier links."""
         if message.loaded is None or message.loaded.rate_limit is None:
             self.gone(message.process)
         else:
@@ -53,9 +53,10 @@ class ResourceTurns:
         self._tell(self._limiter.leave(process))
 
     def handle(self, process: str, message: AcquireResources | ReleaseResources) -> None:
-        """
+        """Acquire or release resources.
+
         Raises:
-            ProtocolViolation: of a process that needs no resources, or without a ticket.
+            ProtocolViolation: the process needs no resources, or the message has no ticket.
         """
         if not self._limiter.knows(process):
             raise ProtocolViolation(f"{process} needs no resources")
@@ -67,7 +68,8 @@ class ResourceTurns:
             self._tell(self._limiter.acquire(process, message.ticket))
 
     def tick(self, now: float, awaiting: bool) -> None:
-        """`awaiting`: executors of before a restart may still say hello."""
+        """Open the limiter when due. `awaiting`: true while executors from before a restart may
+        still say hello."""
         if not self._limiter.is_open and now >= self._opens_at and not awaiting:
             self._tell(self._limiter.open())
 

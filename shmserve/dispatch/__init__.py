@@ -1,1 +1,1 @@
-"""The one way in for every frontend: reserve, send, await, release."""
+"""Dispatch: the only way for frontends to run requests (reserve, send, await, release)."""

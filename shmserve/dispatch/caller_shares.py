@@ -1,7 +1,8 @@
-"""What callers have of the pool through this process, and how much one of them may.
+"""Caller shares: bytes of the pool that each caller holds through this process, and the limit for
+one caller.
 
-Callers are those that `core.scheduling.caller_number` numbers. While a request is small it is not
-counted: `FREE` bytes are nobody's.
+`core.scheduling.caller_number` numbers the callers. Requests of at most `FREE` bytes are not
+counted.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from shmserve.config import Settings
 from shmserve.errors import ResourceExhausted, TooLarge
 from shmserve.observe import flight_recorder
 
-FREE = 128 << 10  # of each request; the limits of connections and calls bound these
+FREE = 128 << 10  # requests up to this size hold no share; connections and calls are limited
 
 
 class CallerShares:
-    """One per frontend process, for any thread.
+    """Shares of all callers in one frontend process. Thread-safe.
 
-    Of the pool one caller may have `max_caller_share`, and through each frontend process an equal
-    part of that, so that no process has to ask another. One request alone may have all of it: else
-    many processes would mean small tensors.
+    One caller may hold `max_caller_share` of the pool, and through each frontend process an equal
+    part of this limit, so no process has to ask another. A caller's only request may hold the
+    whole limit; otherwise many processes would mean small tensors.
 
     Args:
-        settings: `max_caller_share`, and how many frontend processes there are.
-        pool_bytes: how large the pool is; 0: that is not known yet, and nobody is refused.
+        settings: `max_caller_share`, and the number of frontend processes.
+        pool_bytes: returns the pool's size in bytes; 0 if not known yet, when no request is
+            refused.
     """
 
     def __init__(self, settings: Settings, pool_bytes: Callable[[], int]) -> None:
@@ -34,18 +36,18 @@ class CallerShares:
         self._processes = settings.http_workers + settings.grpc_processes
         self._pool_bytes = pool_bytes
         self._lock = threading.Lock()
-        self.held: Counter[int] = Counter()  # by caller; none of them is 0
+        self.held: Counter[int] = Counter()  # bytes by caller, without zeros
 
     def of(self, caller: int) -> CallerShare:
-        """What a new request of this caller has: nothing yet. Close it on every path."""
+        """Return an empty share for a new request of a caller. Close the share on every path."""
         return CallerShare(self, caller)
 
     def change(self, caller: int, before: int, after: int) -> None:
-        """One request of a caller has other bytes than before.
+        """Change the bytes that a caller's request holds from `before` to `after`.
 
         Raises:
-            ResourceExhausted: it is more than the caller may have now.
-            TooLarge: it is more than one request may ever have.
+            ResourceExhausted: the caller's requests would hold more than the caller may have now.
+            TooLarge: the request alone would exceed the limit.
         """
         with self._lock:
             others = self.held[caller] - before
@@ -78,7 +80,8 @@ class CallerShares:
 
 
 class CallerShare:
-    """What one request has of the pool, of its caller's share. Not for two threads at a time."""
+    """Bytes of the pool held by one request, counted for its caller. Not for two threads at a
+    time."""
 
     __slots__ = ("_caller", "_nbytes", "_shares")
 
@@ -88,15 +91,15 @@ class CallerShare:
         self._nbytes = 0
 
     def hold(self, nbytes: int) -> None:
-        """From now on it has so many bytes in all.
+        """Set the total bytes held by the request.
 
         Raises:
-            ResourceExhausted, TooLarge: as `CallerShares.change`; it has what it had.
+            ResourceExhausted, TooLarge: as `CallerShares.change`; the held bytes stay as before.
         """
         self._shares.change(self._caller, self._nbytes, nbytes)
         self._nbytes = nbytes
 
     def close(self) -> None:
-        """It has nothing any more. Idempotent."""
+        """Release all bytes. Idempotent."""
         if self._nbytes:
             self.hold(0)

@@ -1,4 +1,5 @@
-"""What a request is to whoever makes it, be it for one model or for a pipeline of several."""
+"""Inference call: interface of a request for frontends, whether for one model or for a pipeline of
+models."""
 
 from __future__ import annotations
 
@@ -11,20 +12,20 @@ from shmserve.protocol.control.data_messages import RegionRef
 
 
 class RequestAccount(Protocol):
-    """The account of one request, which is counted exactly once."""
+    """Account of one request, which is counted exactly once."""
 
     def answered(self, copied_out: int = 0, send_ns: int = 0) -> None:
-        """Count the request as answered: its answer is ready to be sent. To make the answer,
-        `copied_out` bytes were copied, which took `send_ns`; both go into the receipt.
-        `InferenceCall.close` makes up for a forgotten call."""
+        """Count the request as answered, once the answer is ready to be sent. `copied_out`: bytes
+        copied to make the answer. `send_ns`: nanoseconds spent on copying. Both go into the
+        receipt. `InferenceCall.close` makes up for a forgotten call."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """Count the request as failed, for another reason than `execute` has raised."""
+        """Count the request as failed, for a reason other than an exception of `execute`."""
 
 
 class InferenceCall(Protocol):
-    """One request; closing it gives every slot back."""
+    """A request in progress. Closing the request gives every slot back."""
 
     def __enter__(self) -> InferenceCall: ...
 
@@ -37,11 +38,13 @@ class InferenceCall(Protocol):
     def receipt(self) -> Receipt: ...
 
     def reserve(self, nbytes: int) -> Any:
-        """Room for a tensor: an object whose `view` is writable memory of that size."""
+        """Return room for a tensor: an object whose `view` is writable memory of `nbytes`
+        bytes."""
         ...
 
     def adopt(self, slot: Any) -> Any:
-        """A slot of the process's own memory, reserved before: given back with the call."""
+        """Take over a slot of the process's own memory, reserved earlier. The call gives the slot
+        back."""
         ...
 
     def add_input(
@@ -53,29 +56,29 @@ class InferenceCall(Protocol):
     ) -> None: ...
 
     def execute(self) -> Outcome:
-        """The one answer; raises the model's error."""
+        """Return the only answer, or raise the model's error."""
         ...
 
     def stream(self) -> Iterator[Outcome]:
-        """Every answer in order; the last one, and only that, is `final`.
+        """Yield every answer in order. Only the last answer is `final`.
 
-        A final outcome may have neither outputs nor an error: then it only ends the stream.
-        Views of an outcome are valid until the next one is asked for. The model's errors come
-        as outcomes; what keeps it from answering at all is raised. Closing the iterator, or
-        the call, cancels what has not come. Each answer has `request_timeout_s`, counted from
-        when it is asked for, the whole stream `stream_timeout_s`. A reader who does not ask for
-        the next one holds back the model.
+        A final outcome with neither outputs nor an error only ends the stream. Views of an outcome
+        are valid until the next outcome is asked for. The model's errors are yielded as outcomes;
+        errors that prevent any answer are raised. Closing the iterator, or the call, cancels
+        answers still to come. Each answer has `request_timeout_s`, counted from asking for the
+        answer; the whole stream has `stream_timeout_s`. A reader that does not ask for the next
+        answer holds back the model.
         """
         ...
 
     def cancel(self) -> None:
-        """Make `execute` or `stream` raise `Cancelled` at once; for any other thread, at any
-        time, also before and after. Only for calls that were made `cancellable`."""
+        """Make `execute` or `stream` raise `Cancelled` at once. Any other thread may call this
+        method, at any time, including before and after. Only for calls made `cancellable`."""
         ...
 
     def lend(self) -> Callable[[], None]:
-        """Keep the outputs of the latest answer readable when the call goes on or is closed,
-        until what is returned is called: once, from any thread."""
+        """Keep the outputs of the latest answer readable after the call goes on or is closed. Call
+        the returned function once, from any thread, to give the outputs back."""
         ...
 
     def close(self) -> None: ...

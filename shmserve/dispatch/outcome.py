@@ -1,4 +1,4 @@
-"""What a call is asked and what it gets."""
+"""Options and outcomes of calls."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from shmserve.protocol.control.data_messages import Answer, CallingModel, Output
 
 
 class StreamLimits(Struct, frozen=True):
-    """`answer_s`: how long each answer after the first is waited for; `began_ns`: since when
-    the whole stream counts (CLOCK_MONOTONIC)."""
+    """Time limits of a stream. `answer_s`: longest wait for each answer after the first, in
+    seconds. `began_ns`: start of the whole stream (CLOCK_MONOTONIC, nanoseconds)."""
 
     answer_s: float
     began_ns: int
 
 
 class RunOptions(Struct, frozen=True):
-    """What a request says besides its inputs.
+    """Options of a request besides its inputs.
 
     Attributes:
-        timeout_s: how long the answer is waited for; None: `request_timeout_s`.
-        request_id: the client's.
-        outputs: names of those wanted; empty: all.
-        places: where outputs go that the client wants in its own memory.
-        on_wait: called about once a second while nothing comes; when it returns False nobody
-            wants the answer any more.
-        on_sent: called when an executor has been sent it, if it is sent to one as it is: what is
-            sent to the same one from then on is taken after it.
-        callers: models that wait for the answer, if it is a model that asks.
-        caller_number: whose it is, where callers take turns and have shares.
-        stream: how long a stream's later answers are waited for; None: as the first.
-        step: it is for an ensemble's step, and traced if that is: `trace`.
-        traceparent: as the client sent it (W3C Trace Context); it is looked at by traces only.
+        timeout_s: longest wait for the answer, in seconds; None for `request_timeout_s`.
+        request_id: id chosen by the client.
+        outputs: names of the requested outputs; empty for all outputs.
+        places: places in client memory for outputs.
+        on_wait: called about once a second while no answer comes. Returns False if the client no
+            longer wants the answer.
+        on_sent: called when the request has been sent to an executor without being split into
+            steps. The executor takes later requests after this request.
+        callers: models that wait for the answer, if a model makes the call.
+        caller_number: number of the caller, for turns and shares.
+        stream: time limits for later answers of a stream; None for the limit of the first answer.
+        step: true for an ensemble's step, which is traced only if the ensemble is (`trace`).
+        trace: trace of the ensemble, if traced.
+        traceparent: header as sent by the client (W3C Trace Context), read only for traces.
     """
 
     request_id: str = ""
@@ -57,10 +58,8 @@ NO_OPTIONS = RunOptions()
 
 
 class OutputTensor(Struct, frozen=True):
-    """One output; `view` are its bytes in shared memory, valid until `Call.close`.
-
-    An output that went into client memory has an empty view. `aliased`: it lies in an input.
-    """
+    """Output of a request. `view`: bytes in shared memory, valid until `Call.close`; empty if the
+    output went into client memory. `aliased`: true if the output lies in an input."""
 
     name: str
     datatype: str
@@ -70,7 +69,8 @@ class OutputTensor(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """An answer. `final` and `error` matter in streams only: `execute` raises errors."""
+    """Answer to a request. `final` and `error` matter only in streams, because `execute` raises
+    errors."""
 
     outputs: tuple[OutputTensor, ...] = ()
     parameters: dict[str, Parameter] = {}
@@ -79,6 +79,6 @@ class Outcome(Struct, frozen=True):
 
 
 def error_of(answer: Answer) -> ShmserveError:
-    """What an executor's answer says instead of outputs; `refused`: the request has not run."""
+    """Return the error in an executor's answer. With `refused`, the request has not run."""
     code, text = Code(answer.error_code), answer.error
     return QueueFull(text) if answer.refused else of_run(code, text)

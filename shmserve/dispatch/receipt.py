@@ -1,21 +1,21 @@
 """Receipt: what one request copied and how long each stage took.
 
-A request with the header `shmserve-receipt: 1` gets its receipt in the response header of that
+A request with the header `shmserve-receipt: 1` gets its receipt in a response header of the same
 name, and the times also as `Server-Timing`. Over gRPC both are metadata, and the receipt comes in
-the trailers. Copies of tensor bytes in user space, which the receipt counts as `in` and `out`:
+the trailers. The receipt counts copies of tensor bytes in user space, as `in` and `out`:
 
     client region in, client region out, model writes into the offered output    0
     the same, model returns an array of its own                                  1 (out)
     the same, BYTES or a window not aligned to its datatype                      1 each (in, out)
     the same, `client_shm_mode` copy                                             1 each (in, out)
-    HTTP binary in              0: socket to slot. With TLS, beyond its own, what came with the head
-                                of the request, up to 8 KiB
+    HTTP binary in              0: socket to slot. With TLS, besides decryption, up to 8 KiB of the
+                                body that arrived with the head
     HTTP binary out             0: slot to socket, if the model wrote into the offered output or
                                 returned (a part of) its input; 1 (out) for an array of its own
     gRPC in, out                1 each: message to slot, slot to message
     ModelInfer of 64 KiB and more, raw contents of 64 KiB and more, in
                                 0: socket to slot. With TLS, or after a small call on the same
-                                connection, what came with the message's head, up to 64 KiB
+                                connection, up to 64 KiB that arrived with the message's head
     the same, out, neither side compressing                                      0: slot to socket
     from one step of an ensemble or pipeline to the next                         0
     from a model into a call of another                                          1 (in of that call)
@@ -36,14 +36,13 @@ from msgspec import Struct
 from shmserve.protocol.control.data_messages import Timing
 
 UNTIMED = Timing()
-_COUNTS = 8  # fields that are sums, the first ones
+_COUNTS = 8  # the first fields are sums
 
 
 class Receipt(Struct):
     """Counts of one request, in bytes and nanoseconds.
 
-    The frontend writes `copied_in`, `receive_ns`, `send_ns`; the executor's answer the
-    rest.
+    The frontend writes `copied_in`, `receive_ns` and `send_ns`; the executor's answer the rest.
     """
 
     copied_in: int = 0
@@ -55,23 +54,23 @@ class Receipt(Struct):
     compute_ns: int = 0
     send_ns: int = 0
     executor: str = ""
-    timing: Timing = UNTIMED  # of the latest answer
-    complete: bool = False  # all of the answer is here
+    timing: Timing = UNTIMED  # times of the latest answer
+    complete: bool = False  # true once the whole answer has arrived
 
     def copy_in(self, nbytes: int) -> None:
-        """Count bytes of the request that the frontend has copied into slots."""
+        """Count bytes of the request copied into slots by the frontend."""
         self.copied_in += nbytes
 
     def copy_out(self, nbytes: int) -> None:
-        """Count bytes of the answer that the frontend has copied."""
+        """Count bytes of the answer copied by the frontend."""
         self.copied_out += nbytes
 
     def finish(self) -> None:
-        """All of the answer is here, of whatever executors."""
+        """Mark the answer as complete."""
         self.complete = True
 
     def add(self, step: Receipt) -> None:
-        """Count another one, too: that of a step of the same request."""
+        """Add the receipt of a step of this request."""
         for field in self.__struct_fields__[:_COUNTS]:
             setattr(self, field, getattr(self, field) + getattr(step, field))
         known = self.executor.split(", ")
@@ -79,7 +78,7 @@ class Receipt(Struct):
         self.executor = ", ".join(filter(None, (self.executor, *new)))
 
     def as_dict(self) -> dict[str, Any]:
-        """The receipt as clients see it."""
+        """Return the receipt in the form sent to clients."""
         return {
             "copied_bytes": {
                 "in": self.copied_in,

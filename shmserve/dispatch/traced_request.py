@@ -1,4 +1,4 @@
-"""A request that is traced, while it runs and until it is written."""
+"""Traced requests: data of a traced request until the trace is written."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shmserve.protocol.control.span_messages import Attribute
 from shmserve.tensor.named_tensor import NamedTensor
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"  # activities
-_MOST_TENSORS, _MOST_STEPS = 256, 1024  # of one trace: streams may go on for ever
+_MOST_TENSORS, _MOST_STEPS = 256, 1024  # limits of one trace, as streams may never end
 Times = tuple[tuple[str, int], ...]  # stages and CLOCK_MONOTONIC nanoseconds
 
 
 class SlotInput(Struct, frozen=True):
-    """An input of a call."""
+    """Input of a call, in a slot."""
 
     name: str
     datatype: str
@@ -30,7 +30,7 @@ class SlotInput(Struct, frozen=True):
 
 
 def inputs_in(slots: Iterable[Slot], inputs: Iterable[WireTensor]) -> Iterator[SlotInput]:
-    """The inputs of a call that lie in its slots."""
+    """Yield the inputs of a call that lie in its slots."""
     views = (slot.view for slot in slots)
     for tensor in inputs:
         if type(tensor.at) is Descriptor:
@@ -38,7 +38,7 @@ def inputs_in(slots: Iterable[Slot], inputs: Iterable[WireTensor]) -> Iterator[S
 
 
 class TracedTensor(Struct, frozen=True):
-    """A copy of a tensor, and what it was."""
+    """Copy of a tensor, with its name, datatype and shape."""
 
     activity: str
     name: str
@@ -48,13 +48,15 @@ class TracedTensor(Struct, frozen=True):
 
 
 class Refusal(Struct, frozen=True):
-    """A request that failed before an executor was asked.
+    """A request that failed before reaching an executor.
 
     Attributes:
-        failure, error: why: as it is counted, and for people.
-        attributes: what it asked for, and the status that its client got.
-        at_ns: when (CLOCK_MONOTONIC).
-        parent: what it is part of, as the client says; own: as what others are part of it.
+        failure: reason, as counted.
+        error: reason, as text for people.
+        attributes: properties of the request, and the status sent to the client.
+        at_ns: time of the failure (CLOCK_MONOTONIC, nanoseconds).
+        parent: context of the parent span, as sent by the client.
+        own: context of the request's span.
     """
 
     failure: str
@@ -66,17 +68,19 @@ class Refusal(Struct, frozen=True):
 
 
 class Trace(Struct, eq=False):
-    """One sampled request.
+    """A sampled request.
 
     Attributes:
-        most_bytes: of a tensor that is kept.
-        parent: what it is part of, as the client or the whole request says.
-        inner: it is a step of another one.
-        own: as what others are part of it; None: it is for a file or the log.
-        executor, times, receipt: told when it is over; without times it has failed.
-        failure, error: why it has, if it has: as it is counted, and for people.
-        tensors: copies of them, where they are wanted.
-        steps: of an ensemble, requests to its models.
+        most_bytes: size limit of a kept tensor, in bytes.
+        parent: context of the parent span, as sent by the client or set by the whole request.
+        inner: true for a step of another request.
+        own: context of the request's span; None if the trace goes to a file or the log.
+        executor, times, receipt: set at the end of the request; a failed request may have no
+            times.
+        failure: reason of a failure, as counted.
+        error: reason of a failure, as text for people.
+        tensors: copies of tensors, if wanted.
+        steps: traces of an ensemble's requests to its models.
     """
 
     entry: ModelEntry
@@ -95,7 +99,8 @@ class Trace(Struct, eq=False):
     steps: list[Trace] = []
 
     def add_tensors(self, activity: str, tensors: Iterable[NamedTensor]) -> None:
-        """Keep those that are not too large, and do not lie in client memory, if any."""
+        """Keep copies of tensors, if wanted. Tensors that are too large or lie in client memory
+        are skipped."""
         for tensor in tensors if self.settings.tensors else ():
             data = tensor.view
             if 0 < data.nbytes <= self.most_bytes and len(self.tensors) < _MOST_TENSORS:
@@ -104,26 +109,27 @@ class Trace(Struct, eq=False):
                 )
 
     def fail(self, reason: str, told: str) -> None:
-        """The request has failed, if it has not before. `reason`: as it is counted; else empty."""
+        """Note the first failure of the request. `reason`: as counted; empty if the request was
+        counted before."""
         self.failure = reason or self.failure
         if self.failure and not self.error:
             self.error = told
 
     def end(self, times: Times, receipt: Receipt) -> None:
-        """The request is over."""
+        """Note the end of the request."""
         self.times, self.receipt, self.executor = times, receipt, receipt.executor
 
     def add_step(self, step: Trace) -> None:
-        """A request to a model of this ensemble begins."""
+        """Add a request to a model of this ensemble."""
         if len(self.steps) < _MOST_STEPS:
             self.steps.append(step)
 
     @property
     def whole(self) -> list[Trace]:
-        """Itself and what is within it, the outer ones first."""
+        """The trace and the traces of its steps, outer traces first."""
         return [self, *(inner for step in self.steps if step.times for inner in step.whole)]
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all kept tensors, including steps."""
         return sum(len(tensor.data) for trace in self.whole for tensor in trace.tensors)

@@ -1,1 +1,2 @@
-"""What clients speak to: HTTP and gRPC, and what both do with a request before dispatch."""
+"""Frontends: HTTP and gRPC servers, and the handling of requests before dispatch that both
+share."""

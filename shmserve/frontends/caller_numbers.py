@@ -1,9 +1,9 @@
-"""Who a request is of, where callers take turns and have shares: its key's holder, else who is
-connected.
+"""Caller numbers of requests, by which callers take turns and have shares.
 
-A user over a Unix socket, an address over TCP, whichever of this host's users comes from it. A
-proxy is one caller, whoever it relays for, unless these come with keys, or it tells their addresses
-by PROXY protocol.
+A request's caller is the holder of the request's key, else the connected client: a user over a
+Unix socket, an address over TCP. All users of one host share the host's address. A proxy counts as
+one caller, unless the relayed requests bring keys or the proxy sends client addresses by PROXY
+protocol.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from shmserve.core.keys import Key
 from shmserve.core.scheduling.caller_number import UNKNOWN, caller_number
 from shmserve.transport.trust.peer_credentials import user_of
 
-IN_ENVIRON = "shmserve.caller_number"  # of HTTP requests; other servers than ours do not set it
-_NETWORK_BITS = 64  # what somebody with IPv6 has at least, and may choose addresses from
+# in WSGI environs of this project's HTTP server; other servers do not set the key
+IN_ENVIRON = "shmserve.caller_number"
+_NETWORK_BITS = 64  # smallest network of an IPv6 user, who may choose any address in the network
 
 
 def of_socket(sock: socket.socket) -> int:
-    """The number of who is at the other end."""
+    """Return the caller number of a socket's peer; `UNKNOWN` if the peer has disconnected."""
     try:
         if sock.family == socket.AF_UNIX:
             return caller_number("user", str(user_of(sock)))
         return of_host(sock.getpeername()[0])
-    except OSError:  # it has gone
+    except OSError:  # the peer has disconnected
         return UNKNOWN
 
 
 def of_host(host: str) -> int:
-    """The number of who comes from an address, with IPv6 from a network of 64 bits; `UNKNOWN`
-    without one."""
+    """Return the caller number of an address: for IPv6 of its 64-bit network. Return `UNKNOWN` for
+    an empty address."""
     if not host:
         return UNKNOWN
     return caller_number("address", _network_of(host) if ":" in host else host)
@@ -48,5 +49,5 @@ def _network_of(host: str) -> str:
 
 
 def of_key(key: Key) -> int:
-    """The number of a key's holder."""
+    """Return the caller number of a key's holder."""
     return caller_number("key", key.name)

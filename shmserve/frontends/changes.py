@@ -8,7 +8,7 @@ from shmserve import waiting
 
 
 class Changes:
-    """No lock: only the loop's thread looks, waits and tells."""
+    """Condition variable without a lock: only the loop's thread checks, waits and notifies."""
 
     __slots__ = ("_awaited",)
 
@@ -16,14 +16,15 @@ class Changes:
         self._awaited: list[waiting.WaitEvent] = []
 
     def wait_while(self, condition: Callable[[], bool]) -> None:
-        """Give way to other greenlets while this is so. `tell` has it looked at again."""
+        """Let other greenlets run while `condition` is true. Each `tell` has the condition checked
+        again."""
         while condition():
             changed = waiting.event()
             self._awaited.append(changed)
             changed.wait()
 
     def tell(self) -> None:
-        """Wake every greenlet that waits."""
+        """Wake every waiting greenlet."""
         if self._awaited:
             awaited, self._awaited = self._awaited, []
             for changed in awaited:

@@ -1,7 +1,8 @@
-"""Header fields and metadata that decide who may do what: each is read by its name as it was sent.
+"""Header fields and metadata that decide what a caller may do, read by exact name.
 
-Who is in front of the server, or behind it, may take ``my-key`` and ``my_key`` for one name, and
-look at the other of the two: where both come, none of them decides.
+A proxy in front of the server, or a model behind the server, may treat ``my-key`` and ``my_key``
+as one name and read the other field. So if a request has both, neither decides: the request is
+refused.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ _SHOWN = 100
 
 
 def refuse_alike(name: str, names: Iterable[str]) -> None:
-    """Refuse fields of which one is called `name`, but for - and _, and another so as well.
+    """Refuse names that differ only in - and _, if `name` is such a name.
 
     Raises:
-        InvalidArgument: naming both.
+        InvalidArgument: two such names were found; the message gives both.
     """
     plain = name.replace("_", "-")
     alike = sorted({each for each in names if each.replace("_", "-") == plain})
@@ -27,13 +28,13 @@ def refuse_alike(name: str, names: Iterable[str]) -> None:
 
 
 class DecidingFields:
-    """What of a call's metadata is text, by lower-case name."""
+    """Text metadata of a call, by lower-case name."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self._fields = fields
 
     def get(self, name: str, /) -> str | None:
-        """The value of a field that decides.
+        """Return the value of a field, None if the field is missing.
 
         Raises:
             InvalidArgument: as `refuse_alike`.

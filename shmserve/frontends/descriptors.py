@@ -1,7 +1,8 @@
-"""The descriptors of one loop, in an epoll set: some are waited for, others have handlers.
+"""Descriptors of one loop in an epoll set: greenlets wait for some, handlers serve the rest.
 
-Level-triggered: an event that nobody waits for takes its descriptor out of the set until somebody
-does, so whoever waits looks at the kernel's present state and nothing is missed.
+The set is level-triggered. An event without a waiting greenlet takes the descriptor out of the set
+until the next wait. That wait registers the descriptor again and so sees the kernel's present
+state: no event is missed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ _Wait = TypeVar("_Wait")
 
 
 class Descriptors(Generic[_Wait]):
-    """What is told of the events of each descriptor.
+    """Receivers of each descriptor's events.
 
     Attributes:
-        waits: the wait for a descriptor, by number.
-        handlers: the function that is called with a descriptor's events, by number.
-        fresh: descriptors that the set got since it was polled. Events of a fresh descriptor are
-            those of a closed one that had the same number.
+        waits: the wait for each descriptor, by descriptor number.
+        handlers: the function to call with a descriptor's events, by descriptor number.
+        fresh: descriptors added to the set since the latest poll. An event of a fresh descriptor
+            belongs to a closed descriptor that had the same number.
     """
 
     def __init__(self) -> None:
@@ -35,17 +36,18 @@ class Descriptors(Generic[_Wait]):
     def handle(self, fd: int, handler: Callable[[int], None], events: int = READ) -> None:
         """Call `handler` with the events of a descriptor, until `unhandle`. The handler must
         neither wait nor raise."""
-        self.waits.pop(fd, None)  # of a closed descriptor that had the same number
+        self.waits.pop(fd, None)  # left by a closed descriptor that had the same number
         self.handlers[fd] = handler
         self.arm(fd, events)
 
     def unhandle(self, fd: int) -> None:
-        """Called before the descriptor is closed. Idempotent."""
+        """Stop handling a descriptor. Call before closing the descriptor. Idempotent."""
         if self.handlers.pop(fd, None) is not None:
             self.disarm(fd)
 
     def arm(self, fd: int, events: int, modify: bool = False) -> None:
-        """Watch a descriptor for events. `modify`: the set has it already, for other events."""
+        """Watch a descriptor for events. `modify`: the set already has the descriptor, for other
+        events."""
         if modify:
             self.epoll.modify(fd, events)
         else:
@@ -53,6 +55,6 @@ class Descriptors(Generic[_Wait]):
             self.fresh.add(fd)
 
     def disarm(self, fd: int) -> None:
-        """Take a descriptor out of the set, which may have lost it already by its closing."""
+        """Take a descriptor out of the set, if closing the descriptor has not done so already."""
         with suppress(OSError):
             self.epoll.unregister(fd)

@@ -1,7 +1,7 @@
-"""What the frontends ask of `shmserve.dispatch`, as protocols.
+"""Dispatch API: the protocols by which frontends use `shmserve.dispatch`.
 
-They let the frontends be tested with `shmserve.testing.fake_dispatch`, without
-shared memory or processes; `shmserve.dispatch.Dispatcher` is the real one.
+The protocols let frontends be tested with `shmserve.testing.fake_dispatch`, without shared memory
+or processes. `shmserve.dispatch.Dispatcher` is the real implementation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shmserve.protocol.control.stats_messages import Report
 
 
 class CoordinatorApi(Protocol):
-    """What is asked of the coordinator: client memory, models, numbers and settings."""
+    """Requests to the coordinator: client memory, models, statistics and runtime settings."""
 
     def register_region(
         self, caller: Caller, name: str, key: str, offset: int, byte_size: int
@@ -47,14 +47,14 @@ class CoordinatorApi(Protocol):
 
 
 class TensorMemory(Protocol):
-    """Slots for tensors that come before their call is made."""
+    """Slots for tensors received before the call is made."""
 
     def reserve_now(self, nbytes: int) -> Slot | None:
-        """A slot to write to, if memory for it is there; waits for nobody."""
+        """Return a slot to write to, or None if no memory is free. Never waits."""
         ...
 
     def reserve(self, nbytes: int) -> Slot:
-        """As `reserve_now`, with new memory if need be; waits a bounded time for it.
+        """Return a slot to write to. Wait a bounded time for new memory if none is free.
 
         Raises:
             ArenaExhausted: the pool is used up.
@@ -62,19 +62,19 @@ class TensorMemory(Protocol):
         ...
 
     def reclaim(self, slot: Slot) -> None:
-        """Take it back."""
+        """Take a slot back."""
         ...
 
 
 class DispatchApi(Protocol):
-    """The way to the models."""
+    """Access to the models."""
 
     @property
     def memory(self) -> TensorMemory: ...
 
     @property
     def shares(self) -> CallerShares:
-        """What callers have of the pool."""
+        """Shares of the pool that callers hold."""
         ...
 
     @property
@@ -86,18 +86,18 @@ class DispatchApi(Protocol):
     def set_flag(self, name: str, value: bool) -> None: ...
 
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
-        """A request for this version failed before there was a call for it: count that."""
+        """Count a request for this version that failed before the call was made."""
         ...
 
     def trace_refused(
         self, error: ShmserveError, traceparent: str, attributes: dict[str, Attribute]
     ) -> None:
-        """An inference ended with an error, perhaps before an executor was asked: then it has a
-        span, if it is to be traced. `traceparent`: what its client says it is part of."""
+        """Record a span for an inference that failed before an executor was asked, if the
+        inference is to be traced. `traceparent`: the client's trace context."""
         ...
 
     def count_key(self, name: str) -> None:
-        """A request came with the key of this name."""
+        """Count a request with the key of this name."""
         ...
 
     def call(

@@ -1,7 +1,7 @@
-"""Threads for code of extensions that may block, beside the loop that serves everybody.
+"""Threads for extension code that may block, beside the loop that serves all clients.
 
-They are apart from the threads for the server's own work beside the loop, so that this work goes on
-however long extensions block.
+These threads are separate from the threads for the server's own work beside the loop, so
+extensions that block for long do not delay the server.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ class ExtensionThreads:
     """At most `limit` threads, shared by all extensions of one process.
 
     Args:
-        setting: name of the setting that `limit` is made from.
+        setting: name of the setting from which `limit` is computed.
         patience_s: longest wait, in seconds, for a thread.
     """
 
     def __init__(self, limit: int, setting: str, patience_s: float) -> None:
-        self._threads = SideThreads(limit, setting, or_here=False)  # it may block
+        # extension code may block, so never on the loop
+        self._threads = SideThreads(limit, setting, or_here=False)
         self._setting = setting
         self._patience_s = patience_s
 
     def call(self, work: Callable[..., _Result], *args: Any) -> _Result:
-        """Run `work` in a thread, while the greenlet waits. A thread that may block runs it itself.
+        """Run `work` in a thread while the greenlet waits. Where no loop runs, run `work` in the
+        calling thread.
 
         Raises:
-            Unavailable: no thread was free in time, or too many calls wait, or the system has none.
+            Unavailable: no thread was free in time, too many calls wait, or the system has no
+                thread.
         """
         if waiting.installed.waiter is None:
             return work(*args)
         over = waiting.event()
-        places: list[None] = [None]  # whoever takes it decides: the work runs, or never will
+        # taken by the thread (the work runs) or by the waiter (the work never runs)
+        places: list[None] = [None]
         elsewhere = CallElsewhere(over, work, *args)
 
         def run() -> None:

@@ -1,7 +1,4 @@
-"""What messages take of a process's heap, where they cannot go straight into slots.
-
-All requests of a process share one budget for that.
-"""
+"""Heap budget of a process, shared by all messages that cannot be received straight into slots."""
 
 from __future__ import annotations
 
@@ -10,21 +7,23 @@ import threading
 from shmserve.errors import Unavailable
 from shmserve.observe import flight_recorder
 
-FREE = 1 << 20  # of each message; the limits of connections and calls bound these
+# bytes of each message that are not counted; limits of connections and calls bound the sum
+FREE = 1 << 20
 
 
 class HeapBudget:
-    """The bytes that all requests of a process have taken."""
+    """Bytes of heap that all requests of a process have taken."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a lease may end wherever Python collects garbage
+        # reentrant: garbage collection may end a lease while the lock is held
+        self._lock = threading.RLock()
         self.used = 0
 
     def take(self, nbytes: int, most: int) -> None:
-        """Count them.
+        """Count `nbytes` as taken.
 
         Raises:
-            Unavailable: with these it were more than `most`.
+            Unavailable: more than `most` bytes would be taken.
         """
         with self._lock:
             if self.used + nbytes > most:
@@ -36,9 +35,9 @@ class HeapBudget:
             self.used += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Count them no more."""
+        """Count `nbytes` as free again."""
         with self._lock:
             self.used -= nbytes
 
 
-BUDGET = HeapBudget()  # this process's
+BUDGET = HeapBudget()  # of this process

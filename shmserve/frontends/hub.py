@@ -1,20 +1,21 @@
-"""One thread, many greenlets: each waits for a descriptor, a time or another thread.
+"""Hub: the loop of one thread, whose greenlets wait for descriptors, times or other threads.
 
-The loop of an HTTP worker, and of the gRPC process, whose sockets call back instead. The usual wait
-(a client's next request, an executor's answer) costs no system call but `epoll_wait`.
+HTTP workers and the gRPC process run on a hub. In the gRPC process, handlers serve the sockets
+instead of greenlets. The usual wait (for a client's next request, for an executor's answer) costs
+no system call but `epoll_wait`.
 
 Rules of the loop:
 
 - Work that would hold up the loop runs beside it (`waiting.beside`), in at most `http_threads`
-  threads for which the greenlet waits: making segments, inflating and compressing, JSON and
+  threads, while the greenlet waits: making segments, inflating and compressing, JSON and
   classification from 64 KiB on, metrics, files. Questions to the coordinator wait on the loop.
-- A lock may be held on the loop only where nothing gives way while it is held. Work that waits with
-  a lock (an arena that grows) is beside the loop, with all other work that wants that lock.
+- A lock may be held on the loop only if no greenlet switch happens meanwhile. Work that waits with
+  a lock (an arena that grows) runs beside the loop, with all other work that takes the lock.
 - A function that the loop calls back (`Hub.handle`, the end of a call, memory that is free) must
   not wait.
 
-A greenlet that has run to its end is kept for what runs next, with its stack: 16 KiB that would be
-mapped and unmapped for each call.
+A greenlet that has finished is kept with its stack for the next run: mapping and unmapping a stack
+of 16 KiB for each call would cost more.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from shmserve.frontends.descriptors import READ, Descriptors
 from shmserve.frontends.side_threads import CallElsewhere, SideThreads
 from shmserve.frontends.timers import TimedWait, Timers
 
-_MOST_EVENTS = 256  # taken at a time
-_ENDINGS = 3  # times that one is told to end, which may wait for something on its way out
-_RESTING = 64  # greenlets that are kept for what runs next
-_LOOK_S = 1.0  # until a thread that waits for the loop looks whether the loop is there
+_MAX_EVENTS = 256  # limit of events that one poll returns
+_ENDINGS = 3  # attempts to end a greenlet, which may wait again while it ends
+_RESTING = 64  # limit of idle greenlets kept for later runs
+_LOOK_S = 1.0  # seconds between checks whether the awaited loop still runs
 
 _Result = TypeVar("_Result")
 
@@ -48,11 +49,11 @@ _log = logging.getLogger("shmserve.loop")
 
 
 class Readiness(TimedWait):
-    """What one greenlet at a time waits for: a descriptor, a deadline, or to be woken.
+    """The wait of one greenlet at a time: for a descriptor, a deadline, or a wake-up.
 
     Attributes:
-        fd: the descriptor; -1: there is none.
-        waiter: the greenlet that waits; None: none does.
+        fd: the descriptor; -1 without a descriptor.
+        waiter: the waiting greenlet; None if no greenlet waits.
     """
 
     __slots__ = ("_armed", "_hub", "fd", "waiter")
@@ -61,11 +62,12 @@ class Readiness(TimedWait):
         super().__init__(hub._timers)
         self._hub = hub
         self.fd = fd
-        self._armed = 0  # events that the epoll set has the descriptor for
+        self._armed = 0  # events that the epoll set watches the descriptor for
         self.waiter: greenlet | None = None
 
     def wait(self, deadline: float, events: int = READ) -> bool:
-        """Give way until the descriptor may be ready; return False at the deadline."""
+        """Switch to the loop until the descriptor may be ready. Return False if the deadline
+        passes first."""
         if self._armed != events and self.fd >= 0:
             self._arm(events)
         self.waiter = getcurrent()
@@ -87,40 +89,40 @@ class Readiness(TimedWait):
         self._hub._descriptors.disarm(self.fd)
 
     def forget(self) -> None:
-        """Called before the descriptor is closed."""
+        """Drop the wait for the descriptor. Call before closing the descriptor."""
         waits = self._hub._descriptors.waits
         if waits.get(self.fd) is self:
             del waits[self.fd]
 
     def forget_shared(self) -> None:
-        """As `forget`, where other processes have the descriptor as well: closing it takes it out
-        of no epoll set."""
+        """Drop the wait for a descriptor that other processes have open too: closing takes such a
+        descriptor out of no epoll set."""
         self.disarm()
         self.forget()
 
     def resume(self, ready: bool) -> None:
-        """End the wait, if somebody waits."""
+        """End the wait, if a greenlet waits."""
         if self.waiter is not None:
             self.waiter.switch(ready)
 
 
 class Hub:
-    """The loop of one thread, which calls `run`; greenlets call what waits.
+    """Loop of the thread that calls `run`; greenlets call the methods that wait.
 
     Args:
-        threads: how many there may be beside it.
-        setting: what their number is called.
+        threads: limit of threads beside the loop.
+        setting: name of the setting with that limit.
 
     Attributes:
-        at_turns_end: has the loop call a function when what is ready now has been looked at.
-        event: as `waiting.event`.
-        handle, unhandle: as `Descriptors` has them.
-        change: changes the events that a descriptor with a handler is watched for.
+        at_turns_end: has the loop call a function once all events of this turn are handled.
+        event: makes an event, as `waiting.event`.
+        handle, unhandle: as in `Descriptors`.
+        change: changes the watched events of a descriptor with a handler.
     """
 
     def __init__(self, threads: int, setting: str) -> None:
         self._main = getcurrent()
-        self._thread = 0  # that runs the loop
+        self._thread = 0  # id of the thread that runs the loop
         self._descriptors: Descriptors[Readiness] = Descriptors()
         self._timers = Timers()
         self._soon: deque[Callable[[], object]] = deque()
@@ -134,14 +136,15 @@ class Hub:
         self.handle(self._wake_fd, self._woken)
         self._threads = SideThreads(threads, setting)
         self._leaving = False
-        self._living: set[greenlet] = set()  # those that have begun and not ended
-        self._resting: list[greenlet] = []  # of these, those that have nothing to run
+        self._living: set[greenlet] = set()  # greenlets that have begun and not ended
+        self._resting: list[greenlet] = []  # idle greenlets among `_living`
         self._closed = False
 
     # ---------------------------------------------------------------- for the loop
 
     def run(self, until: float) -> None:
-        """Let everybody go on whose wait is over, until then or until one calls `leave`."""
+        """Resume greenlets as their waits end. Return at the time `until`, or after a call of
+        `leave`."""
         timers, soon, descriptors = self._timers.heap, self._soon, self._descriptors
         poll, fresh = descriptors.epoll.poll, descriptors.fresh
         waits, handlers = descriptors.waits, descriptors.handlers
@@ -152,9 +155,9 @@ class Hub:
             if timers and timers[0][0] <= now:
                 self._timers.look(now)
                 continue
-            due = timers[0][0] if timers and timers[0][0] < until else until
+            wake_at = timers[0][0] if timers and timers[0][0] < until else until
             fresh.clear()
-            for fd, events in poll(0.0 if soon else due - now, _MOST_EVENTS):
+            for fd, events in poll(0.0 if soon else wake_at - now, _MAX_EVENTS):
                 if fd in fresh:  # an event of a closed descriptor that had the same number
                     continue
                 readiness = waits.get(fd)
@@ -168,48 +171,53 @@ class Hub:
             for _ in range(len(soon)):
                 try:
                     soon.popleft()()
-                except Exception:  # a bug in one callback must not stop the loop of all
+                # a bug in one callback must not stop the loop, which serves every client
+                except Exception:
                     _log.exception("unexpected error in the loop")
 
     def _woken(self, _: int) -> None:
         os.eventfd_read(self._wake_fd)
-        self._signalled = False  # before looking: what comes from now on wakes again
+        # cleared before the queue is read, so that later calls wake the loop again
+        self._signalled = False
 
     def leave(self) -> None:
         """Have `run` return after this turn."""
         self._leaving = True
 
     def close(self) -> None:
-        """Nobody goes on any more. In the loop's thread: what still waits ends here, since a
-        greenlet that is left behind by its thread can bring down the process that frees it."""
+        """End all waiting greenlets, and resume none from now on. Call in the loop's thread: a
+        greenlet that outlives its thread can crash the process on being freed."""
         self._closed = True
         self._resting.clear()
         for _ in range(_ENDINGS):
-            for one in list(self._living):
+            for living in list(self._living):
                 try:
-                    one.throw()
+                    living.throw()
                 except BaseException:
                     _log.exception("a greenlet ended with an error")
         self._descriptors.epoll.close()
         self._threads.close()
-        # The greenlet library looks at a thread's end for who else knows its main greenlet, misses
-        # a hub that is being collected as garbage just then, and frees what that still refers to.
+        # At a thread's end, greenlet looks for other references to the thread's main greenlet. If
+        # the hub is being collected as garbage at that moment, greenlet misses the hub's reference
+        # and frees an object that is still in use.
         del self._main
 
-    def __del__(self) -> None:  # threads beside the loop may write to it until then
+    # not in `close`: threads beside the loop may write to the descriptor until now
+    def __del__(self) -> None:
         os.close(self._wake_fd)
 
     # ------------------------------------------------------------------ for anybody
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Have the loop call it. From any thread."""
+        """Have the loop call a function. From any thread."""
         self._soon.append(call)
         if not self._signalled and get_ident() != self._thread:  # else the loop is awake
             self._signalled = True
             os.eventfd_write(self._wake_fd, 1)
 
     def on_loop(self, call: Callable[..., _Result], *args: Any) -> _Result:
-        """Have a greenlet call it, and wait for the result. From any thread but the loop's.
+        """Have a greenlet call a function, and wait for the result. From any thread but the
+        loop's.
 
         Raises:
             Unavailable: the loop has ended.
@@ -227,23 +235,25 @@ class Hub:
     # ------------------------------------------------- for who is called by the loop
 
     def enter(self, run: Callable[..., object], *args: Any) -> None:
-        """As `spawn`, at once: until it waits for something."""
+        """Run a function in a greenlet at once. Return when the greenlet first waits, or when the
+        function ends."""
         if self._resting:
-            one = self._resting.pop()
+            worker = self._resting.pop()
         else:
-            one = greenlet(self._run_all, self._main)
-            self._living.add(one)
-            one.switch()  # until it waits for work: what it begins with it would never let go of
-        one.switch((run, args))
+            worker = greenlet(self._run_all, self._main)
+            self._living.add(worker)
+            # up to its first wait for work: a greenlet keeps the arguments of its start alive
+            worker.switch()
+        worker.switch((run, args))
 
     @property
     def is_busy(self) -> bool:
-        """Whether any has something to run."""
+        """True if a greenlet has work that has not ended."""
         return len(self._living) > len(self._resting)
 
     def _run_all(self) -> None:
-        """What one greenlet runs, one after the other: each has memory for its stack, which costs
-        more to get and to give back than many a run."""
+        """Run one function after another in one greenlet. Getting and giving back a stack costs
+        more than many a function."""
         me = getcurrent()
         try:
             while True:
@@ -252,7 +262,7 @@ class Hub:
                     run(*args)
                 except Exception:
                     _log.exception("unexpected error in a greenlet")
-                del run, args  # nothing that they refer to is kept
+                del run, args  # release all objects that the call refers to
                 if self._closed or len(self._resting) >= _RESTING:
                     return
                 self._resting.append(me)
@@ -262,34 +272,36 @@ class Hub:
     # ----------------------------------------------------------------- for greenlets
 
     def spawn(self, run: Callable[..., object], *args: Any) -> None:
-        """A greenlet that runs it, from the loop's next turn on. An error ends it alone."""
+        """Run a function in a greenlet from the loop's next turn on. An error ends only that
+        function."""
         self._soon.append(partial(self.enter, run, *args))
 
     def watch(self, fd: int) -> Readiness:
-        """Return what waits for a new descriptor."""
+        """Return the `Readiness` of a new descriptor."""
         readiness = self._descriptors.waits[fd] = Readiness(self, fd)
         return readiness
 
     def sleep(self, seconds: float) -> None:
-        """Give way for so long."""
+        """Let other greenlets run for `seconds`."""
         Readiness(self).wait(monotonic() + seconds)
 
     def pause(self) -> None:
-        """Give way for one turn of the loop."""
+        """Let other greenlets run for one turn of the loop."""
         self._soon.append(getcurrent().switch)
         self._main.switch()
 
     def start(self, work: Callable[[], None]) -> HubTask:
-        """As `waiting.start`."""
+        """Start a task, as `waiting.start`."""
         task = HubTask(self)
         self.spawn(task.run, work)
         return task
 
     def beside(self, work: Callable[..., _Result], *args: Any) -> _Result:
-        """As `waiting.beside`: in a thread, for which the greenlet waits.
+        """Run a function in a thread beside the loop while the greenlet waits, as
+        `waiting.beside`.
 
         Raises:
-            Unavailable: too much waits for a thread already.
+            Unavailable: too many functions wait for a thread already.
         """
         over = HubEvent(self)
         elsewhere = CallElsewhere(over, work, *args)
@@ -299,20 +311,20 @@ class Hub:
 
 
 class HubEvent:
-    """As `threading.Event`, for a greenlet to wait for."""
+    """Event like `threading.Event`, for greenlets."""
 
     __slots__ = ("_hub", "_readiness", "_set")
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._readiness: Readiness | None = None  # whose wait ends when it is set
+        self._readiness: Readiness | None = None  # the wait that `set` ends
         self._set = False
 
     def is_set(self) -> bool:
         return self._set
 
     def set(self) -> None:
-        """Wake whoever waits. From any thread."""
+        """Set the event and wake the waiting greenlet. From any thread."""
         self._set = True
         self._hub.soon(self._wake)
 
@@ -321,9 +333,9 @@ class HubEvent:
             self._readiness.resume(True)
 
     def wait(self, timeout: float | None = None, readiness: Readiness | None = None) -> bool:
-        """Wait until the event is set, `readiness` may be ready or the timeout is over; return
-        whether the event is set. For one greenlet."""
-        if not self._set:  # if it is set from now on, the loop hears of it after the switch
+        """Wait until the event is set, `readiness` may be ready or the timeout is over. Return
+        True if the event is set, else False. For one greenlet."""
+        if not self._set:  # a later `set` is seen by the loop after the switch
             self._readiness = readiness = readiness or Readiness(self._hub)
             try:
                 readiness.wait(inf if timeout is None else monotonic() + timeout)
@@ -333,7 +345,7 @@ class HubEvent:
 
 
 class HubTask(HubEvent):
-    """The work of a greenlet, whose end another greenlet can wait for."""
+    """The work of a greenlet, which another greenlet can wait for."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""The one way of a request through a frontend, whatever transport it came over.
+"""Inference driver: the path of an inference request through a frontend, for every transport.
 
-It is checked against its model before anything is reserved, brought into slots, run, and
-counted exactly once, as answered or as failed for one reason. Transports decode and encode.
+A request is checked against the model before memory is reserved, then brought into slots, run, and
+counted exactly once, as answered or as failed with one reason. Transports decode and encode.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.oip.model_signature import ModelSignature, make_signature
 from shmserve.tensor.spec import ModelSpec
 
-_MOST_KEPT = 256
+_MAX_KEPT = 256
 _signatures: dict[tuple[str, str], ModelSignature] = {}  # the oldest first
 
 
 def signature_of(spec: ModelSpec) -> ModelSignature:
-    """The signature of a model version, made anew when its spec is another object, or when
-    it was forgotten. For any thread."""
+    """Return the signature of a model version. A new signature is made if the spec is another
+    object than before, or if the cache has dropped the signature. For any thread."""
     key = (spec.name, spec.version)
     signature = _signatures.get(key)
     if signature is None or signature.spec is not spec:
         signature = make_signature(spec)
         _signatures[key] = signature
-        if len(_signatures) > _MOST_KEPT:
-            oldest, *_ = list(_signatures)  # a copy in one step, whatever other threads add
+        if len(_signatures) > _MAX_KEPT:
+            # a copy in one step, since other threads may add entries
+            oldest, *_ = list(_signatures)
             _signatures.pop(oldest, None)
     return signature
 
 
 class RequestSource(Protocol):
-    """A request as its transport has it.
+    """A request in the form of its transport.
 
     Attributes:
-        nbytes: what its inputs will take of the pool, once it was checked, as far as is known.
-        share: what its caller has of the pool for it; None: nothing that counts.
+        nbytes: bytes of the pool that the inputs need, as far as known after `check`.
+        share: the caller's share of the pool, held for this request; None if the request is too
+            small to count.
     """
 
     nbytes: int
@@ -52,27 +54,28 @@ class RequestSource(Protocol):
 
     @property
     def started_ns(self) -> int:
-        """When it began to come in (CLOCK_MONOTONIC)."""
+        """The time at which the request began to arrive (CLOCK_MONOTONIC, nanoseconds)."""
         ...
 
     def traceparent(self) -> str:
-        """What it is part of, as its client has it (W3C Trace Context); empty: nothing."""
+        """Return the client's trace context (W3C Trace Context), empty if the client sent none."""
         ...
 
     def check(self, signature: ModelSignature) -> RunOptions:
-        """Decode it, and compare it with its model; raises what does not fit."""
+        """Decode the request and compare it with the model. Raise an error if the request does not
+        fit."""
         ...
 
     def fill(self, call: InferenceCall) -> None:
-        """Bring its inputs into slots, in order; raises what does not fit."""
+        """Bring the inputs into slots, in order. Raise an error if an input does not fit."""
         ...
 
 
 class WaitingClient(Protocol):
-    """Who waits for the answer, where a transport tells of its end at once."""
+    """A client that waits for the answer, on a transport that reports a disconnect at once."""
 
     def attach(self, call: InferenceCall) -> None:
-        """The call is cancelled when the client goes, until it is detached."""
+        """Cancel the call when the client disconnects, until `detach`."""
         ...
 
     def detach(self, call: InferenceCall) -> None: ...
@@ -82,17 +85,18 @@ Source = TypeVar("Source", bound=RequestSource)
 
 
 class Inference(Generic[Source]):
-    """One request to one model version. A context manager: closed at its end, counted as failed
-    if that is an error. Where the answer is sent later, `close` comes after its last byte.
+    """Driver of a request to a model version, as a context manager: leaving the context closes the
+    request, and an error counts the request as failed. If the answer is sent later, call
+    `close` after the last byte.
 
     Args:
-        client: None: nobody can tell of its end but `RunOptions.on_wait`.
+        client: the waiting client; None if only `RunOptions.on_wait` can report a disconnect.
 
     Attributes:
-        account, receipt: those of the call, which begins with `run` or `stream`.
+        account, receipt: account and receipt of the call; set by `run` or `stream`.
 
     Raises:
-        ShmserveError: it does not fit its model. It has been counted.
+        ShmserveError: the request does not fit its model. The failure has been counted.
     """
 
     __slots__ = (
@@ -131,10 +135,10 @@ class Inference(Generic[Source]):
             self._options = replace(self._options, traceparent=source.traceparent())
 
     def run(self) -> Outcome:
-        """The one answer; its views are valid until `close`.
+        """Return the single answer, whose views are valid until `close`.
 
         Raises:
-            ShmserveError: the model's error, or why it could not be run.
+            ShmserveError: the model's error, or the reason why the model could not run.
         """
         outcome = self._begin().execute()
         nbytes = self.source.nbytes
@@ -146,7 +150,7 @@ class Inference(Generic[Source]):
         return outcome
 
     def stream(self, on_sent: Callable[[], None] | None = None) -> Iterator[Outcome]:
-        """Every answer, as `InferenceCall.stream` has them. `on_sent`: as `RunOptions` has it."""
+        """Return all answers, as `InferenceCall.stream`. `on_sent`: as in `RunOptions`."""
         if on_sent is not None:
             self._options = replace(self._options, on_sent=on_sent)
         return self._begin().stream()
@@ -164,27 +168,28 @@ class Inference(Generic[Source]):
         return call
 
     def _hold(self, nbytes: int) -> None:
-        """Count what it has of the pool, and refuse it if that is too much for one caller."""
+        """Count the request's bytes of the pool. Refuse the request if its caller holds too many
+        bytes."""
         source = self.source
         if source.share is None:
             source.share = self._dispatcher.shares.of(self._options.caller_number)
         source.share.hold(nbytes)
 
     def answered(self) -> None:
-        """Count the request as answered: the answer is ready to be sent. `account` takes what the
-        answer has cost as well."""
+        """Count the request as answered: the answer is ready to be sent. `account` takes the cost
+        of the answer as well."""
         if self._call is not None:
             self.account.answered()
 
     def failed(self, error: BaseException) -> None:
-        """It ends without an answer."""
+        """Count the request as failed: the client gets no answer but the error."""
         if self._call is not None:
             self.account.failed(error)
         else:
             self._dispatcher.refused(self.entry, error)
 
     def close(self) -> None:
-        """Give every slot back; what has not come is cancelled. Idempotent."""
+        """Give every slot back, and cancel answers that have not arrived. Idempotent."""
         call = self._call
         if call is not None:
             if self._client is not None:

@@ -1,4 +1,4 @@
-"""The keys that requests come with: whose they are, counted by name."""
+"""Keys that requests come with: holders, and counts of requests by key name."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from shmserve.config import Settings
 from shmserve.core.keys import Key, presented
 from shmserve.transport.trust.key_file import KeyFile
 
-UNKNOWN = "(unknown)"  # a key that is nobody's, or has expired
+UNKNOWN = "(unknown)"  # a key without a holder, or an expired key
 
 
 class PresentedKeys:
-    """One per process of a frontend; False if there are no keys.
+    """The keys of one frontend process; false if no keys are configured.
 
     Args:
-        settings: `keys_file`.
+        settings: settings with `keys_file`.
         count: called with the name of each request's key, or `UNKNOWN`.
     """
 
@@ -27,13 +27,14 @@ class PresentedKeys:
         return self._file is not None
 
     def holder(self, field: Callable[[str], str | None]) -> tuple[str, Key | None]:
-        """Whose key a request came with.
+        """Return a request's key, and count the request.
 
         Args:
-            field: gives its header fields, or its metadata, by lower-case name.
+            field: returns a header field or a metadata value by lower-case name.
 
         Returns:
-            The field that the key came in, empty if none did; and the key, if it is valid.
+            The name of the field with the key, empty without a key; and the key, None if not
+            valid.
         """
         where, key = self.find(field)
         if where:
@@ -41,7 +42,7 @@ class PresentedKeys:
         return where, key
 
     def find(self, field: Callable[[str], str | None]) -> tuple[str, Key | None]:
-        """As `holder`, of a request that was counted."""
-        if self._file is None or (found := presented(field)) is None:
+        """Return a request's key, as `holder`, without counting the request."""
+        if self._file is None or (brought := presented(field)) is None:
             return "", None
-        return found[0], self._file.holder(found[1])
+        return brought[0], self._file.holder(brought[1])

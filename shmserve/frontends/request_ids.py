@@ -1,7 +1,7 @@
-"""Ids by which clients and operators speak of one request, and the log's line of one that failed.
+"""Request ids, by which clients and operators refer to one request, and the log line of a failure.
 
-An id is the client's, or made when there is something to tell: a request that succeeds and has
-brought none costs nothing.
+An id comes from the client, or is made when a failure is reported. So a successful request without
+an id costs nothing.
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ from shmserve.observe.model_output import LineRate
 
 HEADER = "X-Request-ID"
 IN_ENVIRON = "HTTP_X_REQUEST_ID"
-KEY = "x-request-id"  # of gRPC's metadata
-TRACEPARENT = "traceparent"  # the same
+KEY = "x-request-id"  # in the metadata of gRPC calls
+TRACEPARENT = "traceparent"  # in the metadata of gRPC calls
 TRACEPARENT_IN_ENVIRON = "HTTP_TRACEPARENT"
 
 _GIVEN = re.compile(r"[!-~]{1,128}")
 _LONGEST = 2000  # characters of a message in the log
-_LINES_PER_S = 200  # of a process: beyond it they are counted
+_LINES_PER_S = 200  # of one process; further lines are only counted
 _rate = LineRate(_LINES_PER_S)
 
 
 def request_id(given: object) -> str:
-    """The client's id, if it is printable ASCII of 1 to 128 characters; else a new one."""
+    """Return the client's id, if printable ASCII of 1 to 128 characters; else a new id."""
     if isinstance(given, str) and _GIVEN.fullmatch(given):
         return given
     return os.urandom(8).hex()
 
 
 def of_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The id of a call."""
+    """Return the id of a call, or a new id if the call brought none."""
     return request_id(next((value for key, value in metadata if key == KEY), None))
 
 
 def brought(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[tuple[str, str], ...]:
-    """The id that a call came with, as its answer has it; none, if it has brought none."""
+    """Return the ids in a call's metadata as metadata for the answer; empty if the call brought no
+    id."""
     return tuple((KEY, request_id(value)) for key, value in metadata if key == KEY)
 
 
 def traceparent(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """What a call is part of, as its client has it; empty: nothing."""
+    """Return the client's trace context from a call's metadata, empty if there is none."""
     for key, value in metadata:
         if key == TRACEPARENT and isinstance(value, str):
             return value
@@ -53,13 +54,16 @@ def traceparent(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def log_failure(log: logging.Logger, what: str, request: str, error: Exception) -> None:
-    """One line, if a server's own failure is told (5xx); with the traceback of a defect."""
-    told = error if isinstance(error, ShmserveError) else None
-    status = 500 if told is None else told.http_status
+    """Log one line if the failure is the server's own (status 5xx), with the traceback if the
+    cause is a bug."""
+    own_error = error if isinstance(error, ShmserveError) else None
+    status = 500 if own_error is None else own_error.http_status
     if status < 500 or (dropped := _rate.take()) is None:
         return
-    defect = told is None or (told.code is Code.INTERNAL and not isinstance(told, ModelFailure))
-    text = "unexpected error" if told is None else _printable(told.message)
+    defect = own_error is None or (
+        own_error.code is Code.INTERNAL and not isinstance(own_error, ModelFailure)
+    )
+    text = "unexpected error" if own_error is None else _printable(own_error.message)
     more = f" ({dropped} such lines were dropped)" if dropped else ""
     log.log(
         logging.ERROR if defect else logging.WARNING,
@@ -71,5 +75,5 @@ def log_failure(log: logging.Logger, what: str, request: str, error: Exception) 
 
 
 def _printable(text: str) -> str:
-    """On one line, whatever a client has written."""
+    """Return text from a client as one printable line of bounded length."""
     return (text if text.isprintable() else ascii(text)[1:-1])[:_LONGEST]

@@ -1,4 +1,4 @@
-"""Threads for what would hold up a loop."""
+"""Threads for work that would hold up a loop."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from greenlet import GreenletExit
 from shmserve.errors import Unavailable
 from shmserve.waiting import WaitEvent
 
-_WAITING = 64  # for each thread
+_WAITING = 64  # limit of open items for each thread
 _Result = TypeVar("_Result")
 
 
 class CallElsewhere(Generic[_Result]):
-    """A call that another thread runs, and its result for whoever waits.
+    """A call that another thread runs, with its result for the waiting thread or greenlet.
 
     Args:
-        over: set when the call has ended.
+        over: event that is set when the call has ended.
     """
 
     def __init__(self, over: WaitEvent, call: Callable[..., _Result], *args: Any) -> None:
@@ -30,7 +30,8 @@ class CallElsewhere(Generic[_Result]):
         self._results: list[Any] = []
 
     def run(self) -> None:
-        """Run the call. Only the end of its greenlet is raised, which leaves no result."""
+        """Run the call and keep its result or error. Only GreenletExit is raised, and leaves no
+        result."""
         try:
             self._results.append((True, self._call(*self._args)))
         except GreenletExit:
@@ -45,7 +46,7 @@ class CallElsewhere(Generic[_Result]):
         return bool(self._results)
 
     def result(self) -> _Result:
-        """Return the call's result, or raise its error. Once, after the call has ended."""
+        """Return the call's result, or raise its error. Call once, after the call has ended."""
         done, result = self._results.pop()
         if not done:
             raise result
@@ -53,12 +54,12 @@ class CallElsewhere(Generic[_Result]):
 
 
 class SideThreads:
-    """At most `limit`, started when first needed; what comes beyond them waits for one, in a
-    queue that has a bound, too.
+    """At most `limit` threads, each started when first needed. Further items wait in a bounded
+    queue.
 
     Args:
-        setting: what `limit` is called.
-        or_here: where the system has no thread at all, whoever submits runs the item itself.
+        setting: name of the setting with the limit, for error messages.
+        or_here: if the system has no thread at all, the submitting thread runs the item.
     """
 
     def __init__(self, limit: int, setting: str, or_here: bool = True) -> None:
@@ -67,14 +68,14 @@ class SideThreads:
         self._setting = setting
         self._lock = threading.Lock()
         self._started = 0
-        self._open = 0  # items that are waiting or being worked on
+        self._open = 0  # items that wait or run
         self._items: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def submit(self, item: Callable[[], None]) -> None:
-        """Have it called, by a thread that has nothing to do or a new one. It must not raise.
+        """Have an idle or new thread call `item`, which must not raise.
 
         Raises:
-            Unavailable: too many wait already, or the system has no thread.
+            Unavailable: too many items wait already, or the system has no thread.
         """
         with self._lock:
             if self._open >= self._limit * _WAITING:
@@ -86,7 +87,8 @@ class SideThreads:
         if starting:
             try:
                 threading.Thread(target=self._run, name="beside", daemon=True).start()
-            except RuntimeError:  # the system has none: those that are there will do it
+            # the system has no thread left: threads that run already take the item
+            except RuntimeError:
                 with self._lock:
                     self._started -= 1
                     alone = not self._started
@@ -103,7 +105,7 @@ class SideThreads:
         raise Unavailable("the server has no thread for the call now")
 
     def close(self) -> None:
-        """Its threads end once they have done what waits."""
+        """End the threads once all waiting items are done."""
         with self._lock:
             started, self._started = self._started, 0
         for _ in range(started):
@@ -114,7 +116,7 @@ class SideThreads:
             pass
 
     def _work(self) -> bool:
-        """Do what comes next; False: there is nothing more."""
+        """Run the next item. Return False if the thread is to end, else True."""
         item = self._items.get()
         if item is None:
             return False

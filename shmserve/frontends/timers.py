@@ -1,4 +1,4 @@
-"""Deadlines of waits, the earliest first."""
+"""Timers of waits, ordered by deadline."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import itertools
 from heapq import heapify, heappop, heappush
 from math import inf
 
-_FEW = 1024  # beyond this many, timers of waits that are over are no more than the others
+_FEW = 1024  # smallest number of timers at which timers of ended waits are dropped
 
 
 class TimedWait:
-    """A wait that ends at its deadline, if nothing has ended it before.
+    """A wait that ends at its deadline, unless something else ends the wait before.
 
     Attributes:
-        filed: when the timers look at the wait, which may be before its deadline; inf: never.
+        filed: time at which the timers check the wait, perhaps before the deadline; inf if never.
     """
 
     __slots__ = ("_deadline", "_timers", "filed")
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
-        self._deadline = self.filed = inf  # inf: nobody waits, or without a deadline
+        self._deadline = self.filed = inf  # inf: no greenlet waits, or the wait has no deadline
 
     def resume(self, ready: bool) -> None:
-        """End the wait, if somebody waits. `ready`: something but the deadline ends it."""
+        """End the wait, if a greenlet waits. `ready`: True unless the deadline ends the wait."""
         raise NotImplementedError
 
     def _file(self) -> None:
@@ -31,7 +31,7 @@ class TimedWait:
         self._timers.file(self)
 
     def look(self, now: float) -> None:
-        """End the wait if its deadline has passed. Called at the time it was `filed` for."""
+        """End the wait if its deadline has passed. Called at the time in `filed`."""
         self.filed = inf
         if self._deadline <= now:
             self.resume(False)
@@ -39,7 +39,8 @@ class TimedWait:
             self._file()
 
     def release_timer(self) -> bool:
-        """Give up the timer unless the wait has a deadline; return whether it was given up."""
+        """Give up the timer unless the wait has a deadline. Return True if the timer was given up,
+        else False."""
         if self._deadline < inf:
             return False
         self.filed = inf
@@ -47,7 +48,7 @@ class TimedWait:
 
 
 class Timers:
-    """Timers of one loop. A wait that ends leaves its timer behind, for its next wait.
+    """Timers of one loop. A wait that ends leaves its timer behind for its next wait.
 
     Attributes:
         heap: time, order and wait of each timer.
@@ -59,21 +60,21 @@ class Timers:
         self._numbers = itertools.count()
 
     def file(self, wait: TimedWait) -> None:
-        """Add a timer for the time that the wait says in `filed`."""
+        """Add a timer for the time in the wait's `filed`."""
         heappush(self.heap, (wait.filed, next(self._numbers), wait))
         if len(self.heap) > self._limit:
             self._drop_needless()
 
     def look(self, now: float) -> None:
-        """Look at each wait whose time has come."""
+        """Check each wait whose time has come."""
         heap = self.heap
         while heap and heap[0][0] <= now:
             filed, _, wait = heappop(heap)
-            if filed == wait.filed:  # else the wait was filed again, for earlier
+            if filed == wait.filed:  # else the wait was filed again, for an earlier time
                 wait.look(now)
 
     def _drop_needless(self) -> None:
-        """Drop timers of waits that are over, as closed connections leave them."""
+        """Drop timers of waits that are over, such as waits of closed connections."""
         self.heap[:] = [entry for entry in self.heap if entry[0] == entry[2].filed]
         self.heap[:] = [entry for entry in self.heap if not entry[2].release_timer()]
         heapify(self.heap)

@@ -30,11 +30,11 @@ class _Output:
         self._streams: dict[int, LogStream] = {}  # in place of stdout and stderr, by descriptor
 
     def begin(self, line: Callable[[str], str], forks: bool) -> None:
-        """Take over `sys.stdout` and `sys.stderr`, or, in a fork of such a process, their lines.
+        """Take over `sys.stdout` and `sys.stderr`, or in a fork the lines of their replacements.
 
         Args:
-            line: makes a line of the log of a text.
-            forks: this process may have no thread.
+            line: makes a line of the log from a text.
+            forks: the process forks and so may have no thread.
         """
         if not self._streams:
             sys.stdout, sys.stderr = self._stream(sys.stdout), self._stream(sys.stderr)
@@ -50,7 +50,7 @@ class _Output:
             stream.use(self.writers[fd].write)
 
     def end(self) -> None:
-        """At this process's end: wait until its lines have gone out, for a second at most."""
+        """Wait at most a second, at the end of the process, for its lines to go out."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, LogStream):
                 stream.flush_begun()
@@ -67,7 +67,8 @@ class _Output:
         return stream  # type: ignore[return-value]  # it is a TextIO in all that counts
 
     def _writer(self, fd: int, line: Callable[[str], str]) -> LogWriter:
-        """Make a writer, one for each file: lines of both streams to one file keep their order."""
+        """Return the writer of a file. Streams to one file share the writer, so lines keep their
+        order."""
         for other, writer in self.writers.items():
             if os.path.samestat(os.fstat(fd), os.fstat(other)):
                 return writer

@@ -1,4 +1,4 @@
-"""Bytes of others are decoded in one place, which has one error."""
+"""Bytes of other parties are decoded by one function, which raises one error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "shmserve"
 HERE = "protocol/decoding.py"
-# What our own parent or child has written, or what a faster way of its own follows on.
+# Exceptions: bytes from our own parent or child, or a fast path before a slower decoder.
 OTHERS = {
     *(
         "executor/process/__main__.py",

@@ -29,7 +29,8 @@ def test_settings_that_documents_give_values_exist() -> None:
         for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
         for name in re.findall(r"`([a-z_]+) = ", document.read_text())
     }
-    known = config.declared().keys() | {"ocr", "header_map", "device_tensors"}  # of others
+    # settings of other programs
+    known = config.declared().keys() | {"ocr", "header_map", "device_tensors"}
     assert len(given) > 20
     assert [pair for pair in given if pair[0] not in known] == []
 
@@ -70,12 +71,12 @@ def test_the_architecture_stays_short() -> None:
 
 
 def _names(cell: str) -> set[str]:
-    """Of the messages in a cell; what they carry along stands in brackets."""
+    """Return the message names in a cell. Attachments stand in brackets and are dropped."""
     return {name for name in re.split(r"[\s,]+", re.sub(r"\(.*?\)", "", cell)) if name}
 
 
 def _channel(sender: str, receiver: str) -> tuple[Any, Any]:
-    """The unions of what goes there and of what comes back."""
+    """Return the unions of messages from sender to receiver and back."""
     if receiver == "coordinator's client socket":
         return client_messages.ToServer, client_messages.FromServer
     if receiver == "coordinator":
@@ -119,7 +120,7 @@ def test_every_message_goes_somewhere() -> None:
 
 
 def _texts_of_the_code() -> list[str]:
-    """What strings of the package say, with a "…" for what they are filled in with."""
+    """Return all strings of the package, with "…" for each placeholder."""
     texts = []
     for path in (ROOT / "shmserve").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

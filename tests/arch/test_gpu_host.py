@@ -1,4 +1,4 @@
-"""`make wheels` and what `make test-gpu` makes of them on a host without network."""
+"""`make wheels`, and the installation by `make test-gpu` on a host without network."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-OF_THE_HOST = {"numpy"}  # its CuPy and torch need it
-OF_THE_TREE = {"shmserve-client"}  # which it runs from
+OF_THE_HOST = {"numpy"}  # the host's CuPy and torch need it
+OF_THE_TREE = {"shmserve-client"}  # runs from the tree
 
 
 def wheel(folder: Path, name: str, version: str) -> None:

@@ -1,7 +1,7 @@
-"""How the code is built: names, circles, constructors, and the contracts between packages.
+"""Structure of the code: names, import circles, constructors, and contracts between packages.
 
-What is otherwise on purpose stands here with its reason; an entry that is not true any more fails,
-too.
+Deliberate exceptions are listed here with a reason. An exception that no longer applies fails a
+test, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_FILES = 16
 MOST_TWICE = 15
 OFTEN = {"__init__.py", "__main__.py", "model.py"}
 
-CONSTRUCTORS = {"InferenceRequest"}  # its parameters are those of Triton's class of that name
+CONSTRUCTORS = {"InferenceRequest"}  # has the parameters of Triton's class of that name
 
 
 def classes() -> Iterator[ast.ClassDef]:
@@ -64,7 +64,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def circles(imports: dict[str, set[str]]) -> set[tuple[str, ...]]:
-    """Groups of modules each of which imports all the others, by whatever detour."""
+    """Return groups of modules that all import each other, directly or not."""
     reached: dict[str, set[str]] = {}
     for module in imports:
         seen: set[str] = set()
@@ -88,7 +88,7 @@ def test_a_circle_is_found() -> None:
 
 
 def test_no_folders_import_each_other() -> None:
-    """A folder is a layer: code that two folders share belongs to a third one below both."""
+    """A folder is a layer: code that two folders share belongs to a third folder below both."""
     assert folder_pairs(SOURCES) == set()
 
 
@@ -121,7 +121,8 @@ def imported_names(tree: ast.Module) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("place", "statement", "pair"),
     [
-        # From the parent to a room that knows the parent, for a type alone, and between two rooms
+        # From a parent to a folder that knows the parent, for a type alone, and between two
+        # folders
         ("core", "from shmserve.core.control.rollout import Rollout", ("core", "core/control")),
         (
             "dispatch",
@@ -168,7 +169,7 @@ def test_docstrings_say_something_themselves() -> None:
 PYPROJECT = ROOT / "pyproject.toml"
 CONTRACTS = tomllib.loads(PYPROJECT.read_text())["tool"]["importlinter"]["contracts"]
 NUMBERS = {contract["name"].partition(" ")[0] for contract in CONTRACTS}
-# Contract -> package that must not, and what it must not import.
+# Contract -> package under the contract, and a forbidden import.
 BREACHES = {
     "C1": ("shmserve/core", "shmserve.app"),
     "C2": ("shmserve/client", "falcon"),
@@ -191,7 +192,7 @@ BREACHES = {
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package and what import-linter is told, to be spoiled."""
+    """Copy of the package and of import-linter's settings, to be spoiled."""
     folder = tmp_path_factory.mktemp("house")
     shutil.copy(PYPROJECT, folder)
     shutil.copytree(PACKAGE, folder / "shmserve", ignore=shutil.ignore_patterns("__pycache__"))
@@ -200,7 +201,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def broken(folder: Path) -> set[str]:
-    """Names of the contracts that the package in a folder breaks."""
+    """Return the contracts that the package in a folder breaks."""
     done = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as lint; lint()"],
         env=os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "1000", "NO_COLOR": "1"},

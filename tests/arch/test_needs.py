@@ -1,4 +1,5 @@
-"""A test that wants what the machine lacks is told of, and fails where that is required."""
+"""A test that the machine cannot run is reported as skipped, and fails if ``--require`` names its
+need."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The drill: HAProxy before three services, under load, while things befall them.
+"""Balancer drill: HAProxy before three services, under load, while hosts fail and restart.
 
     python -m tests.balance.drill
 
-What is shown of each trial: requests sent, answered, sent to another host by HAProxy, ended with a
-clear error, and lost (neither); requests that a model ran twice; how long HAProxy took to notice;
-the longest time without any answer.
+Prints for each trial: requests sent, answered, sent to another host by HAProxy, ended with a clear
+error, and lost (neither); requests that a model ran twice; HAProxy's time to notice; the longest
+time without any answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REFUSALS = {"503", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}
 
 @dataclass
 class Trial:
-    """What a trial has shown; `times`: what took how long, in seconds."""
+    """Result of a trial; `times`: durations in seconds, by event."""
 
     name: str
     tally: Tally
@@ -39,7 +39,7 @@ class Trial:
 
 @dataclass
 class Drill:
-    """The trials, one after the other; `settle_s`: of load before and after what befalls."""
+    """All trials in turn; `settle_s`: seconds of load before and after the disturbance."""
 
     balancer: Balancer
     hosts: list[Host]
@@ -49,7 +49,7 @@ class Drill:
     trials: dict[str, Trial] = field(default_factory=dict)
 
     def run(self, name: str, trial: Callable[[dict[str, float]], None]) -> Trial:
-        """One trial, which notes its times."""
+        """Run one trial, which notes its times."""
         times: dict[str, float] = {}
         again, began = self.load.redispatched(), time.monotonic()
         time.sleep(self.settle_s / 2)
@@ -75,7 +75,7 @@ class Drill:
         self.wait(lambda: self.part(host) > 1 / 4, "as before", time.monotonic(), times)
 
     def overload(self, times: dict[str, float]) -> None:
-        """More requests come than all hosts have room for, who refuse what is too much."""
+        """Send more requests than all hosts have room for; the hosts refuse the excess."""
         lowest = 100
         with self.load.more(60):
             until = time.monotonic() + self.settle_s + 2.5  # the agents are asked every second
@@ -105,7 +105,7 @@ class Drill:
         self.wait(lambda: self.balancer.serves(host.name), "back", time.monotonic(), times)
 
     def rolling(self, times: dict[str, float], hosts: int = len(NAMES)) -> None:
-        """Hosts in turn: drain one in HAProxy, restart it, let it come back."""
+        """Restart the hosts in turn: drain a host in HAProxy, restart it, and let it return."""
         start = time.monotonic()
         for host in self.hosts[:hosts]:
             began = time.monotonic()
@@ -123,7 +123,7 @@ class Drill:
             self.note(start, f"{host.name}: HAProxy has found it ready, and sends it requests")
 
     def note(self, start: float, text: str) -> None:
-        """A line of what happens, with what has become of requests since `start`."""
+        """Print an event, with the results of requests since `start`."""
         now = time.monotonic()
         outcomes = self.load.outcomes(start, now)
         answered = sum(outcome.answered for outcome in outcomes)
@@ -131,7 +131,7 @@ class Drill:
         print(f"  {now - start:5.2f} s  {text}; answered {answered}, failed {failed}", flush=True)
 
     def plain_restart(self, times: dict[str, float]) -> None:
-        """A host is restarted, and nobody has told HAProxy."""
+        """Restart a host without telling HAProxy."""
         host, began = self.hosts[0], time.monotonic()
         host.stop()
         host.start()
@@ -144,7 +144,7 @@ class Drill:
         self.wait(lambda: self.down(host), "noticed", began, times)
 
     def birth(self, times: dict[str, float]) -> None:
-        """A host that has died is started again."""
+        """Start a dead host again."""
         host, began = self.hosts[1], time.monotonic()
         host.start()
         times["ready"] = time.monotonic() - began
@@ -166,7 +166,7 @@ class Drill:
         return int(self.balancer.table()[BACKENDS[0], name]["weight"])
 
     def part(self, name: str) -> float:
-        """What part of all requests over HTTP is sent to a host, in a quarter of a second."""
+        """Return a host's share of all requests over HTTP, measured in a quarter of a second."""
         before = self.balancer.table()
         time.sleep(0.25)
         table = self.balancer.table()
@@ -177,17 +177,18 @@ class Drill:
         return sent[name] / max(1, sum(sent.values()))
 
     def checked(self, name: str) -> bool:
-        """Whether all health checks of a host that is being drained succeed."""
+        """Return True if all health checks of a draining host succeed."""
         table = self.balancer.table()
         rows = [table[backend, name] for backend in BACKENDS]
         return all(r["check_status"] == "L7OK" and r["status"].startswith("DRAIN") for r in rows)
 
 
 def problems(drill: Drill) -> list[str]:
-    """What must not be: no answer, a second run, and errors where there need be none."""
+    """Return violations: no answer, a second run, and avoidable errors."""
     found = []
     for trial in drill.trials.values():
-        # While HAProxy connects to a host that it then finds down, it tells its client nothing.
+        # If HAProxy finds a host down while connecting, it closes the client's connection without
+        # an answer.
         known = ", not begun: lost: RemoteDisconnected" if trial.name == "unplugged" else "nothing"
         found += [f"{trial.name}: {lost}" for lost in trial.tally.lost if known not in lost]
         twice = (which for which in trial.tally.twice if not which.startswith(PER_CALL))

@@ -1,7 +1,6 @@
-"""Hosts of a small network: services and HAProxy, each in a network namespace of its own.
+"""Hosts of a small network: services and HAProxy, each in a separate network namespace.
 
-Nobody else is in that network: programs here reach HAProxy over Unix sockets, and each service over
-its own.
+The network is closed: programs here reach HAProxy and each service over Unix sockets.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 class Host(RunningServer):
-    """A service in a namespace, at 10.0.0.11 and so on, as the configuration has them."""
+    """Service in a namespace, at 10.0.0.11 and so on, as in the configuration."""
 
     def __init__(self, number: int, folder: str) -> None:
         self.name = NAMES[number]
@@ -108,7 +107,7 @@ class Host(RunningServer):
                     os.kill(pid, number)
 
     def everybody(self) -> list[int]:
-        """Pids of the namespace, in which nobody else is."""
+        """Return the pids of all processes in the host's namespace."""
         command = ["ip", "netns", "pids", self.namespace]
         return [int(pid) for pid in subprocess.check_output(command, timeout=20).split()]
 
@@ -121,8 +120,8 @@ class Host(RunningServer):
 
 
 class Balancer:
-    """HAProxy with the shipped configuration; `http`, `grpc` and `grpc_per_call` are sockets beside
-    its ports."""
+    """HAProxy with the shipped configuration; `http`, `grpc` and `grpc_per_call` are sockets
+    beside the ports."""
 
     def __init__(self, folder: str) -> None:
         self.namespace = f"shmserve-balancer-{os.getpid()}"
@@ -165,7 +164,7 @@ class Balancer:
         return (Path(self._folder) / "haproxy.log").read_text()
 
     def tell(self, command: str) -> str:
-        """What HAProxy answers to a command of its runtime API."""
+        """Return HAProxy's answer to a command of the runtime API."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(10)
             sock.connect(self._admin)
@@ -173,18 +172,18 @@ class Balancer:
             return sock.makefile().read()
 
     def table(self) -> dict[tuple[str, str], dict[str, str]]:
-        """What it knows of each server, by backend and name."""
+        """Return HAProxy's statistics of each server, by backend and name."""
         names, *rows = self.tell("show stat").removeprefix("# ").strip().splitlines()
         made = (dict(zip(names.split(","), row.split(","), strict=False)) for row in rows)
         return {(row["pxname"], row["svname"]): row for row in made}
 
     def states(self, host: str) -> set[str]:
-        """Of a host in all backends: UP, DOWN, NOLB, DRAIN, in words."""
+        """Return the states of a host in all backends: UP, DOWN, NOLB, DRAIN."""
         table = self.table()
         return {table[backend, host]["status"] for backend in BACKENDS}
 
     def serves(self, host: str) -> bool:
-        """Whether requests are sent to it."""
+        """Return True if HAProxy sends requests to the host in all backends."""
         return self.states(host) == {"UP"}
 
     def set(self, host: str, state: str) -> None:
@@ -194,8 +193,10 @@ class Balancer:
             assert not said.strip(), said
 
     def wait_idle(self, host: str) -> None:
-        """Until no request that was sent to the host is unanswered; connections of gRPC stay, which
-        the host tells to go elsewhere once it stops."""
+        """Wait until the host has answered all requests.
+
+        Connections of gRPC stay; the host tells their clients to go elsewhere once it stops.
+        """
 
         def idle() -> bool:
             table = self.table()
@@ -206,7 +207,7 @@ class Balancer:
 
 @contextlib.contextmanager
 def network() -> Iterator[tuple[Balancer, list[Host]]]:
-    """Three services that are ready, and HAProxy before them; afterwards nothing is left."""
+    """Three ready services and HAProxy before them. Afterwards all is removed."""
     folder = tempfile.mkdtemp(prefix="shmserve-balance-")
     version = Path(folder) / "repository/work/1"
     version.mkdir(parents=True)
@@ -233,7 +234,7 @@ def network() -> Iterator[tuple[Balancer, list[Host]]]:
 
 
 def _connect(balancer: str, hosts: list[Host]) -> None:
-    """A bridge, which the balancer's namespace has, and a cable to it from each host."""
+    """Create a bridge in the balancer's namespace, and a cable from each host to the bridge."""
     for words in (
         ("link", "add", "bridge", "type", "bridge"),
         ("address", "add", _BALANCER, "dev", "bridge"),
@@ -254,7 +255,8 @@ def _connect(balancer: str, hosts: list[Host]) -> None:
 
 
 def begun(folder: str) -> list[tuple[int, str]]:
-    """Requests whose model began, and where: twice, if it did twice."""
+    """Return the requests that a model has begun, with the host; a second run is a second
+    entry."""
     return [(int(line), name) for name in NAMES for line in _lines(Path(folder) / f"begun-{name}")]
 
 
@@ -264,7 +266,7 @@ def _lines(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def slow(folder: str, host: str) -> Iterator[float]:
-    """A host that takes fifteen times as long; since when."""
+    """Make a host fifteen times slower; yield the start time."""
     mark = Path(folder) / f"slow-{host}"
     mark.touch()
     try:

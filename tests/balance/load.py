@@ -1,4 +1,4 @@
-"""Clients of HAProxy that loop, and remember what became of every request."""
+"""Clients of HAProxy that loop and record the result of every request."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from shmserve._generated import grpc_service_pb2 as pb
 from tests.balance.hosts import BACKENDS, Balancer, UnixConnection, begun
 from tests.grpc_client import Client, tensor
 
-Told = tuple[str, str, str]  # by `Outcome`: what was told, by which host, why
+Told = tuple[str, str, str]  # for `Outcome`: the result, the host, the reason
 
 PER_CALL = "gRPC per call"  # calls that their clients' libraries may send again
-_GIVE_UP_S = 30.0  # what has no answer by then is lost
-_PAD = 40_000  # elements of a large request: more than HAProxy keeps to send it again
+_GIVE_UP_S = 30.0  # a request without an answer by then is lost
+_PAD = 40_000  # elements of a large request: more than HAProxy keeps for a retry
 _CLEAR = (502, 503, 504)
 _CLEAR_CODES = ("UNAVAILABLE", "ABORTED", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One request. `told`: ``answered``, the status of a clear error, or what was wrong; `why`: the
+    """One request. `told`: ``answered``, the status of a clear error, or the problem; `why`: the
     error's text."""
 
     number: int
@@ -58,9 +58,12 @@ class Outcome:
 
 @dataclass
 class Tally:
-    """What became of the requests of some time. `again`: those that HAProxy has sent to another
-    host; `not_begun`: of the clear errors, those that no model has seen; `untrue`: those that said
-    503, which means this, and were seen. `gap_s`: the longest time without any answer."""
+    """Results of the requests of some time.
+
+    `again`: requests that HAProxy sent to another host. `not_begun`: clear errors of requests that
+    no model has seen. `untrue`: requests answered with 503, which promises that no model has seen
+    the request, although a model has. `gap_s`: the longest time without any answer.
+    """
 
     sent: int = 0
     answered: int = 0
@@ -133,17 +136,17 @@ class Load:
         assert not any(thread.is_alive() for thread in threads), "clients do not end"
 
     def redispatched(self) -> int:
-        """How many requests HAProxy has sent to another host so far."""
+        """Return how many requests HAProxy has sent to another host so far."""
         table = self._balancer.table()
         return sum(int(table[backend, "BACKEND"]["wredis"]) for backend in BACKENDS)
 
     def outcomes(self, begun_at: float, ended_at: float) -> list[Outcome]:
-        """Of the requests that ended within this time."""
+        """Return the outcomes of requests that ended within this time."""
         with self._lock:
             return [o for o in self._outcomes if begun_at <= o.ended_at < ended_at]
 
     def tally(self, begun_at: float, ended_at: float, again: int) -> Tally:
-        """What became of the requests that ended within this time."""
+        """Return the tally of requests that ended within this time."""
         outcomes = self.outcomes(begun_at, ended_at)
         ran = Counter(number for number, _ in begun(self._folder))
         made = Tally(len(outcomes), again=again)
@@ -175,7 +178,7 @@ class Load:
             number, sent_at = next(self._numbers), time.monotonic()
             try:
                 told = send(number)
-            except Exception as ex:  # whatever it was: this one has no clear end
+            except Exception as ex:  # for any error: the request has no clear end
                 told = (f"lost: {ex!r}", "", "")
             outcome = Outcome(number, door, sent_at, time.monotonic(), *told)
             with self._lock:

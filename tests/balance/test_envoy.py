@@ -1,4 +1,5 @@
-"""Envoy takes its configuration; that HAProxy takes the other is shown by running it."""
+"""Envoy accepts its configuration. The drill shows that HAProxy accepts the other
+configuration."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Sends recorded HTTP requests to a running server and judges its answers.
+"""Send recorded HTTP requests to a running server and judge the answers.
 
-A case of `cases/http.jsonl` has a `request` (method, path, headers and body, or the
-raw bytes of the connection) and `accept`, a list of expectations of which one must
-be met. Levels: `answer` (status and content), `error` (one of the statuses and a
-well-formed error body, with this `text` if it is given), `alive` (anything orderly).
+A case of `cases/http.jsonl` has a `request` (method, path, headers and body, or the raw bytes of
+the connection) and `accept`, a list of expectations, at least one of which must be met. Levels:
+`answer` (status and content), `error` (one of the statuses and a well-formed error body, with
+`text` if given), `alive` (any orderly answer).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEAKS = re.compile(
 
 
 class Answer:
-    """A response; `closed` if the server closed the connection without one."""
+    """Response; None instead if the server closed the connection without a response."""
 
     def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.status = status
@@ -54,7 +54,7 @@ def content(body: dict[str, str] | None) -> bytes | None:
 
 
 def send(case: dict[str, Any], host: str, port: int) -> Answer | None:
-    """The server's answer, or None if it closed the connection instead."""
+    """Send a case's request; return the answer, or None if the server closed the connection."""
     request = case["request"]
     if "raw" in request:
         return _send_raw(content(request["raw"]) or b"", host, port)
@@ -94,9 +94,9 @@ def _answer(response: http.client.HTTPResponse) -> Answer:
 def judge(
     case: dict[str, Any], answer: Answer | None, after: Callable[[Any], list[str]] | None = None
 ) -> list[str]:
-    """What is wrong with an answer; nothing if one expectation is met.
+    """Return the problems of an answer; an empty list if one expectation is met.
 
-    `after` says what is wrong with the state an expectation tells of (its `after`).
+    `after` returns the problems of the server's state against an expectation's `after`.
     """
     problems: list[str] = []
     for expected in case["accept"]:

@@ -110,7 +110,7 @@ def _by_frames(case: dict[str, Any], rig: Rig) -> dict[str, Any]:
     client = RawClient(rig.target)
     client.sock.settimeout(case.get("quiet_s", WATCHDOG_S))
     try:
-        together = b""  # so that a server that closes soon has all of it
+        together = b""  # so that a server that closes early has received all frames
         for step in case["send"]:
             together += _bytes(step)
             if step[0] in ("pause", "drain"):
@@ -126,7 +126,7 @@ def _by_frames(case: dict[str, Any], rig: Rig) -> dict[str, Any]:
 
 
 def _between(step: list[Any], rig: Rig) -> None:
-    """Do what a step does beside sending."""
+    """Run a step that does not send."""
     if step[0] == "pause":
         time.sleep(step[1])
     else:
@@ -156,7 +156,7 @@ def _frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:
 
 
 class Seen:
-    """What a server has sent on one connection. `any_text`: status texts do not count."""
+    """Frames that a server has sent on one connection. `any_text`: ignore status texts."""
 
     def __init__(self, decoder: Decoder, any_text: bool) -> None:
         self._decoder = decoder
@@ -165,7 +165,7 @@ class Seen:
         self._told: dict[str, Any] = {}
 
     def until_ended(self, client: RawClient, awaits: set[int]) -> dict[str, Any]:
-        """All that comes until these streams have ended, or the connection has."""
+        """Return all received data, until these streams or the connection have ended."""
         try:
             for kind, flags, number, payload in client.frames():
                 self._take(kind, flags, number, payload)

@@ -1,4 +1,5 @@
-"""Recorded gRPC calls have the answers of the `grpcio` library, or others for the reason given."""
+"""Recorded gRPC calls get the answers of the `grpcio` library, or others with a recorded
+reason."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ CASES = load()
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Rig]:
-    """One server for all cases that neither have settings of their own nor end it."""
+    """Server for all cases that neither need settings nor end the server."""
     with server() as rig:
         yield rig
 

@@ -1,4 +1,4 @@
-"""Recorded requests about client shared memory, each with objects and regions of its own."""
+"""Recorded requests about client shared memory, each with separate objects and regions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fill(size: int, kind: Any) -> bytes:
 
 
 class Steps:
-    """Prepares what a case needs and looks at what it left."""
+    """Prepares the objects of a case and checks the state afterwards."""
 
     def __init__(self, server: RunningServer) -> None:
         self.server = server

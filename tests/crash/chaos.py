@@ -1,12 +1,12 @@
-"""Chaos: clients loop over every door while all kinds of things befall the service.
+"""Chaos: clients loop over every protocol while random disturbances hit the service.
 
     python -m tests.crash.chaos --seconds 3600 [--seed N]
 
-Disturbances come by twos, one within the other, drawn by a seed that is printed. After each two
-everybody must be there again, and every kind of client get right answers. As root with
-CAP_SYS_ADMIN it runs in a mount namespace with a small /dev/shm and a small run directory of its
-own, and fills them, too. Prints a JSON line a disturbance and a summary; exit status 1 if an answer
-was wrong, the service did not come back or anything was left behind.
+Disturbances come in pairs, the second within the first, drawn by a seed that is printed. After
+each pair every process must be back and every kind of client must get right answers. As root with
+CAP_SYS_ADMIN the run uses a private mount namespace with a small /dev/shm and a small run
+directory, and fills both, too. Prints a JSON line per disturbance and a summary. Exit status 1 if
+an answer was wrong, the service did not recover, or the service left anything behind.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tests.needs import NEEDS
 
 REPOSITORIES = Path(__file__).parents[1] / "repositories"
 HERE = Path(__file__).parent
-RECOVERY_S = 60.0  # by then everybody is there again, and answers
+RECOVERY_S = 60.0  # longest time until every process is back and answers
 LONGEST_S = 4.0  # of a disturbance
 SHM_MIB, STATE_MIB = 1024, 32
-STATE = f"/dev/shm/chaos-{os.getpid()}"  # processes are known by their run directory
+STATE = f"/dev/shm/chaos-{os.getpid()}"  # processes are identified by their run directory
 GATHERED = """backend: "python"
 max_batch_size: 8
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -48,11 +48,12 @@ output [
 ]
 dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 3000 }
 """
-Pair = tuple[str, str, float]  # one disturbance, another within it, and how long they last
+# outer disturbance, inner disturbance, and their duration in seconds
+Pair = tuple[str, str, float]
 
 
 def with_batches(folder: Path) -> Path:
-    """A repository of the basic models, and of one whose requests meet in batches."""
+    """Make a repository of the basic models and a model that batches requests."""
     shutil.copytree(REPOSITORIES / "basic", folder, dirs_exist_ok=True)
     shutil.copytree(REPOSITORIES / "basic" / "echo", folder / "other")
     shutil.copytree(REPOSITORIES / "batching" / "native", folder / "gathered")
@@ -61,7 +62,7 @@ def with_batches(folder: Path) -> Path:
 
 
 def whole(server: RunningServer, expected: Counter[str]) -> bool:
-    """Whether every process is there again and every model answers."""
+    """Return True if every process is back and every model answers."""
     found = counted(server)
     return all(found[role] >= count for role, count in expected.items()) and server.ready()
 
@@ -80,7 +81,8 @@ def at_random(rng: random.Random, names: list[str]) -> Iterator[Pair]:
 
 
 def each_once(rng: random.Random, names: list[str]) -> Iterator[Pair]:
-    """Every kill within something else; of processes that are stopped only some are."""
+    """Yield every kill within another disturbance. Of the disturbances that stop processes, only a
+    sample is used."""
     stops = [name for name in names if name.startswith("stop")]
     others = [name for name in names if name in OTHERS and name not in stops]
     others += rng.sample(stops, max(2, len(KILLS) - len(others)))
@@ -90,7 +92,7 @@ def each_once(rng: random.Random, names: list[str]) -> Iterator[Pair]:
 
 
 class Chaos:
-    """One run. `notes`: what was done, and how long until the service was whole again."""
+    """One run. `notes`: disturbances, each with the time until the service had recovered."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -102,7 +104,7 @@ class Chaos:
         self.table = {name: do for name, do in table.items() if name not in self.left_out}
 
     def run(self, pairs: Iterator[Pair], seconds: float) -> None:
-        """Load and disturbances, until there are no more of these or the time is over.
+        """Run load and disturbances until `pairs` is exhausted or the time is over.
 
         Raises:
             TimeoutError: the service did not come back.
@@ -127,7 +129,8 @@ class Chaos:
                 stack.enter_context(self.table[name](self.scene))
             time.sleep(lasting)
         over = time.monotonic()
-        # What was right before all were back may be an answer from before they went.
+        # A right answer until then may have been given before the processes died, so only
+        # later answers count.
         self.wait(lambda: whole(self.scene.server, expected), f"{outer}, {inner}: not whole")
         self.verdict.disturbed_until = time.monotonic()
         seen = Counter(self.verdict.counts)
@@ -162,7 +165,7 @@ class Chaos:
 
 
 def batches(server: RunningServer) -> int:
-    """How many batches of several requests the model of batches has run."""
+    """Return the number of batches with several requests that the batching model has run."""
     _, document = server.get("/v2/models/gathered/stats")
     (stats,) = document["model_stats"]
     return sum(
@@ -171,9 +174,10 @@ def batches(server: RunningServer) -> int:
 
 
 def inside(arguments: list[str]) -> None:
-    """Begin again in a mount namespace with file systems that may be filled; does not return.
+    """Restart this program in a mount namespace with file systems that may be filled. Does not
+    return.
 
-    They end with the last process in it, so nothing is left of them whatever happens.
+    The file systems end with the last process of the namespace, so nothing is left in any case.
     """
     script = (
         f"mount -t tmpfs -o size={SHM_MIB}m,mode=1777 tmpfs /dev/shm && mkdir {STATE} &&"

@@ -1,10 +1,10 @@
-"""The cluster drill: requests through a HAProxy while nodes of a Ray cluster are killed and come.
+"""Cluster drill: requests through HAProxy while nodes of a Ray cluster are killed and added.
 
     python -m tests.crash.cluster --seconds 600
 
-Clients send to every model in turn, and send again what was refused (503, no connection) or lost
-with its node (502, a connection that ends: the balancer does not repeat what may have run). Each
-request must be answered, and right, within `ANSWER_S`.
+Clients send to every model in turn. They retry requests that were refused (503, no connection) or
+lost with their node (502, a connection that ends), because the balancer does not repeat requests
+that may have run. Each request must get a right answer within `ANSWER_S`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ClusterLoad:
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.longest: float = 0.0  # s between two right answers of one client
+        self.longest: float = 0.0  # longest time in s between two right answers of one client
         self._threads = [
             threading.Thread(target=self._run, args=(number,)) for number in range(clients)
         ]
@@ -75,7 +75,7 @@ class ClusterLoad:
     def _answered(
         self, connection: http.client.HTTPConnection | None, model: str, value: float
     ) -> http.client.HTTPConnection | None:
-        """Send one request until it is answered. Returns the connection for the next one."""
+        """Send one request until an answer comes. Returns the connection for the next request."""
         tensor = {"name": "IN", "shape": [2], "datatype": "FP32", "data": [value, -value]}
         body = json.dumps({"inputs": [tensor]})
         deadline = time.monotonic() + ANSWER_S
@@ -119,12 +119,13 @@ class ClusterLoad:
 
 MODELS = {"one": (40, 1, 1), "two": (40, 1, 1), "both": (20, 2, 2)}
 GROWS = {"grows": (10, 1, 2)}
-ROOM = 120  # all of them fit on one node
+ROOM = 120  # MiB; all models fit on one node
 BOTH_NODES = {"one": 1, "two": 1, "both": 2, "grows": 1}
 
 
 def drill(seconds: float, run_s: float = 0.002, clients: int = 4) -> dict[str, Any]:
-    """The figures. One node first, then a second one; then nodes are killed and others come."""
+    """Run the drill and return the figures: start one node, add a second, then kill and replace
+    nodes."""
     report: dict[str, Any] = {"events": []}
     with ClusterRig({**MODELS, **GROWS}, ROOM, run_s) as rig:
         begun = time.monotonic()
@@ -154,7 +155,7 @@ def drill(seconds: float, run_s: float = 0.002, clients: int = 4) -> dict[str, A
         }
         report["status"] = rig.command("status")
         services = {node: rig.service_pids(node) for node in rig.status().nodes}
-        rig.kill_controller()  # the next one may not yet have looked at any node
+        rig.kill_controller()  # a new controller may not have polled any node yet
         rig.status()
         report["down"] = rig.command("down").strip()
         report["left"] = [node for node in services if rig.service_pids(node)]
@@ -178,8 +179,10 @@ def _routed(rig: ClusterRig) -> bool:
 
 
 def _second_node(rig: ClusterRig) -> dict[str, float]:
-    """Seconds from the moment Ray knows an empty node to its service, its first model and its
-    first answered request."""
+    """Add a node; return the seconds until its service, its first model and its first answer.
+
+    Time starts when Ray knows the empty node.
+    """
     node = rig.add_node()
     begun = time.monotonic()
     times: dict[str, float] = {}
@@ -200,7 +203,7 @@ def _second_node(rig: ClusterRig) -> dict[str, float]:
 
 
 def _over_grpc(rig: ClusterRig) -> dict[str, list[float]]:
-    """What each model answers over gRPC, when clients name it for the balancer."""
+    """Return the answer of each model over gRPC. Clients name the model for the balancer."""
     client = grpc_client.Client(f"127.0.0.1:{rig.grpc_port}")
     found = {}
     for name in MODELS:
@@ -217,7 +220,7 @@ def _over_grpc(rig: ClusterRig) -> dict[str, list[float]]:
 
 
 def _called(client: grpc_client.Client, message: Any, model: str) -> Any:
-    """Sent again while it is refused, as the clients over HTTP do."""
+    """Send a request and retry refusals, as the clients over HTTP do."""
     deadline = time.monotonic() + ANSWER_S
     while True:
         try:
@@ -229,7 +232,7 @@ def _called(client: grpc_client.Client, message: Any, model: str) -> Any:
 
 
 def _scale(rig: ClusterRig) -> dict[str, float]:
-    """Send one model more than one replica can do, until it has two."""
+    """Send one model more load than one replica can serve, until two replicas run."""
     begun = time.monotonic()
     with ClusterLoad(rig.http_port, list(GROWS), 8) as load:
         rig.wait_ready({"grows": 2})
@@ -237,7 +240,7 @@ def _scale(rig: ClusterRig) -> dict[str, float]:
 
 
 def _replace_controller(rig: ClusterRig) -> dict[str, Any]:
-    """Kill the controller, then say `up` again: each next one leaves everything where it is."""
+    """Kill the controller, then run `up` again. Neither new controller may move models."""
     before = {node: report.look.ready for node, report in rig.status().nodes.items()}
     begun = time.monotonic()
     rig.kill_controller()
@@ -250,13 +253,13 @@ def _replace_controller(rig: ClusterRig) -> dict[str, Any]:
 
 
 def _first_orders(rig: ClusterRig) -> dict[str, frozenset[str]]:
-    """Of a controller that has just begun."""
+    """Return the first orders of a new controller."""
     wait_until(lambda: bool(rig.status().decision.orders), "no controller decides")
     return rig.status().decision.orders
 
 
 def _restart_service(rig: ClusterRig) -> dict[str, Any]:
-    """Kill a service on a node that lives: its node starts it again, with its models."""
+    """Kill the service on a live node. The node must start the service again, with its models."""
     before = rig.status().nodes
     victim = sorted(before)[0]
     begun = time.monotonic()
@@ -290,7 +293,7 @@ def _kill_one(rig: ClusterRig) -> dict[str, Any]:
 
 
 def _replace(rig: ClusterRig) -> float:
-    """Seconds until a new node has what the dead one had."""
+    """Return the seconds until a new node serves the models of the dead node."""
     begun = time.monotonic()
     rig.add_node()
     rig.wait_ready(BOTH_NODES)

@@ -1,6 +1,6 @@
-"""A cluster for drills: a Ray of several nodes on this machine, a HAProxy before their services.
+"""Cluster for drills: several Ray nodes on this machine, and a HAProxy in front of their services.
 
-All of it listens on 127.0.0.1, and lies in one folder.
+Every process listens on 127.0.0.1. All files are in one folder.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Before Ray is imported: no reports to anybody, and no address but that of loopback
+# Before Ray is imported: disable usage reports, and use only the loopback address
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-# Who speaks to this Ray must know a token; without these words one would be kept in the home folder
+# Clients of this Ray need a token. Without these variables Ray would keep a token in the home
+# folder.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-# A process that sets its title may write it over its environment, by which it is found
+# Processes are found by their environment, which setting a process title may overwrite
 os.environ["SPT_NOENV"] = "1"
 
 from shmserve.cluster import cluster_file, commands
@@ -34,7 +35,7 @@ from shmserve.testing.running_server import ROOT, free_port, wait_until
 
 _HOST = "127.0.0.1"
 _MIB = 1 << 20
-_STORE = 80 * _MIB  # of Ray's objects, of which there are hardly any
+_STORE = 80 * _MIB  # Ray's object store, which is almost unused
 _END_S = 60.0
 
 CONFIG = """backend: "python"
@@ -57,8 +58,11 @@ class Model:
 
 
 class ClusterRig:
-    """A context manager. `models`: memory in MiB, replicas and their maximum, by name; each runs
-    for `run_s`. Nodes have `room` MiB."""
+    """Cluster as a context manager.
+
+    `models`: memory in MiB, replicas and most replicas, by name. Each model runs for `run_s`.
+    Nodes have `room` MiB.
+    """
 
     def __init__(self, models: dict[str, tuple[int, int, int]], room: int, run_s: float) -> None:
         self.folder = Path(tempfile.mkdtemp())
@@ -158,10 +162,10 @@ class ClusterRig:
         )
         wait_until((self.folder / "h.sock").exists, "the balancer has no socket")
 
-    # ------------------------------------------------------------------ what it can
+    # ------------------------------------------------------------------ operations
 
     def command(self, *words: str) -> str:
-        """What ``shmserve cluster`` prints."""
+        """Return the output of ``shmserve cluster``."""
         done = subprocess.run(
             [sys.executable, "-m", "shmserve", "cluster", *words, str(self.file_path)],
             cwd=ROOT,
@@ -174,7 +178,7 @@ class ClusterRig:
         return done.stdout
 
     def add_node(self) -> str:
-        """Returns its id."""
+        """Start a node and return the node's id."""
         node = self._cluster.add_node(
             num_cpus=0, resources={"model_memory_mib": self.room}, **self._node_words()
         )
@@ -182,7 +186,7 @@ class ClusterRig:
         return str(node.node_id)
 
     def kill_node(self, name: str) -> None:
-        """Everything of a node at once, as when its host loses power."""
+        """Kill every process of a node at once, as when a host loses power."""
         node = self._nodes.pop(name)
         raylet = node.all_processes["raylet"][0].process.pid
         kill(descendants(raylet) | self.service_pids(name) | {raylet})
@@ -196,7 +200,7 @@ class ClusterRig:
         return commands.up(self.file)
 
     def status(self) -> Status:
-        """Also of a controller that is being started again."""
+        """Return the controller's status; wait if the controller is being restarted."""
         deadline = time.monotonic() + _END_S
         while True:
             try:
@@ -210,7 +214,7 @@ class ClusterRig:
         return commands.ready(self.status())
 
     def wait_ready(self, replicas: dict[str, int], timeout_s: float = 90.0) -> None:
-        """Until each of these models is ready on so many nodes, or more."""
+        """Wait until each of these models is ready on at least so many nodes."""
         try:
             wait_until(lambda: self._has(replicas), f"{replicas}", timeout_s)
         except TimeoutError as ex:
@@ -221,11 +225,11 @@ class ClusterRig:
         return all(ready.get(name, 0) >= number for name, number in replicas.items())
 
     def kill_controller(self) -> None:
-        """Its process; Ray starts another."""
+        """Kill the controller's process; Ray starts another."""
         self._ray.kill(self._ray.get_actor("controller", "shmserve"), no_restart=False)
 
     def answered_by(self, port: int) -> int:
-        """Answers with status 2xx of the service with this HTTP port, as the balancer counted."""
+        """Return the balancer's count of 2xx answers from the service with this HTTP port."""
         servers = {
             (row["be_name"], row["srv_name"])
             for row in _rows(self.balancer.ask(["show servers state"]).partition("\n")[2], " ")
@@ -242,7 +246,7 @@ class ClusterRig:
         return {what: sum(int(row[what] or 0) for row in backends) for what in ("wretr", "wredis")}
 
     def logs(self) -> str:
-        """Ends of what actors and services wrote, and the balancer."""
+        """Return the ends of the logs of actors, services and the balancer."""
         paths = [*self.folder.glob("ray/session_2*/logs/worker-*.err"), self.folder / "haproxy.log"]
         return "\n".join(
             f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}"
@@ -251,7 +255,7 @@ class ClusterRig:
         )
 
     def _all_pids(self) -> set[int]:
-        """Every process that was started for this cluster."""
+        """Return the pids of all processes that were started for this cluster."""
         pids = _with_environment(f"RAY_TMPDIR={self.folder}") - {os.getpid()}
         return {pid for pid in pids if pid not in _ancestors()}
 

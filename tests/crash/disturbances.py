@@ -1,6 +1,6 @@
-"""What may befall a service: one table, for `make chaos` and its short form.
+"""Disturbances of a service: one table, for `make chaos` and its short form.
 
-A disturbance is a context: it begins, lasts as long as its caller likes, and is over.
+A disturbance is a context manager: it lasts as long as the caller stays in the context.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ _CLIENTS = 16
 
 @dataclass
 class Scene:
-    """The service, chance, and what is set up for disturbances; `shm` and `state`: folders on
-    small file systems of our own, empty: there are none, since nobody may fill the machine's."""
+    """The service, the random generator, and the setting for disturbances.
+
+    `shm` and `state`: folders on our own small file systems. Empty if there are none, because a
+    test must not fill the machine's file systems.
+    """
 
     server: RunningServer
     rng: random.Random
@@ -53,7 +56,7 @@ def _killing(role: str) -> Disturbance:
     @contextlib.contextmanager
     def kill(scene: Scene) -> Iterator[None]:
         pids = scene.server.pids(role)
-        if pids:  # else the last one of them is not back yet
+        if pids:  # else the last process of the role is not back yet
             with contextlib.suppress(ProcessLookupError):
                 os.kill(scene.rng.choice(pids), signal.SIGKILL)
         yield
@@ -67,7 +70,8 @@ def _stopping(role: str) -> Disturbance:
         server = scene.server
         pids = server.pids(role) if role != "master" else [server.master.pid]
         pid = scene.rng.choice(pids) if pids else 0
-        with contextlib.suppress(ProcessLookupError):  # a watchdog may replace it meanwhile
+        # a watchdog may replace the process meanwhile
+        with contextlib.suppress(ProcessLookupError):
             if pid:
                 os.kill(pid, signal.SIGSTOP)
         try:
@@ -82,11 +86,12 @@ def _stopping(role: str) -> Disturbance:
 
 @contextlib.contextmanager
 def _filled(folder: str) -> Iterator[None]:
-    """A file of ours takes nearly all there is."""
+    """Fill a file system almost completely with one file."""
     space = os.statvfs(folder)
     fd, path = tempfile.mkstemp(prefix="chaos-filling-", dir=folder)
     try:
-        with contextlib.suppress(OSError):  # somebody was quicker: it is as full
+        # another process was quicker: the file system is full anyway
+        with contextlib.suppress(OSError):
             os.posix_fallocate(fd, 0, max(1, space.f_bavail * space.f_frsize - _LEFT))
         yield
     finally:
@@ -123,7 +128,7 @@ def _head(floats: int) -> tuple[bytes, bytes]:
 
 @contextlib.contextmanager
 def _connections(scene: Scene, address: tuple[str, int] | None = None) -> Iterator[list[Any]]:
-    """Connections to HTTP, or elsewhere; what does not come about is left out."""
+    """Open connections to HTTP or to `address`. Failed connections are left out."""
     with contextlib.ExitStack() as stack:
         made = []
         for _ in range(_CLIENTS):
@@ -135,7 +140,7 @@ def _connections(scene: Scene, address: tuple[str, int] | None = None) -> Iterat
 
 @contextlib.contextmanager
 def half_requests(scene: Scene) -> Iterator[None]:
-    """Heads and bodies that end anywhere."""
+    """Send heads and bodies that are cut at random places."""
     head, body = _head(100_000)
     with _connections(scene) as socks:
         for sock in socks:
@@ -148,7 +153,7 @@ def half_requests(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def half_calls(scene: Scene) -> Iterator[None]:
-    """gRPC clients that stop within their first frames."""
+    """Send gRPC connections that stop within the first frames."""
     host, port = scene.server.grpc_address.split(":")
     with _connections(scene, (host, int(port))) as socks:
         for sock in socks:
@@ -160,15 +165,16 @@ def half_calls(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def never_reading(scene: Scene) -> Iterator[None]:
-    """Large answers, over HTTP and lanes, that nobody takes."""
+    """Request large answers over HTTP and lanes, and never read."""
     head, body = _head(100_000)
     with _connections(scene) as socks, contextlib.ExitStack() as stack:
         for sock in socks:
-            sock.settimeout(0.2)  # it does not read any more either
+            sock.settimeout(0.2)  # the server stops reading, too
             with contextlib.suppress(OSError):
                 for _ in range(8):
                     sock.sendall(head + body)
-        with contextlib.suppress(OSError, AssertionError):  # refused while others disturb, too
+        # other disturbances may cause a refusal
+        with contextlib.suppress(OSError, AssertionError):
             program = stack.enter_context(Program(scene.server.run_dir))
             lane = program.lane("echo")
             stack.callback(lane.close)
@@ -180,7 +186,7 @@ def never_reading(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def slow_sending(scene: Scene) -> Iterator[None]:
-    """Clients that send a byte now and then for as long as it lasts."""
+    """Clients that send one byte now and then."""
     head, body = _head(1000)
     with _connections(scene) as socks:
         for sock in socks:
@@ -195,8 +201,10 @@ def slow_sending(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reloading(scene: Scene) -> Iterator[None]:
-    """A model is replaced, and another comes and goes. Of a coordinator that dies meanwhile there
-    may be no answer, so what comes of it is seen by the clients' requests."""
+    """Replace a model; load and unload another.
+
+    A coordinator that dies meanwhile may not answer, so the clients' requests show the result.
+    """
     scene.turn += 1
     with contextlib.suppress(OSError):
         control(scene.server, "echo", "load", changed(scene.turn))

@@ -1,4 +1,4 @@
-"""Clients that loop, and judge every answer: right, a clean 503, lost with its executor, or a
+"""Clients that loop and classify every answer: right, a clean 503, lost with the executor, or a
 closed connection."""
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.testing.running_server import RunningServer
 from tests import grpc_client
 
-SIZES = (10, 1000, 300_000)  # floats; the last ones take a segment of their own
-# Models, what each adds, and whether an input is a row of a batch.
+SIZES = (10, 1000, 300_000)  # numbers of floats; the last size needs a separate segment
+# Models, the number that each adds, and whether an input is a row of a batch.
 ALONE = (("echo", 0, False), ("pair", 1, False))
 WITH_BATCHES = (*ALONE, ("gathered", 1, True))
-DOORS = ("right", "over lane", "over grpc", "over regions")  # what right answers count as
+DOORS = ("right", "over lane", "over grpc", "over regions")  # counters of right answers
 _TIMEOUT_S = 30
 _END_S = 60.0  # for all clients to end
-_LOST = "died while it had the request"  # all that a 502 may say
+_LOST = "died while it had the request"  # text that every 502 must contain
 _REFUSED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 @dataclass
 class Verdict:
-    """What the clients saw; `wrong` must stay empty. `disturbed_until`: until then (monotonic time)
-    processes were disturbed, and what they knew may be lost."""
+    """Answers that the clients got; `wrong` must stay empty.
+
+    `disturbed_until`: monotonic time of the last disturbance. State of processes from before may
+    be lost.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -45,7 +48,7 @@ class Verdict:
     disturbed_until: float = 0.0
 
     def silent(self, doors: tuple[str, ...] = DOORS) -> list[str]:
-        """The doors over which there was no right answer."""
+        """Return a complaint for each protocol without a right answer."""
         return [f"no answer was {door}" for door in doors if not self.counts[door]]
 
     def add(self, other: Verdict) -> None:
@@ -58,7 +61,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Work:
-    """What the clients of a load have in common."""
+    """Data that all clients of a load share."""
 
     server: RunningServer
     stop: threading.Event
@@ -97,7 +100,7 @@ def outputs_of(body: bytes, header_length: int) -> dict[str, bytes]:
 
 
 class LoadClient(threading.Thread):
-    """One client that sends numbered tensors and checks what comes back."""
+    """Client that sends numbered tensors and checks the answers."""
 
     def __init__(self, work: Work, number: int) -> None:
         super().__init__(daemon=True)
@@ -109,7 +112,7 @@ class LoadClient(threading.Thread):
     def run(self) -> None:
         try:
             self.loop()
-        except Exception as ex:  # else it would just be one client less
+        except Exception as ex:  # else a dead client would go unnoticed
             self.wrong(f"{type(self).__name__} ended: {ex!r}")
 
     def loop(self) -> None:
@@ -128,13 +131,13 @@ class LoadClient(threading.Thread):
                     time.sleep(0.005)
 
     def send(self, count: int) -> tuple[str, bool]:
-        """One request; what the answer counts as, and whether it was right."""
+        """Send one request; return the counter of the answer, and whether the answer was right."""
         raise NotImplementedError
 
     def close(self) -> None: ...
 
     def next(self, count: int) -> tuple[str, np.ndarray, np.ndarray]:
-        """A model, its input, and what it must answer."""
+        """Return a model, an input, and the expected output."""
         models, sizes = self.work.models, self.work.sizes
         model, plus, is_row = models[count % len(models)]
         size = sizes[count // len(models) % len(sizes)]
@@ -159,7 +162,10 @@ class LoadClient(threading.Thread):
         return kind, False
 
     def lost(self, kind: str, reason: str) -> tuple[str, bool]:
-        """Clean for killed executors only: a load where none is looks for it among the refused."""
+        """Count a request lost with a killed executor as refused.
+
+        A load without kills must check that no such answer is among the refused.
+        """
         if _LOST not in reason:
             return self.wrong(f"{kind} and no executor died: {reason}")
         return self.refused(kind, reason)
@@ -170,7 +176,7 @@ class LoadClient(threading.Thread):
 
 
 class HttpClient(LoadClient):
-    """One connection, as long as it lasts."""
+    """Client with one connection, replaced when it closes."""
 
     connection: http.client.HTTPConnection | None = None
 
@@ -204,7 +210,7 @@ class HttpClient(LoadClient):
 
 
 class LaneClient(LoadClient):
-    """A program that talks to executors over lanes, and over HTTP where there are none."""
+    """Client that uses lanes, and HTTP for models without lanes."""
 
     client: shmserve.client.Client | None = None
     lanes = True
@@ -232,7 +238,7 @@ class LaneClient(LoadClient):
 
 
 class GrpcClient(LoadClient):
-    """One channel."""
+    """Client with one gRPC channel."""
 
     client: grpc_client.Client | None = None
 
@@ -260,7 +266,7 @@ class GrpcClient(LoadClient):
 
 
 class Load:
-    """A number of clients in the background, one that uses lanes, and `more`."""
+    """Clients in the background: `clients` over HTTP, a lane client, and the types in `more`."""
 
     def __init__(
         self, server: RunningServer, clients: int = 8, sizes: tuple[int, ...] = SIZES,

@@ -1,7 +1,7 @@
-"""systemd's part, for a service that runs under it: sockets, notifications, the descriptor store.
+"""Stand-in for systemd around a service: sockets, notifications, and the descriptor store.
 
-What units of deploy/systemd have systemd do, done by a test: it listens, passes the sockets to what
-it starts, hears what it is told, and keeps descriptors that are stored with it for the next start.
+Does what the units in deploy/systemd ask of systemd: listens, passes the sockets to the service,
+receives notifications, and keeps stored descriptors for the next start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wai
 from shmserve.transport.processes import adopt_orphans, has_ended, pidfd_open
 
 MOST_STORED = 4096  # FileDescriptorStoreMax=
-# In the process that becomes the service: descriptors by name, and the command.
+# Runs in the process that becomes the service. Arguments: descriptors by name, and the command.
 _BECOME = """
 import os, sys
 from shmserve.supervisor.generations.activation import exec_with
@@ -33,9 +33,9 @@ _CMSG_BYTES = socket.CMSG_SPACE(64 * 4)
 
 
 class Manager:
-    """One service. `server` tells its settings; it runs from `start` to `stop`.
+    """One service, which runs from `start` to `stop` with the settings of `server`.
 
-    Adopts orphans, as systemd does: a process with other children should not be this one.
+    Adopts orphans, as systemd does, so the process that runs it should have no other children.
     """
 
     def __init__(self, server: RunningServer) -> None:
@@ -87,7 +87,8 @@ class Manager:
             raise TimeoutError(f"not ready: {self.status}\n{self.server.log()[-6000:]}")
 
     def stop(self) -> None:
-        """SIGTERM to the main process, and until it has ended; KillMode=mixed for the others."""
+        """Send SIGTERM to the main process and wait for its end. Other processes end as with
+        KillMode=mixed."""
         self._end_main()
         wait_until(self._none_left, f"processes are left: {self.server.processes()}")
 
@@ -97,7 +98,7 @@ class Manager:
         self.start()
 
     def reload(self) -> tuple[int, str]:
-        """``systemctl reload``: the status of ExecReload, and what it said."""
+        """Return the exit status and output of ExecReload, as ``systemctl reload`` runs it."""
         done = subprocess.run(
             [sys.executable, "-m", "shmserve", "reload"],
             cwd=ROOT,
@@ -114,7 +115,7 @@ class Manager:
         self._reap()
 
     def close(self) -> None:
-        """The unit is stopped for good: nobody listens any more, nothing is stored."""
+        """Stop the unit for good: close listening sockets and stored descriptors."""
         self._ended = True
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
             last.sendto(b"", self.server.environ["NOTIFY_SOCKET"])
@@ -182,7 +183,7 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
 
 
 def names_in_shm() -> set[str]:
-    """What lies in /dev/shm."""
+    """Return the names in /dev/shm."""
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 

@@ -1,4 +1,4 @@
-"""A client of a load that passes tensors in memory of its own."""
+"""Client of a load that passes tensors in registered memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from tests.integration import region_client
 
 
 class RegionClient(LoadClient):
-    """Memory of its own for inputs and outputs, registered once; again where it is not known."""
+    """Client with its own memory for inputs and outputs. Registers once, and again if the region
+    is unknown."""
 
     connection: region_client.Client | None = None
     registered_at: float | None = None  # monotonic time
-    unknown = 0  # times, since it was registered
+    unknown = 0  # answers "unknown region" since the registration
 
     def loop(self) -> None:
         self.size = max(self.work.sizes) * 4
@@ -29,7 +30,8 @@ class RegionClient(LoadClient):
     @contextlib.contextmanager
     def _memory(self) -> Iterator[region_client.Memory]:
         with region_client.Memory(self.size) as memory:
-            memory.put(np.zeros(self.size // 4, np.float32))  # its pages: there may be none later
+            # allocates the pages: later there may be no memory
+            memory.put(np.zeros(self.size // 4, np.float32))
             yield memory
 
     def send(self, count: int) -> tuple[str, bool]:
@@ -51,7 +53,11 @@ class RegionClient(LoadClient):
         return self.judge("over regions", self.target.get(wanted.size).tobytes(), wanted)
 
     def _not_known(self, error: str) -> tuple[str, bool]:
-        """Allowed where a disturbance may have taken it, or a process has not heard of it yet."""
+        """Judge an answer that says that the region is unknown.
+
+        Such answers are allowed after a disturbance, or once, from a process that has not heard of
+        the region yet.
+        """
         self.unknown += 1
         disturbed = (self.registered_at or 0.0) <= self.verdict.disturbed_until
         if disturbed or self.unknown > 1:

@@ -1,10 +1,10 @@
-"""The reload drill: models are loaded, reloaded and unloaded while requests run.
+"""Reload drill: models are loaded, reloaded and unloaded while requests run.
 
     python -m tests.crash.reload --cycles 500
 
-Each cycle reloads `echo` with another configuration, so that it is really replaced, loads
-`other` and unloads it again. Meanwhile clients send requests to `echo` and to `pair`, which
-nobody touches. Every request must be answered, and right; and nothing may grow.
+Each cycle reloads `echo` with a changed configuration, so that the model is really replaced, loads
+`other` and unloads it again. Meanwhile clients send requests to `echo` and to `pair`, which is
+never reloaded. Every request must get a right answer, and no resource may grow.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def control(server: RunningServer, model: str, action: str, config: Any = None) 
 
 
 def changed(turn: int) -> dict[str, Any]:
-    """A configuration of `echo` that differs from turn to turn, but takes the same requests."""
+    """Return a configuration of `echo` that differs from turn to turn but takes the same
+    requests."""
     tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
     return {
         "backend": "python",
@@ -55,7 +56,7 @@ def changed(turn: int) -> dict[str, Any]:
 
 
 def cycle(server: RunningServer, turn: int) -> None:
-    """One cycle; every step must succeed."""
+    """Run one cycle; every step must succeed."""
     for model, action, config in (
         ("echo", "load", changed(turn)),
         ("other", "load", None),
@@ -66,7 +67,8 @@ def cycle(server: RunningServer, turn: int) -> None:
 
 
 def sample(server: RunningServer, turn: int) -> dict[str, Any]:
-    """What could grow: processes, fds, private memory, segments, names in /dev/shm, files."""
+    """Measure resources that could grow: processes, fds, private memory, segments, names in
+    /dev/shm, files."""
     titles = server.processes()
     steady = {
         f"{role} {index}": pid for role in STEADY for index, pid in enumerate(server.pids(role))
@@ -83,7 +85,7 @@ def sample(server: RunningServer, turn: int) -> dict[str, Any]:
 
 
 def settled(server: RunningServer, processes: int) -> None:
-    """Wait until what was replaced has ended."""
+    """Wait until replaced processes have ended."""
     wait_until(
         lambda: len(server.processes()) == processes and not leaving(server),
         f"processes are left: {server.processes()}",
@@ -91,7 +93,7 @@ def settled(server: RunningServer, processes: int) -> None:
 
 
 def leaving(server: RunningServer) -> bool:
-    """Whether a revision is still going."""
+    """Return True if a revision is still being unloaded."""
     return any(row["state"] == "UNLOADING" for row in server.show("models"))
 
 
@@ -118,12 +120,12 @@ def drill(
 
 
 def lost(verdict: Verdict) -> list[str]:
-    """Requests that were not answered as they should be."""
+    """Return the requests without a right answer."""
     return [*verdict.wrong, *verdict.refused, *verdict.closed]
 
 
 def grown(samples: list[dict[str, Any]]) -> list[str]:
-    """What was more at the end than in the middle."""
+    """Return the resources that were larger at the end than in the middle."""
     middle, last = samples[len(samples) // 2], samples[-1]
     found = [
         f"{what}: {middle[what]} -> {last[what]}"

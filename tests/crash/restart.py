@@ -1,14 +1,14 @@
-"""The restart drill: the service is restarted and reloaded under load, as systemd would do it.
+"""Restart drill: the service is restarted and reloaded under load, as systemd would do it.
 
     python -m tests.crash.restart --restarts 10 --reloads 10
 
-Clients send numbered tensors over HTTP (kept-alive connections, and a new one for each request),
-gRPC, memory that they have registered, and `shmserve.client` (lanes, without lanes, asyncio). None
-of them tries again by itself, but for what `shmserve.client` does. Each request must be answered,
-and right. In between: a new generation that is killed while it loads, and one whose model is
-broken, must change nothing. Prints a JSON line for each step and a summary: requests sent, answered
-and lost, and the longest time that one client waited from one answer to the next; exit status 1 if
-a request was lost or anything is left.
+Clients send numbered tensors over HTTP (kept-alive connections, and a new connection per request),
+gRPC, registered memory, and `shmserve.client` (lanes, without lanes, asyncio). No client retries,
+except for the retries within `shmserve.client`. Each request must get a right answer. In between,
+a new generation that is killed while it loads and a generation with a broken model must change
+nothing. Prints a JSON line for each step and a summary: requests sent, answered and lost, and the
+longest time between two answers of one client. Exit status 1 if a request was lost or the service
+left anything behind.
 """
 
 from __future__ import annotations
@@ -70,23 +70,23 @@ class NewConnections(LoadClient):
 
 
 class WithoutLanes(LaneClient):
-    """Sealed memory that is named in requests over HTTP."""
+    """Client with sealed memory that is named in requests over HTTP."""
 
     lanes = False
 
 
 class LastingRegions(RegionClient):
-    """Memory that is registered once, and must stay known."""
+    """Client whose memory is registered once and must stay known."""
 
     def close(self) -> None:
         if self.work.stop.is_set() and self.connection is not None:
-            for part in ("in", "out"):  # names that the next step's client takes again
+            for part in ("in", "out"):  # the client of the next step uses the same names
                 self.connection.unregister(f"load-{self.number}-{part}")
         super().close()
 
 
 class AioClient(LoadClient):
-    """`shmserve.client.aio`, in a loop of its own."""
+    """Client with `shmserve.client.aio`, in a separate event loop."""
 
     client: aio.AsyncClient | None = None
 
@@ -127,10 +127,11 @@ class Drill:
         self.models = models
         self.verdict = Verdict()
         self.wrong: list[str] = []
-        self.fds: list[int] = []  # of each generation's master, once it is alone
+        # descriptors of each generation's master, once no other generation runs
+        self.fds: list[int] = []
 
     def step(self, name: str, action: Callable[[], None]) -> None:
-        """Do it under load, and tell what the clients saw."""
+        """Run an action under load and report the answers."""
         begun = time.monotonic()
         with Load(self.server, 2, SIZES, more=MORE) as verdict:
             time.sleep(BETWEEN_S)
@@ -151,7 +152,7 @@ class Drill:
         self.expect(self.fds[-1] <= self.fds[0], f"descriptors of masters: {self.fds}")
 
     def killed_while_loading(self) -> None:
-        """kill -9 of the new master, as soon as there is one."""
+        """Kill the new master with SIGKILL as soon as it exists."""
         before, masters = rundir.serving(self.server.run_dir), self.server.pids("master")
         results: list[tuple[int, str]] = []
         asking = threading.Thread(target=lambda: results.append(self.manager.reload()))
@@ -164,7 +165,7 @@ class Drill:
         self.refused(results[0], before, "its master ended before it served")
 
     def broken_model(self) -> None:
-        """A model that cannot be loaded any more."""
+        """Reload with a model that cannot be loaded any more."""
         before = rundir.serving(self.server.run_dir)
         path = self.models / "pair" / "1" / "model.py"
         text = path.read_text()
@@ -176,7 +177,7 @@ class Drill:
         self.refused(result, before, "nothing_of_that_name")
 
     def broken_settings(self) -> None:
-        """A setting that cannot work, which is found by what starts."""
+        """Reload with an invalid setting, which the new generation detects."""
         before = rundir.serving(self.server.run_dir)
         path = Path(self.server.environ["SHMSERVE_CONFIG"])
         path.write_text('http_restricted_api = "x:y=z"\n')
@@ -187,7 +188,7 @@ class Drill:
         self.refused(result, before, "http_restricted_api: unknown restricted api 'x'")
 
     def refused(self, result: tuple[int, str], before: str, why: str) -> None:
-        """A reload that must have changed nothing, and said why: also to systemd."""
+        """Check that a reload changed nothing and reported the reason, also to systemd."""
         status, said = result
         self.expect(status == 2 and why in said, f"not refused for {why}: {status} {said}")
         self.expect(why in self.manager.status, f"not in the status: {self.manager.status}")
@@ -200,7 +201,7 @@ class Drill:
 
 
 def counted(verdict: Verdict) -> dict[str, Any]:
-    """What became of the requests of a load."""
+    """Return the counts of a load: requests sent, answered and lost."""
     answered = len(verdict.gaps)
     problems = lost(verdict)
     return {
@@ -216,7 +217,7 @@ def counted(verdict: Verdict) -> dict[str, Any]:
 def drill(
     restarts: int, reloads: int, folder: Path, short: bool = False, show_log: bool = False
 ) -> list[str]:
-    """All of it; what was wrong."""
+    """Run the whole drill and return the problems."""
     before, fds = names_in_shm(), open_fds(os.getpid())
     settings: dict[str, Any] = {
         "reload": "handover",

@@ -1,11 +1,11 @@
-"""Register, infer, unregister, over and over, through every frontend at once.
+"""Register, infer and unregister, over and over, through every frontend at once.
 
     python -m tests.crash.rounds [--rounds 50000]
 
-Two client processes, one over HTTP and one over gRPC, each with objects of its own; in each
-round new names, new numbers in the memory, an addition from region to region, and the region's
-name must mean nothing afterwards. Prints a JSON line per sample; exit status 1 if an answer was
-wrong or descriptors, mappings or memory of a process grew.
+Two client processes, one over HTTP and one over gRPC, use separate memory objects. Each round has
+new names, new numbers in the memory, and an addition from region to region; afterwards the
+region's name must be unknown. Prints a JSON line per sample. Exit status 1 if an answer was wrong,
+or if descriptors, mappings or memory of a process grew.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "repositories" / "regions"
 FLOATS = 1024
 _SERVICE = "/inference.GRPCInferenceService/"
-_GROWTH_MIB = 8.0  # what an allocator may keep for itself
+_GROWTH_MIB = 8.0  # an allocator may keep so much
 
 
 class HttpRounds:
@@ -145,7 +145,7 @@ def sample(server: RunningServer, label: str) -> dict[str, Any]:
 
 
 def run(server: RunningServer, grpc_address: str, rounds: int) -> int:
-    """Both clients, `rounds` each, to their end; how many rounds went wrong."""
+    """Run both clients for `rounds` each; return the number of failed rounds."""
     addresses = {"http": str(server.http_port), "grpc": grpc_address}
     clients = [
         subprocess.Popen(
@@ -162,7 +162,8 @@ def run(server: RunningServer, grpc_address: str, rounds: int) -> int:
 
 
 def drill(rounds: int) -> tuple[int, list[dict[str, Any]], list[str]]:
-    """Rounds that went wrong, samples, and what grew or was left."""
+    """Return the number of failed rounds, the samples, and the resources that grew or were
+    left."""
     bind = f"127.0.0.1:{free_port()}"
     server = RunningServer(MODELS, http_workers=4, grpc_bind=bind)
     with server:
@@ -172,7 +173,7 @@ def drill(rounds: int) -> tuple[int, list[dict[str, Any]], list[str]]:
         for part in (1, 2):
             wrong += run(server, bind, rounds // 2)
             samples.append(sample(server, f"{rounds * part // 2} rounds each"))
-        with contextlib.suppress(TimeoutError):  # what is on its way out needs a moment
+        with contextlib.suppress(TimeoutError):  # processes and mappings take a moment to end
             wait_until(lambda: not grown([samples[-2], sample(server, "now")]), "it settles", 30)
         samples.append(sample(server, "settled"))
         del samples[-2]

@@ -1,9 +1,9 @@
-"""Requests over every door for long, and nothing grows: memory, descriptors, threads, slots.
+"""Soak: long load over every protocol; memory, descriptors, threads and slots must not grow.
 
     python -m tests.crash.soak [--seconds 3600] [--output soak]
 
-Writes OUTPUT.csv, a line for each role of processes and moment, and OUTPUT.svg, the same drawn;
-prints what grew and exits with 1 if something did, or an answer was wrong.
+Writes OUTPUT.csv, with a line per role of processes and moment, and OUTPUT.svg, a chart of the
+same figures. Prints what grew. Exit status 1 if a resource grew or an answer was wrong.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from tests.crash.load import GrpcClient, Load, Verdict
 from tests.crash.region_load import RegionClient
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"
-SETTLE_S = 20.0  # for what is not needed any more to be closed: what leaks stays
-SPREAD = 12  # descriptors: lanes of a process that gets all 4 connections for once, to 3 instances
+SETTLE_S = 20.0  # time to close unneeded descriptors; leaked descriptors stay open
+SPREAD = 12  # descriptors: lanes of a process that once gets all 4 connections, to 3 instances
 SIZES = (1024, 1024, 1024, 1 << 20)  # floats
-GROWTH_MIB = 8.0  # what an allocator may keep for itself
+GROWTH_MIB = 8.0  # an allocator may keep so much
 _ROLE = re.compile(r"shmserve: (http worker|[a-z]+)")
 _SMAPS = re.compile(r"^(Rss|Pss):\s+(\d+) kB", re.MULTILINE)
 _MEASURES = ("pss_mib", "rss_mib", "own_mib", "fds", "threads")
 
 
 class Sample(Struct, frozen=True):
-    """All processes of one role at one moment, added up: `own_mib` is private memory, which the
-    other two mix with segments that are shared."""
+    """Sum over all processes of one role at one moment.
+
+    `own_mib` is private memory; the other two memory figures include shared segments.
+    """
 
     second: float
     role: str
@@ -58,12 +60,12 @@ def slots(server: RunningServer) -> int:
 
 
 def sample(server: RunningServer, second: float) -> list[Sample]:
-    """One of each role."""
+    """Return one sample per role."""
     used = slots(server)
     roles: dict[str, dict[int, dict[str, float]]] = {}
     for pid, title in server.processes().items():
         match = _ROLE.match(title)
-        with contextlib.suppress(OSError):  # it ends just now
+        with contextlib.suppress(OSError):  # the process ends just now
             measured = _measured(pid)
             roles.setdefault(match[1] if match else "master", {})[pid] = measured
     return [
@@ -89,7 +91,7 @@ def _added(rows: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def soak(server: RunningServer, seconds: float, every_s: float) -> tuple[Verdict, list[Sample]]:
-    """Load for `seconds`, with samples; the last ones are of the idle server, at rest."""
+    """Run load for `seconds`, with samples. The last samples are of the idle server."""
     server.wait_instances()
     begun, samples = time.monotonic(), []
     with Load(server, 4, SIZES, more=(GrpcClient, RegionClient)) as verdict:
@@ -106,13 +108,14 @@ def soak(server: RunningServer, seconds: float, every_s: float) -> tuple[Verdict
 
 
 def grown(samples: list[Sample]) -> list[str]:
-    """What a role has at the end, idle, and had not in the second quarter of the load's time.
+    """Return resources of a role that are larger at the end, idle, than in the second quarter of
+    the load.
 
-    In the first it may grow: each concurrent request has a lane and may need a segment of its
-    own, which are kept, so their number settles at the greatest concurrency there was. How
-    connections spread over the HTTP workers is the kernel's choice and changes: a few more
-    may come late. What leaks, leaks with every request. Figures of a process that took another's
-    place say nothing, so who was there first must be there at the end.
+    Growth in the first quarter is normal: each concurrent request has a lane and may need a
+    separate segment. Both are kept, so their number settles at the greatest concurrency so far.
+    The kernel spreads connections over the HTTP workers and may change the spread, so a few more
+    may come late. A real leak grows with every request. Figures of a replaced process say nothing,
+    so the first processes must still live at the end.
     """
     end = samples[-1].second
     loaded = max((one.second for one in samples if one.second < end), default=end)
@@ -132,7 +135,7 @@ def grown(samples: list[Sample]) -> list[str]:
 
 
 def ended(samples: list[Sample]) -> list[str]:
-    """Processes of the first samples that are not in the last ones."""
+    """Return the processes of the first samples that are missing in the last samples."""
     begin, end = samples[0].second, samples[-1].second
     left = {pid for one in samples if one.second == end for pid in one.pids.split()}
     return [

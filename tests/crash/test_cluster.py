@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.needs("haproxy", "ray")
 @pytest.mark.timeout(400)
 def test_no_request_is_lost_while_nodes_are_killed_and_come(tmp_path: Path) -> None:
-    """In a process of its own: Ray leaves threads and descriptors behind."""
+    """Runs in a separate process, because Ray leaves threads and descriptors behind."""
     output = tmp_path / "report.json"
     done = subprocess.run(
         [sys.executable, "-m", "tests.crash.cluster", "--seconds", "0", "--output", str(output)],

@@ -1,4 +1,4 @@
-"""What the campaigns take for wrong, with no service."""
+"""Judgement of answers by the crash campaigns, tested without a service."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Failing(LoadClient):
 
 
 class Unknown(RegionClient):
-    """One whose regions the service never knows."""
+    """Client whose regions the service never knows."""
 
     def _ask(self, model: str, array: Any) -> tuple[int, Any]:
         if self.registered_at is None:

@@ -1,4 +1,5 @@
-"""`shmserve serve` as what a container or another supervisor runs: a reload is not its end."""
+"""`shmserve serve` below a container runtime or another supervisor: a reload does not end the
+process."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def one_generation(server: RunningServer) -> None:
 
 @contextmanager
 def requests(server: RunningServer) -> Iterator[list[str]]:
-    """A client that opens a connection for each request; what it got, but answers."""
+    """Client that opens a connection for each request; yields the list of failures."""
     lost: list[str] = []
     stop = threading.Event()
 
@@ -113,12 +114,13 @@ def test_pid_1_passes_signals_on_outlives_reloads_and_ends_with_the_service() ->
 
 
 def test_nothing_outlives_a_keeper_that_is_killed() -> None:
-    """Nor does a master that hangs, for a supervisor kills what it has started."""
+    """A supervisor such as supervisord may kill the process that it has started. Even a hanging
+    master must then end."""
     server = RunningServer(kept=True, **SETTINGS)
     try:
         server.start()
         assert server.master is not None
-        reload(server)  # the next master has the keeper's pipe from its predecessor
+        reload(server)  # the next master gets the keeper's pipe from the master before
         assert server.master.poll() is None, "a supervisor like supervisord starts it again"
         (master,) = server.pids("master")
         lock = rundir.lock(rundir.serving(server.run_dir), "master")

@@ -22,7 +22,7 @@ from tests.needs import NEEDS
 HERE = Path(__file__).parent
 MODELS = HERE.parent / "repositories" / "basic"
 
-# What `Load` talks to: nothing else need be started.
+# The models that `Load` uses; no other model need be started.
 LOADED: dict[str, Any] = {
     "model_control": "explicit",
     "load_models": "echo,pair",
@@ -93,9 +93,9 @@ def test_supervisor_and_coordinator_at_once() -> None:
         server.wait_instances()
         server.wait_arenas()
         before = server.pids("executor")
-        # Sizes for which no arena has to grow: growth is what needs the coordinator.
+        # Sizes for which no arena has to grow, because growth needs the coordinator.
         with Load(server, clients=2, sizes=(10, 1000, 20_000)) as verdict:
-            # A lane, and a region that an executor meets first, need the coordinator as well.
+            # A lane and an executor's first use of a region need the coordinator as well.
             wait_until(lambda: verdict.counts["over lane"] > 50, "no answers over a lane")
             killed = {role: server.pids(role) for role in ("supervisor", "coordinator")}
             for (pid,) in killed.values():
@@ -105,7 +105,7 @@ def test_supervisor_and_coordinator_at_once() -> None:
         server.wait_ready()
         assert verdict.wrong == []
         assert verdict.closed == []
-        assert verdict.refused == []  # the data path never needed them
+        assert verdict.refused == []  # the data path does not use supervisor and coordinator
         assert server.pids("executor") == before  # models were not loaded again
     assert server.leaks() == []
 

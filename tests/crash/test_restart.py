@@ -1,6 +1,7 @@
-"""The restart drill in short: `python -m tests.crash.restart` is the long form.
+"""Short form of the restart drill; `python -m tests.crash.restart` is the long form.
 
-In a process of its own, which is the parent of all that a service leaves behind, as systemd is.
+Runs in a separate process, which is the parent of all processes that a service leaves behind, as
+systemd is.
 """
 
 import json

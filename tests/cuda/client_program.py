@@ -1,8 +1,9 @@
-"""Programs that hand GPU tensors to a server through `shmserve.client`, each its own process.
+"""Programs that pass GPU tensors to a server through `shmserve.client`, each in a separate
+process.
 
     python client_program.py ADDRESS (rounds | mixture | hold | restart | without MODEL)
 
-They check the values themselves, and print what else they have seen as JSON.
+Each program checks the values and prints its other observations as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ cupy.cuda.Stream.null.synchronize()
 
 
 def produced(client: Client, first: int = 0) -> Any:
-    """Numbers counting from `first`, made on a stream that nobody waits for."""
+    """Return numbers counting from `first`, made on a stream without waiting for the stream."""
     array = client.empty(COUNT, np.float32, device=0)
     with cupy.cuda.Stream(non_blocking=True):
         array[:] = ON_DEVICE + first
@@ -37,14 +38,14 @@ def regions(client: Client, kind: str = "cuda") -> list[str]:
 
 
 def copied(result: Result) -> dict[str, int]:
-    """What the receipt of an answer says was copied, by stage."""
+    """Return the copied bytes in an answer's receipt, by stage."""
     assert result.receipt is not None
     found: dict[str, int] = result.receipt["copied_bytes"]
     return found
 
 
 def rounds(client: Client) -> Any:
-    """The same over and over: the first answer tells the output's size."""
+    """Repeat a request. The first answer tells the client the output's size."""
     assert client.device_memory()
     receipts = []
     for first in range(20):
@@ -79,7 +80,7 @@ def mixture(client: Client) -> Any:
 
 
 def hold(client: Client) -> Any:
-    """Until it is killed."""
+    """Hold memory until this process is killed."""
     for _ in range(3):
         x = produced(client)
         y = client.infer("plus_one", {"IN": x}, device=0)["OUT"]
@@ -102,7 +103,7 @@ def restart(client: Client) -> Any:
 
 
 def without(client: Client, model: str) -> Any:
-    """On a server that knows of no GPU."""
+    """Pass GPU tensors to a server that knows no GPU."""
     assert not client.device_memory()
     for _ in range(3):
         x = produced(client)

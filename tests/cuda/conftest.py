@@ -1,5 +1,5 @@
 """CUDA for the tests: the fake; the stand-in below the real CuPy, if the session runs over it
-(tests/cuda/standin.py); or with ``--real-cuda`` what the machine has."""
+(tests/cuda/standin.py); or the machine's CUDA with ``--real-cuda``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ FAKED = pytest.StashKey[int]()  # how many tests real devices are not asked for
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On real devices nothing may load the fake: its libcuda.so.1 would be found first. Nor does it
-    run over the stand-in what reaches into the fake."""
+    """Deselect tests of the fake on real devices and over the stand-in.
+
+    On real devices no test may load the fake, because its libcuda.so.1 would be found first. Over
+    the stand-in, tests that reach into the fake cannot run.
+    """
     if standin.active():
         faked = [item for item in items if item.get_closest_marker("fake_only") is not None]
     elif config.getoption("--real-cuda"):
@@ -66,7 +69,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 @pytest.fixture(scope="session")
 def cuda_environment(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Variables for servers and programs that are to see CUDA devices."""
+    """Variables for servers and programs that should see CUDA devices."""
     if request.config.getoption("--real-cuda"):
         return {}
     return fake.environment(request.getfixturevalue("compiled"))
@@ -79,16 +82,17 @@ def _forget() -> None:
 
 @pytest.fixture
 def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
-    """The fake package `cupy` imported into the test's own process: a new driver for each test.
+    """The fake package `cupy` in the test's own process, with a new driver for each test.
 
-    Set FAKE_CUDA_* and CUDA_VISIBLE_DEVICES before asking for it (``getfixturevalue``).
+    Set FAKE_CUDA_* and CUDA_VISIBLE_DEVICES before requesting this fixture (``getfixturevalue``).
     """
     if standin.active():
         monkeypatch.setattr(nvml, "_library", nvml._Library())
         monkeypatch.setattr(gpus, "_cache", gpus._Cache())
         yield from _over_the_standin(monkeypatch)
         return
-    ctypes.CDLL(str(fake.libcuda(compiled)))  # found again by its name, "libcuda.so.1"
+    # later loads find the library by its name, "libcuda.so.1"
+    ctypes.CDLL(str(fake.libcuda(compiled)))
     monkeypatch.syspath_prepend(fake.FOLDER)
     monkeypatch.setattr(nvml, "_library", nvml._Library())
     monkeypatch.setattr(gpus, "_cache", gpus._Cache())
@@ -100,18 +104,18 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
 
 
 def _over_the_standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The real CuPy, one for all tests of the process; its driver is new for each."""
+    """The real CuPy, shared by all tests of the process, with a new driver for each test."""
     books = standin.Books()
     books.reset()
     cupy = standin.imported()
     for name in ("_fake", "_queues"):
         monkeypatch.setattr(cupy, name, books, raising=False)
     monkeypatch.setattr(cupy.cuda, "_available", None)  # asked for once, too
-    # What an earlier test still holds must not come back here.
+    # Memory that an earlier test still holds must not return to this pool.
     cupy._default_memory_pool = cupy.cuda.MemoryPool()
     cupy.cuda.set_allocator(cupy._default_memory_pool.malloc)
     yield cupy
-    monkeypatch.undo()  # faults must not meet what is given back
+    monkeypatch.undo()  # faults must not affect the release of memory
     books.reset()
     gc.collect()
     cupy.get_default_pinned_memory_pool().free_all_blocks()
@@ -119,11 +123,11 @@ def _over_the_standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def cupy(request: pytest.FixtureRequest) -> Any:
-    """CuPy in the test's own process: the fake, or with ``--real-cuda`` what is installed."""
+    """CuPy in the test's own process: the fake, or the installed CuPy with ``--real-cuda``."""
     if not request.config.getoption("--real-cuda"):
         return request.getfixturevalue("fake_cupy")
     module = importlib.import_module("cupy")
-    gc.collect()  # earlier tests' arrays: all have one process and one device
+    gc.collect()  # arrays of earlier tests: all tests share a process and a device
     module.get_default_memory_pool().free_all_blocks()
     return module
 
@@ -132,9 +136,9 @@ def cupy(request: pytest.FixtureRequest) -> Any:
 def gpu_server(
     cuda_environment: dict[str, str], request: pytest.FixtureRequest
 ) -> Iterator[RunningServer]:
-    """A server with models on GPUs, shared by tests that do not hurt it."""
+    """Server with models on GPUs, shared by tests that do not damage it."""
     models = sorted(folder.name for folder in MODELS.iterdir())
-    if request.config.getoption("--real-cuda"):  # there may be one device only
+    if request.config.getoption("--real-cuda"):  # the machine may have only one device
         models.remove("plus_one_far")
     with RunningServer(
         MODELS,
@@ -149,7 +153,7 @@ def gpu_server(
 
 @pytest.fixture
 def stub(fake_cupy: Any, monkeypatch: pytest.MonkeyPatch) -> StubServer:
-    """A server that the clients of the test's own process find."""
+    """Server that clients in the test's own process connect to."""
     server = StubServer(fake_cupy)
     monkeypatch.setattr(api, "Transport", lambda *_: server)
     return server

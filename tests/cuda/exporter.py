@@ -1,15 +1,15 @@
-"""A program of a client that has its tensors in device memory; with the fake or with real CUDA.
+"""Client program with tensors in device memory, for the fake or real CUDA.
 
     exporter.py ADDRESS MODEL [--grpc] [--expect RULE] [--rounds N] [--hold] ...
 
-Exports memory of its own, registers it through tritonclient, infers with all inputs and outputs
-in regions, checks the values, unregisters, and prints one line of JSON:
+Exports memory, registers it through tritonclient, infers with all inputs and outputs in regions,
+checks the values, unregisters, and prints one line of JSON:
 
     {"rounds": N, "receipt": the last shmserve-receipt, "copied_bytes": sums over all rounds,
      "free_bytes": [device memory before, after]}
 
 With --hold it registers and infers N times (0 is allowed), prints {"regions": {name: bytes},
-"receipt": ...}, and unregisters when its standard input ends; unless it is killed before.
+"receipt": ...}, and unregisters when its standard input ends, unless it is killed before.
 (tritonclient's own module for CUDA memory needs cuda-python and a driver.)
 """
 
@@ -65,7 +65,7 @@ class Region:
 
 
 class Program:
-    """What a model is asked, and with which regions."""
+    """Requests to a model with all tensors in regions."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -79,7 +79,7 @@ class Program:
         self.inputs, self.outputs = told["inputs"], told["outputs"]
 
     def values(self, seed: int) -> list[np.ndarray[Any, Any]]:
-        """Inputs; what is not fixed of their shapes is --elements long."""
+        """Return inputs. Variable dimensions have length --elements."""
         made = []
         for number, tensor in enumerate(self.inputs):
             shape = [int(dim) for dim in tensor["shape"]]

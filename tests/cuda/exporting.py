@@ -1,4 +1,4 @@
-"""A process that exports device memory: FP32 numbers counting from `first` on."""
+"""Process that exports device memory: FP32 numbers counting from `first`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sys.stdin.readline()
 def exported(
     environment: dict[str, str], count: int = 1024, device: int = 0, first: int = 0
 ) -> Iterator[tuple[bytes, subprocess.Popen[str]]]:
-    """The handle, and the process that keeps its memory."""
+    """Yield the handle, and the process that owns the memory."""
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, str(device), str(count), str(first)],
         env=os.environ | environment,

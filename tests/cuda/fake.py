@@ -1,4 +1,4 @@
-"""What a process needs in its environment to see the fake of CUDA, or the stand-in."""
+"""Environment variables with which a process sees the fake of CUDA, or the stand-in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[1] / "fake_cuda"
 
 
 def libcuda(folder: Path) -> Path:
-    """The fake libcuda.so.1 in `folder`, compiled if it is not there."""
+    """Return the fake libcuda.so.1 in `folder`; compile it if missing."""
     made = folder / "libcuda.so.1"
     if not made.exists():
         options = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
@@ -22,13 +22,13 @@ def libcuda(folder: Path) -> Path:
 
 
 def environment(folder: Path, **faults: object) -> dict[str, str]:
-    """Variables for a server or a program; `folder` keeps what is compiled, for the next call.
+    """Return variables for a server or a program. `folder` caches compiled files.
 
     `faults` are the fake's settings without their prefix, in lower case: ``devices="none"``,
     ``mig="0"``, ``memory=1 << 20``, ``peers=0``, ``pin="no"``, ``broken=path``,
-    ``lacks="GetPowerUsage"``; fake_devices.py, cupy/_fake.py and pynvml.py say what they mean.
+    ``lacks="GetPowerUsage"``. Their meaning is in fake_devices.py, cupy/_fake.py and pynvml.py.
     """
-    if standin.active():  # the rest is this process's own
+    if standin.active():  # this process already has the other variables
         return standin.settings(**faults)
     before = {"PYTHONPATH": FOLDER, "LD_LIBRARY_PATH": libcuda(folder).parent}
     told = {

@@ -2,9 +2,8 @@
 
     python -m tests.cuda.standin --cupy .cupy12 PROGRAM ARGUMENTS
 
-runs a program, and all that it starts, over it; `pytest tests/cuda`, for example. What it compiles
-is kept in the folder that CuPy is installed in. Prints the mistakes that were found, which are a
-failure.
+Runs a program and its children over the stand-in; `pytest tests/cuda`, for example. Compiled
+kernels are kept in CuPy's folder. Prints the mistakes that were found; any mistake is a failure.
 """
 
 from __future__ import annotations
@@ -26,16 +25,18 @@ _ACTIVE = "FAKE_CUDA_STANDIN"  # the folder of the libraries
 
 
 def build(folder: Path) -> Path:
-    """The stand-in's libraries in `folder`, compiled if they are not there."""
+    """Return the stand-in's libraries in `folder`; compile them if missing."""
     command = ("make", "-s", "-j2", "-C", RUNTIME, f"OUT={folder.resolve()}")
     subprocess.run(command, check=True, timeout=300)
     return folder.resolve()
 
 
 def environment(libraries: Path, cupy: Path | None = None, **faults: object) -> dict[str, str]:
-    """Variables for a process over the stand-in; `cupy`: a folder it was installed into (pip's
-    --target), if the interpreter does not have it. `faults` as README.md says, without their
-    prefix, in lower case."""
+    """Return variables for a process over the stand-in.
+
+    `cupy`: folder with CuPy (pip's --target), if the interpreter lacks CuPy. `faults`: see
+    README.md, without their prefix, in lower case.
+    """
     cuda = 12
     paths = [RUNTIME / "site"]
     if cupy is not None:
@@ -64,12 +65,12 @@ def _before(name: str, *paths: Path) -> str:
 
 
 def active() -> bool:
-    """Whether this process, and what it starts, runs over the stand-in."""
+    """Return True if this process and its children run over the stand-in."""
     return _ACTIVE in os.environ
 
 
 class Books:
-    """What the stand-in knows of this process, by the names of the fake's `cupy._fake`."""
+    """The stand-in's state of this process, by the names of the fake's `cupy._fake`."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL("libcuda.so.1")
@@ -98,7 +99,7 @@ class Books:
 
     @property
     def devices(self) -> list[SimpleNamespace]:
-        """Those that are visible, by the host's numbers."""
+        """Return the visible devices, by the host's numbers."""
         found, index, part = list[SimpleNamespace](), ctypes.c_int(), ctypes.c_int()
         while self._library.standin_device(len(found), ctypes.byref(index), ctypes.byref(part)):
             found.append(SimpleNamespace(index=index.value, part=part.value))
@@ -106,7 +107,7 @@ class Books:
 
     @property
     def _queues(self) -> dict[int, SimpleNamespace]:
-        """What has not been done, of all streams together."""
+        """Return the pending operations, of all streams together."""
         return {0: SimpleNamespace(operations=int(self._library.standin_waiting()))}
 
     @property
@@ -120,22 +121,22 @@ class Books:
         return Counter({kind: int(self._library.standin_copied(kind)) for kind in range(4)})
 
     def findings(self) -> tuple[int, str]:
-        """How many there were, and the last one."""
+        """Return the number of findings, and the last finding."""
         text = ctypes.create_string_buffer(512)
         return int(self._library.standin_findings(text, len(text))), text.value.decode()
 
     def leaks(self) -> int:
-        """How much was not given back; each is a finding."""
+        """Return the number of leaked objects; each leak is a finding."""
         return int(self._library.standin_leaks())
 
     def reset(self) -> None:
-        """The process is new to CUDA; what it had is gone."""
+        """Make the process new to CUDA and discard all its state."""
         self._library.standin_reset()
 
 
 @functools.cache
 def imported() -> Any:
-    """CuPy, which has seen two devices: how many there are it asks once."""
+    """Import CuPy with two devices visible, because CuPy asks for their number only once."""
     import cupy
 
     for device in range(cupy.cuda.runtime.getDeviceCount()):

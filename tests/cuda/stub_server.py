@@ -1,7 +1,7 @@
-"""A server inside the test's own process, for `shmserve.client` on the fake of CUDA.
+"""Server inside the test's own process, for `shmserve.client` on the fake of CUDA.
 
-It reads and writes the memory of regions as another process does: what nobody has waited for
-is not there.
+Reads and writes the memory of regions as another process would: results of streams that no call
+has waited for are missing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def connected(**options: Any) -> Client:
 
 
 def warm(client: Client) -> None:
-    """Let it learn the output's size for inputs like NUMBERS."""
+    """Let the client learn the output's size for inputs like NUMBERS."""
     client.infer("double", {"IN": NUMBERS})
 
 
 def filled(array: Any) -> Any:
-    """With NUMBERS; they are there."""
+    """Fill an array with NUMBERS and wait for the copy."""
     array.set(NUMBERS)
     return array
 
@@ -54,16 +54,16 @@ def check_without(cupy: Any, client: Client) -> None:
 
 
 class StubServer:
-    """Stands in for `http.Transport`. Every model gives its input `IN` doubled as `OUT`, and
-    BYTES as they are.
+    """Stand-in for `http.Transport`. Every model returns its input `IN` doubled as `OUT`, and
+    BYTES unchanged.
 
     Attributes:
         regions: address and bytes by name.
-        registered: how many registrations were asked for.
-        refuse: how registrations are answered, if not with 200.
-        quota: how many regions there may be.
+        registered: number of registrations.
+        refuse: status and error for registrations; None: succeed.
+        quota: limit on regions.
         mute: registrations are made and not answered.
-        failures: how the next inferences are answered, instead of with a result.
+        failures: errors for the next inferences, in place of results.
         documents: of all inferences.
     """
 
@@ -146,7 +146,8 @@ class StubServer:
         return _reply(200, {"outputs": [output]})
 
     def _window(self, parameters: dict[str, Any]) -> tuple[int, int] | tuple[()] | None:
-        """Address and bytes; (): it lies in no region; None: in an unknown one."""
+        """Return address and bytes; () if the tensor is in no region; None if the region is
+        unknown."""
         name = parameters.get("shared_memory_region")
         if name is None:
             return ()

@@ -1,4 +1,4 @@
-"""Prints the names that the fake of CUDA offers, as JSON: qualified name to parameters."""
+"""Print the names that the fake of CUDA offers, as JSON: qualified name to parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_PYTHON = {*dir(dataclasses.make_dataclass("Empty", [])), "__annotations__", "
 
 
 def is_own(module: types.ModuleType, name: str, value: Any) -> bool:
-    """Whether the fake means to offer it here: it has not merely been imported for its use."""
+    """Return True if the module offers the name on purpose, not as an import for internal use."""
     home = getattr(value, "__module__", None) or module.__name__
     if name.startswith("_") or isinstance(value, types.ModuleType):
         return False
@@ -28,7 +28,7 @@ def is_own(module: types.ModuleType, name: str, value: Any) -> bool:
 
 
 def parameters(value: Any) -> list[str]:
-    """What may be given by keyword."""
+    """Return the parameters that callers may give by keyword."""
     if not isinstance(value, types.FunctionType):
         return []
     keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -1,4 +1,4 @@
-"""Requests go to the GPU that has their memory, if an instance is there."""
+"""Requests go to the GPU that has their memory, if that GPU has an instance."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def asking(inputs: tuple[tuple[int, int], ...] = (), output: int = 0) -> Execute
 
 
 class Instances:
-    """One instance on each of DEVICES; their connections."""
+    """Instances, one on each of DEVICES, and their connections."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -54,7 +54,7 @@ class Instances:
         self.rig.writer.publish(Snapshot("cafe0123", 0, models, complete=True, regions=known))
 
     def device(self, message: Execute) -> str:
-        """Where a request goes; its connection stays taken."""
+        """Return the device that a request is sent to; the connection stays taken."""
         pool, connection, _ = self.rig.dispatcher.executors.connect(self.entry, set(), message)
         self.taken.append((pool, connection))
         return pool.instance.device
@@ -79,7 +79,7 @@ def test_the_device_with_the_memory_is_preferred(instances: Instances) -> None:
         (asking(((2, 64),)), "cuda:0"),
         (asking(((3, 64),)), "cuda:1"),
         (asking(output=3), "cuda:1"),
-        (asking(((2, 65),), output=3), "cuda:0"),  # most of it
+        (asking(((2, 65),), output=3), "cuda:0"),  # most of the data
         (asking(((2, 63),), output=3), "cuda:1"),
         (asking(((1, 1 << 20), (3, 1))), "cuda:1"),  # host memory is near to all
     ):

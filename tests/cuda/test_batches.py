@@ -1,4 +1,4 @@
-"""Batches on a device: each request's rows go there from where they lie, and come out of views."""
+"""Batches on a device: rows of each request are copied from their place, and results are views."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 class BatchBench(Bench):
-    """An executor's batch runner and one frontend."""
+    """Batch runner of an executor, with one frontend."""
 
     def __init__(self, model: Callable[[Request], Response]) -> None:
         super().__init__(model)
@@ -53,7 +53,7 @@ class BatchBench(Bench):
         return members
 
     def values(self, member: BatchMember) -> Array:
-        """What its frontend reads."""
+        """Return the output as the frontend reads it."""
         return self.result(member.answer).reshape(member.answer.outputs[0].shape)
 
 
@@ -144,7 +144,7 @@ def test_rows_of_a_region_meet_those_of_slots(make: Make, cuda_environment: dict
         first, inside, wrong, last = bench.run_batch(
             bench.slot(parts[0]), there, outside, bench.slot(parts[2])
         )
-        assert wrong.answer.error_code == Code.INVALID_ARGUMENT  # of it alone
+        assert wrong.answer.error_code == Code.INVALID_ARGUMENT  # only of this request
         assert "Invalid offset + byte size" in wrong.answer.error
         assert bench.shapes == [(4, width)]
         for member, part in zip((first, inside, last), parts, strict=True):

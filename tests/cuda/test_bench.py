@@ -1,4 +1,4 @@
-"""`python -m bench.gpu` in short: everything it measures runs and is right."""
+"""Short run of `python -m bench.gpu`: every measurement runs and is right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = "copies", "regions", "overlap", "deaths", "executors", "rounds"
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 
 pytestmark = [
-    pytest.mark.fake_cuda,  # on a GPU it is to be run by itself
+    pytest.mark.fake_cuda,  # on a GPU the benchmark runs alone
     pytest.mark.skipif(standin.active(), reason="with kernels of g++ it takes minutes"),
 ]
 

@@ -1,4 +1,4 @@
-"""What an executor's loop does with its device between requests, and for those that wait."""
+"""An executor's use of its device between requests, and for waiting requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_one_that_is_cancelled_then_leaves_nothing_on_the_device(
 
     def model(request: Request) -> Response:
         def await_queue(length: int) -> None:
-            # A model that asks for `cancelled` has what came taken in.
+            # A model that reads `cancelled` makes the loop receive new messages.
             until(lambda: not request.cancelled and loop.queued == length, "it did not come")
 
         if request.id == "first":
@@ -71,12 +71,12 @@ def test_one_that_is_cancelled_then_leaves_nothing_on_the_device(
         plane.close()
 
 
-@pytest.mark.fake_cuda  # not every device pins what may only be read
+@pytest.mark.fake_cuda  # not every device pins read-only memory
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_what_idle_executors_have_pinned_is_let_go(
     cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoupled: bool
 ) -> None:
-    """Its owner, a frontend, may have freed it long ago."""
+    """The owner of the memory, a frontend, may have freed it long ago."""
     devices = Devices(0, Mappings())
     monkeypatch.setattr(rig, "Devices", lambda *_: devices)
     monkeypatch.setattr("shmserve.executor.loop.loop.WAKE_S", 0.02)

@@ -1,4 +1,4 @@
-"""Every use of CUDA that the product makes is in a table, and something runs each."""
+"""Every CUDA call of the product is in a table, and a test or benchmark runs each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def used() -> list[Site]:
 
 
 def test_the_table_has_every_use() -> None:
-    """`python -m tests.cuda_calls` measures and writes it again."""
+    """`python -m tests.cuda_calls` measures the calls and rewrites the table."""
     found = Counter((s.name, s.file.removeprefix("shmserve/")) for s in used())
     assert found == {(row.name, row.file): row.places for row in table.rows()}
 

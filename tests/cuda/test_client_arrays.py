@@ -1,4 +1,5 @@
-"""Device arrays of `shmserve.client`, against a server that knows no streams of this process."""
+"""Device arrays of `shmserve.client`, against a server that does not know this process's
+streams."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def test_arrays_of_the_client_are_passed_in_place(
 
 
 class OfAnotherLibrary:
-    """An array on a GPU with one of the two protocols."""
+    """GPU array of another library, with one of the two protocols."""
 
     def __init__(self, array: Any, dlpack: bool) -> None:
         if dlpack:
@@ -225,7 +226,7 @@ def test_work_that_fails(
 
 
 class Refuses:
-    """As torch's tensors that require a gradient."""
+    """Array that refuses DLPack, as torch's tensors that require a gradient do."""
 
     def __dlpack__(self, **_: object) -> object:
         raise BufferError("use tensor.detach()")

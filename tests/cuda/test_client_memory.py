@@ -1,4 +1,4 @@
-"""The client's memory on GPUs: who holds it how long, on the fake of CUDA."""
+"""The client's memory on GPUs: users and lifetimes of blocks, on the fake of CUDA."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_memory_is_used_again_with_the_last_reference(
     for number in range(4):
         x = filled(stub_client.empty(COUNT, device=0))
         y = stub_client.infer("double", {"IN": x}, device=0)["OUT"]
-        kept.append(fake_cupy.from_dlpack(y[number : number + 1]))  # what keeps no array of ours
+        # a user that keeps none of our arrays
+        kept.append(fake_cupy.from_dlpack(y[number : number + 1]))
         del x, y
         gc.collect()
     many = len(stub.regions)
@@ -150,7 +151,7 @@ def test_memory_of_a_device_is_exported_from_it(
     with monkeypatch.context() as patched:
         patched.setattr(runtime, "ipcGetMemHandle", observed)
         stub_client.empty(COUNT, device=1)
-    assert seen[0] == 1  # then the server looks for it
+    assert seen[0] == 1  # then the server is looked for
 
 
 @pytest.mark.fake_only

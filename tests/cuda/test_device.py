@@ -36,7 +36,7 @@ from shmserve.shm.segment import Mapping
 from tests.cuda.exporting import exported
 
 SIZE = 1 << 20
-BLOCK = 2 << 20  # bytes that no other allocation shares: the size that every driver tells
+BLOCK = 2 << 20  # bytes that no other allocation shares: every driver reports this size
 
 
 @pytest.fixture
@@ -338,7 +338,7 @@ def test_a_handle_of_a_lost_device_is_not_to_blame(
 
 @pytest.mark.fake_cuda
 def test_a_handle_costs_nobody_the_device(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a driver says of a handle that makes no sense may be anything, such as "unknown"."""
+    """A driver may report any error for an invalid handle, such as "unknown"."""
 
     def unknown(*_: object) -> None:
         error = device.cupy.cuda.runtime.CUDARuntimeError(1)
@@ -449,7 +449,7 @@ def test_memory_of_another_device(
         assert near.get().tolist() == [0, 1, 2, 3]
         host = np.frombuffer(opened.to_host(RegionRef(7, 4, 12)), np.float32)
         assert host.tolist() == [1, 2, 3]
-        assert opened.device.cupy._fake.contexts == {0}  # it is reached from there
+        assert opened.device.cupy._fake.contexts == {0}  # device 0 reaches the memory
 
 
 def test_windows_are_checked_against_the_region(

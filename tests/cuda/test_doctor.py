@@ -1,4 +1,4 @@
-"""`shmserve doctor` with the fake's devices, without any, and with a driver that hangs."""
+"""`shmserve doctor` with the fake's devices, without devices, and with a driver that hangs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_memory_of_frontends_is_pinned_also_where_none_can_be_that_is_read_only(
 def test_what_does_not_work_is_told_with_what_to_do(compiled: Path) -> None:
     environment = fake.environment(compiled, pin="no", peers=0)
     status, text = ask("--gpu", **environment, CUDA_VISIBLE_DEVICES="1,0,7")
-    assert status == 0  # slower, and all of it works
+    assert status == 0  # slower, but everything works
     assert "CUDA_VISIBLE_DEVICES: '1,0,7', devices that a server sees: 2\n" in text
     assert "warn  device 0: cannot pin shared memory: cudaErrorOperatingSystem" in text
     assert "raise the limit of locked memory\n" in text

@@ -1,4 +1,4 @@
-"""The fake's own traps: what goes wrong with a real device must go wrong with it."""
+"""Traps of the fake: mistakes that fail on a real device must fail on the fake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUES = np.arange(6, dtype=np.float32)
 TO_DEVICE, TO_HOST = 1, 2
 READ_ONLY = 8
 
-# Prints the handle of what holds VALUES, as hex, frees the memory if told to, then waits.
+# Prints the handle of an array of VALUES, as hex, frees the memory if asked to, then waits.
 EXPORTER = """
 import sys, cupy, numpy as np
 runtime = cupy.cuda.runtime
@@ -38,7 +38,7 @@ for line in sys.stdin:
 
 @pytest.fixture(autouse=True)
 def _mistakes_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the stand-in (tests/cuda/standin.py) a session fails for others."""
+    """Over the stand-in (tests/cuda/standin.py), mistakes of other tests fail the session."""
     monkeypatch.setenv("FAKE_CUDA_FINDINGS", "")
 
 
@@ -66,14 +66,14 @@ def export(compiled: Path) -> Iterator[Callable[..., tuple[bytes, subprocess.Pop
 
 
 def failing(call: Callable[..., object], *args: object) -> int:
-    """The status that a call fails with."""
+    """Return the status that a call fails with."""
     with pytest.raises(RuntimeError, match=r"^cudaError[A-Za-z]+: ") as caught:
         call(*args)
     return int(caught.value.status)  # type: ignore[attr-defined]
 
 
 def held() -> list[str]:
-    """The device memory that this process maps."""
+    """Return the mapped device memory of this process."""
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "fakecuda" in line]
 
 
@@ -182,7 +182,7 @@ def test_a_kernel_does_not_keep_the_memory_it_uses(fake_cupy: Any) -> None:
         array = fake_cupy.asarray(VALUES)
     stream.synchronize()
     computed = array * 2
-    del array  # goes back to its stream, which has nothing left to do
+    del array  # returns to its stream, which has no work left
     assert failing(computed.get) == 700
     assert failing(cuda.runtime.getDeviceCount) == 700
 
@@ -216,7 +216,7 @@ def test_memory_has_an_end(monkeypatch: pytest.MonkeyPatch, fake_cupy: Any) -> N
     assert runtime.memGetInfo() == (1024, 4096)
     assert failing(runtime.malloc, 1025) == 2
     with pytest.raises(fake_cupy.cuda.memory.OutOfMemoryError):
-        fake_cupy.empty(600, np.uint8)  # and what the pool has before it
+        fake_cupy.empty(600, np.uint8)  # plus the bytes that the pool leaves before a block
     with fake_cupy.cuda.Device(1):
         fake_cupy.empty(600, np.uint8)
     assert len(held()) == 1

@@ -1,4 +1,4 @@
-"""`python -m bench.gpu_day`: its claims are those of docs/gpu.md, all of which it tells of."""
+"""`python -m bench.gpu_day` checks the claims of docs/gpu.md and reports on all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FACTS = {"cupy": "14", "runtime": 12080, "driver": 12080, "devices": [{"name": "
 
 
 def sections() -> str:
-    """Those of the document that claim something: the others tell what to type."""
+    """Return the sections with claims; the other sections contain commands to type."""
     text = (ROOT / "docs/gpu.md").read_text()
     return text[text.index("## What is needed") : text.index("## Testing and measuring")]
 
@@ -104,7 +104,7 @@ def test_what_decides_claims() -> None:
     )
     status, number, reason = verdict("slower, nothing else", found)
     assert (status, number, reason) == ("not run", "0.4 of a bare copy's rate", missing)
-    del found.missing["tests"]  # they ran, but for those that need the fake
+    del found.missing["tests"]  # the tests ran, except for tests that need the fake
     assert verdict("slower, nothing else", found)[0] == "pass"
     assert "no device shows on demand" in verdict("the request gets 500", found)[2]
     assert verdict("by a copy between them", found)[2] == "needs two devices: there is one"
@@ -129,12 +129,12 @@ def test_a_step_that_hangs_costs_its_limit_and_no_other(tmp_path: Path) -> None:
     outcome = take(step, found, tmp_path, 100)
     assert (outcome.status, outcome.reason) == ("stopped", "not done after 5 s")
     assert found.missing["hangs"].endswith("not done after 5 s")
-    assert "Traceback" in outcome.output  # it was asked to end before it was made to
+    assert "Traceback" in outcome.output  # the program was asked to end before it was killed
     assert take(step, found, tmp_path, 1).reason == "no time was left"
 
 
 def test_a_host_without_devices(tmp_path: Path) -> None:
-    """It runs to its end, and says of every claim that it was not run, and why."""
+    """The program runs to its end, and reports every claim as not run, with the reason."""
     done = subprocess.run(
         [sys.executable, "-m", "bench.gpu_day", "--output", tmp_path],
         cwd=ROOT,
@@ -184,7 +184,7 @@ def test_the_page_is_whole_by_itself() -> None:
 
 @pytest.mark.fake_cuda
 def test_on_the_fake(cuda_environment: dict[str, str], tmp_path: Path) -> None:
-    """What needs no real device is decided; nothing is timed."""
+    """Claims that need no real device are decided. Times are not measured."""
     done = subprocess.run(
         [sys.executable, "-m", "bench.gpu_day", "--only", "doctor,torch", "--output", tmp_path],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""How busy GPUs are, from NVML: units, what is missing, and drivers that fail."""
+"""GPU utilization from NVML: units, missing values, and drivers that fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER = "GPU-fa4ec0da-1111-1111-1111-111111110201"
 
 @pytest.fixture(autouse=True)
 def _unasked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a process that has not asked NVML yet; whatever it finds is forgotten afterwards."""
+    """Let the test run as a process that has not used NVML yet; forget the results afterwards."""
     _forget()
     for name in [n for n in os.environ if n.startswith("FAKE_CUDA_")]:
         monkeypatch.delenv(name)
@@ -135,7 +135,7 @@ def test_what_was_read_long_ago_is_not_told(
     try:
         for _ in range(3):
             use.sample()  # the first of which hangs
-        assert len(use.latest()) == 2  # as it was before
+        assert len(use.latest()) == 2  # the earlier values
         monkeypatch.setattr(gpu_use, "FRESH_S", 0.0)
         assert use.latest() == ()
         assert len(warnings(caplog)) == 1
@@ -167,7 +167,7 @@ def test_one_gpu_that_is_lost_hides_no_other(driver: Any, monkeypatch: pytest.Mo
         return handle(index)
 
     monkeypatch.setattr(driver, "nvmlDeviceGetHandleByIndex", lost)
-    monkeypatch.setattr(use, "_look_at", 0.0)  # not even while it is looked for
+    monkeypatch.setattr(use, "_look_at", 0.0)  # not even while GPUs are looked for again
     use.sample()
     assert [gpu.index for gpu in use.latest()] == [1]
 
@@ -206,6 +206,6 @@ def test_a_real_gpu_is_told_of() -> None:
         assert gpu.memory_total is not None
         assert 0 < gpu.memory_used < gpu.memory_total
         assert gpu.utilization is None or 0 <= gpu.utilization <= 1  # None: in MIG mode
-        assert gpu.temperature is None or 0 < gpu.temperature < 120  # None: not told to guests
+        assert gpu.temperature is None or 0 < gpu.temperature < 120  # None: hidden from guests
         assert gpu.power is None or 0 < gpu.power < 2 * (gpu.power_limit or 1e4)
     assert sampled().latest()

@@ -40,7 +40,7 @@ def test_gpu_classifier(cupy: Any) -> None:
     expected = arrays(ask(backend, spec, image=image))["probabilities"]
     assert isinstance(expected, np.ndarray)
     assert expected.sum() == pytest.approx(1, abs=1e-4)
-    assert expected.std() > 1e-4  # it tells the classes apart
+    assert expected.std() > 1e-4  # the model tells the classes apart
     other = arrays(ask(backend, spec, image=image[:, ::-1]))["probabilities"]
     assert not np.allclose(other, expected, rtol=1e-2)
     backend, spec = load("workers/gpu_classifier", "cuda:0")

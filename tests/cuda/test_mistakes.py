@@ -1,6 +1,6 @@
-"""Every mistake of the catalogue can still be made, and something has caught it.
+"""Every mistake of the catalogue still applies to the code, and a test has caught it.
 
-`make cuda-mistakes` makes them.
+`make cuda-mistakes` makes the mistakes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_each_can_be_made() -> None:
-    """Else it would not be tried any more, when the code has changed."""
+    """A mistake that no longer fits changed code would never be tried again."""
     texts = {mistake.file: (ROOT / mistake.file).read_text() for mistake in MISTAKES}
     assert [m.name for m in MISTAKES if texts[m.file].count(m.before) != 1] == []
     tests = {name for mistake in MISTAKES for name in mistake.tests}

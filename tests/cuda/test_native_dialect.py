@@ -1,4 +1,4 @@
-"""The native dialect on a GPU: what models get, what they may give, what goes wrong."""
+"""The native dialect on a GPU: inputs and outputs of models, and errors."""
 
 from __future__ import annotations
 
@@ -141,7 +141,8 @@ def test_what_is_given_is_taken_without_a_copy(make: Make, cupy: Any, kind: str)
     backend, spec = load(make(GIVEN), GPU)
     got = arrays(ask(backend, spec, ("Y",), {"kind": kind}, X=X))["Y"]
     assert isinstance(got, np.ndarray if kind in ("numpy", "host") else cupy.ndarray)
-    assert got.tolist() == [1, 1, 1, 1]  # read on the default stream: it waits for the producer's
+    # read on the default stream, which waits for the producer's stream
+    assert got.tolist() == [1, 1, 1, 1]
     if isinstance(got, cupy.ndarray):
         model = backend._dialect._model  # type: ignore[attr-defined]
         assert got.data.ptr - model.given.data.ptr in (0, 4)
@@ -268,7 +269,7 @@ def test_no_memory_left_is_told_and_the_model_goes_on(
     assert error.message == "CUDA device 0 has no memory left for this request"
     assert "OutOfMemoryError" in caplog.text
     cupy.cuda.runtime.deviceSynchronize()
-    assert pool.used_bytes() <= used  # what the failed call had is the device's again
+    assert pool.used_bytes() <= used  # the memory of the failed call is free again
     assert pool.total_bytes() <= total
 
 

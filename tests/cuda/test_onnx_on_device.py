@@ -1,4 +1,4 @@
-"""ONNX models on a GPU: how tensors are bound, which options the provider gets, what fails."""
+"""ONNX models on a GPU: binding of tensors, options for the provider, and failures."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ X = np.arange(4, dtype=np.float32)
 
 
 class Binding:
-    """What is bound, in ONNX Runtime's order of arguments; outputs without an address get
-    memory of the session's own."""
+    """Bound tensors, in ONNX Runtime's order of arguments. Outputs without an address get memory
+    of the session."""
 
     def __init__(self, cupy: Any) -> None:
         self.cupy = cupy
@@ -69,7 +69,8 @@ class Binding:
 
 
 class Session:
-    """Adds X to itself as ONNX Runtime would on CUDA: on a stream that waits for no other."""
+    """Adds X to itself as ONNX Runtime would on CUDA: on a stream that waits for no other
+    stream."""
 
     def __init__(self, path: str, options: Any, providers: list[Any], works: bool = True) -> None:
         self.real = ort.InferenceSession(path, options, providers=[CPU])
@@ -142,7 +143,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def executor_devices(directory: str) -> Devices:
-    """What an executor that has loaded the model on GPU 0, if it can, knows of its device."""
+    """Return the devices of an executor that has tried to load the model on GPU 0."""
     instance = repository.read_folder(directory).instances()[0]
     devices = Devices(0, Mappings())
     model_loading.load(structs.replace(instance, device=GPU, auto=True), devices)
@@ -210,7 +211,8 @@ def test_models_with_strings_run_with_host_arrays(runtime: Runtime, folder: Path
     runtime.session.run = runtime.session.real.run
     assert not backend.reads_on_device
     assert arrays(ask(backend, spec, X=np.array([b"a"], object)))["Y"].tolist() == ["a"]
-    devices = executor_devices(directory)  # they compute on the GPU: whether it is lost counts
+    # the model computes on the GPU, so the loss of the GPU matters
+    devices = executor_devices(directory)
     assert devices.opened is not None
 
 
@@ -345,7 +347,8 @@ def test_errors_of_the_provider(
 
 
 def test_a_gpu_without_memory_says_nothing_of_shapes(runtime: Runtime, folder: Path) -> None:
-    """Outputs of known shape are written where they go, also after such an error."""
+    """Outputs of known shape are written directly to their destination, even after such an
+    error."""
     backend, spec = load(adder(folder, ["N"]), GPU)
     runtime.session.errors = ["Failed to allocate memory for requested buffer of size 9"]
     assert failure(ask(backend, spec, X=X)).code is Code.RESOURCE_EXHAUSTED

@@ -1,6 +1,6 @@
-"""Instances on devices, from config.pbtxt to the device that their code finds itself on.
+"""Placement of instances on devices, from config.pbtxt to the current device of the model's code.
 
-On the fake alone: it has several devices, and MIG devices.
+Only on the fake, which has several devices and MIG devices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ model_warmup [
   { name: "w" inputs { key: "A" value { data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } } }
 ]
 """
-# Fails to load with what its code finds: its device, and what CUDA shows it
+# Fails to load, with the current device and the visible devices as error text
 MODEL = """
 import cupy
 
@@ -104,7 +104,7 @@ def test_one_that_cannot_use_its_mig_device_copies_from_there(
     devices = Devices.of("cuda:1", Mappings())
     request.getfixturevalue("fake_cupy")
     devices.ordinal = None  # as `loading` finds
-    assert devices.open(1).ordinal == 0  # there is no other in this process
+    assert devices.open(1).ordinal == 0  # the process sees no other device
 
 
 def test_a_host_without_devices(folder: Path, compiled: Path) -> None:

@@ -1,6 +1,6 @@
-"""The real CuPy over the stand-in: that it computes, and that mistakes with kernels are found.
+"""The real CuPy over the stand-in: computations are right, and mistakes with kernels are found.
 
-Run by `make test-cupy` (tests/cuda/standin.py); the other tests of this folder are, too.
+Run by `make test-cupy` (tests/cuda/standin.py), as are the other tests of this folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VALUES = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 @pytest.fixture
 def found(fake_cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """The kind of the last finding; the session need not hear of it."""
+    """Return the kind of the last finding, which is kept from the session's result."""
     monkeypatch.setenv("FAKE_CUDA_FINDINGS", "")
     return lambda: fake_cupy._fake.findings()[1].partition(" ")[2].partition(":")[0]
 
@@ -184,7 +184,7 @@ def test_memory_that_goes_back_to_the_pool_too_early(
     array = fake_cupy.zeros(16, np.float32)
     stream.wait_event(fake_cupy.cuda.Stream.null.record())
     with stream:
-        kept = array + 1  # while it is read there
+        kept = array + 1  # while a kernel reads the memory
     del array
     assert found() == ""
     fake_cupy.ones(16, np.float32)  # the default stream's next array is the same memory
@@ -193,7 +193,7 @@ def test_memory_that_goes_back_to_the_pool_too_early(
 
 
 def test_what_is_not_given_back(fake_cupy: Any, found: Callable[[], str]) -> None:
-    before = fake_cupy._fake.leaks()  # modules: CuPy keeps them
+    before = fake_cupy._fake.leaks()  # modules stay, because CuPy keeps them
     fake_cupy.cuda.runtime.malloc(64)
     assert fake_cupy._fake.leaks() == before + 1
     assert found() == "leak"

@@ -1,4 +1,4 @@
-"""What CUDA and NVML refuse when nobody expects it: who asked goes on, and says so."""
+"""Unexpected errors of CUDA and NVML: the process goes on and reports the error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = 1 << 18
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, cupy: Any, name: str) -> None:
-    """Once: what comes after it is as ever."""
+    """Let the next call of a function fail. Later calls succeed."""
     runtime = cupy.cuda.runtime
     call = getattr(runtime, name)
 
@@ -39,7 +39,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, cupy: Any, name: str) -> None:
 def test_memory_that_a_client_cannot_have_or_share(
     fake_cupy: Any, stub_client: Client, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Its arrays lie in memory of its own then, and travel in its requests."""
+    """The client then uses unshared memory, and tensors travel in requests."""
     with monkeypatch.context() as patched:
         refuse(patched, fake_cupy, name)
         x = stub_client.empty(COUNT, device=0)

@@ -1,4 +1,5 @@
-"""How the coordinator registers, hands out and lets go of CUDA regions; executors are made up."""
+"""The coordinator's registration, distribution and closing of CUDA regions; executors are
+simulated."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ FAILED = "failed to register shared memory region 'r'"
 
 
 class World:
-    """A coordinator's regions, one frontend, and an executor on each of some devices."""
+    """Regions of a coordinator, one frontend, and an executor on each device."""
 
     def __init__(self, run_dir: Path, *devices: str, **settings: Any) -> None:
         names = [f"m/1/{index}" for index in range(len(devices))]
@@ -60,7 +61,7 @@ class World:
         self.published: Snapshot | None = None
         self.watched: list[tuple[int, int]] = []
         owners = Owners(lambda _, process: self.watched.append(process), lambda _: None, True)
-        self.gpus = [2]  # what counting them says; the last of them again and again
+        self.gpus = [2]  # results of counting; the last result repeats
         self.regions = RegionRegistrations(
             Settings(**settings), str(run_dir), self.reconciler, self._send, owners, self._count
         )
@@ -83,7 +84,7 @@ class World:
         return True
 
     def say(self, message: Any, process: str = "http-1") -> list[tuple[str, Any]]:
-        """A message to the coordinator, and all that it says then."""
+        """Send a message to the coordinator and return its messages."""
         message = messages.decode_to_coordinator(messages.encode(message))
         assert self.regions.handle(process, process.split("-")[0], message, self.now)
         return self.turn()
@@ -166,7 +167,8 @@ def test_what_the_executor_found_decides(world: World) -> None:
     refused = probed(error_code="INVALID_ARGUMENT", error=closed)
     assert refused == RegionAnswer(1, "INVALID_ARGUMENT", f"{FAILED}: invalid args: {closed}")
     assert world.names() == []
-    assert probed(error_code="UNAVAILABLE", error="no device") == RegionAnswer(1)  # nobody knows
+    # no executor knows
+    assert probed(error_code="UNAVAILABLE", error="no device") == RegionAnswer(1)
     assert world.names() == ["r"]
 
 
@@ -189,7 +191,7 @@ def test_no_answer_in_time_is_no_refusal(world: World) -> None:
 def test_an_executor_that_dies_gives_no_answer(world: World) -> None:
     ((executor, _),) = world.register()
     world.reconciler.gone(executor, world.now)
-    world.regions.cuda.gone("executor-1")  # another one
+    world.regions.cuda.gone("executor-1")  # another executor
     assert world.turn() == []
     world.regions.cuda.gone(executor)
     assert world.regions.urgent
@@ -209,7 +211,8 @@ def test_a_question_that_is_asked_again_is_not_doubled(world: World) -> None:
     assert world.say(RegionProbed(probe.ticket, 64), executor) == [("http-1", RegionAnswer(3))]
     answers = world.say(RegionProbed(probe_of_other.ticket, 64), other)
     assert answers == [("http-2", RegionAnswer(3))]
-    assert world.register(4, again=True) == [("http-1", RegionAnswer(4))]  # it is there
+    # the region exists already
+    assert world.register(4, again=True) == [("http-1", RegionAnswer(4))]
     ((_, refused),) = world.register(5)
     assert refused.error_code == "ALREADY_EXISTS"
     assert len(world.names()) == 2
@@ -256,7 +259,7 @@ def test_quotas_hold_for_those_who_waited(tmp_path: Path) -> None:
 
 
 def test_not_everybody_may_wait_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_regions, "_MOST_PARKED", 2)
+    monkeypatch.setattr(cuda_regions, "_MAX_PARKED", 2)
     for ticket in (1, 2):
         assert isinstance(world.register(ticket, name=f"r{ticket}")[0][1], ProbeRegion)
     ((_, answer),) = world.register(3, name="r3")
@@ -301,7 +304,7 @@ def test_executors_get_the_handle_and_no_descriptor(unproved: World) -> None:
 
 @pytest.fixture
 def opened(unproved: World) -> World:
-    """Two executors have a region open, and it has been unregistered."""
+    """Two executors have a region open, and the region has been unregistered."""
     unproved.register()
     for name in ("executor-0", "executor-1"):
         unproved.say(NeedRegion(5, 1), name)

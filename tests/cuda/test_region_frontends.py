@@ -28,7 +28,7 @@ FAILED = "failed to register shared memory region 'r'"
 
 
 class Http:
-    """A client whose requests come over a Unix socket, so from this very process."""
+    """HTTP client over a Unix socket, so requests come from this process."""
 
     def __init__(self, devices: int = 2, **settings: Any) -> None:
         self.client = http_client.Client(Settings(**settings))
@@ -131,7 +131,8 @@ def test_grpc(grpc: grpc_client.Rig) -> None:
     with grpc_client.Rig(grpc.dispatcher, uid=1001) as stranger:
         assert not stranger.client.call("CudaSharedMemoryStatus").regions
         stranger.client.call("CudaSharedMemoryUnregister")
-        stranger.client.call("CudaSharedMemoryRegister", register())  # the name is its own
+        # names are per user
+        stranger.client.call("CudaSharedMemoryRegister", register())
     told = call("CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest(name="r"))
     assert list(told.regions) == ["r"]
     region = told.regions["r"]

@@ -25,7 +25,7 @@ BASE = "/v2/cudasharedmemory"
 
 @pytest.fixture(scope="module")
 def handle(cuda_environment: dict[str, str]) -> Iterator[bytes]:
-    """Of 1024 numbers on device 0."""
+    """Handle of 1024 numbers on device 0."""
     with exported(cuda_environment) as (handle, _):
         yield handle
 
@@ -43,13 +43,14 @@ def server(cuda_environment: dict[str, str], handle: bytes) -> Iterator[RunningS
 
 
 def all_live(server: RunningServer) -> bool:
-    """A handle of device 0 is only refused by an executor on that device."""
+    """Return True if all instances run. Only an executor on device 0 refuses a handle of device
+    0."""
     rows = show.ask(server.run_dir, "models")
     return all(row["instance_state"] == "READY" for row in rows if row["model"] == "touch")
 
 
 class CudaClient(Client):
-    """Over the Unix socket; what it registers is this memory on device 0."""
+    """Client over the Unix socket that registers the memory of `handle` on device 0."""
 
     def __init__(self, where: int | str, handle: bytes) -> None:
         super().__init__(where)
@@ -99,7 +100,7 @@ def test_they_outlive_the_coordinator(client: CudaClient, server: RunningServer)
         assert client.cuda_status() == ["kept"]
         wait_until(lambda: server.pids("coordinator") not in ([], [victim]), "another one")
         server.wait_linked()
-        assert client.register_cuda("later")[0] == 200  # by the next one
+        assert client.register_cuda("later")[0] == 200  # by the next coordinator
         assert server.pids("coordinator") != [victim]
         assert client.register_cuda("kept")[0] == 400
         wait_until(lambda: client.infer("touch", ("beside", 0), None, 4)[0] == 200, "beside")

@@ -1,4 +1,4 @@
-"""Running requests on a device: what is brought there, what is taken out, what is counted."""
+"""Execution of requests on a device: copies to and from the device, and counts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.regions: dict[int, Region] = {}
-        self.gone = False  # it has been unregistered when an executor asks for it
+        self.gone = False  # True: the region is unregistered when an executor asks
         self.sent: list[object] = []
 
     def ask(self, make: Callable[[int, bool], Any], timeout_s: float) -> tuple[Any, list[int]]:
@@ -67,7 +67,7 @@ class Desk:
 
 
 class Bench:
-    """One executor's runner and one frontend, without sockets."""
+    """Runner of an executor and one frontend, without sockets."""
 
     def __init__(
         self, model: Callable[[Request], Response | None], ordinal: int | None = 0
@@ -113,7 +113,7 @@ class Bench:
         return outcome.answer
 
     def result(self, answer: Answer) -> np.ndarray[Any, Any]:
-        """The output, read as the frontend reads it."""
+        """Return the output as the frontend reads it."""
         assert not answer.error_code, answer.error
         at = answer.outputs[0].at
         return np.frombuffer(self.ours.view(at), np.float32)  # type: ignore[arg-type]
@@ -220,7 +220,7 @@ def test_a_part_of_an_input_moves_within_its_region(
 
 
 def read(one: Bench, number: int) -> np.ndarray[Any, Any]:
-    """What a region holds now."""
+    """Return the current contents of a region."""
     _, imported = one.devices.import_region(one.desk.regions[number])
     device = one.devices.open()
     array = device.array_at(imported.address, (COUNT,), np.dtype(np.float32), imported, 0)
@@ -258,7 +258,7 @@ def test_it_is_told_when_memory_of_a_region_that_is_no_more_is_closed(
         regions.forget([1])
         assert one.desk.sent == [RegionsClosed((1,))]
         one.desk.add(2, handle)
-        one.desk.gone = True  # so it serves this request alone
+        one.desk.gone = True  # so the import serves this request alone
         one.run(one.message(WireTensor("IN", "FP32", (COUNT,), RegionRef(2, 0, NBYTES))))
         regions.tell_closed()
         assert one.desk.sent[1:] == [RegionsClosed((2,))]
@@ -282,7 +282,7 @@ def test_a_model_on_the_host_is_given_copies(
 def test_a_window_that_is_not_aligned_is_copied_first(
     bench: Callable[..., Bench], cuda_environment: dict[str, str], offset: int
 ) -> None:
-    """To what kernels read at once, which may be more than one element."""
+    """Kernels may read more than one element at once, so windows must be aligned to that size."""
     one = bench(add_one)
     with exported(cuda_environment) as (handle, _):
         one.desk.add(1, handle)
@@ -357,7 +357,7 @@ def test_a_next_request_that_never_comes_costs_nothing(
 def test_what_is_brought_in_vain_has_arrived_when_it_is_given_up(
     end: str, bench: Callable[..., Bench]
 ) -> None:
-    """Whose memory it comes from may then do with that what he likes."""
+    """After that, the owner of the source memory may change it."""
     one = bench(add_one)
     queues = one.devices.open().cupy._queues
     if end == "dropped":
@@ -381,7 +381,8 @@ def test_what_is_wrong_with_the_next_request_is_its_own_affair(
     one.desk.add(9, b"x" * 64)
     one.following = (one.connection, bad)
     assert np.array_equal(one.result(one.run(good)), NUMBERS + 1)
-    assert one.desk.sent == [RegionsClosed((9,))]  # whoever unregisters it need not wait
+    # an unregistration need not wait for this executor
+    assert one.desk.sent == [RegionsClosed((9,))]
     answer = one.run(bad)
     assert answer.error_code == Code.INVALID_ARGUMENT
     assert "'r9' cannot be opened" in answer.error
@@ -407,7 +408,7 @@ def test_a_lost_device_fails_the_request_and_is_noticed(
 def test_too_large_for_the_device(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """What torch keeps for later is the device's again, so that the next request may fit."""
+    """Memory that torch caches is freed, so that the next request may fit."""
     emptied: list[bool] = []
     torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=lambda: emptied.append(True)))
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -424,7 +425,8 @@ def test_too_large_for_the_device(
 def test_a_model_that_lacks_memory_has_the_device_for_itself(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Its input and its output fit, but not the input of the next request beside them."""
+    """The input and output of the model fit, but not together with the input of the next
+    request."""
 
     def model(request: Request) -> Response:
         target = request.offer_on_device("OUT", "FP32", (COUNT,))
@@ -448,9 +450,11 @@ def test_a_model_that_lacks_memory_has_the_device_for_itself(
 def test_what_cupy_has_no_use_for_is_there_for_others(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, inputs: int
 ) -> None:
-    """Such as torch. Of a next request with two inputs only one fits: it is not brought at all."""
+    """Other libraries, such as torch. Of a next request with two inputs only one input fits, so
+    none is copied."""
     pool = request.getfixturevalue("fake_cupy").get_default_memory_pool()
-    freed: list[int] = []  # what was used then; less is used later: CuPy keeps the rest
+    # bytes in use at the time of the call; later use is lower, because CuPy keeps the rest
+    freed: list[int] = []
     monkeypatch.setattr(type(pool), "free_all_blocks", lambda *_: freed.append(pool.used_bytes()))
     kept: list[int] = []
 
@@ -479,10 +483,11 @@ def test_what_cannot_be_placed_fails_its_request_alone(bench: Callable[..., Benc
         assert answer.error_code == Code.INTERNAL
 
 
-@pytest.mark.fake_cuda  # there may be one device only
+@pytest.mark.fake_cuda  # the machine may have only one device
 @pytest.mark.parametrize("ordinal", [0, None], ids=["gpu", "cpu"])
 def test_outputs_lie_on_one_device(bench: Callable[..., Bench], ordinal: int | None) -> None:
-    """The instance's; of one on the CPU, whose model uses GPUs by itself, that of its first."""
+    """The instance's device. For an instance on the CPU whose model uses GPUs itself, the device
+    of the first output."""
 
     def model(request: Request) -> Response:
         import cupy

@@ -1,4 +1,5 @@
-"""Clients' GPU memory through a real server: every process, on the fake driver or a real one."""
+"""Clients' GPU memory through a real server with all processes, on the fake driver or a real
+driver."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def server(gpu_server: RunningServer) -> RunningServer:
 
 
 def environment(server: RunningServer) -> dict[str, str]:
-    """Of a client: it sees the devices that the server sees, and is none of its processes."""
+    """Return the environment of a client: same devices as the server, but no settings of the
+    server."""
     return {k: v for k, v in server.environ.items() if not k.startswith("SHMSERVE_")}
 
 
@@ -43,7 +45,7 @@ def command(server: RunningServer, model: str, *options: str) -> list[str]:
 
 
 def export(server: RunningServer, model: str, *options: str) -> dict[str, Any]:
-    """What the exporter has seen; it checks the values itself."""
+    """Run the exporter, which checks the values, and return its output."""
     done = subprocess.run(
         command(server, model, *options),
         env=environment(server),
@@ -58,7 +60,7 @@ def export(server: RunningServer, model: str, *options: str) -> dict[str, Any]:
 
 @contextmanager
 def holding(server: RunningServer, model: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """An exporter that has registered its memory, and waits."""
+    """Exporter that has registered memory and waits."""
     process = subprocess.Popen(
         command(server, model, "--hold", *options),
         env=environment(server),
@@ -76,12 +78,13 @@ def holding(server: RunningServer, model: str, *options: str) -> Iterator[subpro
 
 
 def device_memory(server: RunningServer) -> int:
-    """How many pieces of other processes' fake device memory executors have mapped."""
+    """Return the number of foreign fake device allocations that executors have mapped."""
     return sum(map(_foreign_memory, server.pids("executor")))
 
 
 def _foreign_memory(pid: int) -> int:
-    """Of its own memory it has descriptors: CuPy may keep some for later."""
+    """Return the mappings without a descriptor. A process has descriptors of its own memory, which
+    CuPy may keep."""
     mapped = Path(f"/proc/{pid}/maps").read_text().count("memfd:fakecuda")
     descriptors = Path(f"/proc/{pid}/fd").iterdir()
     return mapped - sum("memfd:fakecuda" in os.readlink(path) for path in descriptors)
@@ -112,7 +115,7 @@ def test_region_to_region(
     told = export(server, model, *way, "--rounds", "1", "--prefix", f"{model}-{len(way)}-")
     copied = told["receipt"]["copied_bytes"]
     assert copied == {"in": 0, "batch": 0, "out": 0, "device": moved}
-    if not request.config.getoption("--real-cuda"):  # kernels are loaded there, and blocks kept
+    if not request.config.getoption("--real-cuda"):  # kernels are loaded, and blocks are kept
         assert told["free_bytes"][0] == told["free_bytes"][1]
 
 
@@ -165,7 +168,8 @@ def test_a_tensor_in_the_request_goes_to_the_device_and_back(server: RunningServ
 
 def test_rounds_leave_nothing_open(server: RunningServer) -> None:
     large = ("--elements", str(1 << 20))
-    export(server, "plus_one", "--rounds", "1", *large)  # what it leaves is there for good
+    # the first export leaves lasting allocations
+    export(server, "plus_one", "--rounds", "1", *large)
     before = device_memory(server)
     told = export(server, "plus_one", "--rounds", "30", *large)
     assert regions(server) == []

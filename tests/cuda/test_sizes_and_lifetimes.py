@@ -1,4 +1,4 @@
-"""How large memory is said to be, how long it lives, and on which device it lies."""
+"""Reported size, lifetime and device of memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_client_has_its_memory_on_the_device_it_names(
 
 @pytest.mark.fake_cuda
 def test_work_is_done_on_the_device_itself(fake_cupy: Any) -> None:
-    """Whatever device the calling thread has chosen; it has it again afterwards."""
+    """Even if the calling thread has chosen another device, which stays chosen."""
     device = Device(1, Mappings())
     with fake_cupy.cuda.Device(0):
         array = device.empty((4,), FLOAT)

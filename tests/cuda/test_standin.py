@@ -1,6 +1,7 @@
-"""The stand-in for CUDA's runtime (tests/cuda_runtime): each mistake is committed once, and found.
+"""The stand-in for CUDA's runtime (tests/cuda_runtime): each mistake is made once and found.
 
-Programs call it through ctypes, without CuPy: `make test-cupy` runs the rest of tests/cuda over it.
+Programs call the stand-in through ctypes, without CuPy. `make test-cupy` runs the rest of
+tests/cuda over the stand-in.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def other_process():
 # ---
 """
 
-# What is done, what the last call says, and the findings.
+# The calls, the last call's status, and the findings.
 MISTAKES = {
     "nothing": ("a = malloc(); copy(a, HOST, TO_DEVICE); last = free(a)", 0, []),
     "use after free": (
@@ -150,7 +151,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(libraries: Path, code: str, findings: Path, **faults: object) -> str:
-    """What a program prints."""
+    """Run a program and return its output."""
     program = PRELUDE + code
     done = subprocess.run(
         [sys.executable, "-c", program, PRELUDE],

@@ -22,8 +22,10 @@ Connected = tuple[Bench, Stream, list[Any]]
 
 @pytest.fixture
 def connected(cupy: Any) -> Iterator[Connected]:
-    """A bench, a stream of one request on it, and what was posted, each with whether the
-    device was at work then."""
+    """Yield a bench, the stream of one request, and the posted answers.
+
+    Each posted answer comes with whether the device was busy at that time.
+    """
     bench, posted = Bench(add_one), list[Any]()
 
     def post(event: Any) -> None:

@@ -1,4 +1,4 @@
-"""The fake of CUDA offers nothing that CuPy and nvidia-ml-py do not have under the same names."""
+"""The fake of CUDA has only names that CuPy and nvidia-ml-py have, too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 @cache
 def offered() -> dict[str, list[str]]:
-    """Names, and for functions their parameters."""
+    """Return the names, with the parameters of functions."""
     done = subprocess.run(
         [sys.executable, Path(__file__).parent / "surface.py"],
         env={"PYTHONPATH": os.pathsep.join(filter(None, [str(fake.FOLDER), *sys.path]))},
@@ -35,7 +35,7 @@ def offered() -> dict[str, list[str]]:
 
 
 def parameters(value: Any) -> set[str] | None:
-    """Of a function, also of one in C that tells them in its documentation; None: it does not."""
+    """Return a function's parameters, for C functions from the docstring, or None if unknown."""
     try:
         return set(inspect.signature(value).parameters)
     except (TypeError, ValueError):

@@ -1,6 +1,7 @@
-"""What the pytorch backend asks of a torch with CUDA: one whose tensors are CuPy's arrays.
+"""Calls of the pytorch backend to a torch with CUDA whose tensors are CuPy's arrays.
 
-Of torch it has what the backend calls; whether torch does as it says is for tests/torch on a GPU.
+This torch has only the functions that the backend calls. tests/torch checks the real torch on a
+GPU.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class Tensor:
 
 
 class Torch:
-    """`usable`: it can use a GPU. `emptied`: how often it gave back what it keeps."""
+    """Simulated torch.
+
+    `usable`: it can use a GPU. `emptied`: number of calls that freed its cache.
+    """
 
     __version__ = "2.0"
     version = SimpleNamespace(cuda="12.8")

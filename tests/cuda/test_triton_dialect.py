@@ -34,7 +34,7 @@ def make(tmp_path: Path) -> Make:
 
 
 def first(body: str) -> str:
-    """A model that does this with the first input `x` of its one request."""
+    """Return a model that applies `body` to the first input `x` of its only request."""
     return triton(f"x = requests[0].inputs()[0]\n{body}")
 
 

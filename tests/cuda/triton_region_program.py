@@ -1,4 +1,4 @@
-"""What a program with tritonclient does about CUDA regions, but for making them. Prints PASS.
+"""Calls with tritonclient for CUDA regions, except for the creation of handles. Prints PASS.
 
     python triton_region_program.py http|grpc ADDRESS HANDLE KEY
 
@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 
 def refusal(call: Any, *arguments: Any) -> str:
-    """The text of the error that a call ends with."""
+    """Return the error text of a call that must fail."""
     try:
         call(*arguments)
     except InferenceServerException as ex:
@@ -26,7 +26,7 @@ def refusal(call: Any, *arguments: Any) -> str:
 
 
 def listed(status: Any) -> dict[str, tuple[int, int]]:
-    """Name to (device_id, byte_size), whichever protocol told it."""
+    """Return name to (device_id, byte_size), for either protocol."""
     if not isinstance(status, list):
         document = json_format.MessageToDict(status, preserving_proto_field_name=True)
         status = document.get("regions", {}).values()

@@ -1,11 +1,11 @@
-"""Measures which of the product's uses of CUDA the tests run, and writes the table of them.
+"""Measure which of the product's CUDA calls the tests run, and write the table.
 
     python -m tests.cuda_calls run fake tests/cuda        # pytest's arguments, as often as wanted
     python -m tests.cuda.standin --cupy .cupy12 python -m tests.cuda_calls run stand-in tests/cuda
     python -m tests.cuda_calls table                          # tests/cuda_calls/README.md
 
-A run is done under coverage.py, child processes included, and what it has run is added to what
-runs before it had; what has changed in the source since counts as not run.
+A run uses coverage.py, child processes included, and is added to earlier runs. Source that has
+changed since a run counts as not run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def digest(file: str) -> str:
 
 
 def lines_run(on: str) -> dict[str, set[int]]:
-    """By file, of those that are as they were then."""
+    """Return the lines run, by file, for files unchanged since."""
     if not kept(on).exists():
         return {}
     told: dict[str, dict[str, Any]] = json.loads(kept(on).read_text())
@@ -41,7 +41,7 @@ def lines_run(on: str) -> dict[str, set[int]]:
 
 
 def run(on: str, arguments: list[str]) -> int:
-    """Run pytest, and add what it has run of the product."""
+    """Run pytest and add the lines of the product that it ran."""
     with tempfile.TemporaryDirectory() as folder:
         data, report = f"--data-file={folder}/data", Path(folder) / "report.json"
         coverage = [sys.executable, "-m", "coverage"]

@@ -1,9 +1,10 @@
-"""What the product uses of CUDA: every name of CuPy, CUDA's driver, NVML, torch and ONNX Runtime.
+"""CUDA calls of the product: every name of CuPy, CUDA's driver, NVML, torch and ONNX Runtime.
 
-Found by reading the source. A value is followed from where a library is imported through local
-names, attributes (of whatever object: `self._runtime` in one file is that of another) and arguments
-of the package's own functions, and told as a dotted path, `cupy.cuda.runtime.malloc`.
-Arrays and events that come in as `Any` cannot be followed: `ARRAYS` and `EVENTS` name them.
+Found by reading the source. A value is followed from the import of a library through local names,
+attributes (of any object: `self._runtime` in one file equals `_runtime` of another object) and
+arguments of the package's own functions, and reported as a dotted path,
+`cupy.cuda.runtime.malloc`. Arrays and events that come in as `Any` cannot be followed: `ARRAYS`
+and `EVENTS` name them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shmserve"
-MENTIONS = re.compile(
-    r"cupy|cuda|nvml|torch|onnxruntime|\bxp\b|on_device"
-)  # others need not be read
+# Files without any of these words need not be read
+MENTIONS = re.compile(r"cupy|cuda|nvml|torch|onnxruntime|\bxp\b|on_device")
 NOT_SERVED = ("shmserve/_generated", "shmserve/testing")
 
 LIBRARIES = ("cupy", "libcuda", "pynvml", "torch", "onnxruntime")
-# Calls whose result is a library, whoever's name they are called by
+# Calls whose result is a library, whichever object the call is made on
 SOURCES = {
     "runtime.cupy": "cupy",
     "device_arrays.cupy": "cupy",
@@ -69,7 +69,7 @@ WITH_DEVICE_ARRAYS = (
 OF_NUMPY = {("cupy.ndarray.copy", "shmserve/executor/wrappers/sequence_backend.py")}
 OWN_ARRAYS = {("shmserve/executor/process/call_tensors.py", "_array")}  # attributes
 ARRAYS, EVENTS = {"array", "source", "target"}, {"event"}
-# What numpy's arrays have just so: nothing of CUDA happens
+# Attributes that numpy's arrays have in the same form; no CUDA call happens
 OF_ANY_ARRAY = (
     "shape",
     "dtype",
@@ -83,7 +83,7 @@ OF_ANY_ARRAY = (
 )
 ONLY_WAYS = {*LIBRARIES, "cupy.cuda", "cupy.cuda.runtime", "cupy.cuda.driver", "torch.cuda"}
 WORTH_KNOWING = {*ONLY_WAYS, STREAM, "cupy.empty"}  # attributes of objects
-ANYWHERE = ""  # whichever file's object has that attribute
+ANYWHERE = ""  # an attribute of any object in any file
 OF_ORT = ("get_available_providers", "preload_dlls", "InferenceSession")
 OF_TORCH = ("torch.cuda", "torch.from_dlpack", "torch.backends.cudnn")
 
@@ -99,7 +99,7 @@ class Site:
 
 @dataclass
 class Known:
-    """What has been learned so far: attributes of objects, and parameters of functions."""
+    """Facts learned so far: attributes of objects, and parameters of functions."""
 
     attributes: dict[tuple[str, str], str] = field(default_factory=dict)
     results: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Known:
 
 
 def dotted(node: ast.expr) -> str:
-    """`a.b.c` as it is written; empty: it is something else."""
+    """Return `a.b.c` as written, or "" for other expressions."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (base := dotted(node.value)):
@@ -121,7 +121,7 @@ def dotted(node: ast.expr) -> str:
 
 
 class Reader(ast.NodeVisitor):
-    """Reads one file; `sites` are what it uses, in the light of what is `known`."""
+    """Reader of one file. `sites` are the uses found so far, based on `known`."""
 
     def __init__(self, file: str, known: Known) -> None:
         self.file = file
@@ -132,7 +132,7 @@ class Reader(ast.NodeVisitor):
         self._scopes: list[dict[str, str]] = [{}]
 
     def visit(self, node: ast.AST) -> None:
-        """A use is told by the first line of its statement, as coverage does."""
+        """Report a use by the first line of its statement, as coverage does."""
         before = self._line
         if isinstance(node, (ast.stmt, ast.excepthandler)):
             self._line = node.lineno
@@ -187,7 +187,7 @@ class Reader(ast.NodeVisitor):
     def visit_With(self, node: ast.With) -> None:
         for item in node.items:
             path = self.path(item.context_expr)
-            if path in (DEVICE, STREAM):  # also where it is no call: it is entered
+            if path in (DEVICE, STREAM):  # counts even without a call, because `with` enters it
                 self._found(f"{path}.__enter__")
         self.generic_visit(node)
 
@@ -198,7 +198,7 @@ class Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        """The whole of `cupy.cuda.Stream.null.record` counts, and no part of it."""
+        """Count the whole of `cupy.cuda.Stream.null.record`, and no part of the path."""
         path = self.path(node, raw=True)
         if path.rpartition(".")[2] == node.attr:
             self._found(path)
@@ -210,7 +210,8 @@ class Reader(ast.NodeVisitor):
     # ------------------------------------------------------------------- paths
 
     def path(self, node: ast.expr, raw: bool = False) -> str:
-        """Of a library's value; empty: it is none. `raw`: as it is written, not what it is."""
+        """Return the path of a library's value, or "". `raw`: as written, not the type of the
+        result."""
         told = self._told(node)
         return told if raw else RESULTS.get(told, told)
 
@@ -308,7 +309,7 @@ def files() -> Iterator[tuple[str, ast.Module]]:
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
-    """Functions and, by their names, classes: with their parameters but `self`."""
+    """Yield functions, and classes by name, with their parameters except `self`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             names = [arg.arg for arg in node.args.args]

@@ -1,4 +1,4 @@
-"""The table in the README: what the product uses of CUDA, and what has run each use of it."""
+"""The table in the README: CUDA calls of the product, and where each call has run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RULE = "|---|---|---|---|---|---|\n"
 
 
 class Row(Struct, frozen=True):
-    """One name in one file: how many places there are, and how many of them ran."""
+    """One name in one file: number of places, and number of places that ran."""
 
     name: str
     file: str
@@ -29,7 +29,7 @@ class Row(Struct, frozen=True):
 
     @property
     def tested_by(self) -> str:
-        """`fake`, `stand-in`, `both`, or `neither` where a place of it ran on none of them."""
+        """Return `fake`, `stand-in`, `both`, or `neither` if any place ran on neither."""
         if self.neither:
             return "neither"
         if self.fake and self.stand_in:
@@ -38,7 +38,7 @@ class Row(Struct, frozen=True):
 
 
 def written(places: Mapping[Site, Sequence[str]]) -> str:
-    """The README with this table; `places`: what each has run on."""
+    """Return the README with a new table. `places`: systems on which each place ran."""
     grouped = defaultdict(list)
     for site, ran in places.items():
         grouped[site.name, site.file.removeprefix("shmserve/")].append(ran)
@@ -53,7 +53,7 @@ def written(places: Mapping[Site, Sequence[str]]) -> str:
 
 
 def rows() -> list[Row]:
-    """Those of the README."""
+    """Return the rows of the README's table."""
     _, _, table = FILE.read_text().partition(_BEGIN)
     found = []
     for line in table.splitlines():

@@ -1,11 +1,13 @@
-"""Makes each mistake of the catalogue in a copy of the tree, and tells what catches it.
+"""Make each mistake of the catalogue in a copy of the tree, and report what catches it.
 
     python -m tests.cuda_mistakes                             # on the fake
     python -m tests.cuda_mistakes --cupy .cupy12              # over the stand-in
-    python -m tests.cuda_mistakes --cupy .cupy12 --only wait  # those that have it in kind or name
+    python -m tests.cuda_mistakes --cupy .cupy12 --only wait  # mistakes with "wait" in kind or
+    name
 
-The tests of each are first passed without it. Exit status 1 if nothing has caught one of them, in
-this run or the last one of the other kind. Once there are both, the README has the table.
+The tests of each mistake must first pass without it. Exit status 1 if a mistake was caught neither
+in this run nor in the last run of the other kind. After runs of both kinds, the README gets the
+table.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from tests.cuda_mistakes.catalogue import MISTAKES, Mistake
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / ".cuda-mistakes.json"
 COPIED = ("shmserve", "tests", "bench", "workers", "pyproject.toml", "gunicorn.conf.py")
-LIMIT_S = 120  # of the tests of one mistake: one may also make them hang
+LIMIT_S = 120  # for the tests of one mistake, which may make them hang
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where tests are run: on the fake, or over the stand-in, whose `findings` go into a file."""
+    """Where tests run: on the fake, or over the stand-in, which writes findings to a file."""
 
     name: str
     environment: Mapping[str, str]
@@ -44,7 +46,7 @@ class Place:
 
 @contextlib.contextmanager
 def copy_of_tree() -> Iterator[Path]:
-    """Without the product itself in reach: nothing that is changed here is changed there."""
+    """Copy of the tree without the product itself in reach, so changes stay in the copy."""
     with tempfile.TemporaryDirectory(prefix="mistakes-") as folder:
         for name in COPIED:
             source, target = ROOT / name, Path(folder) / name
@@ -70,7 +72,7 @@ def made(mistake: Mistake, tree: Path) -> Iterator[None]:
 
 
 def caught(place: Place, tree: Path, tests: Sequence[str]) -> str:
-    """The first test that fails, or what the stand-in has found; empty: neither."""
+    """Return the first failing test, or the stand-in's finding, or ""."""
     if place.findings is not None:
         place.findings.unlink(missing_ok=True)
     files = [f"tests/cuda/test_{name}.py" for name in tests]

@@ -1,6 +1,6 @@
-"""Mistakes that somebody might make in `shmserve/cuda` and around it, each a small substitution.
+"""Plausible mistakes in `shmserve/cuda` and around it, each a small substitution.
 
-They are applied to a copy of the tree alone (`python -m tests.cuda_mistakes`).
+Mistakes are only applied to a copy of the tree (`python -m tests.cuda_mistakes`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ REGION = "shmserve/executor/tensors/cuda_region.py"
 
 @dataclass(frozen=True)
 class Mistake:
-    """`before` stands in `file` once; `tests`: files of tests/cuda that could notice, by their
-    names without "test_"."""
+    """Substitution of `before`, which occurs once in `file`.
+
+    `tests`: files of tests/cuda that could notice, by their names without "test_".
+    """
 
     name: str
     kind: str

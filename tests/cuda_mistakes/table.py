@@ -1,4 +1,4 @@
-"""The table in the README: which mistake was caught by what."""
+"""The table in the README: mistakes and the tests that caught them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RULE = "|---|---|---|---|---|\n"
 
 
 class Row(Struct, frozen=True):
-    """`fake`, `stand_in`: what failed there, or was found; empty: nothing."""
+    """`fake`, `stand_in`: failed test or finding there, or ""."""
 
     name: str
     kind: str

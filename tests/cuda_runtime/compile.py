@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""What NVRTC is here: makes of a CUDA program a shared object that runs on the host.
+"""Stand-in for NVRTC: compile a CUDA program into a shared object that runs on the host.
 
     compile.py FOLDER [--name EXPRESSION]... -- OPTIONS
 
-Reads FOLDER/program.cu, writes FOLDER/code and FOLDER/log. Of the options those count that g++
-knows.
+Reads FOLDER/program.cu, writes FOLDER/code and FOLDER/log. Options unknown to g++ are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ MAGIC = b"standin\0"
 # No contraction: a device would give other bits, but the same everywhere.
 OPTIONS = (
     "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-fpermissive",
-    "-fno-strict-aliasing", "-ffp-contract=off", "-U_FORTIFY_SOURCE",  # it forbids longjmp
+    # _FORTIFY_SOURCE forbids longjmp
+    "-fno-strict-aliasing", "-ffp-contract=off", "-U_FORTIFY_SOURCE",
     "-include", "standin_device.h", f"-I{INCLUDE}",
 )  # fmt: skip
 KEPT = ("-I", "-D", "-U", "--include-path=", "--define-macro=")
@@ -36,7 +36,7 @@ DYNAMIC = re.compile(
 
 
 def parameters(source: str, start: int) -> list[str]:
-    """What stands between the parentheses, of which the first one is before `start`."""
+    """Return the parameters of a list whose opening parenthesis is before `start`."""
     depth, found = 1, [""]
     for character in source[start:]:
         depth += (character in "(<[") - (character in ")>]")
@@ -55,7 +55,7 @@ def is_template(source: str, start: int) -> bool:
 
 
 def entries(source: str, expressions: list[str]) -> str:
-    """The code that tells of each kernel."""
+    """Return the code that registers each kernel."""
     lines, reads = [], {}
     for match in KERNEL.finditer(source):
         name = match[1]
@@ -75,7 +75,8 @@ def entries(source: str, expressions: list[str]) -> str:
 
 
 def fingerprint() -> str:
-    """Changes with the compiler: CuPy keeps what it has compiled by this."""
+    """Return a digest that changes with the compiler. CuPy caches compiled kernels by this
+    digest."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sorted(INCLUDE.iterdir()):
         digest.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""A tritonclient program as users write them; runs in its own process, knows only the address.
+"""Typical program with tritonclient, in a separate process that knows only the address.
 
 Prints one line per check; any exception ends it with a traceback and status 1.
 """
@@ -18,7 +18,7 @@ RNG = np.random.default_rng(7)
 
 
 def problems() -> dict[str, tuple[dict[str, np.ndarray], dict[str, str]]]:
-    """Inputs and their datatypes for every shipped worker."""
+    """Return inputs and their datatypes for every shipped worker."""
     small = RNG.integers(-1000, 1000, (2, 16), dtype=np.int32)
     vectors = RNG.random((2, 100), dtype=np.float32)
     text = np.array([b"a", "grün".encode(), b"", b"x" * 5000], dtype=np.object_)

@@ -1,6 +1,6 @@
-"""A tritonclient program over gRPC as users write them; knows only the address.
+"""Typical program with tritonclient over gRPC, which knows only the address.
 
-Runs in its own process (its stubs and ours have the same names). Prints one line per check.
+Separate process, because its stubs and ours register the same names. Prints one line per check.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run_sync(url: str) -> None:
 
 
 def control(client: Any) -> None:
-    """What is no inference; nothing is changed."""
+    """Check calls without inference, which change nothing."""
     names = {model.name for model in client.get_model_repository_index().models}
     assert names >= set(problems())
     stats = client.get_inference_statistics("identity").model_stats
@@ -110,7 +110,7 @@ def refused(call: Callable[[], Any]) -> str:
 
 
 def regions(client: Any) -> None:
-    """System shared memory, and the calls about CUDA's that every example makes first."""
+    """Check system shared memory, and the CUDA calls that every example makes first."""
     client.unregister_system_shared_memory()
     client.unregister_cuda_shared_memory()
     values = np.arange(1000, dtype=np.float32)
@@ -160,7 +160,7 @@ def run_stream(url: str) -> None:
 
 
 def repeated(values: list[int], delay_ms: int = 0) -> list[Any]:
-    """Inputs of the worker that answers once for each value."""
+    """Return inputs of the worker that answers once for each value."""
     count = len(values)
     inputs = {
         "IN": np.array(values, np.int32),
@@ -171,7 +171,8 @@ def repeated(values: list[int], delay_ms: int = 0) -> list[Any]:
 
 
 def repeat(client: Any, answers: queue.Queue[Any]) -> None:
-    """Many answers to one request, several requests at a time, an end that is told or not."""
+    """Check many answers to one request, concurrent requests, and streams with and without an end
+    marker."""
     client.async_stream_infer(
         "repeat_int32",
         repeated([4, 2, 0, 1], 20),

@@ -1,8 +1,8 @@
-"""A GRPS user's program, written from GRPS's documentation: every payload over both protocols.
+"""Program of a GRPS user, written from GRPS's documentation: every payload over both protocols.
 
     python grps_client.py HTTP_ADDRESS GRPC_ADDRESS
 
-Prints a line per check; ends with a traceback at the first one that fails.
+Prints a line per check; ends with a traceback at the first failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STREAMED = "?streaming=true"
 
 
 class Http:
-    """As `requests` would be used, without it."""
+    """Minimal substitute for `requests`."""
 
     def __init__(self, address: str) -> None:
         self._base = f"http://{address}/grps/v1"

@@ -1,7 +1,7 @@
-"""What programs with KServe's own clients do, over REST and gRPC.
+"""Calls with KServe's own clients, over REST and gRPC.
 
-Arguments: the URL and the gRPC address. Runs in an environment of its own, in which nothing of this
-repository is. Prints one line per client.
+Arguments: the URL and the gRPC address. Runs in an environment without anything of this
+repository. Prints one line per client.
 """
 
 from __future__ import annotations

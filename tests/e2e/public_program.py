@@ -1,6 +1,6 @@
-"""What programs with tritonclient do that were written for another server, over all its clients.
+"""Calls of tritonclient programs that were written for another server, with all of its clients.
 
-Arguments: the HTTP and the gRPC address. Runs in its own process. Prints one line per check.
+Arguments: the HTTP and the gRPC address. Runs in a separate process. Prints one line per check.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ OVERRIDE = '{"max_batch_size":"16"}'
 
 
 async def value_of(result: Any) -> Any:
-    """What a client's method gives, whether it is a coroutine or not."""
+    """Return the result of a client's method, which may be a coroutine."""
     return await result if inspect.isawaitable(result) else result
 
 
 def told(answer: Any, name: str) -> Any:
-    """A field of what the HTTP clients give as dicts and the gRPC ones as messages."""
+    """Return a field of an answer: a dict from HTTP clients, a message from gRPC clients."""
     return answer[name] if isinstance(answer, dict) else getattr(answer, name)
 
 
@@ -109,7 +109,7 @@ async def through_regions(client: Any, module: Any, model: str, sizes: dict[str,
 
 
 async def plainly(client: Any, module: Any) -> None:
-    """The same objects as tensors in the request; strings with NULs, in binary and as JSON."""
+    """Send objects as tensors in the request; strings with NULs, in binary and as JSON."""
     values = np.array([[b"he\0llo", b"\0\1\2\3", "ü".encode()] * 5], np.object_)
     for binary in (True, False):
         given = module.InferInput("INPUT0", list(values.shape), "BYTES")
@@ -163,7 +163,7 @@ async def drive(module: Any, address: str) -> None:
 
 
 def explicit_contents(address: str) -> None:
-    """Typed contents through the stubs, and the two mistakes that examples make on purpose."""
+    """Check typed contents through the stubs, and two mistakes that examples make on purpose."""
     with grpc.insecure_channel(address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         for model, datatype, dtype in (("simple", "INT32", "<i4"), ("simple_int8", "INT8", "i1")):

@@ -1,6 +1,6 @@
-"""What a user of a Triton repository does with tritonclient. Arguments: host:port.
+"""Calls of a Triton repository's user with tritonclient. Arguments: host:port.
 
-Run as a program of its own; it ends with status 0 if every answer was as expected.
+Separate program, which ends with status 0 if every answer was as expected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a page elsewhere can do to a service on its reader's host: nothing. In a real browser."""
+"""Foreign web pages in a real browser cannot change a service on the browser's host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Model:
     def infer(self, request):
         return {"OUT": request.input("IN")}
 """
-# Asks for everything, one after the other, and waits for none of the answers' contents.
+# Sends every request in turn, without reading the answers' contents.
 ATTACK = """
 async ([base, mode, asked]) => {
     const told = [];
@@ -64,7 +64,7 @@ class _Page(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[int]:
-    """The port of a site of somebody else's."""
+    """Port of a foreign web site."""
     site = ThreadingHTTPServer(("127.0.0.1", free_port()), _Page)
     thread = threading.Thread(target=site.serve_forever)
     thread.start()
@@ -76,14 +76,15 @@ def elsewhere() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One to which both sites, and the service under another name, are this host."""
+    """Browser that resolves both sites, and the service's other name, to this host."""
     names = "MAP evil.example 127.0.0.1, MAP friend.example 127.0.0.1"
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(
             executable_path=needs.browser(),
             args=[
                 *("--no-sandbox", "--no-proxy-server", f"--host-resolver-rules={names}"),
-                # Newer browsers ask before pages reach this host: it must do without that, too.
+                # Newer browsers ask before pages reach this host. The service must be safe without
+                # that question.
                 "--disable-features=LocalNetworkAccessChecks",
             ],
         )
@@ -108,7 +109,7 @@ def service(elsewhere: int, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def memory() -> Iterator[str]:
-    """A shared-memory object that the server's user owns."""
+    """Shared-memory object that the server's user owns."""
     key = f"page-{os.getpid()}"
     path = Path("/dev/shm") / key
     path.write_bytes(bytes(4096))
@@ -130,7 +131,7 @@ def asked(mark: Path, key: str) -> list[tuple[str, str, str | None]]:
 
 
 def done(server: RunningServer, mark: Path) -> dict[str, bool]:
-    """What has happened of it."""
+    """Return which of the page's requests took effect."""
     logging = server.get("/v2/logging")[1]
     return {
         "loaded": mark.exists(),
@@ -141,13 +142,15 @@ def done(server: RunningServer, mark: Path) -> dict[str, bool]:
 
 
 def attack(browser: Browser, page_url: str, base: str, *arguments: Any) -> tuple[Any, list[int]]:
-    """What the page's script is told, and the statuses that its browser got from the service."""
+    """Return the statuses seen by the page's script, and the service's statuses in the browser."""
     context = browser.new_context()
     page = context.new_page()
     page.set_default_timeout(60_000)
     if (
         base == ""
-    ):  # a page that has rebound its name: it came from elsewhere, what it asks does not
+        # a page that has rebound its name: the page came from elsewhere, its requests go to the
+        # service
+    ):
         context.route(
             page_url, lambda r: r.fulfill(body="<title>x</title>", content_type="text/html")
         )
@@ -178,7 +181,7 @@ def test_a_page_elsewhere(
 def test_a_page_that_has_rebound_its_name(
     browser: Browser, service: RunningServer, tmp_path: Path, memory: str
 ) -> None:
-    """To its browser it is of the service's own origin."""
+    """The browser sees the page and the service as the same origin."""
     mark = tmp_path / "mark"
     page = f"http://evil.example:{service.http_port}/page"
     told, statuses = attack(browser, page, "", "cors", asked(mark, memory))
@@ -190,7 +193,8 @@ def test_a_page_that_has_rebound_its_name(
 def test_a_page_that_is_listed(
     browser: Browser, service: RunningServer, elsewhere: int, tmp_path: Path, memory: str
 ) -> None:
-    """Last: what the others must not do is done, so they would have."""
+    """Runs last: a permitted page succeeds with every request, so the attacks above could have
+    succeeded."""
     mark = tmp_path / "mark"
     page = f"http://friend.example:{elsewhere}/"
     base = f"http://127.0.0.1:{service.http_port}"

@@ -1,4 +1,4 @@
-"""GRPS users' programs against a running server, and its online flag through deaths."""
+"""GRPS users' programs against a running server, and the online flag after deaths of processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_online_flag_is_one_and_survives_the_coordinator(grps_server: Runnin
     wait_until(
         lambda: grps_server.pids("coordinator") not in ([], [coordinator]), "no new coordinator"
     )
-    # Asked while it may still be starting: the question waits, and is asked again
+    # The server may still be starting, so retry the request
     wait_until(lambda: grps_server.get("/grps/v1/health/online")[0] == 200, "no answer")
     wait_until(lambda: is_ready(grps_server), "not ready again")
     os.kill(grps_server.pids("coordinator")[0], signal.SIGKILL)

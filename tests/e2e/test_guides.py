@@ -1,5 +1,5 @@
-"""What the documents tell people to type, typed: in a folder of its own, against one server, which
-the tutorial's own command has started."""
+"""Commands of the documents, typed in a separate folder against one server, which the tutorial's
+own command has started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shmserve.testing.running_server import WATCHDOG_S, RunningServer
 from tests.guide_blocks import ROOT, RUN, Block, blocks, prints
 
 MONITORING = ROOT / "deploy/monitoring"
-pytestmark = pytest.mark.timeout(600)  # whoever comes first waits for the tutorial
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the tutorial
 TUTORIAL = "docs/tutorial.md"
 GUIDES = (
     "README.md",
@@ -32,10 +32,10 @@ GUIDES = (
 
 
 class Reader:
-    """Somebody who types what documents say, one after the other, in one shell's environment.
+    """Reader who types the documents' commands in order, in the environment of one shell.
 
-    What was typed before is not typed again: documents begin alike. Addresses are those of a
-    server of the test's own.
+    Blocks that were typed before are skipped, because documents begin alike. Addresses are
+    replaced with addresses of the test's server.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,7 +53,7 @@ class Reader:
         }
 
     def follow(self, document: str) -> None:
-        """Do what a document says."""
+        """Type all commands of a document and check the printed output."""
         output = ""
         for block in blocks(document):
             if block.language == "text":
@@ -78,7 +78,7 @@ class Reader:
         return text
 
     def _type(self, block: Block) -> str:
-        """Its output, errors included."""
+        """Type a block and return the output, errors included."""
         text = self._placed(block.text)
         if block.mark == "keeps running":
             self._start(text)
@@ -117,7 +117,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """One who has done the tutorial."""
+    """Reader who has done the tutorial."""
     reader = Reader(tmp_path_factory.mktemp("guides"))
     try:
         reader.follow(TUTORIAL)
@@ -151,7 +151,7 @@ def test_blocks_that_are_not_run_are_told() -> None:
 
 
 def expressions() -> list[str]:
-    """What the alerts and the dashboard ask Prometheus."""
+    """Return the Prometheus queries of the alerts and the dashboard."""
     rules = yaml.safe_load((MONITORING / "shmserve.rules.yml").read_text())
     dashboard = json.loads((MONITORING / "shmserve.dashboard.json").read_text())
     asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
@@ -164,7 +164,7 @@ def test_alerts_and_dashboard_ask_for_metrics_that_are_there(reader: Reader) -> 
     _, _, text = reader.server.request("GET", "/metrics")
     there = set(re.findall(r"^# TYPE (\w+)", text.decode(), re.MULTILINE))
     there |= {f"{name}_bucket" for name in there}
-    gpus = {f"shmserve_gpu_{value.name}" for value in gpu_metrics._VALUES}  # there are none here
+    gpus = {f"shmserve_gpu_{value.name}" for value in gpu_metrics._VALUES}  # this host has no GPUs
     used = {name for asked in expressions() for name in re.findall(r"shmserve_\w+", asked)}
     assert len(used) > 20
     assert used <= there | gpus

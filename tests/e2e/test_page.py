@@ -28,7 +28,7 @@ PATIENCE_MS = 60_000  # a watchdog
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A service that one client keeps busy, on a host with two GPUs, one of which is visible."""
+    """Service that one client keeps busy, on a host with two GPUs, one of which is visible."""
     stop = threading.Event()
     environ = fake.environment(tmp_path_factory.mktemp("libcuda"), devices=2)
     environ["CUDA_VISIBLE_DEVICES"] = "1"
@@ -60,7 +60,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Seen:
-    """What a page should not do: complain, fail to load something, or ask elsewhere."""
+    """Faults of a page: console messages, failed loads, and requests to other hosts."""
 
     def __init__(self, page: Page, server: RunningServer) -> None:
         self.complaints: list[str] = []
@@ -81,7 +81,7 @@ class Seen:
 def visit(
     browser: Browser, server: RunningServer, path: str = "/", **context: Any
 ) -> tuple[Page, Seen]:
-    """A page that shows numbers."""
+    """Open a page and wait until it shows numbers."""
     page = browser.new_context(**context).new_page()
     page.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)
@@ -108,7 +108,7 @@ def tile(page: Page, name: str) -> float:
 def test_everything_moves_under_load_without_a_click(browser: Browser, busy: RunningServer) -> None:
     page, seen = visit(browser, busy)
     wait_until(lambda: tile(page, "Requests") > 0, "requests")
-    # one chart more for each value that the model reports
+    # one more chart for each value that the model reports
     expect(page.locator("figure svg")).to_have_count(CHARTS + GPU_CHARTS + 6)
     before = drawn(page)
     labels = page.locator("figure").evaluate_all(
@@ -142,7 +142,8 @@ def test_numbers_agree_with_the_metrics(browser: Browser) -> None:
         expect(row.locator("td").nth(-1)).to_have_text("3")
         expect(page.locator("#troubles tbody tr").first).to_contain_text("the model raised")
         held = server.show("processes")
-        expect(page.locator("#processes tbody tr")).to_have_count(len(held) - 1)  # one asks
+        # one process asks
+        expect(page.locator("#processes tbody tr")).to_have_count(len(held) - 1)
         expect(page.locator("#gpus-section")).to_be_hidden()
         assert seen.complaints == []
         page.context.close()
@@ -215,7 +216,7 @@ def test_it_is_readable_by_day_and_night_on_any_screen(
     page.context.close()
 
 
-# The contrast of colours with a card's ground, as WCAG 2 measures it
+# The contrast of colours with a card's background, as WCAG 2 measures it
 _CONTRAST = """names => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const style = getComputedStyle(document.documentElement);
@@ -390,7 +391,7 @@ def test_a_coordinator_that_is_away_is_told_and_forgotten(browser: Browser) -> N
 def test_points_that_come_piecemeal_are_the_same_as_all_at_once(
     browser: Browser, busy: RunningServer
 ) -> None:
-    """`series.js` over random polls of a made-up history, against what it should hold."""
+    """Compare `series.js` over random polls of a simulated history with the expected points."""
     page, _ = visit(browser, busy)
     problems = page.evaluate(_PIECEMEAL)
     assert problems == []

@@ -32,7 +32,7 @@ DECOUPLED = {"repeat_int32"}
 
 
 def served(lines: list[str], kind: str) -> set[str]:
-    """The workers a program has driven in this way."""
+    """Return the workers that a program has called in this way."""
     return {line.split()[1] for line in lines if line.startswith(f"{kind} ")}
 
 

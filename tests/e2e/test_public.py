@@ -1,4 +1,5 @@
-"""Programs that were written for other servers: the ways of tritonclient, KServe, grpc-js, curl."""
+"""Programs that were written for other servers: the ways of tritonclient, KServe, grpc-js,
+curl."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def test_grpc_js_needs_no_proto_files(public_server: RunningServer) -> None:
 
 
 def post_without_a_body(server: RunningServer, path: str) -> tuple[int, bytes]:
-    """As `curl -X POST` does it: neither a length nor chunks."""
+    """Send a POST like `curl -X POST`: with neither a length nor chunks."""
     with socket.create_connection((server.http_host, server.http_port), WATCHDOG_S) as sock:
         sock.sendall(
             f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()

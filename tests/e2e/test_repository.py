@@ -1,4 +1,4 @@
-"""A Triton repository points at this server and runs as it is."""
+"""A Triton repository runs on this server unchanged."""
 
 from __future__ import annotations
 

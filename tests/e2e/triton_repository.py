@@ -1,4 +1,4 @@
-"""A model repository as Triton's users have them, written into a folder."""
+"""Write a typical repository of a Triton user into a folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which devices the fakes of CUDA and of NVML speak of.
+"""Devices of the fakes of CUDA and NVML.
 
-FAKE_CUDA_DEVICES says how many the host has (default 2; "none": a host without a driver),
-FAKE_CUDA_MIG which of them (numbers with commas) are divided into two MIG devices each.
+FAKE_CUDA_DEVICES: number of devices of the host (default 2; "none": a host without a driver).
+FAKE_CUDA_MIG: devices (numbers with commas) that are divided into two MIG devices each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 NAME = "Fake GPU"
-# No byte is 0: CuPy tells of a UUID what is before one.
+# No byte is 0, because CuPy cuts a UUID at the first zero byte.
 FIRST_UUID = 0xFA4EC0DA_1111_1111_1111_111111110101
 
 
@@ -40,12 +40,12 @@ def has_driver() -> bool:
 
 
 def memory_bytes() -> int:
-    """What a device has, and what one process can allocate of it."""
+    """Return the bytes of a device, which is also the limit of one process."""
     return int(os.environ.get("FAKE_CUDA_MEMORY", 4 << 30))
 
 
 def every() -> list[Physical]:
-    """All devices of the host, as NVML counts them."""
+    """Return all devices of the host, as NVML counts them."""
     count = int(os.environ.get("FAKE_CUDA_DEVICES", "2")) if has_driver() else 0
     return [Physical(index) for index in range(count)]
 
@@ -60,8 +60,10 @@ def _find(token: str) -> Physical | None:
 
 
 def visible() -> list[Physical]:
-    """What CUDA shows a process: CUDA_VISIBLE_DEVICES up to the first name that is none, or of
-    another kind; nothing if one is named twice. Of MIG devices it shows one, and nothing beside.
+    """Return the devices that CUDA shows a process.
+
+    CUDA_VISIBLE_DEVICES counts up to the first invalid name or name of another kind. If a device
+    is named twice, no device is visible. CUDA shows only one MIG device, and no device beside it.
     """
     chosen: list[Physical] = []
     tokens = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(d.index) for d in every()))

@@ -1,6 +1,7 @@
-"""A fake of nvidia-ml-py: the calls that a monitor of devices makes.
+"""Fake of nvidia-ml-py: the calls that a device monitor makes.
 
-FAKE_CUDA_LACKS names functions (with commas, without "nvmlDevice") that the devices do not support.
+FAKE_CUDA_LACKS names functions (with commas, without "nvmlDevice") that the devices do not
+support.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Long searches for inputs that break something; the tests run a short form of each."""
+"""Long searches for inputs that break the server; the tests run a short form of each."""

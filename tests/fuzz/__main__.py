@@ -1,10 +1,10 @@
-"""The fuzz campaign: coverage-guided inputs for every parser, in turns.
+"""Fuzz campaign: coverage-guided inputs for every parser, in turns.
 
     python -m tests.fuzz --inputs 10000000 [--seconds 600] [--targets http2,lane] [--keep]
 
-It goes on where it was stopped: STATE/<target>/ has the inputs that reached new code, what
-progress there is, and the findings. Prints a JSON line a turn and a summary, also written to
-STATE/report.json; exit status 1 if there is a finding, or a target whose turn tried nothing new.
+A campaign can be stopped and continued: STATE/<target>/ holds the inputs that reached new code,
+the progress, and the findings. Prints a JSON line per turn and a summary, also written to
+STATE/report.json. Exit status 1 if there is a finding, or a target whose turn tried nothing new.
 `--keep` writes the smallest inputs that reach as much code to the corpus in the repository, which
 `make test` replays.
 """
@@ -25,14 +25,14 @@ from pathlib import Path
 
 from tests.fuzz.targets import CORPUS, SEEDS, TARGETS, inputs
 
-TURN_S = 60  # of one target; the next one follows
-SHORTEST_S = 10  # of a turn: it begins with all that there is
+TURN_S = 60  # turn of one target, before the next target
+SHORTEST_S = 10  # of a turn, which first runs all known inputs
 LIMITS = ("-timeout=20", "-rss_limit_mb=1024", "-malloc_limit_mb=256")
 KEPT_FILES, KEPT_BYTES = 60, 8192  # of a target's corpus in the repository
 
 
 def prepare(folder: Path, name: str) -> None:
-    """The folder of a target, with all it may begin with."""
+    """Fill the folder of a target with all first inputs."""
     for part in ("inputs", "findings"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     for data in inputs(name):
@@ -40,8 +40,11 @@ def prepare(folder: Path, name: str) -> None:
 
 
 def engine(name: str, folder: Path, *options: str, seconds: float) -> tuple[int, str]:
-    """Run the fuzzer; its exit status, and what it tells. A minute after its time it is told to
-    abort, and so writes the input that it hangs at to the findings."""
+    """Run the fuzzer; return the exit status and stderr.
+
+    A minute after the time limit the fuzzer gets SIGABRT, and so writes the input that hangs to
+    the findings.
+    """
     command = [sys.executable, "-m", "tests.fuzz.engine", name, str(folder), *LIMITS, *options]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         for last_word in (signal.SIGABRT, signal.SIGKILL):
@@ -56,14 +59,15 @@ def engine(name: str, folder: Path, *options: str, seconds: float) -> tuple[int,
 
 
 def progress(folder: Path) -> dict[str, int]:
-    """How many turns the target has had, and inputs in all of them."""
+    """Return the target's number of turns so far, and of inputs in all turns."""
     path = folder / "progress.json"
     found: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
     return {"turns": 0, "inputs": 0, **found}
 
 
 def turn(name: str, folder: Path, left: int, seconds: float) -> dict[str, object]:
-    """One target for a while; how far it is. What it begins with was counted before."""
+    """Run one target for a while; return its progress. The first inputs were counted in an earlier
+    turn."""
     prepare(folder, name)
     known = len(list((folder / "inputs").iterdir()))
     _, told = engine(
@@ -75,7 +79,8 @@ def turn(name: str, folder: Path, left: int, seconds: float) -> dict[str, object
     )
     if not runs:
         raise RuntimeError(f"the fuzzer did not run {name}:\n{told[-3000:]}")
-    begun = re.search(r"^#(\d+)\tINITED", told, re.MULTILINE)  # else it ended among what is known
+    # without INITED, the turn ended among the known inputs
+    begun = re.search(r"^#(\d+)\tINITED", told, re.MULTILINE)
     new = int(runs[-1]) - int(begun[1]) if begun else 0
     so_far = progress(folder)
     so_far = {"turns": so_far["turns"] + 1, "inputs": so_far["inputs"] + new}
@@ -91,10 +96,10 @@ def state(folder: Path) -> dict[str, object]:
 
 
 def keep(name: str, folder: Path) -> None:
-    """Replace the target's corpus by the smallest inputs that cover what all of them do.
+    """Replace the target's corpus by the smallest inputs that cover as much as all inputs.
 
     Raises:
-        RuntimeError: the fuzzer found none; the corpus is as it was.
+        RuntimeError: the fuzzer found none; the corpus is unchanged.
     """
     prepare(folder, name)
     with tempfile.TemporaryDirectory() as merged:
@@ -107,7 +112,7 @@ def keep(name: str, folder: Path) -> None:
             raise RuntimeError(f"the fuzzer merged nothing of {name}:\n{told[-3000:]}")
         target, total = CORPUS / name, 0
         target.mkdir(parents=True, exist_ok=True)
-        for old in target.glob("cov-*"):  # what a fault was found with stays
+        for old in target.glob("cov-*"):  # inputs that have found a fault stay
             old.unlink()
         for path in found[:KEPT_FILES]:
             total += path.stat().st_size
@@ -126,12 +131,12 @@ def campaign(options: argparse.Namespace) -> int:
         pending = [name for name in names if missing[name] > 0 and name not in stopped]
         if not pending:
             break
-        # Who has had the fewest turns: so the pieces of a campaign add up evenly.
+        # The target with the fewest turns, so that the parts of a campaign add up evenly.
         name = min(pending, key=lambda one: progress(root / one)["turns"])
         seconds = max(SHORTEST_S, min(TURN_S, until - time.monotonic()))
         row = turn(name, root / name, missing[name], seconds)
         print(json.dumps(row), flush=True)
-        if not row["new"]:  # nor would the next one try any
+        if not row["new"]:  # nor would the next turn try any
             stopped.append(name)
     summary = {name: {**state(root / name), "stopped": name in stopped} for name in names}
     (root / "report.json").write_text(json.dumps(summary, indent=1))

@@ -1,10 +1,10 @@
-"""One target under libFuzzer, until a number of inputs or seconds: a process of `tests.fuzz`.
+"""Process of `tests.fuzz` that runs one target under libFuzzer, for a number of inputs or seconds.
 
     python -m tests.fuzz.engine TARGET FOLDER [options of libFuzzer]
 
-An input that breaks a target is written to FOLDER/findings once for each place in the code where
-it does, with the traceback beside it, and the fuzzer goes on. What ends a process, or never ends,
-or takes too much memory, libFuzzer writes there itself.
+An input that breaks a target is written to FOLDER/findings with the traceback beside it, once for
+each failing place in the code, and the fuzzer goes on. If an input ends the process, hangs, or
+takes too much memory, libFuzzer writes the input there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["shmserve", "gunicorn.http", "hpack"]):
 
 
 def place(error: BaseException) -> str:
-    """What is the same for every input that fails alike."""
+    """Return a text that is equal for inputs that fail at the same place."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     return "\n".join([type(error).__name__, *(f"{one.filename}:{one.lineno}" for one in frames)])
 
@@ -46,9 +46,9 @@ def main() -> None:
     words.write_text("".join(f'"{word}"\n' for word in escaped))
     options = [f"-dict={words}", f"-max_len={LONGEST}", f"-artifact_prefix={findings}/"]
     faulthandler.enable()
-    # The first folder is the one that is written to.
+    # libFuzzer writes to the first folder.
     folders = [str(folder / "inputs"), *sys.argv[3:]]
-    # A merge begins this program again, by a shell.
+    # A merge starts this program again, through a shell.
     again = shlex.join([sys.executable, "-m", "tests.fuzz.engine", name, str(folder)])
     atheris.Setup([again, *folders, *options], guarded)
     atheris.Fuzz()

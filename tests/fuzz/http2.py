@@ -1,9 +1,9 @@
-"""Frames as an attacker would make them.
+"""Frames of an HTTP/2 attacker.
 
-Each connection is given valid traffic in which some frames are mutated, invented, repeated or left
-out, in pieces of any size, while the server answers, consumes and sends. Nothing but events may
-come of it: no exception, no memory beyond the limits, no frame that is not well-formed, no token
-that is lost or released twice.
+Each connection gets valid traffic in which some frames are mutated, invented, repeated or left
+out, in pieces of any size, while the server answers, consumes and sends. The server may only
+produce events: no exception, no memory beyond the limits, no malformed frame, no token lost or
+released twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CONTENT = memoryview(bytes(200_000))
 
 
 class Client:
-    """Makes frames for one connection; `clean` is the part of them that is valid."""
+    """Generator of frames for one connection; `clean` is the fraction of valid frames."""
 
     def __init__(self, rng: random.Random, clean: float) -> None:
         self.rng = rng
@@ -128,7 +128,7 @@ class Client:
             self.open.remove(stream_id)
 
     def wild(self) -> bytes:
-        """A frame of any type, flags and stream, or a head that promises what does not come."""
+        """Return a frame of any type, flags and stream, or a head whose payload never comes."""
         rng = self.rng
         payload = rng.randbytes(rng.choice((0, 1, 4, 5, 6, 8, 12, 40)))
         made = f.frame(rng.randrange(11), rng.randrange(256), self.stream_id(), payload)
@@ -151,7 +151,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
 
 
 class Server:
-    """The connection's owner, who answers as calls come and remembers its tokens."""
+    """Owner of the connection, who answers calls and records tokens."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -215,7 +215,7 @@ class Server:
             self.tokens[token] += 1  # type: ignore[index]
 
     def finish(self) -> None:
-        """Read to the end what is said, and see that it is frames, and all memory is back."""
+        """Read all remaining output; check that it is frames, and that all memory is back."""
         self.connection.terminate(ErrorCode.NO_ERROR, "")
         while buffers := self.connection.outgoing(self.now):
             data = b"".join(buffers)
@@ -238,7 +238,7 @@ class Server:
 
 
 def one_connection(rng: random.Random, frames: int) -> tuple[int, Server]:
-    """Attack one connection until it ends, or so many frames were sent."""
+    """Attack one connection until it ends or `frames` were sent."""
     clean = rng.choice((0.9, 0.99, 0.999, 1.0))
     client, server = Client(rng, clean), Server(rng)
     server.give(PREFACE + f.settings({}) + f.SETTINGS_ACK)
@@ -264,7 +264,7 @@ def one_connection(rng: random.Random, frames: int) -> tuple[int, Server]:
 
 
 def fuzz(frames: int, seed: int, longest: int = 3000) -> Counter[str]:
-    """Connections one after another until `frames` were sent; what came of them, counted."""
+    """Attack connections in turn until `frames` were sent; return counts of the events."""
     counts: Counter[str] = Counter()
     while counts["frames"] < frames:
         try:

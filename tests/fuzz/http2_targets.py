@@ -1,4 +1,4 @@
-"""HTTP/2: frames, their compressed fields, and gRPC's messages and fields in them."""
+"""HTTP/2: frames, compressed fields, and gRPC's messages and fields within."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def http2_seeds() -> list[bytes]:
 
 
 class BytesRandom(random.Random):
-    """Chance that a fuzzer has in its hand: numbers come from bytes, and are 0 behind them."""
+    """Random generator that a fuzzer controls: numbers come from bytes, and are 0 after the last
+    byte."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(0)
@@ -53,7 +54,7 @@ class BytesRandom(random.Random):
 
 
 def http2_calls(data: bytes) -> None:
-    """Frames as an attacker makes them, who takes every decision by the next bytes."""
+    """Frames of an attacker whose decisions are taken by the next bytes."""
     rng = BytesRandom(data)
     one_connection(rng, min(len(data) // 8, 500))
 
@@ -63,7 +64,7 @@ def http2_calls_seeds() -> list[bytes]:
 
 
 def hpack_block(data: bytes) -> None:
-    """Compressed fields of one request after another, each behind its length."""
+    """Compressed fields of several requests, each block behind its length."""
     server = Server(random.Random(1))
     server.give(PREFACE + f.settings({}) + f.SETTINGS_ACK)
     number, at = 1, 0
@@ -82,7 +83,7 @@ def hpack_block_seeds() -> list[bytes]:
 
 
 def grpc_messages(data: bytes) -> None:
-    """Messages of a call in pieces of any size: they come out as they were framed."""
+    """Messages of a call in pieces of any size must come out as they were framed."""
     step, rest = (1 + data[0], data[1:]) if data else (1, b"")
     reader, found = MessageReader(300), []
     try:

@@ -1,4 +1,4 @@
-"""What an HTTP client may send: heads and bodies of a connection, JSON, tensors behind it."""
+"""Input from HTTP clients: heads and bodies of a connection, JSON, tensors behind the JSON."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
 
 LIMITS = Settings(max_request_bytes=1 << 20, max_head_bytes=4096)
-# One of them fails in its own ways, which is no fault of a parser.
+# The model `failing` fails on purpose, which is no fault of a parser.
 _DISPATCHER = FakeDispatcher([row for row in fake_models.models() if row[0].name != "failing"])
 
 
 def _defect(_: ErrorHandlers, req: Any, resp: Any, ex: Exception, params: Any) -> None:
-    """What the application answers with "internal server error" is what is looked for."""
+    """Raise errors that the application would answer with "internal server error": they are
+    findings."""
     raise ex
 
 
 with mock.patch.object(ErrorHandlers, "on_unexpected", _defect):
     _APP = create_app(_DISPATCHER, LIMITS)  # type: ignore[arg-type]
-_TOLD = (501, 503, 505)  # answers from 500 on that a client can bring about
+_TOLD = (501, 503, 505)  # answers from 500 on that a client can cause
 _SPECS = {spec.name: spec for spec, _ in fake_models.models()}
 _GENERATED = [make_signature(_SPECS[name]) for name in ("identity", "identity_bytes", "batched")]
 VALUES = np.array([1, 2, 3, 4.5], np.float32)
@@ -50,7 +51,7 @@ _LOOK, _WHOLE = int(socket.MSG_PEEK), int(socket.MSG_WAITALL)
 
 
 class FakeLog:
-    """What a connection can only log is looked for as well."""
+    """Log that raises errors which a connection could only log: they are findings, too."""
 
     def exception(self, text: str, *args: object) -> None:
         raise
@@ -59,7 +60,8 @@ class FakeLog:
 
 
 class FakeSocket:
-    """A client that has sent `data` and its end, of which `step` bytes at a time are there."""
+    """Socket of a client that has sent `data` and closed; receives at most `step` bytes at a
+    time."""
 
     family = socket.AF_INET
 
@@ -103,7 +105,7 @@ _SERVING = _serving()
 
 
 def connection(data: bytes) -> None:
-    """A whole connection: its first byte says in what pieces the others come."""
+    """A whole connection. The first byte sets the size of the pieces of the rest."""
     sock: Any = FakeSocket(data[1:], 1 + 40 * data[0] if data else 1)
     served = HttpConnection(_SERVING, lambda _: sock, ("192.0.2.1", 5), ("192.0.2.2", 80))
     served._caller = Caller()
@@ -173,7 +175,8 @@ _CODINGS = ("", "gzip", "deflate", "identity")
 
 
 def inference(data: bytes) -> None:
-    """A body through the whole application. Before it: model, coding, size of the JSON part."""
+    """A body through the whole application, after bytes for model, coding, and size of the JSON
+    part."""
     choice, length, body = data[:1] or b"\0", int.from_bytes(data[1:3], "big"), data[3:]
     model, coding = _MODELS[choice[0] % len(_MODELS)], _CODINGS[choice[0] >> 6]
     environ = {
@@ -232,9 +235,9 @@ def inference_seeds() -> list[bytes]:
 
 
 def oip_json(data: bytes) -> None:
-    """The JSON part of a request; what is read has the names that Python's own reader sees.
+    """The JSON part of a request; names must be equal to the names that Python's own reader sees.
 
-    What is not looked at, such as a member nobody knows, need not be UTF-8.
+    Ignored parts, such as unknown members, need not be UTF-8.
     """
     try:
         request = parse_request(data, LIMITS)

@@ -71,7 +71,7 @@ _GATES = [
 
 
 def lane(data: bytes) -> None:
-    """A packet of a lane, as the executor of one of five models takes it."""
+    """A packet of a lane, as the executor of one of five models receives it."""
     try:
         message: Message = lane_messages.decode_to_lane(memoryview(data)[1:])
     except UnreadableMessage:

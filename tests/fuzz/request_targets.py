@@ -1,4 +1,4 @@
-"""Requests in protobuf and in GRPS's forms, and what configures a model."""
+"""Requests in protobuf and in GRPS's forms, and configurations of models."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def model_infer_seeds() -> list[bytes]:
 
 
 def grps_wire(data: bytes) -> None:
-    """A GrpsMessage; what was read is written so that it is read as the same."""
+    """A GrpsMessage; writing and reading it again must not change the message."""
     try:
         message_wire.glance(data)
         message = message_wire.parse(data)
@@ -88,7 +88,7 @@ def grps_wire(data: bytes) -> None:
 
 
 def grps_json(data: bytes) -> None:
-    """The same as JSON."""
+    """A GrpsMessage as JSON; writing and reading it again must not change the message."""
     try:
         message = json_reader.parse(data)
     except InvalidArgument:
@@ -118,7 +118,7 @@ def grps_json_seeds() -> list[bytes]:
 
 
 def bytes_tensor(data: bytes) -> None:
-    """Elements of a BYTES tensor behind their lengths; the first byte says how many."""
+    """Elements of a BYTES tensor with length prefixes; the first byte gives their number."""
     try:
         elements = bytes_codec.decode(data[1:], data[0] if data else 0, "IN", "m")
     except InvalidArgument:
@@ -131,7 +131,8 @@ def bytes_tensor_seeds() -> list[bytes]:
 
 
 def config_pbtxt(data: bytes) -> None:
-    """A config.pbtxt: refused, or what is made of it is read as the same again."""
+    """A config.pbtxt: refused, or writing and reading it again does not change the
+    configuration."""
     try:
         _same_again(model_config.parse(data.decode(errors="replace"), "m", "python"))
     except ConfigError:
@@ -139,7 +140,8 @@ def config_pbtxt(data: bytes) -> None:
 
 
 def config_json(data: bytes) -> None:
-    """The same, as a client gives it with a request to load a model."""
+    """A configuration in JSON, as in a client's request to load a model, checked like a
+    config.pbtxt."""
     try:
         _same_again(model_config.parse_json(data.decode(errors="replace"), "m", "python"))
     except ConfigError:

@@ -1,8 +1,8 @@
-"""The parsers that bytes of strangers reach, and how each is fuzzed.
+"""Parsers that foreign bytes reach, and how each is fuzzed.
 
-A target is given any bytes, and raises if the code under test did what it must not: another error
-than those it documents, or an answer that is not what was sent. Beside it, by the name with
-`_seeds`, are inputs that our own encoders make.
+A target takes any bytes and raises an exception if the code under test fails: with an undocumented
+error, or with an answer that differs from the input. A function with the target's name and
+`_seeds` returns inputs from our own encoders.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TARGETS: dict[str, Target] = {
 SEEDS: dict[str, list[bytes]] = {
     name: getattr(module, f"{name}_seeds")() for module, names in _TARGETS.items() for name in names
 }
-# What coverage does not find by itself, since C code compares it.
+# Words that coverage does not find, because C code compares them.
 WORDS = (
     *(b"Content-Length: ", b"Transfer-Encoding: chunked\r\n", b"\r\n\r\n", b"\r\n", b"0\r\n"),
     *(b"Inference-Header-Content-Length: ", b"Content-Encoding: deflate\r\n", b"HTTP/1.1"),
@@ -45,13 +45,13 @@ WORDS = (
 
 
 def inputs(name: str) -> list[bytes]:
-    """The seeds of a target, and what campaigns have found worth keeping."""
+    """Return the seeds of a target and the inputs kept from campaigns."""
     kept = sorted((CORPUS / name).glob("*"))
     return [*SEEDS[name], *(path.read_bytes() for path in kept)]
 
 
 def mutated(rng: random.Random, data: bytes, other: bytes) -> bytes:
-    """A few changes, or the beginning of one input and the end of another."""
+    """Return an input with a few changes, or the beginning of one input and the end of another."""
     if rng.random() < 0.1:
         return (data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other) + 1) :])[
             :LONGEST

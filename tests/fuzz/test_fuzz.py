@@ -1,4 +1,4 @@
-"""The short form of `make fuzz`: what is in the corpus, and some mutations of it."""
+"""Short form of `make fuzz`: the corpus, and some mutations of each input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fuzz import __main__ as campaign
 from tests.fuzz.targets import TARGETS, inputs, mutated
 
 MUTATIONS = 150
-MOST_BYTES = 64 << 20  # that an input of a few KB may cost
+MOST_BYTES = 64 << 20  # limit for an input of a few KB
 
 
 @pytest.mark.parametrize("name", TARGETS)

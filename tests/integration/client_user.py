@@ -1,6 +1,7 @@
-"""A program of somebody who installed `shmserve-client`: run, and read by mypy --strict, as such.
+"""Program of a user who installed only `shmserve-client`. Tests run it, and mypy --strict reads
+it.
 
-Prints the way that its requests took; its argument is the server's socket.
+Prints the way that its requests took. The argument is the server's socket.
 """
 
 import asyncio

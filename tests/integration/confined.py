@@ -1,9 +1,9 @@
-"""Run a command as the unit has it run: ``confined.py UNIT FOLDER [--mounts] COMMAND...``.
+"""Run a command confined as the unit says: ``confined.py UNIT FOLDER [--mounts] COMMAND...``.
 
-What the unit's lines say is taken from the unit: a line that is neither in `APPLIED` nor in
-`NOT_APPLIED` is an error, so that nobody adds one that no test has seen. FOLDER is the one that the
-service may write to, as its RuntimeDirectory. Without ``--mounts`` only system calls are confined.
-Groups of system calls mean what the installed systemd says.
+The confinement is read from the unit. A line of the unit that is neither in `APPLIED` nor in
+`NOT_APPLIED` is an error, so every new line needs a test. FOLDER is the folder that the service
+may write to, as its RuntimeDirectory. Without ``--mounts`` only system calls are confined. Groups
+of system calls mean what the installed systemd says.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def lines(unit: Path) -> Iterator[tuple[str, str]]:
-    """What the unit says of its service: names and values."""
+    """Yield names and values from the unit's [Service] section."""
     section = unit.read_text().partition("[Service]\n")[2].partition("\n[Install]")[0]
     for line in section.splitlines():
         if line and not line.startswith("#"):
@@ -99,7 +99,7 @@ def _read_only(path: str) -> None:
 
 
 class Namespace:
-    """Mounts of its own, in which FOLDER and what tests consist of stay where they are."""
+    """Private mount namespace in which FOLDER and the files that tests need stay in place."""
 
     def __init__(self, folder: str) -> None:
         _call("unshare", _CLONE_NEWNS)
@@ -110,7 +110,7 @@ class Namespace:
         self._writable: list[str] = [folder]
 
     def cover(self, path: str, mode: str) -> None:
-        """Put an empty folder in the place of this one."""
+        """Mount an empty tmpfs over a folder."""
         if not os.path.isdir(path) or os.path.islink(path):
             return
         _mount("tmpfs", path, "tmpfs", 0, f"mode={mode}")
@@ -156,7 +156,7 @@ class Namespace:
             if path in but or path.startswith(tuple(f"{each}/" for each in but)):
                 continue
             if path == below or path.startswith(f"{below.rstrip('/')}/"):
-                with contextlib.suppress(FileNotFoundError):  # another mount covers it
+                with contextlib.suppress(FileNotFoundError):  # another mount covers the path
                     _read_only(path)
 
 
@@ -169,7 +169,7 @@ def _no_capabilities(_: str) -> None:
 
 def _limit(kind: int) -> Callable[[str], None]:
     def apply(value: str) -> None:
-        most = resource.getrlimit(kind)[1]  # to raise it is a right that root may lack
+        most = resource.getrlimit(kind)[1]  # root may lack the right to raise a hard limit
         if value != "infinity":
             most = int(value) if most == resource.RLIM_INFINITY else min(int(value), most)
         resource.setrlimit(kind, (most, most))
@@ -178,13 +178,14 @@ def _limit(kind: int) -> Callable[[str], None]:
 
 
 def applied(place: Namespace) -> dict[str, Callable[[str], object]]:
-    """What makes each line so, in this order: what is hidden or kept first, then what is fixed."""
+    """Return the function that applies each line of the unit, in order: first hide or keep, then
+    fix."""
     return {
         "LimitMEMLOCK": _limit(resource.RLIMIT_MEMLOCK),
         "LimitNOFILE": _limit(resource.RLIMIT_NOFILE),
         "LimitCORE": _limit(resource.RLIMIT_CORE),
         "UMask": lambda value: os.umask(int(value, 8)),
-        "PrivateMounts": lambda _: None,  # the place is one
+        "PrivateMounts": lambda _: None,  # the namespace is private already
         "ProtectHostname": lambda _: _call("unshare", _CLONE_NEWUTS),
         "ProtectHome": place.protect_home,
         "PrivateTmp": place.private_tmp,
@@ -200,10 +201,10 @@ def applied(place: Namespace) -> dict[str, Callable[[str], object]]:
 
 
 def enter(unit: Path, folder: str) -> None:
-    """From now on this process sees and may what the service does.
+    """Confine this process to the view and the rights of the service.
 
     Raises:
-        AssertionError: the unit has lines that nobody has thought of, or lacks some.
+        AssertionError: the unit has lines that this program does not handle, or lacks some.
     """
     told = dict(lines(unit))
     makes = applied(Namespace(folder))
@@ -218,7 +219,7 @@ def enter(unit: Path, folder: str) -> None:
 
 
 def members(name: str) -> set[str]:
-    """The system calls of a group, or the one of this name."""
+    """Return the system calls of a group, or the single system call of this name."""
     if not name.startswith("@"):
         return {name}
     told = subprocess.run(
@@ -232,7 +233,10 @@ def members(name: str) -> set[str]:
 
 
 def allowed(unit: Path) -> set[str]:
-    """What SystemCallFilter leaves, line by line: the first says that what is not named is not."""
+    """Return the system calls that SystemCallFilter allows.
+
+    Lines apply in order. The first line lists allowed calls, so unlisted calls are forbidden.
+    """
     calls = members("@default")
     for name, words in lines(unit):
         if name == "SystemCallFilter":
@@ -249,7 +253,7 @@ class _Comparison(ctypes.Structure):
 
 
 def confine(calls: set[str], families: list[str]) -> None:
-    """From now on this process may make no others, nor sockets of other families."""
+    """Restrict this process to these system calls, and to sockets of these families."""
     library = ctypes.CDLL(find_library("seccomp"))
     library.seccomp_init.restype = ctypes.c_void_p
     library.seccomp_rule_add_array.argtypes = (
@@ -278,7 +282,7 @@ if __name__ == "__main__":
     families = dict(lines(Path(unit)))["RestrictAddressFamilies"].split()
     if command[0] == "--mounts":
         enter(Path(unit), folder)
-        os.chdir(ROOT)  # as it is seen from here
+        os.chdir(ROOT)  # resolve the folder in the new mounts
         command = command[1:]
     confine(calls, families)
     os.execvp(command[0], command)

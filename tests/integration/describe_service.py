@@ -1,8 +1,8 @@
-"""Prints the service and the messages that one package's generated code registers.
+"""Print the service and the messages that the generated code of one package registers.
 
     python describe_service.py shmserve._generated
 
-Two packages register the same names, so each needs a process of its own.
+Two packages register the same names, so each package needs its own process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import json
 import sys
 from typing import Any
 
-# Where a package keeps the messages of the service; those of the model configuration
-# are in model_config_pb2 everywhere.
+# Module of each package that holds the messages of the service. Messages of the model
+# configuration are in model_config_pb2 in both.
 SERVICE_MODULES = {"shmserve._generated": "grpc_service_pb2", "tritonclient.grpc": "service_pb2"}
 
 

@@ -1,4 +1,5 @@
-"""A fetcher without a service, for tests: a round for each line of JSON, answered with one."""
+"""Fetcher without a service, for tests: runs one round per line of JSON and answers with one
+line."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ stores.quiet()
 
 @cache
 def rounds_of(environ: str) -> Rounds:
-    """Those of a service with such settings."""
+    """Return the `Rounds` of a service with these settings."""
     settings: Settings = config.load(json.loads(environ))
     owner = f"fetcher-{os.getpid()}-{rounds_of.cache_info().misses}"
     folder = Cache(model_places.cache_dir(settings), settings.repository_cache_bytes, owner)

@@ -1,4 +1,4 @@
-"""A lane without manners: what is sent on it is what the test says."""
+"""Raw client of the client socket and of lanes: sends exactly what a test gives, valid or not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Program:
         return control.decode_from_server(data), received
 
     def region(self, name: str, nbytes: int) -> np.ndarray:
-        """Sealed memory of this size, registered."""
+        """Register sealed memory of this size and return a view of the memory."""
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -48,8 +48,11 @@ class Program:
         return view
 
     def lane(self, model: str, version: str = "") -> RawLane:
-        """One that is granted: those that have ended count until the executor has told of it, which
-        it may not even know of yet."""
+        """Open a lane, with retries.
+
+        A lane that has ended counts against the limit until the executor has reported the end, and
+        the executor may not have noticed yet.
+        """
         until = time.monotonic() + 30
         while True:
             reply, fds = self.ask(control.OpenLane(model, version))
@@ -72,7 +75,7 @@ class Program:
 
 
 class RawLane:
-    """One end of a lane."""
+    """Client's end of a lane."""
 
     def __init__(self, sock: socket.socket, opened: control.LaneOpened) -> None:
         self.sock = sock
@@ -95,7 +98,7 @@ class RawLane:
         return self.receive()
 
     def ended(self) -> bool:
-        """Whether the other end closes it, whatever it says before."""
+        """Return True once the executor has closed the lane; discard all messages before."""
         try:
             while self.sock.recv(1 << 18):
                 continue
@@ -114,13 +117,13 @@ class RawLane:
 
 
 def floats(*values: float, name: str = "IN") -> LaneTensor:
-    """A small tensor that travels in the message."""
+    """Return a small tensor whose data travels in the message."""
     data = np.array(values, "<f4")
     return LaneTensor(name, "FP32", data.shape, data.tobytes())
 
 
 def in_region(region: str, count: int, offset: int = 0, nbytes: int = -1) -> LaneTensor:
-    """FP32 elements that lie in a region."""
+    """Return a tensor of FP32 elements in a region."""
     nbytes = count * 4 if nbytes < 0 else nbytes
     return LaneTensor("IN", "FP32", (count,), LaneWindow(region, offset, nbytes))
 

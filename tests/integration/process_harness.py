@@ -1,4 +1,4 @@
-"""Runs the process tree with stand-ins and looks at it from outside."""
+"""Run the process tree with stand-ins and inspect the tree from outside."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 90
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Return True if the process runs. A zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -37,7 +37,7 @@ def is_running(pid: int) -> bool:
 
 
 class Tree:
-    """One service in a run directory of its own."""
+    """Service with stand-ins, in a separate run directory."""
 
     def __init__(
         self, folder: Path, models: dict[str, Any], environ: dict[str, str] | None = None
@@ -94,11 +94,11 @@ class Tree:
             return []
 
     def pid(self, role: str) -> int:
-        """The pid of a process that exists once; 0: none now."""
+        """Return the pid of a role with a single process, or 0 if no process runs."""
         return rundir.lock(self.run_dir, role).holder() or 0
 
     def members(self) -> list[int]:
-        """Everything that runs with our run directory, stand-ins and all."""
+        """Return the pids of all processes with our run directory, stand-ins included."""
         wanted = f"SHMSERVE_RUN_DIR={self.run_dir}".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -120,7 +120,7 @@ class Tree:
         wait_until(lambda: not is_running(pid), f"end of {pid}")
 
     def close(self) -> None:
-        """End it the hard way if the test has not; nothing may be left."""
+        """Kill the service if the test has not ended it. No process may be left."""
         if self.master.poll() is None:
             self.master.kill()
         self.master.wait(10)

@@ -1,4 +1,4 @@
-"""A client with memory of its own, over TCP or the Unix socket, as whichever user."""
+"""HTTP client with its own memory, over TCP or the Unix socket, as any user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _count = itertools.count()
 
 @contextlib.contextmanager
 def as_user(uid: int) -> Iterator[None]:
-    """Sockets and files of this block belong to another user. Only root can do that."""
+    """Give sockets and files of this block to another user. Needs root."""
     os.seteuid(uid)
     try:
         yield
@@ -63,7 +63,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Client:
-    """One connection, kept. `where`: a port, or the path of a Unix socket."""
+    """One kept-alive connection. `where` is a port or the path of a Unix socket."""
 
     def __init__(self, where: int | str, host: str = "127.0.0.1") -> None:
         self.connection: http.client.HTTPConnection

@@ -1,4 +1,5 @@
-"""Who may do what, over every door of a real server: its own user, another, anybody."""
+"""Access rights at every entrance of a real server: for the server's user, another user,
+relayed requests, and foreign pages."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from tests.integration.lane_client import Program, floats, in_region, request
 
 MODELS = ROOT / "tests/repositories/basic"
 SERVICE = "/inference.GRPCInferenceService"
-# A model that tells who loads it
+# A model that reports the caller that loads it
 TELLS = """
 class Model:
     def __init__(self, context):
@@ -54,7 +55,7 @@ class OverUnix(http.client.HTTPConnection):
 
 
 def over_http(door: str, address: str, fields: dict[str, str], mark: str) -> dict[str, Any]:
-    """What each action is answered with: the status."""
+    """Return the status that answers each action over HTTP."""
     code = base64.b64encode(TELLS.replace("MARK", mark).encode()).decode()
     sent = {"parameters": {"config": json.dumps(changed(1)), "file:1/model.py": code}}
     asked: dict[str, tuple[str, str, Any]] = {
@@ -77,7 +78,7 @@ def over_http(door: str, address: str, fields: dict[str, str], mark: str) -> dic
 
 
 def over_grpc(address: str, fields: dict[str, str], mark: str) -> dict[str, Any]:
-    """The same: names of statuses."""
+    """Return the name of the status that answers each action over gRPC."""
     sent = pb.RepositoryModelLoadRequest(model_name="echo")
     sent.parameters["config"].string_param = json.dumps(changed(1))
     sent.parameters["file:1/model.py"].bytes_param = TELLS.replace("MARK", mark).encode()
@@ -131,7 +132,7 @@ def address_of(door: str, server: RunningServer) -> str:
 
 @pytest.fixture(scope="module")
 def doors() -> Iterator[RunningServer]:
-    """A server whose Unix sockets every user can reach."""
+    """Server whose Unix sockets every user can reach."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         shutil.copytree(MODELS / "echo", f"{folder}/models/echo")
@@ -147,7 +148,7 @@ def doors() -> Iterator[RunningServer]:
 
 
 def expected(door: str, **refused: str) -> dict[str, Any]:
-    """All is done but what is refused."""
+    """Return the expected answers: success, except for the refused actions."""
     told = {"400": "INVALID_ARGUMENT", "403": "PERMISSION_DENIED"}
     found: dict[str, Any] = dict.fromkeys(
         ("read", "load", "send", "config", "log", "offline"), "OK" if "grpc" in door else 200
@@ -218,7 +219,7 @@ def test_another_user_of_the_host(doors: RunningServer, tmp_path: Path, door: st
 
 
 def at_the_client_socket(path: str) -> dict[str, str]:
-    """What each action there, and on a lane, is answered with: codes."""
+    """Return the code that answers each action at the client socket and on a lane."""
     with Program("", path) as program:
         found = {"list": answer_to(program, control.ListRegions())}
         fd = os.memfd_create("mine", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -286,7 +287,8 @@ def test_the_client_socket_and_lanes(doors: RunningServer) -> None:
     doors.get("/v2/models/nobody%27s")
     doors.infer("nobody's", {"inputs": []})
     seen = {
-        (row["event"], row["subject"], row["text"].partition("@")[0])  # it has been loaded anew
+        # the model has been loaded anew
+        (row["event"], row["subject"], row["text"].partition("@")[0])
         for row in flight_recorder.rows(doors.run_dir, 1000)
     }
     assert seen >= {

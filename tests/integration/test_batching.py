@@ -1,4 +1,4 @@
-"""Batches in a real server: who meets, who is refused, and what a death leaves behind."""
+"""Batches in a real server: which requests share a batch, refusals, and the effects of a death."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ helper, T = onnx.helper, onnx.TensorProto
 
 
 def write_ragged(folder: Path) -> None:
-    """Doubles what it gets, and says how much of it each request has sent."""
+    """Write a model that doubles its input and reports the length of each request in a ragged
+    batch."""
     values = {
         name: helper.make_tensor_value_info(name, T.FLOAT, shape)  # type: ignore[arg-type]
         for name, shape in (("X", ["N"]), ("T", ["B"]), ("Y", ["N"]), ("COUNT", ["B", 1]))
@@ -265,7 +266,8 @@ def test_a_death_inside_a_batch_is_told_to_everybody_in_it(
 def test_kill_9_in_the_midst_of_a_batch(
     server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path, model: str
 ) -> None:
-    """Of several clients; others wait in its queue. Where the model allows it, all run again."""
+    """The batch holds requests of several clients, and more requests are queued. Where the model
+    allows retries, all run again."""
     server.wait_instances()
     with Hold(tmp_path) as hold:
         futures = [threads.submit(ask, server, model, f"hold:{hold.path}") for _ in range(POOL)]
@@ -277,7 +279,7 @@ def test_kill_9_in_the_midst_of_a_batch(
         )
         (victim, *_) = server.pids(f"executor {instances[0]}")
         os.kill(victim, signal.SIGKILL)
-        if model == "twins":  # they run again on the other one, behind what it has
+        if model == "twins":  # the other instance runs them again, behind its own requests
             wait_until(lambda: in_flight(server, instances[1]) == POOL, "they do not run again")
         hold.let_go()
         answers = [future.result() for future in futures]

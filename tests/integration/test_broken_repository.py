@@ -1,4 +1,5 @@
-"""A repository in which eight of twenty models are broken in eight ways; the others serve."""
+"""A repository in which eight of twenty models are broken in eight ways. The other models
+serve."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Model:
 HOLD = AT_LOAD.format("time.sleep(3600)")
 CRASH = AT_LOAD.format("os.kill(os.getpid(), signal.SIGSEGV)")
 
-# What each way is told as, in the index, in the log, by `shmserve check` and with `--load`;
-# the former two of these alike, "" where the check finds nothing
+# Texts for each kind of break: in the index and the log (the same text), by `shmserve check`, and
+# with `--load`. "" where the check finds no error.
 BROKEN = {
     "syntax": ("never closed", "1/model.py, line 1: '(' was never closed"),
     "missing": ("has no file 'model.py'", "has no file 'model.py'"),
@@ -92,7 +93,7 @@ def index(server: RunningServer) -> dict[str, dict[str, Any]]:
 
 
 def states(server: RunningServer) -> dict[str, str]:
-    """Of all models; empty: nobody answers yet."""
+    """Return the state of each model, or {} while the server does not answer."""
     try:
         return {name: row.get("state", "LOADING") for name, row in index(server).items()}
     except (OSError, ValueError, TypeError):
@@ -100,7 +101,8 @@ def states(server: RunningServer) -> dict[str, str]:
 
 
 def test_the_broken_are_told_apart_and_the_others_serve(repository: Path) -> None:
-    server = RunningServer(repository, **SERVER, drain_timeout_s=1)  # one will not end
+    # the model `endless` will not end
+    server = RunningServer(repository, **SERVER, drain_timeout_s=1)
     try:
         server.start(wait_ready=False)
 
@@ -115,7 +117,7 @@ def test_the_broken_are_told_apart_and_the_others_serve(repository: Path) -> Non
         wait_until(lambda: all(map(server.log().__contains__, reasons)), "reasons are not logged")
         log = server.log()
         for name, (reason, _) in BROKEN.items():
-            if name == "endless":  # the next test waits for its end
+            if name == "endless":  # the next test waits for the end of the load
                 continue
             assert found[name]["state"] == "UNAVAILABLE", name
             assert reason in found[name]["reason"], name
@@ -181,8 +183,8 @@ def test_check_gives_up_what_does_not_load(tmp_path: Path) -> None:
 
 
 def check(repository: Path, load: bool, **settings: Any) -> dict[str, str]:
-    """What is told of each model; it must be that something is wrong."""
-    server = RunningServer(repository, **settings)  # for its environment only
+    """Return the line that `shmserve check` prints for each model. The check must fail."""
+    server = RunningServer(repository, **settings)  # only for the environment
     done = subprocess.run(
         [sys.executable, "-m", "shmserve", "check", *(["--load"] if load else [])],
         capture_output=True,

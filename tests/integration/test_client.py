@@ -101,7 +101,8 @@ def test_that_there_is_no_shared_memory_is_told_once(
     monkeypatch.setattr(api, "_warned", set())
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(shared_pools, "_SERVICES", "/nonexistent")
-    monkeypatch.setattr(os, "getuid", lambda: 0x7FFFFFFF)  # whose server has not been started
+    # a user whose server has not been started
+    monkeypatch.setattr(os, "getuid", lambda: 0x7FFFFFFF)
     for place, named, why in (
         (server.base_url, None, "no client socket is known for this address: connect to the unix:"),
         (f"unix:{server.unix_path}", NO_SOCKET, f"no server at the client socket {NO_SOCKET}: "),
@@ -248,7 +249,7 @@ def test_datatypes(conformance_server: RunningServer, shared: bool) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"lanes": False}, {"control": ""}])
 def test_streams(conformance_server: RunningServer, options: dict[str, Any]) -> None:
-    """Of a decoupled model, over a lane and HTTP, and of one that answers once."""
+    """A decoupled model, over a lane and HTTP, and a model that answers once."""
     url = f"unix:{conformance_server.unix_path}"
     way = "http" if options else "lane"
     with shmserve.client.connect(url, **options) as client:
@@ -354,7 +355,8 @@ def test_one_client_does_not_close_another(server: RunningServer) -> None:
 
 
 def test_outputs_larger_than_before(own_server: RunningServer) -> None:
-    """Sizes that depend on data: guessed once, then not again; right at any time."""
+    """Output sizes that depend on data: the client guesses once, learns from the first answer, and
+    results are always right."""
     with connect(own_server) as client:
         for size in (5000, 6000, 20_000, 1, 7000):
             command = np.array([f"ok:{size:06}".encode()], object)
@@ -371,7 +373,7 @@ def test_a_deadline_costs_the_memory_it_may_still_write_to(
         x = np.arange(5000, dtype=np.float32)
         client.infer("misbehaving", {"COMMAND": [b"ok:05000"]})
         first = {row["region"] for row in regions_of(own_server)}
-        # With an output in memory; the input is in the message where there are lanes
+        # With the output in client memory; where there are lanes, the input is in the message
         client.infer("misbehaving", {"COMMAND": [b"ok:05000"]})
         before = {row["region"] for row in regions_of(own_server)} - (first if lanes else set())
         assert before
@@ -385,7 +387,8 @@ def test_a_deadline_costs_the_memory_it_may_still_write_to(
 
 
 def test_restarts(own_server: RunningServer) -> None:
-    """Of the coordinator: regions stay. Of the service: the client registers them again."""
+    """Regions survive a restart of the coordinator. After a restart of the service the client
+    registers regions again."""
     server = own_server
     with connect(server) as client:
         x = client.empty(5000)
@@ -396,7 +399,7 @@ def test_restarts(own_server: RunningServer) -> None:
         os.kill(old, signal.SIGKILL)
         wait_until(lambda: server.pids("coordinator") not in ([], [old]), "a new coordinator")
         server.wait_linked()
-        y = client.empty(9000)  # asks the new one
+        y = client.empty(9000)  # asks the new coordinator
         y[:] = 6
         assert names <= {row["region"] for row in regions_of(server)}
         assert client.infer("echo", {"IN": y})["OUT"].tolist() == y.tolist()
@@ -412,7 +415,8 @@ def test_restarts(own_server: RunningServer) -> None:
 
 
 def test_memory_that_the_service_has_lost(own_server: RunningServer) -> None:
-    """Supervisor and coordinator die at once: the region is dropped, the client passes it again."""
+    """Supervisor and coordinator die at once: the region is dropped and the client registers its
+    memory again."""
     server = own_server
     with connect(server) as client:
         x = client.empty(5000)

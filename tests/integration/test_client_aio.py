@@ -38,7 +38,8 @@ def server() -> Iterator[RunningServer]:
 
 
 def run(server: RunningServer, body: Body, **options: Any) -> None:
-    """With a client that leaves nothing: no region, descriptor or thread, no slot at the server."""
+    """Run a test with a client, then check for leaks: regions, descriptors, threads, and slots of
+    the server."""
 
     async def with_client() -> None:
         async with aio.connect(f"unix:{server.unix_path}", **options) as client:
@@ -117,7 +118,8 @@ def test_many_at_a_time(server: RunningServer) -> None:
 def test_a_cancelled_task_ends_its_request(
     server: RunningServer, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """One that runs, one that waits at the server, and one that waits for a thread."""
+    """Cancel a running request, a request queued at the server, and a request that waits for a
+    thread."""
 
     async def body(client: AsyncClient) -> None:
         holds = [hold_of(tmp_path / name) for name in ("running", "queued", "unsent")]
@@ -227,14 +229,14 @@ async def _all(stream: AsyncResultStream) -> list[Result]:
 def test_memory_is_given_back_by_a_cancelled_call(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_arrays, "cupy", lambda: None)  # of which this needs nothing
+    monkeypatch.setattr(device_arrays, "cupy", lambda: None)  # this test needs no CuPy
     transport = Transport(f"unix:{server.unix_path}", 10.0)
     blocks = DeviceBlocks(transport, 0)
     scope = CancelScope()
 
     def call() -> None:
         scope.cancel()
-        with contextlib.suppress(InvalidArgument):  # the server's own word: it has no such region
+        with contextlib.suppress(InvalidArgument):  # the server's error: the region does not exist
             blocks.unregister(["nobodys"])
 
     scope.run(call)

@@ -1,4 +1,4 @@
-"""What strangers may send to the client socket, and what comes of it."""
+"""Input from hostile clients at the client socket, and the reactions."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_names_that_are_refused(path: str, name: str) -> None:
         wire.encode(["RegisterMemfd", "a", 1 << 63, "2"]),
         wire.encode(["Hello", 1, "cli", "cli-1-aaaa", 1]),
         wire.encode(["Unregister", "abc"]),
-        b"\x91\xa1\xa9",  # a tag that is no UTF-8
+        b"\x91\xa1\xa9",  # a tag that is not UTF-8
         b"\x93\xadRegisterMemfd\xa1\xff\x00\x01",
         b"\x92\xaaUnregister" + b"\x91" * 5000,
         wire.encode(ClientHello(wire.VERSION)),
@@ -242,14 +242,15 @@ def test_hello_comes_first(path: str, message: Any) -> None:
 
 def test_bounds_on_connections(path: str) -> None:
     with contextlib.ExitStack() as stack:
-        # One after the other: until there are so many, connections of before have been closed
+        # Connect one by one: before the 64th, connections of earlier tests have been closed
         connections = (stack.enter_context(Raw(path, hello=False)) for _ in range(80))
         assert sum(_answered(raw) for raw in connections) == 64
     wait_until(lambda: _greets(path), "there is room again")
 
 
 def test_those_who_say_nothing_or_read_nothing(server: RunningServer, path: str) -> None:
-    """Neither keeps the coordinator from others, nor memory of it."""
+    """A silent client and a client that does not read must not delay the coordinator or cost it
+    memory."""
     with Raw(path, hello=False) as silent, Raw(path) as deaf, Raw(path) as other:
         fd = memfd()
         for number in range(128):

@@ -1,4 +1,4 @@
-"""Commands that ask a running server."""
+"""Commands that query a running server."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_what_cannot_be_measured_is_told(server: RunningServer) -> None:
 
 
 def test_a_service_without_keeper_or_systemd_is_not_handed_over(server: RunningServer) -> None:
-    """Whoever started gunicorn would take the old master's end for the end of the service."""
+    """The process that started gunicorn would take the end of the old master for the end of the
+    service."""
     masters, environ = server.pids("master"), {**server.environ, "SHMSERVE_RELOAD": "handover"}
     done = shmserve(server, "reload", environ=environ)
     assert (done.returncode, done.stdout) == (2, "")
@@ -69,7 +70,7 @@ def test_readiness_and_control(server: RunningServer) -> None:
     done = shmserve(server, "ready", "nothing")
     assert done.returncode == 1
     assert done.stdout.startswith("nothing is not ready: ")
-    done = shmserve(server, "load", "identity")  # this server does not let clients do so
+    done = shmserve(server, "load", "identity")  # this server forbids model control by clients
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("shmserve: load identity: ")
 

@@ -1,4 +1,4 @@
-"""The coordinator's process against peers that behave badly, over its real socket."""
+"""The coordinator process against misbehaving peers, over the real socket."""
 
 import os
 import socket
@@ -38,7 +38,7 @@ POOL = 64 << 20
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """A coordinator alone, with this process as its gunicorn master."""
+    """Run directory of a lone coordinator, with this process as the gunicorn master."""
     run_dir = str(tmp_path / "run")
     rundir.prepare(run_dir)
     (tmp_path / "models.json").write_bytes(
@@ -77,7 +77,7 @@ class Peer:
         self.channel.send(messages.encode(message))
 
     def receive(self):
-        """The next message but for those that tell frontends of any publication."""
+        """Return the next message, skipping notices of publications."""
         while True:
             data, _ = self.channel.receive(10.0)
             message = messages.decode_from_coordinator(data)
@@ -133,7 +133,7 @@ def peer(run_dir):
         ),
         lambda p: p.hello("executor", "executor-1-aa", instance="m/1/0").send(AskReport(1)),
         lambda p: p.hello("http", "http-1-aa").send(
-            ChangeTrace(1, "m", TraceChange(rate=-1))  # one of less than none
+            ChangeTrace(1, "m", TraceChange(rate=-1))  # a negative rate
         ),
         lambda p: p.hello("executor", "executor-1-aa", instance="m/1/0").send(
             Loaded("m/1/0", ModelSpec("m", "1", "", "", 0, (), ()), "../x.sock")

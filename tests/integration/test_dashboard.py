@@ -1,4 +1,4 @@
-"""The history of a real service: nothing lost or told twice, whoever answers and whoever dies."""
+"""History of a real service: no data lost or counted twice, whichever process answers or dies."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def series(server: RunningServer, name: str) -> list[float]:
 
 
 def answered(document: Any) -> int:
-    """How many answered requests the seconds have altogether."""
+    """Return the number of answered requests over all seconds."""
     columns = [document["total"].get(f"bucket_{n}", []) for n in range(BUCKETS)]
     return sum(int(value or 0) for column in columns for value in column)
 
 
 def failed(document: Any, why: str) -> int:
-    """How many requests are told to have failed so."""
+    """Return the number of requests reported as failed for this reason."""
     return sum(entry["count"] for entry in document["troubles"] if why in entry["text"])
 
 
@@ -116,7 +116,7 @@ def test_the_history_has_what_the_counters_have(watched: RunningServer) -> None:
     assert latest >= max(value or 0.0 for value in found["total"]["latency_avg"]) > 0
     qps = series(watched, "*qps")
     assert len(qps) == 174
-    assert 0 < sum(qps) <= 140  # of seconds that were a little longer it is less
+    assert 0 < sum(qps) <= 140  # a second that was measured a little long has a lower rate
     assert found["processors"] == os.cpu_count()
     assert max(found["system"]["memory"]) > 1 << 20
     assert {row["role"] for row in found["processes"]} >= {"http", "executor", "coordinator"}
@@ -137,7 +137,7 @@ def test_who_answers_makes_no_difference(watched: RunningServer) -> None:
     assert new["life"] == known["life"]
     assert new["first"] == known["until"]
     again = until(watched, lambda d: "HTTP worker" in {t["what"] for t in d["troubles"]}, "ends")
-    assert answered(again) == 20  # also those that ended workers had counted
+    assert answered(again) == 20  # includes the counts of workers that have ended
     start = known["first"] - again["first"]
     before = known["total"]["requests"]
     assert again["total"]["requests"][start : start + len(before)] == before
@@ -199,7 +199,7 @@ def test_an_executors_end_is_told_without_a_path(watched: RunningServer) -> None
 
 def test_models_report_values_of_every_kind(watched: RunningServer) -> None:
     names = {"mean": 3.0, "top": 6.0, "bottom": 1.0}
-    # Requests of one second may be told in two; what is told last is looked at
+    # Requests of one second may be split over two reports, so check the last report
     infer(watched, GOOD, 8)
     wait_until(lambda: sum(series(watched, "sum")[-60:]) == 72, "all values")
     for name, value in names.items():

@@ -1,4 +1,4 @@
-"""The two wheels of the tree: whose each file is, and the client's in an environment of its own."""
+"""The two wheels of the tree: their files, and the client's wheel in a separate environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(*words: str | Path, cwd: Path = ROOT) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Both, by their projects' names."""
+    """Build both wheels; keys are project names."""
     folder = tmp_path_factory.mktemp("wheels")
     for project in (ROOT, ROOT / "client"):
         run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=project)
@@ -41,9 +41,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def client_python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has the client's wheel, and what pip finds it to need.
+    """Python with the client's wheel and the dependencies that pip asks for.
 
-    That is linked from this environment, so that nothing is fetched.
+    Dependencies are linked from this environment, so nothing is fetched.
     """
     venv = tmp_path_factory.mktemp("client") / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", venv)
@@ -83,7 +83,8 @@ def test_who_has_only_the_wheels_can_make_it_a_service(
     venv, root = tmp_path / "venv", tmp_path / "root"
     run(sys.executable, "-m", "venv", "--without-pip", venv)
     (site,) = venv.glob("lib/python*/site-packages")
-    (site / "needed.pth").write_text(sysconfig.get_path("purelib"))  # what is not ours
+    # dependencies of third parties
+    (site / "needed.pth").write_text(sysconfig.get_path("purelib"))
     pip = (sys.executable, "-m", "pip", "--python", venv / "bin/python", "install", "--quiet")
     run(*pip, "--no-index", "--no-deps", *wheels.values())
     program = venv / "bin/shmserve"
@@ -98,7 +99,8 @@ def test_who_has_only_the_wheels_can_make_it_a_service(
     settings.write_text("http_workers = 3\n")
     assert f"{settings} stays as it is" in run(program, "units", root, cwd=tmp_path)
     assert settings.read_text() == "http_workers = 3\n"
-    run(program, "init", "demo", cwd=tmp_path)  # what that needs is in the wheel, too
+    # the wheel includes the files that the template needs
+    run(program, "init", "demo", cwd=tmp_path)
     assert (tmp_path / "demo/workers/identity/config.pbtxt").is_file()
 
 
@@ -126,5 +128,6 @@ def test_the_client_alone_talks_to_a_server(client_python: Path, server: Running
 
 def test_the_client_is_typed_where_it_is_installed(client_python: Path, tmp_path: Path) -> None:
     mypy = (sys.executable, "-m", "mypy", "--config-file=", f"--cache-dir={tmp_path}", "--strict")
-    program = shutil.copy(PROGRAM, tmp_path)  # beside the tree it would be read with the tree
+    # inside the tree, the program would import the tree's client
+    program = shutil.copy(PROGRAM, tmp_path)
     run(*mypy, f"--python-executable={client_python}", program, cwd=tmp_path)

@@ -1,4 +1,5 @@
-"""Ensembles in a real server: what passes between steps, what clients see, what a death leaves."""
+"""Ensembles in a real server: data between steps, answers to clients, and the effects of a
+death."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Model:
             raise ValueError("too cold")
         np.multiply(x, 2, out=request.output("Y", x.shape))
 """
-# Each waits until the other has begun, or for ever where there is no other
+# Each instance waits until the other has begun, or for ever if there is no other instance
 MEETS = """
 import os
 import time
@@ -160,7 +161,7 @@ def write_models(folder: Path) -> None:
     write(folder, "alone", ensemble("IN", "OUT", *alone))
     told = (step("scale", {"X": "IN"}, {"Y": "x"}), step("counts", {"X": "x"}, {"Y": "OUT"}))
     write(folder, "told", ensemble("IN", "OUT", *told))
-    # 0, 1, … as many as are asked for; each times 2, and plus the number that was asked for
+    # Emits 0, 1, … up to the requested count. Each number is doubled, then the count is added.
     parts = (
         step("counts", {"X": "IN"}, {"Y": "part"}),
         step("scale", {"X": "part"}, {"Y": "twice"}),
@@ -185,7 +186,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def frontend(server: RunningServer) -> Iterator[Dispatcher]:
-    """A frontend of its own; afterwards nobody holds anything."""
+    """Dispatcher in this process. Afterwards no process may hold slots."""
     made = Dispatcher(config.load(server.environ))
     made.start()
     wait_until(lambda: made.snapshot().ready, "the models are not ready")
@@ -320,7 +321,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
     assert isinstance(error, ExecutorLost)
     assert "in ensemble 'alone', the executor of model 'left' died" in error.message
     server.wait_instances()
-    # In the midst of a stream: all that is on its way comes back
+    # In the midst of a stream: all slots in use come back
     call = frontend.call(frontend.ready_model("parted"))
     with call:
         feed(call, np.full(1, 6000, np.float32))
@@ -336,7 +337,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tritonclient(server: RunningServer, protocol: str) -> None:
-    """In a process of its own: its messages have the names of ours."""
+    """Runs in a separate process, because tritonclient registers the same message names."""
     address = server.grpc_address if protocol == "grpc" else server.base_url[7:]
     command = [sys.executable, str(TRITON_CLIENT), protocol, address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -389,7 +390,7 @@ def control(server: RunningServer, act: str, model: str, **parameters: Any) -> t
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[tuple[RunningServer, Path]]:
-    """A server that has nothing loaded, and its repository."""
+    """Server with nothing loaded, and the folder of its repository."""
     folder = tmp_path / "models"
     write_models(folder)
     settings: dict[str, Any] = {"model_control": "explicit", "http_workers": 1}
@@ -404,13 +405,13 @@ def test_loading_an_ensemble_loads_what_it_consists_of(own: tuple[RunningServer,
     assert control(server, "load", "nested")[0] == 200
     names = {name for name, (state, _) in index(server).items() if state == "READY"}
     assert names == {"scale", "chain", "nested"}
-    # Without its models it cannot be used, with them it can again
+    # The ensemble becomes unusable without its models, and usable again with them
     assert control(server, "unload", "scale")[0] == 200
     assert index(server)["nested"][0] == "UNAVAILABLE"
     assert "depends on 'scale', which is not ready" in index(server)["chain"][1]
     assert control(server, "load", "scale")[0] == 200
     assert index(server)["nested"][0] == "READY"
-    # What does not fit takes no place, whatever it is
+    # A configuration that does not fit replaces nothing
     chain = (folder / "chain/config.pbtxt").read_text()
     (folder / "chain/config.pbtxt").write_text(chain.replace("FP32", "INT8"))
     status, text = control(server, "load", "chain")
@@ -431,8 +432,8 @@ def test_loading_an_ensemble_loads_what_it_consists_of(own: tuple[RunningServer,
     status, text = control(server, "load", "first")
     assert status == 400
     assert "depends on 'second'" in text
-    # What was loaded for it alone goes with it, also if the coordinator is another one by then;
-    # what a client has loaded stays
+    # A model that was loaded only for the ensemble is unloaded with it, even by a new coordinator.
+    # A model that a client has loaded stays.
     (pid,) = server.pids("coordinator")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: server.pids("coordinator") not in ([], [pid]), "no other coordinator")

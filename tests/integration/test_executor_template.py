@@ -1,4 +1,4 @@
-"""Executors as forks of one process: whose children they are, and what they do not share."""
+"""Executors as forks of one template process: their parents, and what forks do not share."""
 
 import os
 import signal
@@ -68,7 +68,7 @@ def test_forked_executors_are_the_supervisors_children_and_draw_numbers_of_their
     assert ask(server, "one", stdin=True) == [1.0] * 4
     for pid in (int(one[0]), int(other[0])):
         assert os.getpgid(pid) == pid
-        # What they have mapped is the template's: they have not been exec'ed
+        # Executors have mapped the template's files, so they have not been exec'ed
         command = Path(f"/proc/{template}/maps").read_text().splitlines()[0]
         assert Path(f"/proc/{pid}/maps").read_text().splitlines()[0] == command
 
@@ -103,7 +103,7 @@ def test_a_stopped_template_does_not_keep_executors_from_being_started(
 
 
 def test_what_models_leave_behind_is_reaped(server: RunningServer, tmp_path: Path) -> None:
-    """Orphans become the supervisor's: none stays as a zombie."""
+    """Orphans become children of the supervisor, which must leave no zombies."""
     (supervisor,) = server.pids("supervisor")
     pid = int(ask(server, "one")[0])
     os.kill(pid, signal.SIGKILL)

@@ -27,9 +27,9 @@ EXAMPLE = ROOT / "examples" / "polynomial"
 
 
 def install(folder: Path, project: Path) -> Path:
-    """What `pip install` makes of the example: its packages, and the entry points of its table.
+    """Install the example as `pip install` would: its packages and the entry points of its table.
 
-    Nothing is fetched or built, so that this needs no network and no build backend.
+    Nothing is fetched or built, so the test needs neither a network nor a build backend.
     """
     table = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     packages = [path.parent for path in project.glob("*/__init__.py")]
@@ -203,7 +203,7 @@ def add_service(services, dispatcher, settings):
 
 @pytest.fixture(scope="module")
 def blocking(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of one worker, with an extension whose routes block."""
+    """Server with one worker and an extension whose routes block."""
     folder = tmp_path_factory.mktemp("blocking")
     (folder / "waiting_routes.py").write_text(BLOCKING)
     about = folder / "waiting_routes-1.dist-info"
@@ -258,7 +258,7 @@ def test_bodies_streams_and_errors_of_routes_that_block(blocking: RunningServer)
     wait_until(lambda: "the stream is closed" in blocking.log(), "its line of the log")
     status, _, answer = blocking.request("DELETE", "/waiting")
     assert (status, json.loads(answer)) == (500, {"error": "internal server error"})
-    with ThreadPoolExecutor(1) as clients:  # while a stream's next piece takes its time
+    with ThreadPoolExecutor(1) as clients:  # while the next piece of a stream is delayed
         asked = clients.submit(blocking.request, "PUT", "/waiting", data[:1_000_000])
         while not asked.done():
             assert infer(blocking, "square", [3.0]) == [9.0]
@@ -269,7 +269,7 @@ def test_clients_that_send_their_bodies_slowly_hold_no_threads(blocking: Running
     head = b"POST /waiting HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nhello"
     with contextlib.ExitStack() as stack:
         slow = []
-        for _ in range(4):  # twice as many as there are threads
+        for _ in range(4):  # twice as many calls as threads
             sock = stack.enter_context(
                 socket.create_connection((blocking.http_host, blocking.http_port), 60)
             )
@@ -325,7 +325,7 @@ def test_a_service_that_blocks_keeps_nobody_else_waiting(blocking: RunningServer
         assert (thread, echoed) == (b"beside", [b"first", b"0.5", b"1"])
         thread, *echoed = here(iter([b"first", b"0"]), timeout=60)
         assert (thread, echoed) == (b"http2", [b"first", b"0"])
-        cut = echo(iter([b"x", b"30"]), timeout=0.5)  # the client's deadline ends it
+        cut = echo(iter([b"x", b"30"]), timeout=0.5)  # the client's deadline ends the call
         with pytest.raises(grpc.RpcError, match="Deadline"):
             list(cut)
 

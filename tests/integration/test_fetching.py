@@ -1,4 +1,4 @@
-"""Fetching from real stores, by the fetcher's own code in a process of its own."""
+"""Fetching from real stores, with the fetcher's own code in a separate process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = {"config.pbtxt": b"", "1/model.py": b"one" * 1000, "1/weights": b"w" * 3
 
 
 class Program:
-    """A process that fetches."""
+    """Process that fetches."""
 
     def __init__(self, log: Path, endpoint: str) -> None:
         self._log = log
@@ -77,7 +77,7 @@ class Fetcher:
         return told["problems"], told["unlisted"]
 
     def round(self, *names: str, keep: tuple[str, ...] = ()) -> dict[str, str]:
-        """Problems of a round over what could be listed."""
+        """Run a round and return the problems. Every model must have been listed."""
         self.ask(*(names or ("*",)), keep=keep)
         problems, unlisted = self.answer()
         assert unlisted == []
@@ -167,7 +167,8 @@ def test_bad_answers_replace_nothing(
     store.asked.clear()
     assert fetcher.round() == {}
     assert fetcher.files("m") == FILES
-    assert [p for p in store.asked if "model.py" in p] == []  # it is the earlier snapshot's
+    # the file comes from the earlier snapshot
+    assert [p for p in store.asked if "model.py" in p] == []
     assert (fetcher.folder("m") / "1/model.py").stat().st_nlink == 2
 
 
@@ -292,14 +293,15 @@ def test_a_web_server_has_an_index(
     assert fetcher.answer() == ({}, [f"{web.url}/web: it is not there"])
     link = tmp_path / "web/m/2"
     link.symlink_to(tmp_path / "web/m/1")
-    assert command(["index", str(tmp_path / "web")]) == 2  # a server may not follow it, or loop
+    # a server must not follow the link, nor loop
+    assert command(["index", str(tmp_path / "web")]) == 2
     link.unlink()
     assert command(["index", str(tmp_path / "web")]) == 0
     assert "1 models, 3 files" in capsys.readouterr().out
     assert fetcher.round() == {}
     assert fetcher.files("m") == FILES
     assert all(fields.get("Authorization") == f"Bearer {SECRET}" for fields in web.fields)
-    (tmp_path / "web/m/1/model.py").write_bytes(b"two")  # and its index is of before
+    (tmp_path / "web/m/1/model.py").write_bytes(b"two")  # and the index is outdated
     (tmp_path / "web/m/1/new").write_bytes(b"new")
     assert fetcher.round() == {}
     command(["index", str(tmp_path / "web")])

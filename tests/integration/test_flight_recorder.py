@@ -1,4 +1,4 @@
-"""What has happened is told in its order, while those live who did or saw it, and afterwards."""
+"""Flight recorder: events are reported in order, while their processes live and afterwards."""
 
 import json
 import os
@@ -22,7 +22,7 @@ REFUSED = "request failed identity/1 bad_request"
 
 
 def shown(server, *options):
-    """`shmserve show events`, as a program of its own."""
+    """Run `shmserve show events` as a separate program."""
     command = [sys.executable, "-m", "shmserve", "show", "events", "--json", *options]
     done = subprocess.run(
         command, env=server.environ, stdout=subprocess.PIPE, timeout=120, check=True
@@ -51,7 +51,7 @@ def test_refusals_and_deaths_are_shown_in_order_also_after_everything_was_killed
     with RunningServer(**SMALL) as server:
         wait_recorded(
             server, "model ready identity", 1
-        )  # its place in the order is the coordinator's
+        )  # the coordinator gives the event its place in the order
         for _ in range(3):
             assert server.infer("identity", {"inputs": []})[0] == 400
         executor = kill(server.pids("executor id")[0])
@@ -63,7 +63,7 @@ def test_refusals_and_deaths_are_shown_in_order_also_after_everything_was_killed
         dead = shown(server)
         assert shown(server, "--limit", "2") == dead[-2:]
         files = list(Path(server.run_dir, "events").iterdir())
-        server.start()  # for a clean end; what was before is still told
+        server.start()  # for a clean end; earlier events are still reported
         assert {str(row) for row in dead} <= {str(row) for row in shown(server)}
     expected = [
         "process started coordinator",

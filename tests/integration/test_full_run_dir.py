@@ -1,4 +1,5 @@
-"""A run directory whose file system is full: who dies is replaced, and the coordinator lives on."""
+"""Run directory on a full file system: dead processes are replaced and the coordinator lives
+on."""
 
 import os
 import signal
@@ -17,7 +18,7 @@ REQUEST = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, small in bytes and in inodes."""
+    """File system for the run directory, small in bytes and inodes."""
     folder = tmp_path / "run"
     folder.mkdir()
     options = "size=4m,nr_inodes=80,mode=700"
@@ -28,7 +29,7 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-# In place of the package that gRPC processes alone import.
+# Stands in for the package that only gRPC processes import.
 GRPC = """
 import contextlib, os
 path = os.path.join(os.environ["SHMSERVE_RUN_DIR"], "filling")
@@ -50,7 +51,7 @@ def fill(folder: Path) -> None:
 
 
 def kill(server: RunningServer, role: str) -> None:
-    """Kill the one process of a role, and wait for another."""
+    """Kill the only process of a role and wait for a replacement."""
     (pid,) = server.pids(role)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: server.pids(role) not in ([], [pid]), f"another {role}")
@@ -78,7 +79,7 @@ def test_a_full_run_directory_stops_nobody(tmp_path: Path, run_dir: Path) -> Non
         wait_until(answers, "answers with another coordinator")
 
         coordinator = server.pids("coordinator")
-        for room in run_dir.glob("*.new"):  # as if others had been quicker
+        for room in run_dir.glob("*.new"):  # as if other processes had been quicker
             room.unlink()
         fill(run_dir)
         kill(server, "executor")

@@ -1,4 +1,4 @@
-"""gRPC of a real server: its processes, addresses, TLS, and what clients do to them."""
+"""gRPC of a real server: processes, addresses, TLS, and the behaviour of clients."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_deadline_ends_the_wait_and_what_was_not_begun_never_runs(
     assert running.result().outputs
     wait_until(lambda: slots(shared) == 0, "slots are left")
     assert client.infer(command("ok")).outputs
-    assert shared.pids("executor misbehaving") == pid  # nobody told it to leave
+    assert shared.pids("executor misbehaving") == pid  # the executor was not told to leave
 
 
 def test_what_was_cancelled_before_it_began_never_runs(
@@ -184,7 +184,8 @@ def test_health_is_watched_while_an_executor_comes_and_goes(
     reader.start()
 
     def unwell() -> bool:
-        """The first new executor comes faster than the watch looks; later ones take a while."""
+        """Kill executors until the watch notices. The first replacement comes faster than the
+        watch polls; later ones take longer."""
         for pid in shared.pids("executor echo"):
             with contextlib.suppress(ProcessLookupError):  # the last one's end took a while
                 os.kill(pid, signal.SIGKILL)
@@ -325,7 +326,7 @@ def test_a_process_killed_within_a_tensor_leaves_nothing() -> None:
 
 
 def held(server: RunningServer, pid: int) -> int:
-    """Bytes of the pool that a process has."""
+    """Return the bytes of the pool that a process holds."""
     return sum(row["held_bytes"] for row in server.show("processes") if row["pid"] == pid)
 
 
@@ -343,7 +344,7 @@ def test_several_processes_share_an_address() -> None:
         assert len(served) == 2
         with Client(f"unix:{unix}") as local:
             assert out(local.infer(echo(array))).tolist() == array.tolist()
-        os.kill(server.pids("grpc 0")[0], signal.SIGKILL)  # leaves its socket file behind
+        os.kill(server.pids("grpc 0")[0], signal.SIGKILL)  # leaves the socket file behind
         wait_until(lambda: server.log().count("listening on") == 3, "it is back")
         with Client(f"unix:{unix}") as local:
             assert out(local.infer(echo(array))).tolist() == array.tolist()
@@ -367,7 +368,7 @@ def test_another_supervisor_adopts_the_process() -> None:
 
 
 def test_large_messages_leave_no_memory() -> None:
-    """What gRPC's core frees, the C library would keep."""
+    """gRPC's core frees memory, but the C library would keep it."""
     array = np.zeros(4 << 20, np.float32)
 
     def work(address: str) -> None:
@@ -404,7 +405,7 @@ def test_a_stop_finishes_what_was_accepted(tmp_path: Path) -> None:
     ):
         assert client.infer(command("ok")).outputs
         sender = Sender()
-        idle = client.stream(sender)  # keeps nobody waiting
+        idle = client.stream(sender)  # delays no other caller
         sender.send(command("ok"))
         next(idle)
         running = client.method("ModelInfer").future(command(f"hold:{hold.path}"))
@@ -473,7 +474,7 @@ def test_region_to_region_copies_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and certificates of it for the server and a client."""
+    """Certificate authority, and certificates for the server and a client."""
     return make_certificates(tmp_path_factory.mktemp("tls"), "server", "client")
 
 

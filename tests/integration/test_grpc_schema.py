@@ -1,4 +1,4 @@
-"""The service is the one that unmodified clients are compiled against."""
+"""The gRPC service equals the service that unmodified clients are compiled against."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def frontend(server: RunningServer) -> Iterator[Dispatcher]:
-    """A frontend of its own; afterwards it holds nothing."""
+    """Dispatcher in this process. Afterwards it may hold no slots."""
     server.wait_ready()
     made = Dispatcher(config.load(server.environ))
     made.start()
@@ -52,7 +52,8 @@ def frontend(server: RunningServer) -> Iterator[Dispatcher]:
 def answers(
     frontend: Dispatcher, model: str, parameters: dict[str, Any] | None = None, **inputs: bytes
 ) -> list[dict[str, bytes]]:
-    """Every answer's outputs; an error is raised after what came before it was checked."""
+    """Return the outputs of every answer. Raise an error only after earlier answers have been
+    checked."""
     found: list = []
     options = RunOptions(parameters=parameters or {})
     with frontend.call(frontend.ready_model(model), options) as call:
@@ -152,7 +153,8 @@ def test_a_pipeline_copies_nothing(frontend: Dispatcher, size: int) -> None:
         answer, receipt = run_line(frontend, array)
         np.testing.assert_array_equal(answer, (array * 2 + 1) * 2)
         assert receipt["copied_bytes"] == {"in": 0, "batch": 0, "out": 0, "device": 0}
-        assert receipt["executor"] == "scale/1/0, shift/1/0"  # each once, however often it ran
+        # each model once, even if it ran more often
+        assert receipt["executor"] == "scale/1/0, shift/1/0"
 
 
 def test_a_pipeline_of_messages(frontend: Dispatcher) -> None:
@@ -200,7 +202,7 @@ def test_grps_clients_reach_projects_workers_and_pipelines(server: RunningServer
     server.wait_ready()
     ok = {"code": 200, "msg": "OK", "status": "SUCCESS"}
     for model, text, expected in (
-        ("your_model-1.0.0", "hi", "hi!"),  # as the project calls it
+        ("your_model-1.0.0", "hi", "hi!"),  # the name that the project gives
         ("echo-1.0.0", "hi", "hi!"),  # as the worker is called
         ("second-1.0.0", "x", "xb/1"),
         ("chain-1.0.0", "x", "xab/1"),
@@ -281,10 +283,11 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_pipeline(
     frontend: Dispatcher, server: RunningServer, victim: str
 ) -> None:
     results: list[object] = []
-    value = -1.5 if victim == "scale/1/0" else -10.0  # which is over as soon as it is killed
+    # which ends as soon as the executor is killed
+    value = -1.5 if victim == "scale/1/0" else -10.0
 
     def work() -> None:
-        try:  # the first model doubles it, the second one sleeps
+        try:  # the first model doubles the value, the second model sleeps
             results.append(run_line(frontend, np.full(5000, value, np.float32))[0][0])
         except ShmserveError as ex:
             results.append(ex)
@@ -297,7 +300,7 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_pipeline(
     (result,) = results
     if isinstance(result, Unavailable | WorkLost):
         assert f"'{victim.split('/')[0]}'" in result.message
-    else:  # the first model's work was done, and it was back for the last step
+    else:  # the first model had finished and was available for the last step
         assert (victim, result) == ("scale/1/0", -4)
     server.wait_instances()
     wait_until(lambda: frontend.snapshot().ready, "the models are not back")

@@ -1,4 +1,5 @@
-"""Instances run on the cores, and take memory of the node, that their policy says."""
+"""Host policies: instances run on the cores, and take memory of the node, that the policy
+names."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def answers(server: RunningServer, model: str) -> bool:
 
 
 def reason(server: RunningServer, model: str) -> str:
-    """Why it is not served, as the index tells."""
+    """Return the reason in the index why a model is not served."""
     _, _, body = server.request("POST", "/v2/repository/index", b"{}")
     return "".join(row.get("reason", "") for row in json.loads(body) if row["name"] == model)
 

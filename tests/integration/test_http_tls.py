@@ -1,4 +1,5 @@
-"""TLS over HTTP of a real server: clients, their certificates, and new ones of our own."""
+"""TLS over HTTP of a real server: clients, client certificates, and renewed server
+certificates."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.needs("openssl")
 
 
 class Encrypted(RunningServer):
-    """`folder` has the certificates; with `mutual` clients need one."""
+    """TLS server. `folder` holds the certificates; with `mutual`, clients need a certificate."""
 
     def __init__(self, folder: Path, mutual: bool) -> None:
         self.folder, self.mutual = folder, mutual
@@ -44,7 +45,7 @@ class Encrypted(RunningServer):
         self.tls = self.context("client")
 
     def context(self, name: str = "") -> ssl.SSLContext:
-        """Of a client with this certificate."""
+        """Return the TLS context of a client, with this certificate if a name is given."""
         context = ssl.create_default_context(cafile=self.folder / "ca.pem")
         if name:
             context.load_cert_chain(self.folder / f"{name}.pem", self.folder / f"{name}.key")
@@ -180,7 +181,7 @@ def test_who_does_not_shake_hands_holds_nobody(server: Encrypted) -> None:
     speaks_plainly.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert server.request("GET", "/v2/health/ready")[0] == 200
     for sock in (*silent, half, speaks_plainly):
-        with sock:  # each is ended, which is what the watchdog waits for
+        with sock:  # the server ends each connection; the watchdog waits for the end
             assert b"HTTP" not in b"".join(iter(lambda s=sock: _rest(s), b""))  # type: ignore[misc]
     wait_until(lambda: "TLS with" in server.log(), "it is told")
 
@@ -243,7 +244,7 @@ def test_another_worker_class_does_not_speak_plainly_instead(tmp_path: Path) -> 
 
 
 def _name(server: Encrypted, port: int) -> str:
-    """The name of the certificate there, of whatever protocol."""
+    """Return the common name of the server's certificate at a port, HTTP or gRPC."""
     context = server.context("client")
     context.set_alpn_protocols(["h2", "http/1.1"])
     with (

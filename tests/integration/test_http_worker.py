@@ -31,7 +31,7 @@ GET = b"GET %s HTTP/1.1\r\nHost: test\r\n\r\n"
 
 
 class Server:
-    """One gunicorn with one worker on a Unix socket and a TCP port."""
+    """Gunicorn with one worker on a Unix socket and a TCP port."""
 
     def __init__(self, directory: Path, settings: dict[str, str], *options: str) -> None:
         self.path = str(directory / "http.sock")
@@ -87,7 +87,7 @@ class Answer:
 
 
 def receive(sock: socket.socket, method: str = "GET") -> Answer:
-    """Exactly one answer; nothing beyond it is read."""
+    """Read exactly one answer and no byte beyond."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = sock.recv(1)
@@ -189,7 +189,7 @@ def test_answers_pipelined_requests_after_a_chunked_one(server: Server) -> None:
 
 
 def test_after_small_requests_there_may_come_any(server: Server) -> None:
-    """What comes next is taken at once: it may be more or less than a request."""
+    """The worker reads all available bytes at once: more or less than one request."""
     large, small = os.urandom(100_000), post(b"/", b"small")
     chunked = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     bursts: list[tuple[list[bytes], list[bytes]]] = [
@@ -434,7 +434,7 @@ def test_unix_socket(server: Server) -> None:
     assert (told["REMOTE_ADDR"], told["SERVER_NAME"], told["SERVER_PORT"]) == ("", "example", "80")
 
 
-# Clients that misbehave
+# Misbehaving clients
 
 
 def test_client_that_vanishes_gets_its_buffers_released_once(server: Server) -> None:
@@ -529,7 +529,7 @@ def test_idle_connection_is_closed(start: Callable[..., Server]) -> None:
             try:
                 kept.sendall(GET % b"/ignore")
                 assert receive(kept).body == b"ignored"
-            except OSError:  # we were too slow, and it was idle
+            except OSError:  # the test was too slow, and the connection was idle
                 return False
             return ended(kept)
 
@@ -543,7 +543,7 @@ def test_connection_limit(start: Callable[..., Server]) -> None:
     def hold() -> bool:
         sock = server.connect()
         sock.sendall(GET % b"/ignore")
-        if receive(sock).status != 200:  # those of the start may still count
+        if receive(sock).status != 200:  # connections of the start may still count
             sock.close()
             return False
         sock.sendall(b"GET /")  # so the connection is not idle
@@ -564,7 +564,7 @@ def test_connection_limit(start: Callable[..., Server]) -> None:
 
 def test_the_longest_idle_connection_gives_way(start: Callable[..., Server]) -> None:
     server = start(max_connections="3")
-    time.sleep(0.5)  # those of the start have gone
+    time.sleep(0.5)  # connections of the start have been closed
     with server.connect() as oldest, server.connect() as second:
         for sock in (oldest, second):
             sock.sendall(GET % b"/ignore")
@@ -598,7 +598,7 @@ def test_a_worker_without_descriptors_says_so_and_goes_on(
 
 
 def asked(server: Server) -> int:
-    """The status of an answer, 0 if there was none."""
+    """Return the status of an answer, or 0 if no answer came."""
     try:
         return server.request(GET % b"/ignore").status
     except (OSError, AssertionError):
@@ -737,7 +737,7 @@ def test_proxy_protocol(start: Callable[..., Server]) -> None:
             sock.sendall(GET % b"/info")
             first, digest, later = (json.loads(receive(sock).body) for _ in range(3))
             assert digest["got"] == 100_000
-            for told in (first, later):  # the proxy says it once for the connection
+            for told in (first, later):  # the proxy sends the header once per connection
                 assert told["REMOTE_ADDR"] == "1.2.3.4"
                 assert told[IN_ENVIRON] == of_host("1.2.3.4")
 
@@ -756,7 +756,7 @@ def test_connections_are_spread_over_the_workers(start: Callable[..., Server]) -
             sock.close()
         fewest.append(8 - max(pids.count(pid) for pid in pids))
         time.sleep(0.1)
-    assert sorted(fewest)[4] >= 2, fewest  # by chance alone the median would be about one
+    assert sorted(fewest)[4] >= 2, fewest  # by chance alone the median would be about 1
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -795,11 +795,11 @@ def test_connections_take_no_threads(server: Server) -> None:
     before = server.info()["threads"]
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(server.connect()) for _ in range(400)]
-        for sock in idle[::2]:  # half of them have been used before
+        for sock in idle[::2]:  # half of the connections have been used before
             sock.sendall(GET % b"/info")
             told = json.loads(receive(sock).body)
         assert told["threads"] == before
-        assert server.request(GET % b"/big?100000").status == 200  # others are served
+        assert server.request(GET % b"/big?100000").status == 200  # other clients are served
         for sock in idle:
             sock.sendall(GET % b"/info")
             assert receive(sock).status == 200
@@ -811,7 +811,7 @@ def test_work_beside_the_loop_keeps_nobody_waiting(server: Server) -> None:
         for _ in range(3):
             assert server.request(GET % b"/info").status == 200
         busy.setblocking(False)
-        with pytest.raises(BlockingIOError):  # it is not over yet
+        with pytest.raises(BlockingIOError):  # the connection is still open
             busy.recv(1)
         busy.settimeout(WATCHDOG_S)
         assert receive(busy).body == b"beside"

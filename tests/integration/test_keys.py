@@ -47,14 +47,14 @@ def expected(door: str, *may: str, other: str) -> dict[str, Any]:
 
 
 def make(name: str, scopes: list[str], path: str) -> str:
-    """A key, as the command prints it."""
+    """Make a key and return the line that the command prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         command.new(Settings(), path, name, scopes, None)
     return printed.getvalue().strip()
 
 
 class Keyed(RunningServer):
-    """A server with keys, by the names that say what they are for."""
+    """Server with keys, which are named after their use."""
 
     def __init__(self, folder: str, required_from: str) -> None:
         self.keys_file = f"{folder}/keys.toml"
@@ -117,7 +117,7 @@ def test_callers_and_actions(server: Keyed, tmp_path: Path, door: str) -> None:
             {**ELSEWHERE, "Authorization": f"Bearer {server.keys['admin']}"},
             expected(door, *ACTIONS, other=""),
         ),
-        (  # a page, whoever's key it has
+        (  # a foreign web page, whichever key it has
             {"Sec-Fetch-Site": "cross-site", "shmserve-key": server.keys["admin"]},
             expected(door, other="403"),
         ),
@@ -170,7 +170,8 @@ def test_memory_of_a_holder(server: Keyed) -> None:
             assert server.request("POST", f"{path}/register", body, fields)[0] == status
         fields = {**ELSEWHERE, "shmserve-key": server.keys["user"]}
         assert server.request("GET", f"{path}/status", None, fields)[0] == 404
-        assert server.request("GET", f"{path}/status", None)[0] == 200  # it is the server user's
+        # the caller is the server's user
+        assert server.request("GET", f"{path}/status", None)[0] == 200
         fields["shmserve-key"] = server.keys["admin"]
         assert server.request("POST", f"{path}/unregister", b"", fields)[0] == 200
 

@@ -1,4 +1,4 @@
-"""Lanes: local programs talk to executors, and what comes of whatever they say."""
+"""Lanes: local programs talk to executors, with valid and with hostile messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def server() -> Iterator[RunningServer]:
     with RunningServer(MODELS, **SETTINGS) as server:
         server.wait_instances()
         before = server.pids("executor")
-        # With the first of these an executor opens its record of events, and keeps it open
+        # The first message makes an executor open its event file, which then stays open
         with Program(server.run_dir) as program, program.lane("misbehaving") as lane:
             lane.send(b"nonsense")
             assert lane.ended()
@@ -70,7 +70,7 @@ def connect(server: RunningServer) -> Client:
 
 
 def counts(server: RunningServer, model: str) -> tuple[int, int]:
-    """Requests that succeeded and failed, and how often the model ran is the former."""
+    """Return the numbers of succeeded and failed requests; successes equal executions."""
     (stats,) = server.get(f"/v2/models/{model}/stats")[1]["model_stats"]
     inference = stats["inference_stats"]
     return inference["success"]["count"], inference["fail"]["count"]
@@ -238,7 +238,7 @@ def test_callers_at_a_time_have_lanes_to_all_instances(server: RunningServer) ->
 
 
 def test_a_model_without_lanes_is_asked_over_http(server: RunningServer) -> None:
-    """While it is traced, for instance; and lanes that it had end."""
+    """A traced model, for instance, gets no lanes, and its open lanes end."""
     x = np.zeros(10, np.float32)
     path = "/v2/models/echo/trace/setting"
     with connect(server) as client:
@@ -259,7 +259,7 @@ def test_a_model_without_lanes_is_asked_over_http(server: RunningServer) -> None
 
 
 def test_lanes_are_limited_and_come_back(server: RunningServer, program: Program) -> None:
-    lanes = [program.lane("echo") for _ in range(9)]  # 3/4 of max_lanes are one user's
+    lanes = [program.lane("echo") for _ in range(9)]  # one user may have 3/4 of max_lanes
     reply, fds = program.ask(control.OpenLane("echo"))
     assert isinstance(reply, control.Failed)
     assert reply.code == "RESOURCE_EXHAUSTED"
@@ -293,7 +293,7 @@ def test_there_is_no_lane_to_what_is_not_there(
     assert (reply.code, fds) == (code, [])
 
 
-# ------------------------------------------------------------------- what strangers may say
+# ------------------------------------------------------------------- hostile messages
 
 BIG = LaneTensor("IN", "FP32", (1024,), bytes(4096))
 NOT_OURS = "Unable to find shared memory region: 'nobody-s'"
@@ -369,7 +369,7 @@ MALFORMED: dict[str, bytes] = {
 @pytest.mark.parametrize("what", MALFORMED)
 def test_nonsense_ends_its_lane_alone(server: RunningServer, program: Program, what: str) -> None:
     (pid,) = server.pids("executor misbehaving")
-    with program.lane("misbehaving") as first:  # of which the flight recorder opens its file
+    with program.lane("misbehaving") as first:  # for which the flight recorder opens its file
         first.send(b"\xc1")
         assert first.ended()
     with program.lane("misbehaving") as other, program.lane("misbehaving") as lane:
@@ -444,7 +444,8 @@ def test_a_client_in_c(server: RunningServer, tmp_path: Path) -> None:
 def test_a_flood_is_read_no_faster_than_it_is_answered(
     server: RunningServer, program: Program
 ) -> None:
-    """Whoever reads no answers is not read from, others are served meanwhile, and then it ends."""
+    """The executor stops reading from a client that reads no answers, serves other clients
+    meanwhile, and finally closes the lane."""
     lane = program.lane("echo")
     data = wire.encode(request(0, floats(*range(1000))))
     lane.sock.settimeout(0.2)
@@ -477,7 +478,8 @@ def test_programs_that_die_with_every_message(server: RunningServer, program: Pr
                 with program.lane("misbehaving") as dying:
                     for number in range(count):
                         dying.send(command(words, number))
-        others = [program.lane("misbehaving") for _ in range(8)]  # with it all that a user may have
+        # with `lane`, all lanes that one user may have
+        others = [program.lane("misbehaving") for _ in range(8)]
         for other in others:
             assert other.ask(command("ok")).status == 200
             other.close()
@@ -514,7 +516,7 @@ def test_executors_die_move_and_end(own: RunningServer) -> None:
 
 
 def _killed(own: RunningServer, client: Client, x: Any) -> None:
-    """A model that may run again does so elsewhere; what names memory does not."""
+    """A request to a retryable model runs again elsewhere, unless the request names memory."""
     for _ in range(4):
         assert client.infer("pair", {"IN": x}).transport == "lane"
     victim = int(client.infer("pair", {"IN": x})["PID"][0])
@@ -590,13 +592,13 @@ def _streaming(own: RunningServer, client: Client) -> None:
 
 
 def _again(document: dict[str, Any]) -> str:
-    """A configuration that differs, so that it is loaded anew."""
+    """Return a load request with a changed configuration, so that the model is loaded anew."""
     document["parameters"] = {**document.get("parameters", {}), "x": {"string_value": "1"}}
     return json.dumps({"parameters": {"config": json.dumps(document)}})
 
 
 def _without_coordinator(own: RunningServer, client: Client, program: Program) -> None:
-    """Lanes go on without one, and the next one knows of them and of what they have counted."""
+    """Lanes work without a coordinator. The next coordinator knows the lanes and their counts."""
     lanes: list[RawLane] = [program.lane("echo") for _ in range(8)]
     assert lanes[0].ask(request(1, floats(1))).status == 200
     (pid,) = own.pids("coordinator")

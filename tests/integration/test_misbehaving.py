@@ -1,4 +1,4 @@
-"""Models that fail in every way: what their client sees, and that nobody else notices."""
+"""Models that fail in every way: the error for their client, and no effect on other requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shared() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[RunningServer]:
-    """A server with so short deadlines that any request may miss its own."""
+    """Server with deadlines so short that any request may miss its deadline."""
     with RunningServer(MODELS, **SMALL, request_timeout_s=1, execute_timeout_s=3) as server:
         yield server
     assert server.leaks() == []
@@ -67,7 +67,7 @@ def replaced(server: RunningServer, model: str, pid: int) -> bool:
 def test_an_executor_that_is_stopped_is_replaced(hasty: RunningServer) -> None:
     echo(hasty)
     pid = executor_of(hasty, "echo")
-    os.kill(pid, signal.SIGSTOP)  # SIGTERM would wait for it to go on, too
+    os.kill(pid, signal.SIGSTOP)  # a stopped process would also delay SIGTERM
     wait_until(lambda: replaced(hasty, "echo", pid), "another executor")
     assert "its executor gave no sign of life" in hasty.log()
     wait_until(hasty.ready, "it has loaded")
@@ -145,7 +145,8 @@ def test_what_a_model_has_forked_ends_with_it(shared: RunningServer, tmp_path: P
     told = tmp_path / "child"
     pid = command(shared, "ok")[1]["outputs"][0]["data"]
     status, answer = command(shared, f"fork_and_leave:{told}")
-    assert status == 502, answer  # its end is seen although the child has its sockets
+    # the end of the executor is seen although its child has the sockets
+    assert status == 502, answer
     wait_until(lambda: not Path(f"/proc/{told.read_text()}").exists(), "the child is there")
     wait_until(lambda: command(shared, "ok")[0] == 200, "the executor is not back")
     assert command(shared, "ok")[1]["outputs"][0]["data"] != pid
@@ -206,7 +207,7 @@ def test_a_model_that_does_not_load_is_told_and_others_serve(tmp_path: Path) -> 
     try:
         server.start(wait_ready=False)
 
-        def settled() -> bool:  # while they load the endpoints say 503, too
+        def settled() -> bool:  # the endpoints answer 503 during the load, too
             if not server.lives():
                 return False
             states = {str(row["model"]): row["state"] for row in server.show("models")}

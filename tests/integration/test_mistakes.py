@@ -1,6 +1,8 @@
-"""Mistakes that everybody makes once, against a real server: each answer names the field, what was
-given, and what would do. Those of a start are in test_service.py, those of models in
-test_broken_repository.py."""
+"""Common mistakes of users against a real server: each answer names the field, the given value,
+and a remedy.
+
+Mistakes at a start are in test_service.py, mistakes in models in test_broken_repository.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ X: dict[str, Any] = {"name": "INPUT0", "datatype": "INT32", "shape": [16], "data
 Y = {**X, "name": "INPUT1"}
 WIDE = {"name": "INPUT0", "datatype": "FP32", "shape": [1 << 29]}
 
-# The request's JSON (or its bytes), the model, the status, and what the answer says
+# The request's JSON (or bytes), the model, the status, and parts of the error text
 MISTAKES: dict[str, tuple[Any, str, int, tuple[str, ...]]] = {
     "model": ({"inputs": [X, Y]}, "ad_sub", 404, ("'ad_sub' is not found", "index")),
     "JSON": (b'{"inputs": [{"name": "X",]}', "add_sub", 400, ("JSON", "at character 25")),

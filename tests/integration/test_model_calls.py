@@ -1,4 +1,4 @@
-"""Models that call others, in a real server: in Triton's dialect, as documented, and in ours."""
+"""Models that call other models, in a real server: Triton's dialect, as documented, and ours."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tensor(name: str, datatype: str, *data: object) -> dict[str, Any]:
 
 
 def bls(server: RunningServer, command: str) -> Any:
-    """What the model `bls` says to a command."""
+    """Send a command to the model `bls` and return its answer."""
     document = {"inputs": [tensor("COMMAND", "BYTES", command)], "outputs": [{"name": "TEXT"}]}
     status, answer = server.infer("bls", document)
     assert status == 200, answer
@@ -62,7 +62,7 @@ def caller(server: RunningServer, **parameters: str) -> tuple[int, Any]:
 
 
 def requests_of(server: RunningServer, model: str) -> int:
-    """Requests for a model that models have made."""
+    """Return the number of requests for a model that came from models."""
     _, _, page = server.request("GET", "/metrics")
     start = f'shmserve_requests_total{{model="{model}",protocol="model"'
     lines = [line for line in page.decode().splitlines() if line.startswith(start)]
@@ -131,7 +131,7 @@ def test_native_models_call_others(server: RunningServer) -> None:
 
 
 def infer_large(server: RunningServer, command: str) -> tuple[np.ndarray, Any]:
-    """16 MiB through `bls` to the worker and back; the output and what the request cost."""
+    """Send 16 MiB through `bls` to the worker and back; return the output and the receipt."""
     x = np.arange(MIB16 // 4, dtype=np.float32)
     head = json.dumps(
         {
@@ -157,7 +157,7 @@ def infer_large(server: RunningServer, command: str) -> tuple[np.ndarray, Any]:
 
 
 def copied(server: RunningServer, model: str) -> dict[str, int]:
-    """Bytes that requests for a model have copied, by stage."""
+    """Return the bytes that requests for a model have copied, by stage."""
     _, _, page = server.request("GET", "/metrics")
     found = {}
     for line in page.decode().splitlines():
@@ -176,7 +176,7 @@ def test_large_tensors_are_copied_once_into_a_call_and_never_out_of_it(
     assert {
         stage: after[stage] - before[stage] for stage in after if after[stage] != before[stage]
     } == {"in": MIB16}
-    # what it hands on is copied once: another executor's memory is not its own to name
+    # the output is copied once: a model cannot forward memory of another executor
     assert receipt["copied_bytes"]["out"] == MIB16
 
 
@@ -205,14 +205,14 @@ def test_a_call_is_cancelled_with_the_request_it_is_for(server: RunningServer) -
 
 
 def busy(server: RunningServer, model: str) -> bool:
-    """Whether some process has a request with an executor of the model."""
+    """Return True if a process has a request with an executor of the model."""
     return any(
         row.get("in_flight") for row in server.show("queues") if row["instance"].startswith(model)
     )
 
 
 def runs(server: RunningServer, model: str) -> bool:
-    """Whether the instance of a model runs, as far as the coordinator knows."""
+    """Return True if the coordinator believes that the model's instance runs."""
     alive = server.processes()
     rows = [row for row in server.show("models") if row["model"] == model]
     return all(row["instance_state"] == "READY" and row["pid"] in alive for row in rows)
@@ -228,12 +228,13 @@ def test_the_called_executors_death_is_an_error_and_the_next_call_works(
 
 
 def linked(server: RunningServer) -> set[int]:
-    """Processes whose models have called others."""
+    """Return the pids of processes whose models have called other models."""
     return {row["pid"] for row in server.show("processes") if row["role"] == "model"}
 
 
 def test_the_calling_executors_death_leaves_nothing(server: RunningServer) -> None:
-    infer_large(server, "call keep")  # it has a slot of the worker's, and a part of the pool
+    # the model holds a slot of the worker's arena, and a part of the pool
+    infer_large(server, "call keep")
     failed: list[int] = []
 
     def wait() -> None:
@@ -254,7 +255,7 @@ def test_the_calling_executors_death_leaves_nothing(server: RunningServer) -> No
 
 
 def test_tritonclient_and_models_as_documented(tmp_path: Path) -> None:
-    """In a process of its own: its messages have the names of ours."""
+    """Runs in a separate process, because tritonclient registers the same message names."""
     folders = MODELS.parent
     shutil.copytree(folders / "calls_as_documented", tmp_path, dirs_exist_ok=True)
     shutil.copytree(folders / "triton_examples" / "simple", tmp_path / "simple")

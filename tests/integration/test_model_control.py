@@ -1,4 +1,4 @@
-"""Load, unload, index and polling against real processes, and what survives their deaths."""
+"""Load, unload, index and polling against real processes, and their results after deaths."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ REQUEST = {"inputs": [{"name": "IN", "shape": [2], "datatype": "FP32", "data": [
 
 @pytest.fixture
 def hold(tmp_path: Path) -> Path:
-    """While this file is there, the model `slow` loads."""
+    """File that delays the load of the model `slow` while the file exists."""
     return tmp_path / "hold"
 
 
@@ -96,7 +96,7 @@ def executors(server: RunningServer, model: str) -> dict[str, int]:
 
 
 def heard(server: RunningServer, model: str) -> int:
-    """How many executors of a model the coordinator is connected to."""
+    """Return the number of executors of a model that the coordinator is connected to."""
     rows = server.show("processes")
     return sum(row["instance"].startswith(f"{model}/") for row in rows)
 
@@ -193,7 +193,7 @@ def test_requests_of_one_model_are_done_in_turn_and_of_others_meanwhile(
     for thread in (slow, after):
         thread.join(60)
     assert done[0] == "quick"
-    assert sorted(done[1:]) == ["after", "slow"]  # as their threads come to run
+    assert sorted(done[1:]) == ["after", "slow"]  # in any order, because two threads compete
     assert index(server)["slow/1"] == {
         "name": "slow",
         "version": "1",
@@ -264,7 +264,7 @@ def test_a_polled_repository_is_followed(repository: Path) -> None:
 
 
 def rewrite(path: Path, text: str) -> None:
-    """At once: nobody who looks meanwhile sees a part of it."""
+    """Replace a file atomically, so that no reader sees a part of the new text."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.rename(path)

@@ -33,7 +33,7 @@ PARENT = "b" * 16
 
 
 class Collector:
-    """Takes OTLP over HTTP at a port of its own, whenever it runs."""
+    """OTLP collector over HTTP at a fixed port, which can be started and stopped."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -82,7 +82,8 @@ class Collector:
             self._server = None
 
     def tree(self, trace: str, spans: int) -> dict[str, list[str]]:
-        """Names of spans by that of their parent, once there are so many."""
+        """Return the names of spans by the name of their parent, once the trace has `spans`
+        spans."""
         wait_until(lambda: len(self.spans.get(trace, ())) >= spans, f"{spans} spans")
         found = self.spans[trace]
         names = {span.span_id: span.name for span in found}
@@ -139,7 +140,7 @@ def server(
 
 
 def begun() -> tuple[str, str]:
-    """A trace that a client has begun: its id, and what it sends along."""
+    """Begin a trace as a client; return the trace's id and the traceparent header."""
     trace = os.urandom(16).hex()
     return trace, f"00-{trace}-{PARENT}-01"
 
@@ -239,7 +240,8 @@ def test_requests_of_grps(server: RunningServer, collector: Collector) -> None:
 
 
 def refusals(server: RunningServer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Requests that no executor is asked for: their traces, and what their spans say."""
+    """Send requests that are refused before an executor; yield their traces and expected
+    attributes."""
 
     def http(path: str, body: bytes, status: int, **fields: str) -> tuple[str, dict[str, Any]]:
         trace, parent = begun()

@@ -1,4 +1,4 @@
-"""Real processes, killed: who notices, who replaces whom, what is left."""
+"""Real processes, killed: which process notices, which is replaced, and what is left."""
 
 import copy
 import signal
@@ -69,7 +69,7 @@ def test_a_killed_supervisor_is_replaced_and_adopts(tree):
     wait_until(lambda: len(tree.rows()) == 6, "its link")
     assert tree.pid("coordinator") == coordinator
     assert executors(tree) == before
-    tree.kill(before["alpha/1/1"])  # not its child
+    tree.kill(before["alpha/1/1"])  # not a child of the supervisor
     wait_until(
         lambda: executors(tree).get("alpha/1/1", 0) not in (0, before["alpha/1/1"]), "restart"
     )
@@ -107,10 +107,10 @@ def test_with_master_and_supervisor_everything_ends(tree):
 def test_a_service_can_start_where_one_was_killed(tree):
     epoch = tree.snapshot().epoch
     tree.kill(tree.master.pid)
-    tree.start()  # at once: it waits for the old processes to end
+    tree.start()  # at once: the new service waits for the old processes to end
 
     def another():
-        tree.reader = RegistryReader(tree.run_dir)  # a reader lives as long as its service
+        tree.reader = RegistryReader(tree.run_dir)  # a reader lives as long as the service
         return tree.ready() and tree.snapshot().epoch != epoch
 
     wait_until(another, "the next service")
@@ -177,7 +177,7 @@ def test_a_model_that_never_loads_is_given_up(tmp_path):
         wait_until(
             lambda: (
                 (snapshot := tree.snapshot())
-                and "stuck" in snapshot.models  # the first publication is of none
+                and "stuck" in snapshot.models  # the first publication has no models
                 and snapshot.models["stuck"]["1"].reason
             ),
             "the reason",

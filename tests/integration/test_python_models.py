@@ -36,20 +36,20 @@ def server() -> Iterator[RunningServer]:
 
 
 def ask(server: RunningServer, command: str) -> str:
-    """What the ordinary model answers; an error's text in brackets."""
+    """Return the answer of the ordinary model; an error's text is in brackets."""
     tensor = {"name": "COMMAND", "shape": [1], "datatype": "BYTES", "data": [command]}
     status, document = server.infer("sender", {"inputs": [tensor]})
     return document["outputs"][0]["data"][0] if status == 200 else f"[{document['error']}]"
 
 
 def stream(server: RunningServer, command: str) -> list[str]:
-    """What the decoupled model answers; errors in brackets."""
+    """Return the answers of the decoupled model; errors are in brackets."""
     body = json.dumps({"COMMAND": command}).encode()
     path = "/v2/models/sender_stream/generate_stream"
     status, headers, answer = server.request("POST", path, body)
     if headers["content-type"] == "application/json":
         return [f"[{json.loads(answer)['error']}]"]
-    assert status in (200, 500)  # that of the first answer, which may be an error
+    assert status in (200, 500)  # the status of the first answer, which may be an error
     events = [json.loads(e.removeprefix("data: ")) for e in answer.decode().split("\n\n") if e]
     return [e["SAID"] if "SAID" in e else f"[{e['error']}]" for e in events]
 
@@ -115,7 +115,7 @@ def test_coroutines_of_a_decoupled_model_wait_for_each_other(server: RunningServ
 
 
 def samples(server: RunningServer) -> dict[tuple[str, ...], float]:
-    """Of the models' own metrics, by name and labels."""
+    """Return the values of the models' own metrics, by name and labels."""
     status, _, text = server.request("GET", "/metrics")
     assert status == 200
     return {
@@ -154,7 +154,7 @@ def test_metrics_of_models_come_and_go_with_their_instances(server: RunningServe
 
     first, second = server.pids("executor metered")
     os.kill(first, signal.SIGKILL)
-    samples(server)  # at once, whoever knows of it
+    samples(server)  # at once, in whichever process has the counts
     wait_until(
         lambda: (
             len(server.pids("executor metered")) == 2
@@ -164,7 +164,8 @@ def test_metrics_of_models_come_and_go_with_their_instances(server: RunningServe
     )
     server.wait_instances()
     wait_until(lambda: set(gauges) <= samples(server).keys(), "its metrics")
-    assert 0 < samples(server)["metered_requests_total", of] < 12  # what the other one has counted
+    # the count of the other instance
+    assert 0 < samples(server)["metered_requests_total", of] < 12
 
     os.kill(server.pids("coordinator")[0], signal.SIGKILL)
     server.wait_linked()

@@ -1,4 +1,5 @@
-"""The rate limiter in a real server: who shares a resource never executes beside another."""
+"""Rate limiter in a real server: instances that share a resource never execute at the same
+time."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CALLS = 25
 
 
 def variant(models: Path, name: str, old: str, new: str) -> None:
-    """A copy of `alone` with something else in its configuration."""
+    """Copy the model `alone`, with one change in the configuration."""
     shutil.copytree(models / "alone", models / name)
     config = models / name / "config.pbtxt"
     assert old in config.read_text()
@@ -63,7 +64,7 @@ def ask(server: RunningServer, model: str, command: str = "run", **more: Any) ->
 
 
 def times(server: RunningServer, model: str, number: int) -> list[tuple[int, int]]:
-    """When the model ran for each of some requests, one after another."""
+    """Return when the model ran for each of several requests, sent in turn."""
     ran = []
     for _ in range(CALLS):
         if model == "streaming":
@@ -94,12 +95,12 @@ def test_who_shares_a_resource_never_executes_beside_another(
 def hold(
     server: RunningServer, threads: ThreadPoolExecutor, holding: Hold
 ) -> Future[tuple[int, Any]]:
-    """`alone` executes until it is let go, and `batched` waits for what it holds."""
+    """Let `alone` execute until the test releases it, and `batched` wait for its resource."""
     threads.submit(ask, server, "alone", f"hold:{holding.path}")
     holding.wait_begun()
     waiting = threads.submit(ask, server, "batched")
     wait_until(lambda: in_flight(server, "batched/1/0") == 1, "it does not wait")
-    assert ask(server, "elsewhere")[0] == 200  # has a resource of its own
+    assert ask(server, "elsewhere")[0] == 200  # needs a different resource
     assert not waiting.done()
     return waiting
 
@@ -122,7 +123,7 @@ def test_a_restarted_coordinator_knows_who_holds_and_who_waits(
         waiting = hold(server, threads, holding)
         os.kill(server.pids("coordinator")[0], signal.SIGKILL)
         server.wait_linked()
-        for _ in range(20):  # so it gives turns again
+        for _ in range(20):  # the limiter grants turns again
             assert ask(server, "elsewhere")[0] == 200
         assert not waiting.done()
         holding.let_go()

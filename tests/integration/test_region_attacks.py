@@ -1,8 +1,8 @@
-"""Clients that mean no good: to the server, to its files, to other users, to themselves.
+"""Hostile clients with regions: against the server, its files, other users, and themselves.
 
-The server never dies, never answers with another's data, and never names anything of its
-own. (Triton 2.51 dies when an object is truncated, takes NUL in a key, and lets every
-caller remove every region.)
+The server never dies, never answers with the data of another user, and never gives away its own
+names. (Triton 2.51 dies when an object is truncated, takes NUL in a key, and lets every caller
+remove every region.)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MODELS = Path(__file__).parents[1] / "repositories" / "regions"
 
 
 class Attacked(RunningServer):
-    """A server whose Unix socket every user can reach."""
+    """Server whose Unix socket every user can reach."""
 
     def __init__(self, **settings: Any) -> None:
         self.folder = folder_of(self)
@@ -121,7 +121,7 @@ def test_the_servers_own_files_under_another_name(client: Client, server: Attack
     for own in ("registry.page", "registry.msgpack", "master.lock"):
         try:
             os.link(os.path.join(server.run_dir, own), f"/dev/shm/{name}")
-        except OSError:  # another file system: then there is no such way in
+        except OSError:  # on another file system this attack is impossible
             os.symlink(os.path.join(server.run_dir, own), f"/dev/shm/{name}")
         try:
             refused(client.register("bad", name, 16))
@@ -237,7 +237,7 @@ def test_grown_unlinked_and_replaced(client: Client) -> None:
         os.truncate(memory.path, 1 << 20)
         refused(client.infer("touch", ("r", 4096), None, 4), 400)
         os.unlink(memory.path)
-        with Memory(4096, memory.name):  # another object: not what was registered
+        with Memory(4096, memory.name):  # another object, not the registered object
             answer = client.infer("touch", ("r", 0), None, 4)[1]
             assert answer["outputs"][0]["data"] == [6, 6, 6, 6]
 
@@ -312,7 +312,7 @@ def test_sigbus_costs_only_the_one_who_caused_it(tmp_path: Path) -> None:
             thread.join(WATCHDOG_S)
         assert errors == []
         wait_until(lambda: "region quarantined name=cut uid=" in server.log(), "quarantine")
-        # Whoever did it once is served by copying from now on.
+        # From now on the server copies for a user who has truncated once.
         os.truncate(memory.path, 8192)
         client.unregister("cut")
         client.register("cut", memory.name, 8192)
@@ -323,7 +323,8 @@ def test_sigbus_costs_only_the_one_who_caused_it(tmp_path: Path) -> None:
 
 
 def test_one_death_has_all_regions_of_its_owner_copied(tmp_path: Path) -> None:
-    """Those registered and mapped before, too: the next truncation is no more than an error."""
+    """Regions that were registered and mapped before are copied, too, so the next truncation only
+    causes an error."""
     with Attacked() as server, Memory(8192) as memory, Memory(8192) as other:
         server.wait_instances()
         client = Client(server.http_port)
@@ -369,7 +370,7 @@ def test_in_copy_mode_nobody_notices(client: Client, server: Attacked, tmp_path:
             os.truncate(memory.path, 0)
         victim.join(WATCHDOG_S)
         assert answers == [400]
-        assert os.fstat(memory.fd).st_size == 0  # nor has the server made it grow again
+        assert os.fstat(memory.fd).st_size == 0  # nor has the server made the object grow again
     assert server.pids("executor") == before
 
 
@@ -394,7 +395,8 @@ def test_another_user_finds_nothing_of_ours(way: str, client: Client, server: At
             with as_user(OTHER_UID):
                 theirs = Memory(4096)
             theirs.put(np.full(4, 8, np.float32))
-            assert other.register("secret", theirs.name, 4096)[0] == 200  # a name of their own
+            # a name of the other user
+            assert other.register("secret", theirs.name, 4096)[0] == 200
             assert other.infer("touch", ("secret", 0), None, 2)[1]["outputs"][0]["data"] == [9, 9]
             assert client.infer("touch", ("secret", 0), None, 2)[1]["outputs"][0]["data"] == [1, 1]
             alternate(where)
@@ -407,8 +409,10 @@ def test_another_user_finds_nothing_of_ours(way: str, client: Client, server: At
 
 
 def alternate(where: int | str) -> None:
-    """The same bytes of both users in turn, with so many connections that they share workers,
-    and so often that these remember the request."""
+    """Send the same bytes from both users in turn, so often that workers remember the request.
+
+    There are enough connections that users share workers.
+    """
     with contextlib.ExitStack() as stack:
         clients: list[tuple[Client, list[float]]] = []
         for _ in range(4):
@@ -433,7 +437,7 @@ def test_a_closed_connection_is_not_taken_for_root(server: Attacked) -> None:
             with as_user(OTHER_UID):
                 sock = socket.create_connection(("127.0.0.1", server.http_port))
             sock.sendall(head.encode() + b"\r\n\r\n" + body)
-            sock.close()  # its entry in the kernel's table now says uid 0
+            sock.close()  # the socket's entry in the kernel's table now says uid 0
         client = Client(server.http_port)
         time.sleep(0.3)
         assert client.status() == []

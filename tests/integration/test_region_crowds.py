@@ -23,7 +23,8 @@ CROWD, CALLERS, LIMBO = 10_000, 16, 256
 
 
 def test_ten_thousand_regions() -> None:
-    """Of callers who may have so many: all can be used, and none is left in the end."""
+    """Callers with the right to so many regions can use all of them, and no region is left at the
+    end."""
     settings: dict[str, Any] = {"client_shm_max_regions": CROWD, "grpc_processes": 0}
     with RunningServer(MODELS, **settings) as server, Memory(1 << 16) as memory:
         client = Client(server.http_port)
@@ -53,7 +54,7 @@ def test_ten_thousand_regions() -> None:
         assert client.unregister()[0] == 200
         assert client.status() == []
         assert client.infer("touch", ("r0", 0), None, 1)[0] == 404
-        # the coordinator keeps the last few for requests that are on their way
+        # the coordinator keeps the last few regions for requests on their way
         at_most = {**before, "coordinator": before["coordinator"] + LIMBO}
         wait_until(
             lambda: all(at_most[role] >= count for role, count in _descriptors(server).items()),
@@ -64,7 +65,8 @@ def test_ten_thousand_regions() -> None:
 
 
 def _descriptors(server: RunningServer) -> dict[str, int]:
-    """Open descriptors of the processes that keep one for each region."""
+    """Return the number of open descriptors of coordinator and supervisor, which keep one for each
+    region."""
     found = {}
     for pid, title in server.processes().items():
         for role in ("coordinator", "supervisor"):
@@ -79,7 +81,8 @@ def _descriptors(server: RunningServer) -> dict[str, int]:
 
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
-    """A network namespace that reaches this one at 10.213.7.1 and calls itself 10.213.7.2."""
+    """Network namespace that reaches this namespace at 10.213.7.1 and has the address
+    10.213.7.2."""
     name = f"shmserve-{os.getpid()}"
     near, far = f"sn{os.getpid()}", f"sf{os.getpid()}"
     assert ip("netns", "add", name)
@@ -116,7 +119,8 @@ print(json.dumps({
 
 @pytest.mark.needs("netns")
 def test_a_caller_from_another_network_namespace_is_remote(elsewhere: str) -> None:
-    """It has the same uid and the same files; only its address is not of this namespace."""
+    """The caller has the server's uid and files. Only the address is not of the server's
+    namespace."""
     port = free_port()
     bind = f"127.0.0.1:{port},10.213.7.1:{port}"
     server = RunningServer(MODELS, http_bind=bind, grpc_processes=0)
@@ -133,7 +137,7 @@ def test_a_caller_from_another_network_namespace_is_remote(elsewhere: str) -> No
         assert told["register"][0] == 403
         assert memory.name not in told["register"][1]["error"]
         assert told["use"][0] == 404
-        assert told["unregister"][0] == told["unregister all"][0] == 200  # of what is its own
+        assert told["unregister"][0] == told["unregister all"][0] == 200  # for its own regions
         assert told["status"] == []
         assert client.status() == ["theirs"]
         client.close()

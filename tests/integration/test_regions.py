@@ -1,4 +1,4 @@
-"""Client memory through a real server: where it is read, written, kept and let go."""
+"""Client memory through a real server: reads, writes, keeping and unregistration."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def test_an_unlinked_object_stays_usable(client: Client) -> None:
 
 
 def kill(server: RunningServer, *roles: str) -> None:
-    """Kill one process of each role, and wait until there is another one that all have found."""
+    """Kill one process of each role; wait until a replacement runs and is linked to all
+    processes."""
     wait_until(lambda: all(server.pids(role) for role in roles), f"{roles}")
     victims = [server.pids(role)[0] for role in roles]
     for pid in victims:
@@ -161,7 +162,7 @@ def kill(server: RunningServer, *roles: str) -> None:
 def test_regions_survive(role: str, client: Client, server: RunningServer) -> None:
     with Memory(4096) as kept, Memory(4096) as fresh:
         client.register("kept", kept.name, 4096)
-        os.unlink(kept.path)  # so only a descriptor leads there
+        os.unlink(kept.path)  # so the object is only reachable through a descriptor
         for turn in range(1, 3):
             kill(server, role)
             assert client.status() == ["kept"]
@@ -177,7 +178,7 @@ def test_regions_survive_coordinator_and_supervisor(client: Client, server: Runn
             assert client.register(name, memory.name, 4096)[0] == 200
         os.unlink(lost.path)
         os.rename(replaced.path, replaced.path + "-old")
-        with Memory(4096, replaced.name):  # not what was registered
+        with Memory(4096, replaced.name):  # not the registered object
             kill(server, "coordinator", "supervisor")
             wait_until(lambda: client.status() == ["named"], "what cannot be found to be dropped")
             wait_until(lambda: client.infer("touch", ("named", 0), None, 4)[0] == 200, "named")

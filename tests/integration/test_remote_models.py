@@ -1,4 +1,4 @@
-"""A service whose models are in an S3 store: its start, changes, and the store's absence."""
+"""Service with models in an S3 store: start, changes, and absence of the store."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_models_of_a_store(moto: Moto, store: Faulty, tmp_path: Path) -> None:
 
 
 def changes_are_served(moto: Moto, store: Faulty, server: RunningServer) -> None:
-    """A new version takes over once it is there; what is bad does not."""
+    """A new complete version takes over; a broken version does not."""
     put(moto, "add", 2, "100")
     wait_until(lambda: result(server, "add") == 101, "the new version")
     store.faults = {"broken/2/model.py": "corrupt"}
@@ -115,7 +115,8 @@ def changes_are_served(moto: Moto, store: Faulty, server: RunningServer) -> None
 
 
 def without_the_store(moto: Moto, store: Faulty, folder: Path) -> None:
-    """A service that starts then serves what the cache has, and looks for the store."""
+    """A service that starts without the store serves the cached models and keeps trying the
+    store."""
     put(moto, "new", 1, "1000")
     server = service(store, folder, model_control="explicit", load_models="add,late")
     with server:

@@ -1,4 +1,4 @@
-"""Answers that are kept, in a real server: from config.pbtxt to statistics and metrics."""
+"""Response cache in a real server: from config.pbtxt to statistics and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sequences in a real server: where each lives, what its model is told, what a death ends."""
+"""Sequences in a real server: their instances, the flags for models, and the effects of a
+death."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ helper, T = onnx.helper, onnx.TensorProto
 
 
 def write_total(folder: Path) -> None:
-    """An ONNX model whose state is its own output so far."""
+    """Write an ONNX model whose state is the running total of its inputs."""
     (folder / "1").mkdir()
     values = {
         name: helper.make_tensor_value_info(name, T.FLOAT, ["N", 2])
@@ -89,7 +90,8 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def post(
     server: RunningServer, model: str, tensor: dict[str, Any], flags: str, **parameters: Any
 ) -> tuple[int, Any]:
-    """`flags`: "start", "end" or both. A connection of its own, so any worker gets it."""
+    """Send a request on a new connection, so that any worker may get it. `flags`: "start", "end"
+    or both."""
     told = {f"sequence_{flag}": True for flag in flags.split()}
     document = {"inputs": [tensor], "parameters": {**parameters, **told}}
     return server.infer(model, document)
@@ -166,7 +168,7 @@ def test_200_interleaved_sequences_on_4_instances(
             pids[number].add(outputs["SEEN"][0])
 
         list(threads.map(ask, numbers))
-    assert all(len(homes) == 1 for homes in pids.values())  # none has moved
+    assert all(len(homes) == 1 for homes in pids.values())  # no sequence has moved
     homes = Counter(pid for (pid,) in pids.values())
     assert len(homes) == 4
     assert statistics(server, "wide")["inference_count"] == 800
@@ -183,7 +185,7 @@ def test_refusals_have_the_words_of_triton(server: RunningServer) -> None:
     )
     assert refusal(server, IN, "", sequence_id=77) == unknown.format(77)
     assert add(server, 77, 1, "start end")["SUM"] == [1]
-    assert refusal(server, IN, "end", sequence_id=77) == unknown.format(77)  # it is over
+    assert refusal(server, IN, "end", sequence_id=77) == unknown.format(77)  # the sequence is over
     rows = (
         (2, "must specify batch-size 1 due to requirements of sequence batcher"),
         (0, "batch-size must be >= 1 for 'tally'"),
@@ -227,9 +229,10 @@ def test_states_of_an_onnx_model_are_each_sequences_own(
 
     assert together("start", "start") == sums(1, 1, 1, 1)
     assert together() == sums(2, 2, 2, 2)
-    assert together("start") == sums(1, 3, 3, 3)  # one has begun anew, in its slot
+    # the first sequence has begun anew, in the same slot
+    assert together("start") == sums(1, 3, 3, 3)
     assert together("end", "end") == sums(2, 4, 4, 4)
-    # Each waited for the others, as it is configured
+    # Each request waited for the others, as configured
     assert [row["batch_size"] for row in statistics(server, "total")["batch_stats"]] == [4]
 
 
@@ -252,13 +255,14 @@ def test_direct_has_a_row_for_each_slot_and_more_sequences_wait(
     assert not waits.done()
     assert say(server, "b", flags="end") == "b in 1, 1 ready, step 13"
     assert waits.result() == "d in 1, 1 ready, step 10"
-    for name in "acd":  # else they have all the slots, until they have been idle for a minute
+    # else the sequences keep all the slots until they have been idle for a minute
+    for name in "acd":
         say(server, name, flags="end")
 
 
 def test_a_sequence_that_says_nothing_ends(server: RunningServer) -> None:
     assert add(server, 1, 5, "start", "brief")["SUM"] == [5]
-    assert add(server, 2, 6, "start", "brief")["SUM"] == [6]  # there is one slot
+    assert add(server, 2, 6, "start", "brief")["SUM"] == [6]  # a slot is free
     status, document = post(server, "brief", IN, "", sequence_id=1)
     assert status == 400
     assert "must specify the START flag" in document["error"]
@@ -275,16 +279,17 @@ def test_a_death_ends_the_sequences_that_lived_there_and_no_others(server: Runni
             assert add(server, number, 1)["SUM"] == [number + 1]
             continue
         status, document = post(server, "tally", IN, "", sequence_id=number)
-        assert status in (400, 502, 503), document  # it may have been sent just before
+        # the request may have been sent just before the kill
+        assert status in (400, 502, 503), document
         wanted = "must specify the START flag" if status == 400 else "it is being restarted"
         assert wanted in document["error"]
 
-    def begins_again() -> bool:  # as soon as no frontend takes the dead executor for a live one
+    def begins_again() -> bool:  # as soon as no frontend takes the dead executor for alive
         return post(server, "tally", IN, "start", sequence_id=dead[0])[0] == 200
 
     wait_until(begins_again, "a sequence that has ended cannot begin again")
     server.wait_instances()
-    for number in homes:  # where they are has not changed with the new executor
+    for number in homes:  # a new executor has not changed the places of sequences
         if number not in dead:
             assert add(server, number, 1, "end")["SUM"] == [number + 2]
     assert add(server, dead[0], 5, "end")["SUM"] == [6]
@@ -293,7 +298,7 @@ def test_a_death_ends_the_sequences_that_lived_there_and_no_others(server: Runni
 def test_kill_9_in_the_midst_of_a_batch_of_sequences(
     server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    """Each is told, its sequence has ended, and its slot is free for another."""
+    """Each request fails, its sequence has ended, and the slot is free for another sequence."""
     names = ("a", "b", "c")
     for name in names:
         say(server, name, flags="start")
@@ -321,7 +326,7 @@ def test_kill_9_in_the_midst_of_a_batch_of_sequences(
         status, document = post(server, "slots", tensor, "", sequence_id=name)
         assert status == 400, document
         assert "must specify the START flag" in document["error"]
-    for name in names:  # as many as there are slots: none is lost
+    for name in names:  # as many sequences as slots: no slot is lost
         assert say(server, name, flags="start").endswith("step 10")
     for name in names:
         say(server, name, flags="end")
@@ -337,7 +342,8 @@ def test_requests_run_again_until_the_model_releases_them(
     server: RunningServer, threads: ThreadPoolExecutor
 ) -> None:
     many = threads.submit(count, server, 60)
-    few = [threads.submit(count, server, 5).result() for _ in range(3)]  # they join it
+    # later requests join its runs
+    few = [threads.submit(count, server, 5).result() for _ in range(3)]
     for status, document in few:
         assert status == 200, document
         assert document["outputs"][0]["data"] == [5, 0, 0, 2]
@@ -370,7 +376,8 @@ def test_tritonclient_sends_sequences(server: RunningServer) -> None:
 
 
 def counting(model: str, runs: int, hold: Hold | None = None) -> pb.ModelInferRequest:
-    """So many runs; with `hold` the first one waits, and nothing else runs together with it."""
+    """Return a request for `runs` runs. With `hold` the first run waits, and no request shares the
+    runs."""
     array = np.array([[runs] if hold is None else [runs, 0]], np.int32)
     made = pb.ModelInferRequest(model_name=model, inputs=[tensor(array, "COUNT", "INT32")])
     made.raw_input_contents.append(array.tobytes())
@@ -380,7 +387,8 @@ def counting(model: str, runs: int, hold: Hold | None = None) -> pb.ModelInferRe
 
 
 def frontend_of(server: RunningServer, model: str) -> int:
-    """The pid of the one that has sent a request to a model of one instance, which has run."""
+    """Return the pid of the frontend with a request in flight to a single-instance model, once
+    that request has run."""
     runs = statistics(server, model)["execution_count"]
     wait_until(lambda: statistics(server, model)["execution_count"] > runs, "it does not run")
     rows = [row for row in server.show("queues") if row.get("instance") == f"{model}/1/0"]
@@ -390,7 +398,7 @@ def frontend_of(server: RunningServer, model: str) -> int:
 
 
 def runs_alone(client: Client, model: str) -> bool:
-    """Whether nothing else runs in this model now."""
+    """Return True if no other request runs in this model now."""
     (answer,) = client.stream([counting(model, 1)])
     return bool(np.frombuffer(answer.infer_response.raw_output_contents[0], np.int32)[3] == 1)
 
@@ -402,7 +410,8 @@ LONG = 3000  # runs, which take half a minute
 def test_kill_9_of_a_frontend_between_two_runs_of_its_request(
     server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path, model: str, door: str
 ) -> None:
-    """Nobody hears of that request any more, and it is not run again; the others' are answered."""
+    """The frontend's request is dropped and not run again. Requests of other frontends are
+    answered."""
     with Client(server.grpc_address) as doomed, Client(server.grpc_address) as client:
         if door == "grpc":
             sent = threads.submit(doomed.error, "ModelInfer", counting(model, LONG))
@@ -441,7 +450,7 @@ def test_kill_9_of_a_frontend_between_two_runs_of_its_request(
 def test_kill_9_of_an_executor_between_two_runs(
     server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    """Whoever waits is told, and what begins afterwards is served."""
+    """Waiting requests fail, and later requests are served."""
     with Client(server.grpc_address) as client:
         for model in ("countdown", "countdowns"):
             paused = threads.submit(list, client.stream([counting(model, LONG)]))

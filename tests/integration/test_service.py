@@ -36,7 +36,8 @@ def role_pid(server, role):
 
 @pytest.fixture
 def manager(tmp_path):
-    """The lines that systemd is told. They are read at once: a socket keeps few of them."""
+    """Lines that systemd receives. A thread reads them at once, because the socket buffers only a
+    few."""
     lines: Any = queue.SimpleQueue()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
@@ -55,7 +56,7 @@ def manager(tmp_path):
 
 
 def hear(manager, wanted):
-    """What was said until `wanted` came."""
+    """Return all lines up to `wanted`."""
     said = []
     while wanted not in said:
         said.append(manager.get(timeout=WATCHDOG_S))
@@ -77,7 +78,7 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
             assert b"NOTIFY_SOCKET" not in environ
             assert b"WATCHDOG_USEC" not in environ
         os.kill(role_pid(server, "supervisor"), signal.SIGKILL)
-        hear(manager, "READY=1")  # its successor speaks to systemd, too
+        hear(manager, "READY=1")  # the next master speaks to systemd, too
         assert server.log().count("all models ready after ") == 1
         server.stop()
         hear(manager, "STOPPING=1")
@@ -112,7 +113,7 @@ def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
             "shmserve: http worker 1",
             "shmserve: http worker 2",
         ]
-        # What it has just forked has its title for a moment
+        # A process that was just forked has the title of its parent for a moment
         assert sorted(set(names))[-3:] == [
             f"shmserve: master ({server.run_dir})",
             f"shmserve: supervisor ({server.run_dir})",
@@ -145,7 +146,8 @@ def test_a_reload_replaces_http_workers_and_nothing_else():
 
 
 def start_with_sockets(server, listeners):
-    """As systemd does it: descriptors from 3 on, with names, for the pid in LISTEN_PID."""
+    """Start the server as systemd would: named descriptors from 3 on, for the pid in
+    LISTEN_PID."""
     saved = [os.dup(listener.fileno()) for listener in listeners.values()]
     moves = "".join(f"{place}<&{fd} " for place, fd in enumerate(saved, 3))
     names = ":".join(listeners)
@@ -286,7 +288,8 @@ def test_a_socket_for_grpc_that_nobody_would_take():
 
 
 def test_http_survives_the_supervisor_being_told_to_stop():
-    """Its drain must not take gunicorn's socket along; the guard brings the rest back."""
+    """The supervisor's drain must not close gunicorn's socket. The guard starts a new
+    supervisor."""
     with RunningServer(**SMALL) as server:
         supervisor = role_pid(server, "supervisor")
         os.kill(supervisor, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A /dev/shm that is really small, as containers have it: in a mount namespace of the server's."""
+"""A really small /dev/shm, as in containers: in a mount namespace of the server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(server: RunningServer, shm_bytes: int) -> None:
 
 
 def echo(server: RunningServer, nbytes: int) -> tuple[int, str]:
-    """Status, and the error if there is one."""
+    """Return the status, and the error text or ""."""
     header = {"Inference-Header-Content-Length": "0"}
     status, _, body = server.request("POST", "/v2/models/echo/infer", bytes(nbytes), header)
     return status, "" if status == 200 else json.loads(body)["error"]
@@ -44,7 +44,7 @@ def echo(server: RunningServer, nbytes: int) -> tuple[int, str]:
 @pytest.mark.needs("mounts")
 @pytest.mark.parametrize("pool", [0, 64 * MIB])
 def test_what_fits_is_served_and_what_does_not_is_refused(pool: int) -> None:
-    """Also where the pool is said to be larger than what there is: nobody gets a SIGBUS."""
+    """No process gets a SIGBUS, even if the configured pool is larger than /dev/shm."""
     server = RunningServer(MODELS, **SMALL, pool_bytes=pool)
     try:
         start(server, 16 * MIB)

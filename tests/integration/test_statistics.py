@@ -1,4 +1,4 @@
-"""Numbers of a real service agree with what its clients saw, whatever dies meanwhile."""
+"""Statistics of a real service agree with the answers to clients, whichever process dies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AGENT_BIND = "SHMSERVE_AGENT_BIND"
 
 @pytest.fixture
 def counted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningServer]:
-    """A server that has counted nothing yet; its parameter: settings of its own."""
+    """Server without any counts yet. Parameter: additional settings."""
     settings: dict[str, Any] = {
         "http_workers": 2,
         "grpc_processes": 0,
@@ -118,7 +118,7 @@ def samples(server: RunningServer) -> dict[tuple[str, ...], float]:
 
 
 def agent(server: RunningServer) -> bytes:
-    """What a load balancer is told; nothing while there is no coordinator."""
+    """Return the agent's answer to a load balancer, or b"" while there is no coordinator."""
     host, port = server.environ[AGENT_BIND].split(":")
     try:
         with socket.create_connection((host, int(port)), WATCHDOG_S) as peer:
@@ -240,7 +240,8 @@ def test_a_model_that_is_loaded_again_goes_on_counting() -> None:
 
 @pytest.mark.parametrize("counted", [{"request_timeout_s": 1}], indirect=True)
 def test_deadlines_and_full_queues_are_failures_of_their_own(counted: RunningServer) -> None:
-    """Two workers take two each at a time; what is sent beyond is refused, what waits expires."""
+    """Two workers accept two requests each. Further requests are refused, and waiting requests
+    expire."""
     seen = load(counted, 8, [("misbehaving", command("loop"))])["misbehaving"]
     assert seen[200] == 0
     assert seen[504] >= 2
@@ -248,7 +249,8 @@ def test_deadlines_and_full_queues_are_failures_of_their_own(counted: RunningSer
     assert told["deadline"] == seen[504]
     assert told.get("queue_full", 0) == seen[503]
     assert stats(counted, "misbehaving")["inference_stats"]["fail"]["count"] == 8
-    os.kill(counted.pids("executor misbehaving")[0], signal.SIGKILL)  # a stop would wait for it
+    # a stop would wait for the model
+    os.kill(counted.pids("executor misbehaving")[0], signal.SIGKILL)
 
 
 def test_no_death_loses_a_count(counted: RunningServer) -> None:
@@ -281,7 +283,8 @@ def gone(server: RunningServer, role: str, pids: list[int]) -> bool:
 def ask(server: RunningServer) -> tuple[int, Any]:
     try:
         return server.infer("echo", GOOD)
-    except (OSError, http.client.HTTPException):  # its worker has just been killed
+    # the worker of this connection has just been killed
+    except (OSError, http.client.HTTPException):
         return 0, None
 
 
@@ -315,7 +318,7 @@ def test_pages_of_the_dead_leave_no_descriptors(counted: RunningServer) -> None:
     for round in range(2):
         kill_one()
         wait_until(lambda: ended(counted) == 4 + 2 * round, "both added up")  # noqa: B023
-    # The supervisor hears of it afterwards, and a connection may be on its way
+    # The supervisor learns of the death later, and a connection may be on its way
     wait_until(
         lambda: all(now <= then + 1 for now, then in zip(held(), before, strict=True)),
         "descriptors are left",
@@ -375,7 +378,8 @@ def test_log_settings_reach_every_process_also_later_ones(counted: RunningServer
     stamp = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z \w+ (\w+)", re.MULTILINE)
 
     def told() -> bool:
-        """What an executor says of itself may come before it hears of settings."""
+        """Return True once both have logged. An executor may log before it has received the
+        settings."""
         counted.infer("misbehaving", command("throw"))
         return {"supervisor", "executor"} <= set(stamp.findall(counted.log()))
 
@@ -384,7 +388,8 @@ def test_log_settings_reach_every_process_also_later_ones(counted: RunningServer
     post(counted, "/v2/logging", {"log_info": False, "log_warning": False, "log_verbose_level": 0})
 
     def quiet() -> bool:
-        """The supervisor may hear of it a little later than we."""
+        """Kill an executor; return True if the supervisor did not log it. The supervisor may get
+        the settings later than the test."""
         counted.wait_instances()
         before, pids = len(counted.log()), counted.pids("executor echo")
         os.kill(pids[0], signal.SIGKILL)
@@ -436,7 +441,7 @@ def test_no_more_requests_are_traced_than_were_asked_for(counted: RunningServer)
 
 
 def traces(server: RunningServer, suffix: str = "") -> dict[int, Any]:
-    """By id, as a reader of Triton's trace files gathers them."""
+    """Return traces by id, gathered as a reader of Triton's trace files does."""
     try:
         text = Path(server.environ[TRACE_FILE] + suffix).read_text()
     except FileNotFoundError:

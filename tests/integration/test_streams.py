@@ -59,7 +59,7 @@ def number(server: RunningServer, command: str) -> int:
 
 
 class Reader:
-    """A client that decides when it reads."""
+    """Client that decides when to read."""
 
     def __init__(self, server: RunningServer, command: str, version: str = "1.1") -> None:
         self.sock = socket.socket()
@@ -121,7 +121,7 @@ def test_a_reader_that_stops_reading_holds_back_the_model(shared: RunningServer)
     before = rss_bytes(executor)
     reader = Reader(shared, "big:1000000")
     reader.until(b'"N":1,')
-    time.sleep(1)  # it could send a thousand answers in that time
+    time.sleep(1)  # the model could send a thousand answers in this second
 
     def held() -> int:
         return sum(row.get("bytes") == 1 << 20 for row in shared.show("slots"))
@@ -129,7 +129,7 @@ def test_a_reader_that_stops_reading_holds_back_the_model(shared: RunningServer)
     wait_until(lambda: held() > 0, "answers that wait")
     assert held() <= CREDIT + 1
     assert rss_bytes(executor) - before < 64 << 20
-    cancelled = number(shared, "told")  # others are served meanwhile
+    cancelled = number(shared, "told")  # other clients are served meanwhile
     reader.close()
     wait_until(lambda: number(shared, "told") == cancelled + 1, "the model was not told")
     wait_until(lambda: settled(shared), "slots are held")
@@ -187,7 +187,7 @@ def test_http_1_0_ends_with_the_connection(shared: RunningServer) -> None:
 
 
 def test_answers_may_go_into_client_memory(shared: RunningServer) -> None:
-    """Each answer is written to the same place, as in Triton; only gRPC asks for that."""
+    """Each answer is written to the same place, as in Triton. Only gRPC allows such requests."""
     name = f"shmserve-test-{os.getpid()}"
     memory = Path("/dev/shm") / name
     memory.write_bytes(bytes(4096))
@@ -269,7 +269,7 @@ def test_the_watchdog_knows_long_streams_from_stuck_ones() -> None:
     }
     with RunningServer(MODELS, http_workers=1, grpc_processes=0, **limits) as server:
         pid = number(server, "pid")
-        slow = Reader(server, "big:1000000")  # nobody reads: not the model's fault
+        slow = Reader(server, "big:1000000")  # the client does not read: not the model's fault
         slow.until(b'"N":1,')
         assert len(ask(server, "slowly:90")) == 90  # much longer than execute_timeout_s
         slow.close()

@@ -1,4 +1,4 @@
-"""Libraries that models load send nothing to their makers, unless the server's user permits it."""
+"""Libraries that models load send no telemetry unless the server's user permits it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.balance.hosts import UnixConnection
 from tests.needs import ip
 from tests.torch.test_server import write
 
-# With any of these set, ONNX Runtime takes itself to run under CI, and sends nothing by itself.
+# If any of these is set, ONNX Runtime assumes a CI system and sends nothing anyway.
 CI_VARIABLES = (
     "CI",
     "TF_BUILD",
@@ -37,7 +37,7 @@ CI_VARIABLES = (
 RESOLVER = "192.0.2.53"
 IN_NAMESPACE = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
 
-# Prints each packet that goes to no loopback address; each passes twice, once on its way out.
+# Prints each packet to a non-loopback address. Each packet passes twice, once on its way out.
 RECORDER = """
 import ipaddress, socket
 packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
@@ -123,7 +123,8 @@ def zeros(shape: list[int]) -> list[int]:
 
 @pytest.mark.needs("netns", "root")
 def test_libraries_send_nothing_unless_it_is_permitted(tmp_path: Path) -> None:
-    """Both servers run at once: what one sends shows how long it takes, and that it is seen."""
+    """Both servers run at once: the permitted server shows how long a packet takes, and that
+    packets are seen."""
     for name in ("identity", "add_sub", "digits"):  # native, Triton's python, onnxruntime
         shutil.copytree(ROOT / "workers" / name, tmp_path / "repository" / name)
     has_torch = find_spec("torch") is not None
@@ -152,7 +153,7 @@ def test_libraries_send_nothing_unless_it_is_permitted(tmp_path: Path) -> None:
 
 
 def test_commands_permit_no_telemetry_either(tmp_path: Path) -> None:
-    """As `shmserve doctor`, which imports the libraries in processes of its own."""
+    """Commands such as `shmserve doctor` import the libraries in separate processes."""
     environ = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
     environ |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / ".cache")}
     command = "from shmserve import cli; cli.main(['show', 'processes']); import onnxruntime"

@@ -33,7 +33,7 @@ def start_confined(server, folder, *options):
     "options", [(), pytest.param(("--mounts",), marks=pytest.mark.needs("mounts"))]
 )
 def test_it_serves_over_every_socket_as_the_unit_confines_it(tmp_path, options):
-    """The layout is the unit's: sockets where clients reach them, the run directory below."""
+    """Layout as in the unit: sockets where clients reach them, the run directory below."""
     os.chmod(tmp_path, 0o755)
     server = RunningServer(
         model_control="explicit",
@@ -64,7 +64,7 @@ def test_it_serves_over_every_socket_as_the_unit_confines_it(tmp_path, options):
 
 
 def check_mounts(pid, folder):
-    """A process of the server sees nothing to write to but its folder, and no other's files."""
+    """Check that a server process can write only to its folder and sees no files of others."""
     seen = Path(f"/proc/{pid}/root")
     assert os.statvfs(seen).f_flag & os.ST_RDONLY
     assert not os.statvfs(f"{seen}{folder}").f_flag & os.ST_RDONLY

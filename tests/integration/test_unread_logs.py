@@ -1,4 +1,4 @@
-"""Nobody reads the server's log: requests are answered, watchdogs act, the service ends."""
+"""Server log without a reader: requests are answered, watchdogs act, and the service ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmserve.testing.running_server import RunningServer, wait_until
 
 REPOSITORY = Path(__file__).parents[1] / "repositories" / "basic"
 REQUESTS = 2000
-# A server that may not open the pipe of another user anew, as after `su` or below supervisord
+# A server without the right to reopen a pipe of another user, as after `su` or below supervisord
 WITHOUT_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
 SETTINGS: dict[str, Any] = {
     "http_workers": 2,
@@ -28,13 +28,13 @@ DROPPED = re.compile(r"\((\d+) lines of the log were dropped\)")
 
 
 class UnreadPipe:
-    """A pipe that belongs to another user, has no room, and is read only when a test says so."""
+    """Full pipe that belongs to another user and is read only when a test says so."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
         os.set_blocking(self._reading, False)
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        self._own = os.open(f"/proc/self/fd/{self.writing}", flags)  # not what the server has
+        self._own = os.open(f"/proc/self/fd/{self.writing}", flags)  # not the server's descriptor
         if os.geteuid() == 0:
             os.fchown(self.writing, 65534, 65534)
         os.fchmod(self.writing, 0)
@@ -69,7 +69,8 @@ def pipe() -> Iterator[UnreadPipe]:
 
 
 def refused(server: RunningServer, number: int) -> int:
-    """The status of a request for a model that is not there, whose name makes a long line."""
+    """Return the status of a request for a missing model, whose long name makes a long log
+    line."""
     path = f"/v2/models/none-{number:04}-{'x' * 1500}/ready"
     return server.request("GET", path)[0]
 
@@ -87,14 +88,14 @@ def test_a_server_whose_log_nobody_reads_serves_watches_and_ends(pipe: UnreadPip
             return len(re.findall(r"none-\d{4}-x{1500}/ready", pipe.text)) + dropped
 
         def all_accounted() -> bool:
-            server.lives()  # the next line of either worker tells what it has dropped
+            server.lives()  # the next line of either worker reports the number of dropped lines
             return accounted() >= REQUESTS
 
         wait_until(all_accounted, f"lines that are there or counted: {REQUESTS}")
         assert DROPPED.search(pipe.text)
         assert "master gunicorn.error: Listening at" in pipe.text
 
-        first = server.pids("supervisor")  # another one writes the master's lines from now on
+        first = server.pids("supervisor")  # a new supervisor writes the master's lines from now on
         os.kill(first[0], signal.SIGKILL)
         wait_until(lambda: bool(set(server.pids("supervisor")) - set(first)), "another supervisor")
         worker = server.pids("http worker")[0]

@@ -1,4 +1,5 @@
-"""Frontends that do not come to serve: the service is not ready, says why, and a start ends."""
+"""Frontends that never begin to serve: the service is not ready, gives the reason, and a start
+fails."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ import pytest
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 
-# In place of the package that gRPC processes alone import: as broken as
-# an installation can be, while there is a file "broken".
+# Stands in for the package that only gRPC processes import. Fails at import while a file "broken"
+# exists.
 GRPC = """
 import os, sys
 here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -30,7 +31,7 @@ import grpc
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    """While this file is there, no gRPC process gets beyond its imports."""
+    """File that keeps gRPC processes from importing gRPC while the file exists."""
     package = tmp_path / "grpc"
     package.mkdir()
     (package / "__init__.py").write_text(GRPC)
@@ -49,7 +50,7 @@ def server(broken: Path) -> Iterator[RunningServer]:
 
 
 def doctor(server: RunningServer) -> tuple[int, str]:
-    """The exit status and what is said of the service."""
+    """Return the exit status of `shmserve doctor` and its line about the service."""
     done = subprocess.run(
         [sys.executable, "-m", "shmserve", "doctor"],
         cwd=ROOT,
@@ -96,7 +97,7 @@ def test_grpc_that_breaks_and_comes_back(server: RunningServer, broken: Path) ->
         wait_until(lambda: server.pids("grpc") not in ([], [pid]), "another gRPC process")
 
     published = reader.current().generation
-    end()  # a restart that works is no news
+    end()  # a restart that works is not logged
     assert reader.current().generation == published
 
     broken.touch()

@@ -1,4 +1,4 @@
-"""Processes that are stopped are replaced; those that were stopped with everybody are not."""
+"""Stopped processes are replaced, unless the whole machine was stopped."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def steady(server):
-    """Until every role is there, with links."""
+    """Wait until every role is there and linked."""
     roles = {"master": 1, "supervisor": 1, "coordinator": 1, "http": 2, "grpc": 1, "executor id": 1}
     wait_until(lambda: all(len(server.pids(r)) == n for r, n in roles.items()), "all processes")
     server.wait_linked()
@@ -38,7 +38,7 @@ def test_a_stopped_process_is_killed_and_replaced_whichever_it_is():
 
 
 def test_nobody_is_killed_for_having_been_stopped_with_the_whole_machine():
-    """Watchers go on first, which is when they would take others for dead."""
+    """Watchers continue first, when the other processes look dead to them."""
     with RunningServer(**SETTINGS) as server:
         steady(server)
         time.sleep(1.5)  # for everybody's first signs of life
@@ -57,7 +57,7 @@ def test_nobody_is_killed_for_having_been_stopped_with_the_whole_machine():
 
 
 def test_a_service_whose_run_directory_was_emptied_ends_and_another_can_begin():
-    """As cleaners of /tmp do it. Two supervisors would fight over everything."""
+    """Cleaners of /tmp empty run directories. Two supervisors would fight over every process."""
     with RunningServer(**{**SETTINGS, "http_workers": 1, "grpc_processes": 0}) as server:
         supervisors = set(server.pids("supervisor"))
         for path in Path(server.run_dir).iterdir():

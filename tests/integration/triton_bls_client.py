@@ -1,4 +1,4 @@
-"""What a program with tritonclient does with models that call others: ``ADDRESS``. Prints PASS."""
+"""Calls with tritonclient to models that call others: ``ADDRESS``. Prints PASS."""
 
 import sys
 

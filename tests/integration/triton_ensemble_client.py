@@ -1,4 +1,4 @@
-"""What a program with tritonclient does with an ensemble: ``http|grpc ADDRESS``. Prints PASS."""
+"""Calls with tritonclient to an ensemble: ``http|grpc ADDRESS``. Prints PASS."""
 
 import importlib
 import queue

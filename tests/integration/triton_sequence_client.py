@@ -1,6 +1,6 @@
-"""Sequences as programs with tritonclient send them: interleaved, over HTTP, gRPC and its streams.
+"""Sequences with tritonclient: interleaved, over HTTP, gRPC and gRPC streams.
 
-A process of its own: ``triton_sequence_client.py HTTP GRPC`` (each HOST:PORT); prints PASS.
+Separate process: ``triton_sequence_client.py HTTP GRPC`` (each HOST:PORT); prints PASS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def flags(index: int) -> dict[str, bool]:
 
 
 def one_by_one(module: Any, address: str, first: int | str, second: int | str) -> None:
-    """Two sequences, a request of the one after one of the other."""
+    """Send two sequences with alternating requests."""
     client = module.InferenceServerClient(address)
     sums = {first: 0, second: 0}
     for index, value in enumerate(VALUES):
@@ -44,7 +44,7 @@ def one_by_one(module: Any, address: str, first: int | str, second: int | str) -
 
 
 def streamed(address: str, first: int | str, second: int | str) -> None:
-    """The same, all of it sent before the first answer is looked at."""
+    """Send two alternating sequences on a stream, all requests before the first answer is read."""
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client = grpc.InferenceServerClient(address)
     client.start_stream(lambda result, error: answers.put((result, error)))
@@ -68,7 +68,7 @@ def streamed(address: str, first: int | str, second: int | str) -> None:
 
 
 def iterated(address: str) -> None:
-    """Two requests that a model answers once in each of its runs, in the same ones."""
+    """Send two requests that a model answers once per run, in shared runs."""
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client = grpc.InferenceServerClient(address)
     client.start_stream(lambda result, error: answers.put((result, error)))

@@ -1,6 +1,6 @@
-"""Statistics, trace and log settings as an unmodified tritonclient asks for them.
+"""Statistics, trace and log settings with an unmodified tritonclient.
 
-A process of its own: ``triton_settings_client.py HOST:PORT``; any failure is a traceback.
+Separate process: ``triton_settings_client.py HOST:PORT``; any failure is a traceback.
 """
 
 from __future__ import annotations

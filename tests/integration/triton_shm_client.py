@@ -1,4 +1,4 @@
-"""What a program with tritonclient does with system shared memory. Prints PASS."""
+"""Calls with tritonclient that use system shared memory. Prints PASS."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Large tensors as an unmodified tritonclient sends them over gRPC: blocking, aio and in a stream.
+"""Large tensors with an unmodified tritonclient over gRPC: blocking, aio and in a stream.
 
-A process of its own: ``triton_sizes_client.py HOST:PORT``; any failure is a traceback.
+Separate process: ``triton_sizes_client.py HOST:PORT``; any failure is a traceback.
 """
 
 from __future__ import annotations

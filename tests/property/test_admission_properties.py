@@ -1,4 +1,4 @@
-"""Admission: bounds hold, nobody starves, and everything is given back."""
+"""Admission: limits hold, no caller starves, and every place is given back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.placed: list[CallPlace] = []  # have not begun
         self.waiting: list[CallTurn] = []
         self.running: list[CallTurn] = []
-        self.left: set[int] = set()  # calls that ended while their rpc runs
+        self.left: set[int] = set()  # calls that ended while the rpc still runs
 
     def began(self, turn: CallTurn) -> None:
         self.waiting.remove(turn)
@@ -110,7 +110,7 @@ TestAdmission = AdmissionMachine.TestCase
 
 
 def turns(admission: Admission, caller: int, lines: str) -> list[CallTurn]:
-    """Turns of one caller, each on the line of this name; all have begun."""
+    """Return turns of one caller, one for each line name in `lines`. All have begun."""
     made = [CallTurn(line, admission.enter(caller), lambda: None) for line in lines]
     for turn in made:
         admission.begin(turn)

@@ -184,7 +184,7 @@ WAYS: dict[SlotState, tuple[SlotEvent, ...]] = {
 
 
 def step(arena: Arena, event: SlotEvent, slot: Slot | None) -> Slot:
-    """Have the arena do what the event stands for."""
+    """Apply an event to the arena."""
     if event is SlotEvent.RESERVE:
         reserved = arena.reserve(100)
         assert isinstance(reserved, Slot)

@@ -1,4 +1,4 @@
-"""The batcher against a model of a few lines, under a clock that only the test moves."""
+"""The batcher against a short model, under a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLICIES = st.builds(
 
 
 class Asked:
-    """What the model remembers of a request that waits."""
+    """The model's record of a waiting request."""
 
     def __init__(self, waiting: Waiting[int, int], level: int, policy: QueuePolicy) -> None:
         self.waiting = waiting
@@ -105,7 +105,7 @@ class BatcherMachine(RuleBasedStateMachine):
         del expected[:count]
         assert sum(waiting.rows for waiting in batch) <= self.policy.max_size
         assert len({waiting.kind for waiting in batch}) <= 1
-        if not count and self.model:  # it waits for others, and never too long
+        if not count and self.model:  # the batch waits for more requests, within the delay
             oldest = min(asked.waiting.arrived_ns for asked in self.model)
             assert not hurry
             assert self.now < oldest + self.policy.max_delay_ns
@@ -120,7 +120,7 @@ class BatcherMachine(RuleBasedStateMachine):
         assert self.pushed == self.told + len(self.model)
 
     def _check_reason(self, batch: list[Waiting[int, int]], left: list[Asked]) -> None:
-        """With a delay, a batch goes early only where it is worth it, or cannot grow."""
+        """With a delay, a batch leaves early only if its size is preferred or it cannot grow."""
         rows = sum(waiting.rows for waiting in batch)
         most = max(self.policy.preferred)
         is_blocked = bool(left) and (

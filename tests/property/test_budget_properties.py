@@ -1,4 +1,4 @@
-"""The ledger against a model of a few lines: what is granted, what is owed an answer."""
+"""The ledger against a short model: grants, and requests still to be answered."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -108,7 +108,7 @@ def test_who_began_with_less_is_asked_for_all_beyond_that():
     ledger.joined("asks", 800)
     assert ledger.grant("asks", 1, 100, 0.0) == [AskTrim("executor", 60)]
     ledger.left("executor", 0.1)
-    ledger.joined("executor", 80)  # another of that name, which says nothing
+    ledger.joined("executor", 80)  # another process of that name, which has said nothing
     assert [e.granted for e in ledger.grant("asks", 2, 120, 0.3)] == [False]
 
 

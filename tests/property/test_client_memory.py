@@ -1,4 +1,4 @@
-"""The client's memory: never two users of one block, whatever lives how long."""
+"""The client's memory: no block ever has two users, in whatever order arrays die."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 512 * 1024
 
 
 class FakeServer:
-    """Knows what is registered; refuses beyond `quota` regions."""
+    """Server that records registered regions and refuses more than `quota`."""
 
     def __init__(self, quota: int = 1000) -> None:
         self.regions: dict[str, int] = {}
@@ -57,8 +57,8 @@ def test_what_is_referenced_stays_what_it_was(steps: list[tuple[str, int]]) -> N
 def check(
     memory: BlockPool, regions: Mapping[str, int], steps: list[tuple[str, int]], limit: int
 ) -> None:
-    """Take steps and look at everything after each. `regions`: what the server knows, with
-    bytes."""
+    """Take steps and check all arrays after each. `regions`: bytes by name, as the server knows
+    them."""
     live: list[tuple[Any, int]] = []
     for count, (what, number) in enumerate(steps):
         if what == "make":
@@ -71,7 +71,7 @@ def check(
                 memory.release(block)
         elif live:
             array, value = live[number % len(live)]
-            if what == "view":  # what a user keeps need not be the array itself
+            if what == "view":  # a user may keep a view instead of the array
                 live[number % len(live)] = (array[len(array) // 2 :].view(np.int8)[:], value)
             elif what == "taint":
                 found = memory.find(array)
@@ -91,7 +91,7 @@ def check(
 
 
 def holds(array: Any, value: int) -> bool:
-    """Whether an array, numpy's or CuPy's, is full of one value."""
+    """Return True if an array, numpy's or CuPy's, is full of one value."""
     host = array if isinstance(array, np.ndarray) else array.get()
     return bool((host.view(np.uint8) == value).all())
 
@@ -127,7 +127,7 @@ def test_what_the_server_may_still_write_to_is_given_up() -> None:
 
 
 def test_blocks_are_tainted_at_any_moment() -> None:
-    """Also by what ends in the midst of the pool's own work, as finalizers may."""
+    """`taint` must also work from a finalizer that runs while the pool holds its lock."""
     memory = BlockPool(HostBlocks(FakeServer()), LIMIT)  # type: ignore[arg-type]
     block = memory.acquire(10)
     assert block is not None

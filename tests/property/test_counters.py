@@ -1,4 +1,4 @@
-"""Pages of counters: what is written is what is read, and sums lose nothing."""
+"""Pages of counters: reads return the written values, and sums lose nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REQUEST = st.tuples(
 
 
 def bucket(ns: int) -> int:
-    """The first bucket whose bound is not less."""
+    """Return the first bucket whose bound is not less."""
     return next((i for i, bound in enumerate(BOUNDS_NS) if ns <= bound), len(BOUNDS_NS))
 
 

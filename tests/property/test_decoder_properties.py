@@ -1,4 +1,4 @@
-"""What others may send: whatever bytes they are, a decoder has one error for them."""
+"""Decoders of foreign bytes: any invalid input raises the decoder's one error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shmserve.protocol.control.data_messages import Answer, Cancel, Descriptor, 
 from shmserve.protocol.control.link_messages import Hello, Stats
 from shmserve.protocol.decoding import Decode, json_decoder, msgpack_decoder
 
-# Samples are mutated: most random bytes are refused at the first of them.
+# Samples are mutated, because decoders refuse most random bytes at the first byte.
 SAMPLES: list[Any] = [
     client_messages.ClientHello(1),
     client_messages.RegisterMemfd("name", 1 << 40, 3),
@@ -51,13 +51,13 @@ DECODERS: dict[str, Decode] = {
     "typed json": json_decoder(dict[str, list[str]]),
 }
 HOSTILE = (
-    b"\x91\xa1\xa9",  # a string that is no UTF-8
+    b"\x91\xa1\xa9",  # a string that is not UTF-8
     b"\x91" * 5000,  # nested too deep
     b"[" * 100_000,
     b'{"a":' * 3000,
     b'"\xff"',
-    b"\xdd\xff\xff\xff\xff",  # an array of four thousand million elements, none of them there
-    b"\xd7\xff" + b"\xff" * 8,  # a moment that no clock shows
+    b"\xdd\xff\xff\xff\xff",  # an array of four thousand million elements, all missing
+    b"\xd7\xff" + b"\xff" * 8,  # a time that no clock shows
     b"",
 )
 

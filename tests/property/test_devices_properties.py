@@ -1,4 +1,4 @@
-"""What is visible and what executors choose, for any setting and any devices."""
+"""Visible devices and the choices of executors, for any setting and any devices."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ HEX = st.text("0123456789abcdef", min_size=6, max_size=6)
 
 @st.composite
 def hosts(draw):
-    """Devices, some in MIG mode, with names of their own; or nobody could be asked."""
+    """Draw devices with unique names, some in MIG mode; or devices that NVML does not describe."""
     if draw(st.integers(0, 4)) == 0:
         return [Gpu()] * draw(st.integers(0, 4))
     names = iter(draw(st.lists(HEX, min_size=16, max_size=16, unique=True)))
@@ -23,7 +23,7 @@ def hosts(draw):
 
 @st.composite
 def worlds(draw):
-    """A host and a setting that mostly speaks of it."""
+    """Draw a host and a setting that mostly names devices of the host."""
     host = draw(hosts())
     known = [gpu.uuid for gpu in host] + [part for gpu in host for part in gpu.parts]
     known += [gpu.uuid[: draw(st.integers(4, 10))] for gpu in host]
@@ -46,7 +46,7 @@ def test_every_device_is_visible_at_most_once(world):
 
 @given(worlds())
 def test_what_is_visible_sees_the_same_again(world):
-    """The tokens as a setting show the same devices, whatever was written before."""
+    """Tokens, used as a setting, show the same devices, whatever the first setting was."""
     setting, host = world
     tokens = visible(setting, host)
     assert visible(",".join(tokens), host) == tokens
@@ -60,7 +60,8 @@ def test_what_comes_after_an_invalid_entry_changes_nothing(world, rest):
 
 @given(worlds())
 def test_each_executor_finds_its_own_device(world):
-    """With the environment it chooses, device K of the service is the chosen one of the process."""
+    """With the environment that an executor chooses, device K of the service is the chosen device
+    of the process."""
     setting, host = world
     environ = {} if setting is None else {VARIABLE: setting}
     tokens = visible(setting, host)
@@ -71,4 +72,4 @@ def test_each_executor_finds_its_own_device(world):
         seen = tokens if choice.visible is None else visible(choice.visible, host)
         assert seen[choice.ordinal] == token
         if token.startswith("MIG-"):
-            assert len(seen) == 1  # all that CUDA shows to a process
+            assert len(seen) == 1  # CUDA shows no more to a process

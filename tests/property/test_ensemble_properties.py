@@ -1,4 +1,4 @@
-"""Any graph of steps, in any order of their ends: each runs once, with what it takes."""
+"""Any graph of steps, with ends in any order: each step runs once, with the right inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INPUTS = ("in0", "in1")
 
 @st.composite
 def graphs(draw: st.DrawFn, forward_only: bool) -> list[EnsembleStep]:
-    """Each step gives one or two tensors of its own, and takes some that others give."""
+    """Draw steps that each give one or two new tensors and take some tensors of other steps."""
     count = 7 - draw(st.integers(1, 6))  # rather many
     gives = [[f"{i}.{k}" for k in range(draw(st.integers(1, 2)))] for i in range(count)]
     steps = []
@@ -44,7 +44,11 @@ def spec(steps: list[EnsembleStep], wanted: list[str]) -> ModelSpec:
 
 
 def composed(steps: list[EnsembleStep], wanted: list[str], streaming: set[int]) -> ModelSpec:
-    """Steps `streaming` are decoupled; ConfigError: some are behind several of those."""
+    """Compose an ensemble in which the steps `streaming` are decoupled.
+
+    Raises:
+        ConfigError: a step depends on several decoupled steps.
+    """
     whole = spec(steps, wanted)
     models = [
         ModelSpec(s.model, "1", "", "", 0, (), (), decoupled=i in streaming)
@@ -54,14 +58,15 @@ def composed(steps: list[EnsembleStep], wanted: list[str], streaming: set[int]) 
 
 
 class PlainRequest:
-    """One request by the plain definition: what runs and what is there, all of it for ever.
+    """One request by the plain definition: all runs and tensors of the request, kept for ever.
 
-    `answers`: how many each run of a step that streams gives.
+    `answers`: number of answers of each run of a decoupled step.
     """
 
     def __init__(self, whole: ModelSpec, answers: dict[int, list[int]]) -> None:
-        self.runs: dict[int, int] = {}  # step -> how often it runs
-        self.given: dict[str, int | None] = dict.fromkeys(INPUTS)  # tensor -> how often; None: once
+        self.runs: dict[int, int] = {}  # step -> number of runs
+        # tensor -> number of values; None: one
+        self.given: dict[str, int | None] = dict.fromkeys(INPUTS)
         left = dict(enumerate(whole.steps))
         while left:
             index, step = next(
@@ -103,7 +108,7 @@ def test_every_run_has_its_inputs_in_turn_within_the_bound_and_nothing_is_kept_t
     running: list[Run] = []
     begun: list[Run] = []
     ended: set[Run] = set()
-    left: dict[Run, int] = {}  # answers of runs of steps that stream
+    left: dict[Run, int] = {}  # remaining answers of runs of decoupled steps
     delivered = 0
     while running or progress.runnable or progress.answer() is not None:
         number = progress.answer()
@@ -111,7 +116,7 @@ def test_every_run_has_its_inputs_in_turn_within_the_bound_and_nothing_is_kept_t
         act = data.draw(st.sampled_from(acts + (["answer"] if number is not None else [])))
         if act == "answer":
             assert number is not None
-            for name in wanted:  # each is there, and goes
+            for name in wanted:  # each output is there, and is released
                 item = (name, number if (name, number) in outputs else ONCE)
                 assert item in outputs
                 outputs.discard((name, number) if number != ONCE else ("", 0))
@@ -153,7 +158,7 @@ def test_every_run_has_its_inputs_in_turn_within_the_bound_and_nothing_is_kept_t
         expected = [ONCE] if once else list(range(count))
         assert sorted(run.number for run in begun if run.step == index) == expected
     assert delivered == plain.answers
-    for tensor, number in there:  # only what steps behind a stream have in common
+    for tensor, number in there:  # inputs that all runs behind a stream share
         assert number == ONCE
         assert any(s.behind >= 0 for s in whole.steps if tensor in s.inputs.values())
 
@@ -161,7 +166,7 @@ def test_every_run_has_its_inputs_in_turn_within_the_bound_and_nothing_is_kept_t
 @given(graphs(forward_only=False))
 def test_a_graph_that_never_ends_is_refused(steps: list[EnsembleStep]) -> None:
     there, left, before = set(INPUTS), list(steps), -1
-    while len(left) != before:  # what can run has run: the plain definition
+    while len(left) != before:  # every step that can run has run: the plain definition
         before = len(left)
         for step in list(left):
             if set(step.inputs.values()) <= there:

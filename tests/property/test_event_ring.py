@@ -1,4 +1,4 @@
-"""A ring of events reads right whenever its writer was killed, in the middle of a record, too."""
+"""A ring of events is readable after its writer was killed at any point, even within a record."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,8 @@ STEPS = st.tuples(
 
 
 def replay(steps, records):
-    """The file before and at each write, and what was told until then, as it should be counted."""
+    """Yield the file before and at each write, with the events until then as they should be
+    counted."""
     ring, file, now = EventRing(records), bytearray(), 1000.0
     told: list = []  # [subject, first, last, count]
     for subject, pause in steps:
@@ -33,7 +34,7 @@ def read(file):
 
 
 def clipped(told, records):
-    """As it is read."""
+    """Return events as a reader gets them."""
     return [
         [subject.encode()[:64].decode(errors="ignore"), *rest] for subject, *rest in told[-records:]
     ]

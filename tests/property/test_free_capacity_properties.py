@@ -1,4 +1,4 @@
-"""The weight of a host: its bounds, what lowers it, and that hosts that share load settle."""
+"""Weight of a host: bounds, what lowers the weight, and that hosts which share load settle."""
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ def test_nothing_that_is_taken_makes_it_more(models, data, used, more_used, more
 
 @given(MODELS, st.integers(0, POOL), st.integers(1, 64))
 def test_a_host_that_is_larger_in_everything_is_as_free(models, used, times):
-    """What differs between hosts of different sizes is the balancer's own weight of them."""
+    """The balancer's own weights express the difference between hosts of different sizes."""
     larger = [ModelLoad(m.wanted * times, m.live * times, m.waiting * times) for m in models]
     assume(all(m.live for m in models))
     assert percent(larger, used * times, POOL * times) == percent(models, used, POOL)
@@ -61,8 +61,8 @@ def test_the_figures_that_the_documents_have():
     st.lists(st.floats(0.05, 1.0), min_size=16, max_size=16),
 )
 def test_hosts_that_share_requests_by_weight_settle(hosts, waiting, start):
-    """Equal hosts with so many requests waiting on all of them: each look at the weights gives
-    them other shares. However uneven they were before, after many looks they are about equal."""
+    """Equal hosts share `waiting` requests. Each look at the weights changes the shares. However
+    uneven at first, the shares are about equal after many looks."""
     shares = [part / sum(start[:hosts]) for part in start[:hosts]]
     for _ in range(60):
         weights = [
@@ -70,6 +70,6 @@ def test_hosts_that_share_requests_by_weight_settle(hosts, waiting, start):
             for share in shares
         ]
         wanted = [weight / sum(weights) for weight in weights]
-        # Requests that are there stay where they are: a part of them is new at the next look
+        # Waiting requests stay on their host; half of the requests are new at the next look
         shares = [(share + new) / 2 for share, new in zip(shares, wanted, strict=True)]
     assert max(shares) <= 1.5 * min(shares) + 0.02

@@ -1,4 +1,4 @@
-"""What was counted between looks, while processes come, count, hide and die in any order."""
+"""Counter growth between looks, while processes come, count, hide and die in any order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Process:
 
 
 class Growing(RuleBasedStateMachine):
-    """`expected`: what has been counted since each process could be compared with itself."""
+    """`expected`: counts since each process began, or since the first look if it is older."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Growing(RuleBasedStateMachine):
     def comes(self, role: str, old: bool) -> None:
         self.number += 1
         process = Process(self.number, role, old)
-        if old:  # it has counted before we came
+        if old:  # the process counted before the first look
             process.counts = dict.fromkeys(MODELS if role != "executor" else MODELS[:1], 1000)
         self.processes.append(process)
 
@@ -73,7 +73,7 @@ class Growing(RuleBasedStateMachine):
 
     @rule(which=st.integers(0))
     def dies(self, which: int) -> None:
-        """After its last look at least; one that was never seen takes what it has with it."""
+        """End a process with its final counts. Counts of a process never looked at are lost."""
         if not self.processes:
             return
         process = self.processes.pop(which % len(self.processes))

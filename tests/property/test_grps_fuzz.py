@@ -1,4 +1,4 @@
-"""Whatever a GRPS client sends, it is not answered as if the server were at fault."""
+"""No input from a GRPS client is answered as a fault of the server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def client() -> falcon.testing.TestClient:
     return falcon.testing.TestClient(app, headers={"Host": "localhost"})
 
 
-# An answer that cannot be an ndarray is told as the model's fault, as GRPS does
+# An answer that cannot be an ndarray is reported as the model's fault, as in GRPS
 ACCEPTED = (200, 400, 404, 413)
 NO_NDARRAY = "Cannot convert to ndarray"
 

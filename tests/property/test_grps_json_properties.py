@@ -1,4 +1,4 @@
-"""GRPS JSON agrees with protobuf's json_format, whatever the message."""
+"""GRPS JSON agrees with protobuf's json_format for every message."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def as_proto(message: GrpsMessage) -> pb.GrpsMessage:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal; NaN is NaN, and a float is what it is read as."""
+    """Return True if values and types are equal. NaN equals NaN, and floats are compared by
+    value."""
     if isinstance(one, float) and isinstance(other, float):
         return one == other or (math.isnan(one) and math.isnan(other))
     if isinstance(one, dict):
@@ -184,7 +185,7 @@ def test_no_text_breaks_the_parser(text: bytes) -> None:
 
 @given(documents)
 def test_what_is_accepted_is_what_protobuf_accepts(document: dict[str, Any]) -> None:
-    """Within what a request may be; protobuf tells payloads from nulls as we do."""
+    """For any request. Protobuf tells payloads from nulls as we do."""
     text = json.dumps(document)
     try:
         message = json_reader.parse(text.encode())

@@ -69,7 +69,7 @@ messages = st.builds(
 
 
 def same(left: GrpsMessage, right: GrpsMessage) -> bool:
-    """Whether two messages say the same; arrays by value."""
+    """Return True if two messages are equal, with arrays compared by value."""
     if (left.status, left.model, left.which) != (right.status, right.model, right.which):
         return False
     if left.which != "gtensors":

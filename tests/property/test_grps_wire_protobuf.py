@@ -29,14 +29,14 @@ def test_bytes_that_both_accept_mean_the_same(pieces: list[bytes]) -> None:
     try:
         theirs = grps_pb2.GrpsMessage.FromString(data)
     except Exception:
-        return  # what it refuses we may take: unknown groups, for one, are refused by us
+        return  # we may accept input that protobuf refuses, and we refuse unknown groups
     try:
         ours = message_wire.parse(data)
     except InvalidArgument:
         return
     again = grps_pb2.GrpsMessage.FromString(message_wire.encode(ours))
     assert again.WhichOneof("data_oneof") == theirs.WhichOneof("data_oneof")
-    theirs.DiscardUnknownFields()  # those of the status, too, which we do not keep
+    theirs.DiscardUnknownFields()  # unknown fields of the status, too, which we do not keep
     assert (again.model, again.status) == (theirs.model, theirs.status)
     assert again.SerializeToString(deterministic=True) == theirs.SerializeToString(
         deterministic=True

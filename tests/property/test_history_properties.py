@@ -1,4 +1,4 @@
-"""The history against what was really given to it, over any pauses and any comings and goings."""
+"""The history against the samples given to it, over any pauses, starts and ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KIND = SeriesKind(
 )
 KEY = ("k",)
 
-# Steps: seconds until the next sample (mostly 1), what was counted, a gauge or none; often the same
+# Steps: seconds until the next sample (mostly 1), the count, a gauge or None; often equal
 STEPS = st.lists(
     st.tuples(
         st.one_of(st.just(1), st.just(1), st.integers(1, 200), st.integers(1, 40_000)),
@@ -42,7 +42,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """All that was ever sampled: (second, seconds since the last sample, count, gauge)."""
+    """Every sample so far: (second, seconds since the last sample, count, gauge)."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[int, int, int, int | None]] = []
@@ -120,7 +120,7 @@ def test_what_is_new_continues_what_was_known(
 
 
 def restored(history: TimeSeries, gap: int, kind: SeriesKind | None = KIND) -> TimeSeries:
-    """What another process makes of it that much later."""
+    """Restore the saved history in another process, `gap` seconds later."""
     saved = msgspec.msgpack.encode(history.saved(0.0))
     other = TimeSeries(10)
     other.restore(msgspec.msgpack.decode(saved, type=SavedSeries), gap, lambda _: kind)
@@ -164,7 +164,7 @@ def test_one_who_comes_later_has_no_values_before() -> None:
         history.add(second, 1.0, {})
     history.add(3, 1.0, {KEY: (KIND, Sample([7], 1))})
     assert history.part(KEY, 0)["rate"] == [None, None, None, 7.0]
-    assert history.part(KEY, 1)["rate"] == [7.0]  # of the one second it was there
+    assert history.part(KEY, 1)["rate"] == [7.0]  # for the one second in which the process existed
 
 
 def test_who_is_given_nothing_counts_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Clients that send what messages entail are never cut off; floods are, within a bound."""
+"""Clients that send the usual control frames are never cut off; floods are, within a bound."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ WINDOW = 1 << 30
 
 @dataclass(frozen=True)
 class Habits:
-    """What a client's library sends, and what its program does.
+    """Control frames of a client's library, and the behaviour of its program.
 
     Attributes:
-        stream_update: a WINDOW_UPDATE of the stream with each DATA frame.
-        connection_update: the same of the connection.
-        ping: a PING with DATA unless one is on its way.
+        stream_update: a WINDOW_UPDATE for the stream after each DATA frame.
+        connection_update: a WINDOW_UPDATE for the connection after each DATA frame.
+        ping: a PING with DATA unless a PING is unanswered.
         priority: a PRIORITY frame with each request.
-        settings: its SETTINGS change as it learns the bandwidth, now and then.
+        settings: new SETTINGS now and then, as the client learns the bandwidth.
         ends: how calls end: "answer" (by us), "cancel" (by the client).
     """
 
@@ -41,7 +41,7 @@ class Habits:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: requests and answers as sizes, and when the client reads the answers."""
+    """One call: sizes of requests and answers, and when the client reads the answers."""
 
     requests: list[int]
     answers: list[int]
@@ -60,10 +60,12 @@ CALLS = st.lists(
 
 
 class HonestClient:
-    """Plays calls against the server's side of a connection, and counts what pays."""
+    """Client that plays calls against the server's side of a connection and counts the earned
+    control frames."""
 
     def __init__(self, habits: Habits) -> None:
-        # Time gives so little that whatever is not paid for ends the connection
+        # Time earns almost nothing, so any control frame beyond the earned frames ends the
+        # connection
         self.peer = Peer(
             settings={f.INITIAL_WINDOW_SIZE: WINDOW}, control_burst=BURST, control_per_s=1.0,
             reset_burst=RESETS, reset_per_s=0.0,
@@ -73,7 +75,7 @@ class HonestClient:
         self.pinging = False
         self.stream_id = -1
         self.settings_at = self.peer.now
-        self.paid = 0  # window updates that DATA frames and kibibytes pay for
+        self.paid = 0  # window updates earned by DATA frames and kibibytes
         self.streams = 0
 
     def give(self, *said: bytes) -> None:
@@ -82,7 +84,7 @@ class HonestClient:
         assert ended == []
 
     def read(self, frames: list[Frame]) -> None:
-        """Obey what has come, as the client's library does."""
+        """React to received frames as the client's library does."""
         habits, said = self.habits, b""
         for frame in frames:
             if frame.kind == f.PING and frame.flags & f.ACK:
@@ -194,7 +196,7 @@ STREAMS = 16
 
 
 def abandon_all(peer: Peer, wait_s: float, timeout: str, first_id: int) -> None:
-    """Open all streams that there may be, wait, and reset them."""
+    """Open the most streams allowed, wait, and reset all."""
     pairs = (*REQUEST, ("grpc-timeout", timeout)) if timeout else REQUEST
     ids = range(first_id, first_id + 2 * STREAMS, 2)
     peer.give(*(headers(n, pairs) for n in ids))
@@ -215,7 +217,7 @@ def test_waves_of_abandoned_calls_end(wait_s: float, timeout: str) -> None:
 @settings(max_examples=15)
 @given(st.integers(50, 400), st.integers(0, 3))
 def test_deadlines_of_all_calls_never_end_a_connection(timeout_ms: int, late: int) -> None:
-    """Also where some calls are read with their resets, after the server was late."""
+    """Even if some calls are read together with their resets, after a delay of the server."""
     peer = Peer(max_streams=STREAMS, reset_burst=0, reset_per_s=0.0)
     for wave in range(100):
         stalled = wave % (late + 1)

@@ -1,4 +1,4 @@
-"""The short form of the fuzzer: mutated frames end in events, whatever they are."""
+"""Short form of the fuzzer: every mutated frame ends in events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server core and the `h2` library understand each other, whatever happens in which order."""
+"""The server core and the `h2` library understand each other, for any events in any order."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ CONTENT = bytes(range(251)) * 800
 
 
 class Call:
-    """What is known of one stream on both sides."""
+    """State of one stream on both sides."""
 
     def __init__(self, pairs: list[tuple[str, str]], length: int | None) -> None:
         self.pairs = pairs
         self.left = length  # of the announced content
         self.asked = b""  # DATA the client has sent
-        self.client_done = False  # the client has ended its side
+        self.client_done = False  # the client has half-closed the stream
         self.client_gone = False  # the client may not use the stream any more
         self.heard = b""  # DATA the server was told
         self.ended = False
         self.opened = False
-        self.server_gone = False  # reset or completed, as the server sees it
+        self.server_gone = False  # reset or completed, from the server's view
         self.held = 0
         self.head_sent = False
         self.answer = b""
@@ -87,13 +87,14 @@ class Oracle(RuleBasedStateMachine):
         self.calls: dict[int, Call] = {}
         self.to_server = bytearray()
         self.tokens: dict[int, int] = {}  # token to times released
-        self.arrived = bytearray()  # at the client, of frames that are not whole yet
-        self.acks: list[tuple[int, int]] = []  # what the client has received and not consumed
+        self.arrived = bytearray()  # incomplete frames at the client
+        self.acks: list[tuple[int, int]] = []  # data that the client has received and not consumed
         self.pings = 0
-        self.unacknowledged = 2  # SETTINGS, of which h2 keeps the values apart only one by one
+        # SETTINGS; h2 tells values of several frames apart only one frame at a time
+        self.unacknowledged = 2
 
     def pick(self, random: Any, **wanted: bool) -> int:
-        """A stream of which this is so; 0 if there is none."""
+        """Return a stream with these flags, or 0 if there is none."""
         found = [
             n for n, c in self.calls.items() if all(getattr(c, k) == v for k, v in wanted.items())
         ]
@@ -189,7 +190,7 @@ class Oracle(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 5))
     def read(self, count: int) -> None:
-        """The client consumes what it got, which opens its windows."""
+        """Consume received data at the client, which opens the windows."""
         for _ in range(min(count, len(self.acks))):
             stream_id, size = self.acks.pop(0)
             self.client.acknowledge_received_data(size, stream_id)
@@ -205,7 +206,8 @@ class Oracle(RuleBasedStateMachine):
 
     @rule(step=st.integers(1, 30000), into=st.booleans())
     def deliver(self, step: int, into: bool) -> None:
-        """Bytes to the server, in pieces; payload perhaps right into its place."""
+        """Pass bytes to the server in pieces. With `into`, payload goes directly to its
+        destination."""
         self.to_server += self.client.data_to_send()
         piece = bytes(self.to_server[:step])
         del self.to_server[:step]
@@ -248,12 +250,13 @@ class Oracle(RuleBasedStateMachine):
 
     @rule(step=st.integers(1, 40000))
     def flush(self, step: int) -> None:
-        """Bytes to the client, as many as its socket takes."""
+        """Pass as many bytes to the client as its socket takes."""
         buffers = self.server.outgoing(NOW)
         piece = b"".join(buffers)[:step]
         self.server.sent(len(piece), NOW)
         self.arrived += piece
-        # One by one: h2 holds frames of one call to the size that held before its settings in them.
+        # One frame at a time: h2 checks all frames of one call against the frame size from before
+        # the SETTINGS among them.
         while len(self.arrived) >= (whole := 9 + int.from_bytes(self.arrived[:3])):
             for event in self.client.receive_data(bytes(self.arrived[:whole])):
                 self.see(event)
@@ -330,7 +333,7 @@ class Oracle(RuleBasedStateMachine):
             self.server.reset(stream_id, ErrorCode.CANCEL)
             call.server_gone = call.was_reset = True
 
-    # --- what holds
+    # --- invariants
 
     @invariant()
     def nothing_is_invented(self) -> None:

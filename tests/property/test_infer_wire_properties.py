@@ -1,4 +1,4 @@
-"""The wire walk agrees with protobuf's own reading and writing, whatever the bytes are."""
+"""The wire parser agrees with protobuf on reading and writing, for any bytes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_response_is_what_protobuf_reads(
 
 
 def _samples() -> list[bytes]:
-    """Requests that have everything."""
+    """Return requests that use every field."""
     full = pb.ModelInferRequest(model_name="identity", model_version="1", id="né")
     full.parameters["sequence_id"].int64_param = -5
     full.parameters["priority"].uint64_param = 1 << 63
@@ -108,7 +108,7 @@ _BYTES = [0, 1, 2, 7, 8, 0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32, 0x3A, 0x7F, 0x80, 0
 _PIECES = [
     b"\x80" * 11 + b"\x01",  # an overlong varint
     b"\x0a\xff\xff\xff\xff\x0f",  # a length of 32 bits
-    b"\x0a\x81\x80\x80\x80\x80\x00a",  # a length with more bytes than it may have
+    b"\x0a\x81\x80\x80\x80\x80\x00a",  # a length with too many bytes
     b"\x0a\x01\xff",  # no UTF-8
     b"\x0d\x01\x02\x03\x04",  # a known number of another type
     b"\x13" * 70 + b"\x14" * 70,  # deep groups
@@ -142,7 +142,8 @@ def _mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def _refused_or_agreed(data: bytes) -> bool:
-    """Whether it was read; anything but InvalidArgument or agreement fails."""
+    """Return False if the request was refused with InvalidArgument, True if it was read like
+    protobuf."""
     try:
         parsed = parse_request(data)
         for source in parsed.inputs:
@@ -168,9 +169,9 @@ def test_a_request_cut_anywhere_is_refused_or_read_as_protobuf_does() -> None:
 
 
 def test_every_refusal_of_protobuf_is_one_of_ours() -> None:
-    """What protobuf takes and this does not is a short list, told in the modules.
+    """Messages that protobuf accepts and we refuse are few kinds, listed in the modules.
 
-    Long lengths are taken by protobuf 6 only.
+    Only protobuf 6 accepts long lengths.
     """
     rng = random.Random(7)
     samples = _samples()

@@ -1,5 +1,9 @@
-"""The cache under any order of changes, fetches, failures, deaths and services that come and go:
-what it names is whole and was there once, it is bounded, and nobody loses what is in use."""
+"""The model cache under any order of changes, fetches, failures, deaths, and starts and ends of
+services.
+
+Every snapshot that the cache names is whole and was in the store once. The cache is bounded, and
+no service loses a snapshot in use.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,11 @@ CONTENTS = st.sampled_from([b"", b"x" * 300, b"y" * 900, b"z" * 1000])
 
 
 class Killed(BaseException):
-    """The fetcher's end, wherever it was."""
+    """Death of the fetcher at any point."""
 
 
 class Remote:
-    """A store in memory. `fault`: what the transfer after `after` good ones does."""
+    """Store in memory. `fault`: failure of the transfer after `after` good transfers."""
 
     url = URL
 
@@ -75,7 +79,7 @@ def mark(data):
 
 
 class Service:
-    """One that shares the cache; `running`: snapshots that its executors run from."""
+    """Service that shares the cache. `running`: snapshots that executors run from."""
 
     def __init__(self, folder, number, remote):
         self.settings = Settings(
@@ -99,7 +103,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(crowded=st.booleans())
     def begin(self, crowded):
-        """Where it is crowded, what runs leaves no room for a third model."""
+        """If `crowded`, the loaded models leave no room for a third model."""
         for model in ("a", "b", "c") if crowded else ():
             self.put(model, "1/weights", b"w" * 1000)
         for model in ("a", "b") if crowded else ():
@@ -179,7 +183,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1))
     def die(self, who):
-        """Its executors go on; another fetcher of the service takes its place."""
+        """Replace a service's fetcher. The executors go on."""
         old = self.services[who]
         old.cache.close()
         self.services[who] = self.service()
@@ -188,7 +192,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1))
     def end(self, who):
-        """The whole service ends, long enough ago that its hold is over."""
+        """End a whole service, and let its lease expire."""
         self.services[who].cache.close()
         self.services[who] = self.service()
         for lease in Path(self.folder, "leases").iterdir():

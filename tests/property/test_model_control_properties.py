@@ -1,7 +1,7 @@
-"""Loads, reloads and unloads under any order of events: nothing is lost, nothing stays.
+"""Loads, reloads and unloads under any order of events: no model is lost, no process stays.
 
-The machine plays supervisor and executors, which are honest but may die at any time, and
-the coordinator may be replaced by one that knows only what was written down.
+The machine plays supervisor and executors, which are honest but may die at any time. A new
+coordinator may take over, with nothing but the checkpoint.
 """
 
 from hypothesis import settings
@@ -183,7 +183,8 @@ class ModelControlMachine(RuleBasedStateMachine):
 
     @rule()
     def another_supervisor(self):
-        """The old one and its unlinked children are gone; the others are adopted."""
+        """Replace the supervisor. Its unlinked children are gone; the linked children are
+        adopted."""
         for process in [p for p in self.processes.values() if not p.linked]:
             del self.processes[process.pid]
         self.reconciler.hello("supervisor-1-aa", "supervisor", 9, 0, "", self.now)
@@ -240,7 +241,7 @@ class ModelControlMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reconciler.instances)
     @rule()
     def in_the_end_everything_settles(self):
-        """With a supervisor that does its work and models that load, it comes to rest."""
+        """With a working supervisor and models that load, all changes end."""
         for _ in range(20):
             self.now += max(LINGER_S, GRACE_S)
             self.reconciler.tick(self.now)

@@ -46,7 +46,7 @@ JSON = st.recursive(
 
 @st.composite
 def tensors(draw: st.DrawFn) -> tuple[str, bytes, int]:
-    """A datatype, a tensor's bytes and its number of elements."""
+    """Draw a datatype, a tensor's bytes, and the number of elements."""
     name = draw(st.sampled_from(_FIXED))
     count = draw(st.integers(0, 20))
     size = count * DATATYPES[name].itemsize
@@ -70,7 +70,7 @@ def test_fixed_size_tensors_survive_json(tensor: tuple[str, bytes, int]) -> None
     dtype = DATATYPES[name].numpy
     want, got = np.frombuffer(data, dtype), np.frombuffer(through_json(*tensor), dtype)
     assert len(got) == count
-    if dtype.kind == "f":  # one NaN is as good as another
+    if dtype.kind == "f":  # all NaNs count as equal
         nan = np.isnan(want)
         assert (np.isnan(got) == nan).all()
         want, got = want[~nan], got[~nan]

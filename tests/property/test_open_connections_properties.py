@@ -1,4 +1,4 @@
-"""The book of open connections against a plain look at all of them."""
+"""The book of open connections against a plain search through all of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shmserve.frontends.connections.open_connections import CROWDED_IDLE_S, OpenConnections
 
 LIMIT = 6
-SHARE = 4  # of one caller
+SHARE = 4  # per caller
 CALLERS = st.integers(1, 3)
 
 
 class FakeConnection:
-    """A connection of which the test says when it is in use; it ends when the book forgets it."""
+    """Connection whose use the test controls. It ends when the book forgets it."""
 
     looks = 0
 
@@ -37,7 +37,7 @@ class FakeConnection:
 
 
 class OpenConnectionsMachine(RuleBasedStateMachine):
-    """Connections come, are used, fall idle and end, and each new one wants room."""
+    """Connections come, are used, fall idle and end, and each new connection needs a place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class OpenConnectionsMachine(RuleBasedStateMachine):
         self.now += seconds
 
     def longest_idle(self, caller: int | None) -> FakeConnection | None:
-        """The connection that gives way, looked for among all."""
+        """Return the connection that should give way, by a search through all."""
         idle = [
             connection
             for connection in self.open
@@ -113,7 +113,7 @@ class OpenConnectionsMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_caller_has_more_than_its_share_in_use(self) -> None:
-        """Those that were asked to end may still be there."""
+        """Connections that were asked to end may still be there."""
         staying = Counter(c.caller for c in self.open if not c.asked)
         assert max(staying.values(), default=0) <= SHARE
         assert staying.total() <= LIMIT

@@ -1,4 +1,5 @@
-"""Placement of models on nodes: no node over its memory, all that fits, few moves, no flapping."""
+"""Placement of models on nodes: no node over its memory, every model that fits, few moves, no
+flapping."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_every_model_is_placed_where_largest_first_finds_places(room, models, cu
 
 @given(rooms, wanted(3, 16), layouts)
 def test_small_models_are_placed_wherever_there_is_room(room, models, current):
-    """What is small against the room that is left over has a place, whatever lies where."""
+    """A model that fits into the free memory of a node is placed, whatever the current layout."""
     layout = place(room, models, current)
     for name in layout.missing():
         memory = next(model.memory for model in models if model.name == name)
@@ -109,7 +110,7 @@ def test_noise_of_demand_moves_nothing(room, models, data):
         ]
         after = place(room, noisy, rest).on
         back = place(room, noisy, after).on
-        # One that stood at the edge may move once, and never back
+        # A model at the limit may move once, and never back
         assert moved(rest, after) <= 1
         assert moved(after, back) <= 1
         assert back == after or back != rest
@@ -117,7 +118,8 @@ def test_noise_of_demand_moves_nothing(room, models, data):
 
 @given(rooms, wanted(2), st.sampled_from(NODES))
 def test_a_node_that_goes_moves_its_own_models_only(room, models, gone):
-    """Where each of these has a place on what is left. Else they are packed anew."""
+    """Only if each of the lost models has a place on the remaining nodes. Else all models are
+    packed anew."""
     rest = settled(room, models, {})
     lost = rest.on.get(gone, set())
     memory = sum(model.memory for model in models if model.name in lost)
@@ -145,7 +147,8 @@ def test_a_node_that_comes_moves_one_model_at_a_time(room, models, size):
 
 @given(rooms, wanted(), layouts, wanted(), st.data())
 def test_steps_lead_to_the_target_within_the_memory(room, models, start, former, data):
-    """Nodes obey at their own pace; no order is ever too much, and all is there in the end."""
+    """Nodes obey at different speeds. No order exceeds a node's memory, and the target is
+    reached."""
     known = [*models, *(m for m in former if m.name not in {x.name for x in models})]
     memory = {model.name: model.memory for model in known}
     begun = place(room, known, start).on
@@ -158,7 +161,7 @@ def test_steps_lead_to_the_target_within_the_memory(room, models, start, former,
             assert sum(memory[name] for name in names | all_of[node]) <= room[node]
         if all_of == target and ready == target:
             break
-        leaving = steps.leaving  # they have been for long enough by the next turn
+        leaving = steps.leaving  # by the next turn the leaving models have left for long enough
         prompt = {node for node in room if turn > 100 or data.draw(st.booleans())}
         ready = {
             node: set(steps.orders[node]) & (ready[node] | all_of[node])
@@ -193,7 +196,7 @@ def test_a_model_leaves_after_it_has_come_elsewhere(models, node):
 
 
 def test_a_node_that_never_gets_on_holds_up_none_that_do_not_wait_for_it():
-    """`one` and `two` change places, for which one must go first; `slow` is never loaded on c."""
+    """`one` and `two` change places, so one must leave first. `slow` is never loaded on c."""
     room = dict.fromkeys("abc", 10)
     memory = {"one": 10, "two": 10, "slow": 10}
     all_of = {"a": {"one"}, "b": {"two"}, "c": {"slow"}}

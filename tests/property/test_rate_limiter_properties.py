@@ -1,4 +1,5 @@
-"""The rate limiter: never more than there is, nobody starves, all comes back."""
+"""Rate limiter: grants never exceed the resources, no process starves, and all resources come
+back."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ steps = st.lists(
 
 
 class World:
-    """A limiter, and what its processes know: the ticket they asked with, and who holds."""
+    """A limiter and the state of its processes: their tickets, and which hold resources."""
 
     def __init__(self, needs: dict[str, RateLimit]) -> None:
         self.limiter = RateLimiter(GIVEN)
@@ -70,7 +71,8 @@ class World:
                 used[resource.key] += resource.count
         most_c = [r.count for n in self.joined for r in self.needs[n].resources if r.name == "c"]
         there = {("a", "cpu"): 3, ("a", "cuda:0"): 3, ("b", "cpu"): 2}
-        # Amounts that nobody named shrink with the one that needed most, who held them
+        # The amount of a resource without a configured amount shrinks once its neediest user,
+        # which held it, has left
         there["c", EVERYWHERE] = max([*most_c, 4])
         assert all(used[key] <= there[key] for key in used)
 
@@ -103,7 +105,7 @@ def test_nobody_starves_behind_others_who_ask_again_and_again(
             world.do(what, name)
     if poor not in world.holding and poor not in world.asked:
         world.do("acquire", poor)
-    for _ in range(40):  # each who holds is done and wants more at once
+    for _ in range(40):  # each holder finishes and asks again at once
         if poor in world.holding:
             break
         for name in sorted(world.holding) or NAMES:
@@ -118,7 +120,7 @@ def one(priority: int = 1, count: int = 1) -> RateLimit:
 
 
 def turns_of(limiter: RateLimiter, names: list[str], count: int) -> Counter[str]:
-    """Turns that each gets of a resource that is there once, if all always want it."""
+    """Return the turns of each process for a resource that exists once, if all always want it."""
     had = Counter[str]()
     turns = [turn for n, name in enumerate(names) for turn in limiter.acquire(name, n + 1)]
     for ticket in range(100, 100 + count):
@@ -156,7 +158,7 @@ def test_who_needs_nothing_of_what_is_short_does_not_wait_behind_it() -> None:
         limiter.join(name, limit)
     assert limiter.acquire("small", 1)
     assert limiter.acquire("large", 1) == []
-    assert limiter.acquire("late", 1) == []  # there is one, but it is kept for `large`
+    assert limiter.acquire("late", 1) == []  # one is free, but reserved for `large`
     assert limiter.acquire("other", 1)
     assert limiter.release("small") == [Acquisition("large", 1)]
 

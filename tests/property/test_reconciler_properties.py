@@ -1,4 +1,4 @@
-"""The reconciler under any order of events: its invariants, and nobody is started twice."""
+"""The reconciler under any order of events: invariants hold, and no process is started twice."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -25,7 +25,8 @@ def reconciler_at(now):
 
 
 class FleetMachine(RuleBasedStateMachine):
-    """Process i has pid i and the link executor-i-aa; it runs what it says at hello."""
+    """Process i has pid i and the link executor-i-aa, and runs the instance that it names at
+    hello."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +54,7 @@ class FleetMachine(RuleBasedStateMachine):
     def hello(self, pid, name):
         try:
             self.reconciler.hello(f"executor-{pid}-aa", "executor", pid, 0, name, self.now)
-        except ProtocolViolation:  # its link is closed
+        except ProtocolViolation:  # the link is closed
             self.gone(pid)
         else:
             self.linked.add(pid)

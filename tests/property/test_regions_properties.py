@@ -215,7 +215,8 @@ def test_what_settings_widen():
     assert not refused(Caller(1), client_shm_allowed_uids=(1,))
     assert refused(Caller(2), client_shm_allowed_uids=(1,))
     assert refused(Caller())
-    assert refused(Caller(), client_shm_allow_remote=True)  # the server does not own it either
+    # the server does not own the object either
+    assert refused(Caller(), client_shm_allow_remote=True)
     assert not refused(Caller(), client_shm_allow_remote=True, client_shm_allowed_uids=(SERVER,))
     ours = ObjectFacts(1, 1, 100, uid=0, ours=True)
     book = RegionBook(Settings(), 0)

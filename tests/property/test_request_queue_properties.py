@@ -14,8 +14,11 @@ CALLERS = st.integers(0, 4)
 
 
 class TurnsMachine(RuleBasedStateMachine):
-    """`waiting`: by caller what is here, the oldest first. `overtaken`: by caller how often each
-    other one was served since it was its turn, or since it came."""
+    """Requests of several callers.
+
+    `waiting`: requests by caller, oldest first. `overtaken`: for each caller, how often each other
+    caller was served since the caller's last turn or arrival.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +61,7 @@ class TurnsMachine(RuleBasedStateMachine):
         assert turn.is_due is bool(self.waiting)
         assert len(turn.batch) == (may_run and turn.is_due)
         for item in turn.batch:
-            if not late:  # else turns may have passed to others
+            if not late:  # else turns may have passed to other callers
                 assert -item == ordered[0]
             self._served(-item)
         if not late:

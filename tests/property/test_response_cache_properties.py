@@ -1,4 +1,4 @@
-"""The cache's book against a list, and what makes two requests the same."""
+"""The cache's book against a list, and the conditions under which two requests are equal."""
 
 from __future__ import annotations
 
@@ -92,13 +92,14 @@ REQUESTS = st.tuples(INPUTS, PARAMETERS, st.sampled_from([(), ("OUT",)]), st.int
 
 
 def ready(host: int, revision: int = 1) -> ModelEntry:
-    """The model as a host has it: each has its own processes, sockets and revisions."""
+    """Return the model as published on a host. Each host has its own processes, sockets and
+    revisions."""
     instance = LiveInstance(f"m/1/0@{revision}", f"x-{host}", f"{host}.sock", host)
     return ModelEntry(SPEC, ModelState.READY, (instance,))
 
 
 def key_of(request: Any, host: int = 1) -> tuple[bytes, Any]:
-    """The key, and what else must be the same for an answer to hold."""
+    """Return the key, and the revisions that must match for a cached answer."""
     inputs, parameters, outputs, revision = request
     entry = ready(host, revision)
     options = RunOptions(parameters=parameters, outputs=outputs, request_id=str(id(request)))
@@ -140,7 +141,7 @@ def test_what_depends_on_more_than_its_request_has_no_key() -> None:
         assert revisions(other, snapshot) is None
 
 
-# ------------------------------------------------ one request over several ways
+# ------------------------------------------------ one request over several protocols
 
 ARRAYS = st.lists(st.integers(0, 255), min_size=1, max_size=5)
 GIVEN = st.dictionaries(

@@ -1,4 +1,4 @@
-"""Replicas and weights: enough of them, within bounds, and no to and fro."""
+"""Replicas and weights: sufficient, within bounds, and without oscillation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ RULE = ScalingRule(least=1, most=20, queue_s=0.05, up_s=3, down_s=30)
 
 
 def seen(demand: float, replicas: int) -> tuple[float, float]:
-    """What they are seen to wait, and executors that are busy: one of each replica at most."""
+    """Return the queueing time in seconds and the busy executors, at most one per replica."""
     return queue_s(demand, replicas), min(demand, replicas)
 
 
 def queue_s(demand: float, replicas: int) -> float:
-    """What requests of 10 ms wait for `replicas` executors that have `demand` to do."""
+    """Return the queueing time in s of 10 ms requests, for `replicas` executors under a load of
+    `demand` executors."""
     use = demand / replicas
     return 5.0 if use >= 0.99 else 0.01 * use / (1 - use)
 

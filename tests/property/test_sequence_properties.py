@@ -14,7 +14,8 @@ _IDS: list[int | str] = [1, 2, "1", "two", 5]
 
 
 class Life:
-    """What the model remembers of a sequence. `ran`: one that began it has run, and no end."""
+    """The model's record of a sequence. `ran`: a request that began the sequence has run, and no
+    end."""
 
     def __init__(self) -> None:
         self.waiting: list[Step[int, int]] = []
@@ -52,9 +53,9 @@ class SequenceMachine(RuleBasedStateMachine):
         self.now = 1000
         self.number = self.told = 0
         self.orphaned: set[int] = set()  # to be told at the next turn
-        self.given_up: set[int] = set()  # at this turn
+        self.given_up: set[int] = set()  # in this turn
 
-    # --------------------------------------------------------- it is the listener
+    # --------------------------------------------------------- the machine is the listener
 
     def began(self, sequence: int | str) -> None:
         assert sequence not in self.lives
@@ -125,8 +126,8 @@ class SequenceMachine(RuleBasedStateMachine):
             self.queue.cancel(key)
 
     def forget_one(self, key: int) -> None:
-        """Take it out of the model, too, and with one that begins what follows it, which is
-        told at the next turn."""
+        """Remove a request from the model. With a first request, later requests of its sequence go
+        too, which the next turn reports."""
         for life in self.lives.values():
             for index, step in enumerate(life.waiting):
                 if step.key == key:
@@ -167,7 +168,8 @@ class SequenceMachine(RuleBasedStateMachine):
         self.check(turn, hurry)
 
     def impatient(self) -> set[int]:
-        """Requests of sequences that have no slot, and one that has waited for it too long."""
+        """Return requests of sequences without a slot, if a request of the sequence has
+        expired."""
         waiting = [self.lives[sequence.id].waiting for sequence in self.queue.backlog]
         return {
             step.key
@@ -187,7 +189,7 @@ class SequenceMachine(RuleBasedStateMachine):
                 (id, life) for id, life in self.lives.items() if waiting in life.waiting
             ]  # fmt: skip
             step = life.waiting.pop(0)
-            assert step is waiting  # the first of its sequence, and no other of it
+            assert step is waiting  # the first waiting request of its sequence
             assert step.start or life.ran
             slot = self.queue.slot_of(id)
             if life.ran and life.slot >= 0:
@@ -210,7 +212,8 @@ class SequenceMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_running())
     @rule(odd=st.booleans())
     def some_run_again(self, odd: bool) -> None:
-        """In the slots that they have; those of iterative sequences have both flags."""
+        """Run requests again in their slots. Requests of iterative sequences have both
+        flags."""
         again = {}
         for life in self.lives.values():
             if life.running is not None and life.running.key % 2 == odd:
@@ -247,7 +250,7 @@ class SequenceMachine(RuleBasedStateMachine):
         assert bool(self.queue.backlog) <= (free < 0)
 
     def teardown(self) -> None:
-        """Who is in a hurry gets everything out."""
+        """With `hurry`, every request leaves the queue."""
         if not hasattr(self, "queue"):
             return
         for _ in range(2 * self.number + 2):

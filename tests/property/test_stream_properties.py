@@ -1,4 +1,4 @@
-"""A stream's life against a model of a few lines: who may send what, and how much."""
+"""A stream's life against a short model: which side may send, and how much."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.limit = credit
         self.on_the_way = 0  # answers sent and not acknowledged
         self.finished = self.failed = self.muted = False
-        self.finals = 0  # final answers that went out
+        self.finals = 0  # final answers that were sent
 
     @rule(full=st.booleans(), final=st.booleans())
     def send(self, full: bool, final: bool) -> None:
@@ -77,7 +77,7 @@ class StreamMachine(RuleBasedStateMachine):
         changed = self.flow.apply(StreamEvent.FAIL)
         assert changed is (not (self.finished or self.failed))
         self.failed = self.failed or changed
-        self.finals += changed  # the server sends it
+        self.finals += changed  # the server sends the final answer
 
     @invariant()
     def the_books_agree(self) -> None:
@@ -85,7 +85,8 @@ class StreamMachine(RuleBasedStateMachine):
             return
         assert self.flow.credit == self.limit - self.on_the_way >= 0
         assert self.flow.live is (not (self.finished or self.failed))
-        assert self.finals == (self.finished or self.failed)  # exactly one, at the end
+        # exactly one final answer, at the end
+        assert self.finals == (self.finished or self.failed)
 
 
 TestStream = StreamMachine.TestCase

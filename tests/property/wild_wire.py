@@ -1,7 +1,7 @@
-"""ModelInferRequest messages as no encoder writes them, and what they mean to protobuf.
+"""Valid ModelInferRequest messages that no encoder writes, and protobuf's reading of them.
 
-Fields in any order and number, unpacked and split arrays, unknown fields and groups,
-longer varints than needed. The generated classes are the reference.
+Fields in any order and number, unpacked and split arrays, unknown fields and groups, longer
+varints than needed. The generated classes are the reference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMPY |= {"FP32": "f4", "FP64": "f8"}
 
 
 def varint(value: int, longer: int = 0) -> bytes:
-    """A varint with up to `longer` bytes more than it needs, at most ten in all."""
+    """Encode a varint with up to `longer` superfluous bytes, at most ten bytes in all."""
     encoded = bytearray()
     value &= _MASK
     while value >= 0x80:
@@ -88,7 +88,7 @@ def _field(number: int, payloads: st.SearchStrategy[bytes]) -> st.SearchStrategy
 
 
 def _packable(number: int, kind: int, elements: st.SearchStrategy[bytes]) -> Any:
-    """Repeated scalars: packed, or one by one."""
+    """Draw repeated scalars: packed or one by one."""
     one = elements.map(lambda element: varint(number << 3 | kind) + element)
     return _field(number, st.lists(elements, max_size=5).map(b"".join)) | one
 
@@ -174,7 +174,7 @@ def seen(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def elements(contents: Contents | None) -> list[bytes]:
-    """Every field of typed contents as tensor bytes of its own datatype."""
+    """Return every field of typed contents as tensor bytes of the field's datatype."""
     if contents is None:
         return []
     found = []
@@ -199,7 +199,7 @@ def reference_elements(contents: Any) -> list[bytes]:
 
 
 def assert_same(parsed: WireInferRequest, data: bytes) -> None:
-    """`parsed` says what the generated class reads from `data`, which it must accept."""
+    """Check that `parsed` equals the generated class's reading of `data`, which must succeed."""
     message = pb.ModelInferRequest.FromString(data)
     names = (parsed.model_name, parsed.model_version, parsed.id)
     assert names == (message.model_name, message.model_version, message.id)

@@ -101,7 +101,7 @@ def test_an_input_that_comes_out_is_not_copied(make: Any) -> None:
     backend, _ = load(make("Same", config("x", "OUTPUT__0")))
     request = FakeBackendRequest(("OUTPUT__0",), x=X)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # none about read-only memory
+        warnings.simplefilter("error")  # no warning about read-only memory
         got = arrays(backend.execute([request])[0])["OUTPUT__0"]
     assert np.shares_memory(got, request.inputs["x"].memory)
 

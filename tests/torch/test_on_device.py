@@ -1,4 +1,4 @@
-"""TorchScript models of instances on a GPU: with a torch that has none, and with a real one."""
+"""TorchScript models of instances on a GPU: with a torch without GPUs, and with a real GPU."""
 
 from __future__ import annotations
 
@@ -127,5 +127,5 @@ def test_the_native_dialect_gives_torchs_tensors(tmp_path: Path, cupy: Any) -> N
     for _ in range(5):
         x = np.random.default_rng(0).random(1 << 22, np.float32)
         got = arrays(ask(backend, spec, ("Y",), X=x))["Y"]
-        cupy.cuda.Device().synchronize()  # as the executor does before it copies
+        cupy.cuda.Device().synchronize()  # as the executor does before a copy
         np.testing.assert_array_equal(got.get(), 2 * x)

@@ -1,4 +1,5 @@
-"""A TorchScript model in a running server: what is copied, and that nobody dies of writing."""
+"""TorchScript model in a running server: copied bytes, and writes to read-only memory kill no
+process."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def test_inputs_are_copied_only_for_models_that_write_into_them(tmp_path: Path) 
             receipt = json.loads(fields["shmserve-receipt"])["copied_bytes"]
             copied[name] = (receipt["in"], receipt["out"])
     assert server.leaks() == []
-    # what came in one piece with the head counts as copied, too, and is much less than a tensor
+    # data received together with the head counts as copied, too, and is much less than a tensor
     assert {name: (into // x.nbytes, out) for name, (into, out) in copied.items()} == {
         "double": (0, x.nbytes),
         "in_place": (1, x.nbytes),

@@ -1,1 +1,1 @@
-"""Models of the repository: which should run, loading and unloading on request."""
+"""Models of the repository: choice of the models to run, loading and unloading on request."""

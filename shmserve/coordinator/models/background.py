@@ -1,7 +1,7 @@
-"""Work that may wait for a disk, off the coordinator's only thread.
+"""Background thread: runs jobs that may wait for a disk, outside the coordinator's only thread.
 
-One thread, one job at a time; what comes of a job is handed back to the coordinator's loop,
-which is woken. Jobs know nothing of the coordinator's state.
+One thread runs one job at a time. The result of a job is handed to the coordinator's loop, which
+is woken. Jobs have no access to the coordinator's state.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
-_MOST = 4096
+_MAX_JOBS = 4096
 
 Done = Callable[[Any], None]
 
 
 class Background:
-    """The thread and its jobs. `wake` is called from its thread when something is done."""
+    """Thread and queue of jobs. `wake` is called from the thread after each job."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._jobs: queue.Queue[tuple[Callable[[], Any], Done]] = queue.Queue(_MOST)
+        self._jobs: queue.Queue[tuple[Callable[[], Any], Done]] = queue.Queue(_MAX_JOBS)
         self._done: queue.SimpleQueue[tuple[Done, Any]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[], Any], done: Done) -> bool:
-        """Do `work`, then call `done` with its result in `settle`; False: too much is waiting."""
+        """Run `work` in the thread, then call `done` with the result, or with the exception, in
+        `settle`. Return False if too many jobs wait."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="background", daemon=True)
             self._thread.start()
@@ -40,7 +41,7 @@ class Background:
         return True
 
     def settle(self) -> None:
-        """Hand over what is done. On the coordinator's thread."""
+        """Hand over finished results. Call on the coordinator's thread."""
         while not self._done.empty():
             done, result = self._done.get()
             done(result)

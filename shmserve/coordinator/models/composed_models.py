@@ -1,4 +1,4 @@
-"""The models of the registry with what is made of several of them: ensembles, pipelines."""
+"""Composed models: adds ensembles and pipelines to the models of the registry."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from shmserve.tensor.spec import ModelSpec
 
 
 def composed(models: Models, pipelines: Mapping[str, Sequence[str]]) -> Models:
-    """What is published of the loaded models and of the setting `pipelines`."""
+    """Return the models to publish: the loaded models, with ensembles and the pipelines of the
+    setting."""
     return compositions.with_pipelines(compositions.compose(models), pipelines, make_pipeline)
 
 
 def make_pipeline(name: str, models: Sequence[ModelSpec]) -> ModelSpec:
-    """The spec of a pipeline, with the configuration that clients are shown.
+    """Return the spec of a pipeline, with the configuration shown to clients.
 
     Raises:
-        ConfigError: two of its models do not fit together.
+        ConfigError: two models of the pipeline do not fit together.
     """
     spec = pipeline_wiring.pipeline(name, models)
     first, last = models[0].parameters, models[-1].parameters
-    forms = {  # such as messages, not tensors
+    forms = {  # request forms besides tensors, such as messages
         form: first[form]
         for form in extensions.names(extensions.NATIVE_REQUESTS)
         if form in first and first[form] == last.get(form)

@@ -1,4 +1,4 @@
-"""A request to load or unload one model, while model control has it."""
+"""Control request: a request to load or unload one model, from arrival to answer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from shmserve.coordinator.models.model_reader import ModelReader
 
 
 class Stage(Enum):
-    """How far a request is."""
+    """Stage of a request."""
 
     QUEUED = auto()
-    FETCHING = auto()  # what its repository, which is elsewhere, has of it
+    FETCHING = auto()  # the fetcher is getting the model from a remote repository
     READING = auto()
-    STEPS = auto()  # an ensemble: the models of its steps are being loaded
+    STEPS = auto()  # the models of an ensemble's steps are being loaded
     LOADING = auto()
 
 
 class ControlRequest(Struct, eq=False):
-    """One request; `ticket` 0: the repository has changed or an ensemble needs it, nobody asked.
+    """Request to load or unload a model.
 
-    `implied`: load it for an ensemble. `dependents`: of a request to unload an ensemble: its
-    steps, too. `found`: what the request is to load, where it is an ensemble.
+    `ticket`: 0 if no client asked, because the repository has changed or an ensemble needs the
+    model. `implied`: load the model for an ensemble. `dependents`: unload an ensemble together
+    with its steps. `found`: contents of the model's folder, only for an ensemble.
     """
 
     name: str
@@ -31,26 +32,26 @@ class ControlRequest(Struct, eq=False):
     asker: str = ""
     ticket: int = 0
     overrides: str = ""
-    removed: bool = False  # unload: the model's folder is gone
-    kept: bool = False  # a revision is made of the overrides
+    removed: bool = False  # unload because the model's folder is gone
+    kept: bool = False  # a revision uses the overrides
     stage: Stage = Stage.QUEUED
     implied: bool = False
     dependents: bool = False
     found: ModelReader | None = None
 
     def reach(self, stage: Stage) -> None:
-        """Come to a later stage."""
+        """Move to a later stage."""
         self.stage = stage
 
     def begin_steps(self, found: ModelReader) -> None:
-        """The request is for an ensemble, whose models are loaded first."""
+        """Start loading the models of an ensemble, which are loaded before the ensemble."""
         self.found, self.stage = found, Stage.STEPS
 
     def begin_load(self, kept: bool) -> None:
-        """A revision is made. `kept`: of the overrides."""
+        """Start loading a revision. `kept`: true if the revision uses the overrides."""
         self.kept, self.stage = kept, Stage.LOADING
 
     def steps(self) -> set[str]:
-        """The models of the ensemble that is to be loaded."""
+        """Return the models of the ensemble to be loaded. The set is empty for any other model."""
         specs = [spec for spec, _ in self.found.versions] if self.found is not None else []
         return {step.model for spec in specs for step in spec.steps}

@@ -1,4 +1,4 @@
-"""Which models of the repository should run: the scan's result and `model_control`."""
+"""Desired models: chooses the models to run from the repository's scan and `model_control`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
 
-Version = tuple[ModelSpec, tuple[Instance, ...]]  # and all its instances
-# An instance travels in one message, with room for its envelope.
+Version = tuple[ModelSpec, tuple[Instance, ...]]  # with all instances
+# Bytes. One message carries an instance, so leave room for the envelope.
 _MAX_INSTANCE = 100 * 1024
 
 
 class Folder(Protocol):
-    """A model of the repository, as far as the coordinator cares."""
+    """A model's folder in the repository, as used by the coordinator."""
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]: ...
@@ -32,7 +32,8 @@ class Folder(Protocol):
 
 
 class Scan(Protocol):
-    """What the repository holds: folders that can be described, and reasons for the others."""
+    """Contents of the repository: readable folders, and the reasons why other folders are
+    unreadable."""
 
     @property
     def models(self) -> Mapping[str, Folder]: ...
@@ -44,7 +45,7 @@ Scanner = Callable[[Sequence[str]], Scan]  # `shmserve.repository.scan`
 
 
 class Library(Protocol):
-    """The module `shmserve.repository`, as far as the coordinator needs it."""
+    """Module `shmserve.repository`, as used by the coordinator."""
 
     def scan(self, paths: Sequence[str]) -> Scan: ...
     def survey(self, paths: Sequence[str]) -> dict[str, str]: ...
@@ -55,9 +56,9 @@ class Library(Protocol):
 
 
 class DesiredModels(Struct, frozen=True):
-    """Versions to serve with their instances, and what cannot be served and why.
+    """Versions to serve with their instances, and reasons for models that cannot be served.
 
-    `implied`: models that nobody has named, and an ensemble needs.
+    `implied`: models not named in the settings but needed by an ensemble.
     """
 
     versions: tuple[Version, ...] = ()
@@ -66,7 +67,7 @@ class DesiredModels(Struct, frozen=True):
 
 
 def choose(settings: Settings, scan: Scanner) -> DesiredModels:
-    """Look at the repository and pick what should run."""
+    """Scan the repository and choose the models to run."""
     try:
         repository = scan(model_places.repository_paths(settings))
     except ConfigError as ex:
@@ -91,7 +92,8 @@ def choose(settings: Settings, scan: Scanner) -> DesiredModels:
 
 
 def continued(settings: Settings, before: Snapshot) -> Settings:
-    """With what clients have loaded by name in another generation, which published `before`."""
+    """Return the settings, with models added that clients loaded by name in another generation,
+    which published `before`."""
     if settings.model_control != "explicit" or "*" in settings.load_models:
         return settings
     ready = (name for name, found in before.models.items() if _is_ready(found))
@@ -104,7 +106,7 @@ def _is_ready(versions: Mapping[str, ModelEntry]) -> bool:
 
 
 def _with_steps(names: Iterable[str], repository: Scan) -> frozenset[str]:
-    """These models, and those that the ensembles among them consist of."""
+    """Return these models, and the models of ensembles among them."""
     wanted: set[str] = set()
     coming = list(names)
     while coming:
@@ -118,7 +120,8 @@ def _with_steps(names: Iterable[str], repository: Scan) -> frozenset[str]:
 
 
 def split(folder: Folder) -> tuple[tuple[Version, ...], dict[str, str]]:
-    """A model's versions with their instances, and versions that cannot be served."""
+    """Return a model's versions with their instances, and the reasons for versions that cannot be
+    served."""
     failures = dict(folder.failures)
     versions = []
     instances = list(folder.instances())

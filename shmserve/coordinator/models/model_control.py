@@ -1,13 +1,14 @@
-"""Requests to load and unload models, and the repository's own changes in poll mode.
+"""Model control: carries out requests to load and unload models, and changes of the repository in
+poll mode.
 
-Requests for one model are done one after the other, those for different models side by side.
-Whoever asked may go away meanwhile: nothing that was begun is given up for that. What came
-along with a request (`overrides`) belongs to this module from the moment the message is here;
-it is removed when no revision is made of it any more.
+Requests for one model run one after another; requests for different models run side by side. A
+started request is finished even if its caller has gone. Files sent along with a request
+(`overrides`) belong to this module as soon as the message arrives, and are removed once no
+revision uses them.
 
-A thread of its own reads disks (`background`). The frontend writes a configuration or files that
-come with a request to `overrides/` in the run directory. These files go with the last revision that
-is made of them, when the request fails, or by a sweep, if the frontend died before it could ask.
+A background thread reads disks (`background`). The frontend writes a configuration or files of a
+request to `overrides/` in the run directory. The files are removed with the last revision that
+uses them, or when the request fails. A sweep removes files of a frontend that died before asking.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from shmserve.transport import rundir
 
 _log = logging.getLogger(__name__)
 
-_WAITING = 64  # requests for one model, and models with requests
+_WAITING = 64  # most requests for one model; below, most models with requests
 _MODELS = 1024
 _SWEEP_S = 10.0
 _TOO_MANY = "too many requests to load models wait"
@@ -54,7 +55,7 @@ Perform = Callable[[list[Effect]], None]
 
 
 class ModelControl:
-    """All requests. `perform` publishes and writes down before it returns."""
+    """All requests to load and unload. `perform` writes down and publishes before returning."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class ModelControl:
     # ---------------------------------------------------------------------- requests
 
     def ask(self, asker: str, message: LoadModel | UnloadModel) -> None:
-        """A frontend wants a model loaded or unloaded."""
+        """Queue a frontend's request, or refuse the request."""
         load = isinstance(message, LoadModel)
         overrides = message.overrides if isinstance(message, LoadModel) else ""
         dependents = isinstance(message, UnloadModel) and message.dependents
@@ -148,8 +149,8 @@ class ModelControl:
         del self._queues[name]
 
     def _fetched(self, request: ControlRequest, message: ModelsFetched) -> None:
-        """The cache has what is to be loaded, or not. From a store that cannot be reached it need
-        not be the newest."""
+        """Go on once the fetcher is done. If the store could not be reached, an older copy in the
+        cache is good enough."""
         problem = message.problems.get(request.name, "")
         if problem and not message.unlisted:
             reason = f"failed to load '{request.name}': "
@@ -164,7 +165,7 @@ class ModelControl:
             self._finish(request, Code.UNAVAILABLE, _TOO_MANY)
 
     def _read(self, request: ControlRequest, read: ModelReader | Exception) -> None:
-        """What the background has found of the model."""
+        """Go on once the background thread has read the model's folder."""
         now, name = time.monotonic(), request.name
         if isinstance(read, Exception):
             self._finish(request, Code.INTERNAL, f"failed to load '{name}'")
@@ -191,7 +192,7 @@ class ModelControl:
             assert model is not None
             if not request.implied:
                 model.claim()
-            self._finish(request)  # it is loaded like that already
+            self._finish(request)  # already loaded from identical files
         else:
             self._load(request, read, now)
 
@@ -206,7 +207,7 @@ class ModelControl:
     # --------------------------------------------------------------------- ensembles
 
     def _load_steps(self, request: ControlRequest) -> None:
-        """Ask for what an ensemble consists of, as far as it does not serve."""
+        """Request the models of an ensemble that are not served yet."""
         for name in sorted(request.steps()):
             model = self._reconciler.models.by_name.get(name)
             needed = model is None or not model.working
@@ -214,7 +215,7 @@ class ModelControl:
                 self._queues[name] = deque([ControlRequest(name, True, implied=True)])
 
     def _loading_steps(self, request: ControlRequest) -> bool:
-        """Whether anything that an ensemble consists of is still on its way."""
+        """Return True while a model of the ensemble is still being loaded."""
         by_name = self._reconciler.models.by_name
         return any(
             (model in by_name and by_name[model].changing)
@@ -223,7 +224,8 @@ class ModelControl:
         )
 
     def _waits_for(self, name: str, other: str) -> bool:
-        """Whether an ensemble that is being loaded waits for another one, by way of its steps."""
+        """Return True if ensemble `name` waits for `other`, directly or through steps. Without
+        this check two ensembles could wait for each other forever."""
         seen: set[str] = set()
         coming = [name]
         while coming:
@@ -236,7 +238,8 @@ class ModelControl:
         return False
 
     def _load_ensemble(self, request: ControlRequest, now: float) -> None:
-        """Its models are loaded, or will not be. What can be used is only replaced by such."""
+        """Load an ensemble whose models are loaded or have failed. A usable ensemble is never
+        replaced by an unusable revision."""
         read, models = request.found, self._reconciler.models
         assert read is not None
         specs = [spec for spec, _ in read.versions]
@@ -249,7 +252,8 @@ class ModelControl:
             self._load(request, read, now)
 
     def _unload_steps(self, names: set[str], now: float) -> None:
-        """Models of an ensemble that is unloaded go as well, if they were loaded for it alone."""
+        """Unload models of an unloaded ensemble, if loaded for ensembles only and no longer
+        needed."""
         by_name = self._reconciler.models.by_name
         needed = {step for model in by_name.values() for step in model.steps()}
         coming = [request for queue in self._queues.values() for request in queue if request.load]
@@ -260,7 +264,7 @@ class ModelControl:
                 self._advance(name, now)
 
     def _error(self, name: str) -> str:
-        """Why the latest load of a model came to nothing, now that it is over."""
+        """Return why the latest, finished load of a model failed, or ""."""
         models = self._reconciler.models
         model = models.by_name.get(name)
         if model is None or model.error or model.serving is None:
@@ -274,14 +278,15 @@ class ModelControl:
         return Revision(number, versions, dict(read.failures), read.fingerprint, overrides)
 
     def _failure(self, name: str, reason: str, begin: str = "") -> Refusal:
-        """A refusal in Triton's words: its clients tell a bad configuration by how it begins."""
+        """Return a refusal in Triton's words. Clients of Triton recognize a bad configuration by
+        the start of the text."""
         if not reason:
             return "", ""
         _log.error("model not loaded", extra=log_fields(model=name, reason=reason))
         return Code.INVALID_ARGUMENT, f"{begin}load failed for model '{name}': {reason}"
 
     def _finish(self, request: ControlRequest, code: str = "", error: str = "") -> None:
-        """The first request of its model has been done."""
+        """Remove and answer the first request of a model's queue."""
         waiting = self._queues.get(request.name)
         if waiting and waiting[0] is request:
             waiting.popleft()
@@ -296,7 +301,7 @@ class ModelControl:
     # ---------------------------------------------------------------------- the disk
 
     def renew(self) -> None:
-        """Load anew what has changed since it was loaded, by what the cache has now."""
+        """Load again, from the cache, each model that has changed since loading."""
         if self._settings.model_control != "explicit":
             self._polling = self._polling or self._jobs.survey(self._surveyed)
             return
@@ -306,7 +311,8 @@ class ModelControl:
                 self._queues[name] = deque([ControlRequest(name, True, implied=model.implied)])
 
     def _surveyed(self, fingerprints: dict[str, str] | Exception) -> None:
-        """The repository as it is now: load what is new or different, unload what is gone."""
+        """Compare the repository with the loaded models: load new and changed models, unload
+        removed models."""
         self._polling = False
         if isinstance(fingerprints, Exception):
             return
@@ -325,7 +331,8 @@ class ModelControl:
                 self._queues.setdefault(name, deque()).append(ControlRequest(name, True))
 
     def _sweep(self) -> None:
-        """Remove overrides that nobody will ask about any more."""
+        """Remove overrides that no request or revision uses, once a request for them can no longer
+        come."""
         known = {r.overrides for waiting in self._queues.values() for r in waiting}
         for model in self._reconciler.models.by_name.values():
             known |= {revision.overrides for revision in model.revisions()}

@@ -1,4 +1,4 @@
-"""Reading one model as a load request wants it: from the repository, or with overrides."""
+"""Model reader: reads one model for a load request, from the repository or with overrides."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from shmserve.coordinator.models.desired_models import Library, Version, split
 from shmserve.errors import Code, ConfigError, ShmserveError
 from shmserve.transport import rundir
 
-Paths = Sequence[str]  # of the repository
+Paths = Sequence[str]  # paths of the repository
 
 
 class ModelReader(Struct, frozen=True):
-    """What was found, or why nothing was (`error_code` is empty if something was).
-
-    `kept`: the overrides hold files that the model is made of.
-    """
+    """Result of reading a model. `error_code`: empty on success. `kept`: true if the overrides
+    hold files of the model."""
 
     name: str
     versions: tuple[Version, ...] = ()
@@ -32,7 +30,7 @@ class ModelReader(Struct, frozen=True):
 
 
 def read(library: Library, paths: Paths, run_dir: str, name: str, overrides: str) -> ModelReader:
-    """Look at one model; never raises what a client can cause."""
+    """Read one model. Errors that a client can cause are returned, never raised."""
     try:
         return _read(library, paths, run_dir, name, overrides)
     except ConfigError as ex:
@@ -42,7 +40,7 @@ def read(library: Library, paths: Paths, run_dir: str, name: str, overrides: str
 
 
 def remove(run_dir: str, overrides: str) -> None:
-    """Remove what came with a load request."""
+    """Remove the files of a load request."""
     if rundir.is_overrides(overrides):
         shutil.rmtree(rundir.overrides(run_dir, overrides), ignore_errors=True)
 
@@ -62,7 +60,7 @@ def _read(library: Library, paths: Paths, run_dir: str, name: str, overrides: st
             raise ConfigError("the overrides are not there any more") from None
     if not kept:
         directory = library.locate(paths, name)
-    mark = library.fingerprint(directory)  # before it is read: what changes later is noticed
+    mark = library.fingerprint(directory)  # taken before reading, so later changes are noticed
     if config is not None:
         mark += ":" + hashlib.blake2b(config.encode(), digest_size=16).hexdigest()
     versions, failures = split(library.read_folder(directory, config))

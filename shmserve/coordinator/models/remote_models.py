@@ -1,7 +1,8 @@
-"""Models of remote repositories, as far as the coordinator cares: it asks the fetcher, and waits.
+"""Remote models: asks the fetcher for models of remote repositories, and waits for answers.
 
-A question has a deadline, and is asked again of a fetcher's successor. The first, for all that is
-wanted, is asked until the stores have been reached once; then only who polls asks again.
+Each question has a deadline and is repeated to a fetcher's successor. The first question is for
+all wanted models and is repeated until the stores were reached once. Afterwards only poll mode
+repeats the question.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shmserve.repository import catalog
 
 _log = logging.getLogger(__name__)
 
-_BEYOND_S = 10.0  # until the fetcher that keeps its own deadlines is not waited for any more
+_BEYOND_S = 10.0  # seconds beyond the fetcher's own deadline until a question ends
 _MOST_KEPT = 1024
 
 Fetched = Callable[[ModelsFetched], None]
@@ -34,8 +35,9 @@ class _Question(Struct):
 
 
 class RemoteModels:
-    """All questions. Without remote repositories there is nothing to do. `notices`: model -> why
-    what is served of it is not what its repository has now, for clients."""
+    """Questions to the fetcher; none is asked without remote repositories. `notices`: for each
+    model served from an older snapshot than its repository holds, the reason, as text for
+    clients."""
 
     def __init__(self, settings: Settings, sync: SupervisorSync, send: Send) -> None:
         self.there = model_places.fetches(settings)
@@ -52,23 +54,25 @@ class RemoteModels:
         self._questions: dict[int, _Question] = {}
         self._next_round = 0.0
         self._in_round = False
-        self._settled = not self.there  # whether a round has gone well
+        self._settled = not self.there  # true once a round has succeeded
         self.notices: dict[str, str] = {}
         self.on_round: Fetched = lambda message: None
 
     def fetch(self, names: Iterable[str], now: float, done: Fetched) -> None:
-        """Have these models fetched; then, or when it takes too long, `done` is called."""
+        """Have models fetched. `done` is called with the result, or at the deadline with an
+        error."""
         message = FetchModels(next(self._tickets), tuple(names), self._kept())
         self._questions[message.ticket] = _Question(message, done, now + self._limit_s)
         if self._fetcher:
             self._send(self._fetcher, message)
 
     def again(self) -> None:
-        """What was fetched could not be used: look once more, even if nobody polls."""
+        """Start another round even without poll mode, because the fetched models could not be
+        used."""
         self._settled = not self.there
 
     def hello(self, process: str) -> None:
-        """A fetcher has a link: it knows nothing yet."""
+        """Repeat all open questions to a newly linked fetcher, which knows nothing yet."""
         self._fetcher = process
         if kept := self._kept():
             self._send(process, FetchModels(0, (), kept))
@@ -80,7 +84,7 @@ class RemoteModels:
             self._fetcher = ""
 
     def answered(self, message: ModelsFetched) -> None:
-        """The fetcher has done it, or cannot."""
+        """Take in the fetcher's answer, and update `notices`."""
         question = self._questions.pop(message.ticket, None)
         if question is None:
             return
@@ -90,7 +94,7 @@ class RemoteModels:
         question.done(message)
 
     def tick(self, now: float) -> None:
-        """What is due: a round, the end of a question."""
+        """End overdue questions, and start a round when due."""
         for ticket, question in list(self._questions.items()):
             if now >= question.due:
                 names = ",".join(question.message.names)

@@ -1,4 +1,4 @@
-"""What the coordinator wants of the repository's disk, off its only thread."""
+"""Repository jobs: the coordinator's disk work, run by the background thread."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Done = Callable[[ModelReader | Exception], None]
 
 
 class RepositoryJobs(Struct, frozen=True):
-    """Jobs on the model repository and on overrides, which are what came with load requests.
+    """Jobs on the model repository and on overrides (files sent with load requests).
 
-    `paths`: of the repository. `tried`: model -> fingerprint that its folder had when model
-    control last tried to load it by itself.
+    `paths`: paths of the repository. `tried`: fingerprint of each model's folder when model
+    control last tried to load the model on its own.
     """
 
     _library: Library
@@ -32,23 +32,23 @@ class RepositoryJobs(Struct, frozen=True):
     tried: dict[str, str] = {}
 
     def read(self, name: str, overrides: str, done: Done) -> bool:
-        """Look at one model; False: too much is waiting."""
+        """Read one model. Return False if too many jobs wait."""
         work = functools.partial(
             model_reader.read, self._library, self._paths, self._run_dir, name, overrides
         )
         return self._background.submit(work, done)
 
     def survey(self, done: Callable[[dict[str, str] | Exception], None]) -> bool:
-        """Fingerprints of all models; False: too much is waiting."""
+        """Get the fingerprints of all models. Return False if too many jobs wait."""
         return self._background.submit(functools.partial(self._library.survey, self._paths), done)
 
     def remove(self, overrides: str) -> None:
-        """Remove overrides that no revision is made of any more."""
+        """Remove overrides that no revision uses."""
         work = functools.partial(model_reader.remove, self._run_dir, overrides)
         self._background.submit(work, lambda _: None)
 
     def overrides(self) -> list[tuple[str, float]]:
-        """Names and ages in seconds of all overrides that are there."""
+        """Return names and ages, in seconds, of all existing overrides."""
         folder = rundir.overrides(self._run_dir)
         try:
             names = os.listdir(folder)

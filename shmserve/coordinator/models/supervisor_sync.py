@@ -1,4 +1,4 @@
-"""What the supervisor is told: which executors run already, and which should run."""
+"""Supervisor sync: tells the supervisor which executors run already and which should run."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Adopt, Desired, Instance
 from shmserve.tensor.spec import ModelSpec
 
-SETTLE_S = 0.5  # after a restart: executors that still load have so long to say hello
+SETTLE_S = 0.5  # after a restart: time for loading executors to say hello
 _PART_BYTES = 96 * 1024
-_MOST_HURRIED = 200  # in one message; the others are told with the next
+_MOST_HURRIED = 200  # most in one message; the next message tells the others
 
-Send = Callable[..., None]  # (process, message, fds)
+Send = Callable[..., None]  # arguments: process, message, descriptors
 
 
 class SupervisorSync:
-    """The supervisor's link. `instances`: of every revision, by name."""
+    """Messages to the supervisor. `instances`: instances of every revision, by name."""
 
     def __init__(self, reconciler: Reconciler, send: Send) -> None:
         self._reconciler = reconciler
         self._send = send
         self.instances: dict[str, Instance] = {}
-        self.supervisor = ""  # its link
-        self._adopted = False  # whether it has been told what runs already
-        self._due = False  # whether it must be told what should run
+        self.supervisor = ""  # process id of the linked supervisor, or empty
+        self._adopted = False  # true once the supervisor knows the running executors
+        self._due = False  # true while the supervisor must be told what to run
         self._hold_until = 0.0
 
     def version(self, spec: ModelSpec, instances: Sequence[Instance], number: int) -> VersionRecord:
-        """A version's record in revision `number`; its instances can be ordered from now on."""
+        """Return the record of a version in revision `number`, and make its instances known."""
         records = []
         for instance in instances:
             name = ids.reborn(instance.name, number)
@@ -51,7 +51,8 @@ class SupervisorSync:
         return self._due and bool(self.supervisor)
 
     def hold(self, now: float) -> None:
-        """The coordinator was restarted: executors may not have said hello yet."""
+        """Wait after a restart of the coordinator, because executors may not have said hello
+        yet."""
         self._hold_until = now + SETTLE_S
 
     def joined(self, supervisor: str) -> None:
@@ -62,14 +63,15 @@ class SupervisorSync:
             self.supervisor = ""
 
     def changed(self) -> None:
-        """What should run is different now."""
+        """Note that the executors to run have changed."""
         self._due = True
 
     def tell(self) -> None:
-        """What runs already (once), and what should run, if it has not been told.
+        """Send the running executors (once per link), then the executors that should run, if
+        changed.
 
-        Not while executors published before a restart may still say hello: they would
-        be started a second time.
+        Nothing is sent while executors published before a restart may still say hello: the
+        supervisor would start them a second time.
         """
         if self._reconciler.draining:
             self._due = False

@@ -1,16 +1,17 @@
-"""The client socket: local programs pass sealed memory instead of naming objects.
+"""Client socket: local programs pass sealed memory instead of naming shared-memory objects.
 
-Who may what is decided as for everybody (`core.regions.region_book`): SO_PEERCRED says who
-calls. The peers are strangers, so: one request per connection and turn, no reading while a reply is
-unsent, bounds on connections, deadlines on hello and replies, and one that sends nonsense
-is closed, alone. Replies leave after what they acknowledge was published (`settle`).
+Permissions are decided as for all callers (`core.regions.region_book`); SO_PEERCRED identifies the
+caller. Peers are not trusted. So each connection gets one request per turn and is not read while a
+reply is unsent. Connections are bounded, hellos and replies have deadlines, and a peer that breaks
+the protocol is closed, without effect on other peers. Replies are sent after the change is
+published (`settle`).
 
-What a program passes is a memfd sealed against shrinking and growing. Nothing can be pulled away
-from such memory, so it is mapped whatever `client_shm_mode` says and never quarantined
-(`Region.sealed`). Huge pages are refused: hugetlbfs may have none left for a hole that was punched.
+A program passes a memfd sealed against shrinking and growing, so the program cannot truncate the
+memory (`Region.sealed`). Huge pages are refused: hugetlbfs may have no page left for a punched
+hole.
 
-A descriptor is neither looked at by `fstat` nor closed by the coordinator's only thread before it
-is known to be memory. On a file of a FUSE file system both calls can wait for the stranger
+The coordinator's only thread neither calls `fstat` on a descriptor nor closes it before the
+descriptor is known to be memory. On a file of a FUSE file system both calls can wait for the peer
 (`transport.deferred_close`).
 """
 
@@ -53,40 +54,42 @@ _log = logging.getLogger(__name__)
 _MAX_CONNECTIONS = 512
 _MAX_PER_USER = 64
 _MAX_MESSAGE = 64 * 1024
-_PATIENCE_S = 5.0  # for a hello, and for a reply to be read
-_PAGE = 128  # regions in one reply
-_ANCILLARY = socket.CMSG_SPACE(2 * 4)  # one descriptor too many is told; more are not taken
+_PATIENCE_S = 5.0  # time for a hello, and for a reply to be read
+_PAGE = 128  # most regions in one reply
+_ANCILLARY = socket.CMSG_SPACE(2 * 4)  # room for one descriptor too many, which is reported
 
 
 class ClientConnection:
-    """One program's connection. `reply` is what it has not been sent yet, `lane` rides along."""
+    """Connection of one program. `reply`: unsent bytes. `lane`: socket to be sent along with
+    `reply`."""
 
     def __init__(self, sock: socket.socket, channel: Channel, now: float) -> None:
         self.sock = sock
         self.channel = channel
         self.caller = peer_credentials.caller_of(sock)
         self.greeted = False
-        self.ending = False  # once the reply is sent
+        self.ending = False  # close once the reply is sent
         self.reply = b""
         self.lane: socket.socket | None = None
         self.deadline = now + _PATIENCE_S
 
     def greet(self, version: int) -> wire.ServerHello:
-        """Note the program's hello; return the answer, after which a stranger's version ends."""
+        """Note the program's hello and return the answer. After the answer, a connection of
+        another version ends."""
         self.greeted = True
         self.ending = version != wire.VERSION
         return wire.ServerHello(wire.VERSION, lanes=True)
 
     def answer(self, reply: wire.FromServer) -> None:
-        """Have the reply sent at the end of the turn."""
+        """Queue the reply, to be sent at the end of the turn."""
         self.reply = wire.encode(reply)
 
     def wait_from(self, now: float) -> None:
-        """Give the program time to read the reply."""
+        """Start the deadline for reading the reply."""
         self.deadline = now + _PATIENCE_S
 
     def send_reply(self) -> bool:
-        """Send the reply and the lane that rides along; return False if the socket is full."""
+        """Send the reply, with the lane if any. Return False if the socket is full."""
         riding = () if self.lane is None else (self.lane.fileno(),)
         if not self.channel.send(self.reply, riding, wait=False):
             return False
@@ -98,7 +101,8 @@ class ClientConnection:
 
 
 class ClientSocket:
-    """The selector's data is this for its listener, a `ClientConnection` else."""
+    """Listener and connections. The selector's data is the `ClientSocket` for the listener and a
+    `ClientConnection` for a connection."""
 
     def __init__(
         self,
@@ -123,7 +127,8 @@ class ClientSocket:
         self._given_up = settings.client_shm_mode == "off"
 
     def serve(self, serving: bool) -> None:
-        """Listen while this generation serves. Then its clients come back to the next one."""
+        """Listen while this generation serves. Afterwards close all connections, so clients
+        reconnect to the next generation."""
         if serving and self._listener is None and not self._given_up:
             self._open()
         elif not serving and self._listener is not None:
@@ -134,7 +139,7 @@ class ClientSocket:
                 self._end(connection)
 
     def _open(self) -> None:
-        """A path that cannot be used costs this socket, not the service."""
+        """Listen at the path. A path that cannot be used disables this socket, not the service."""
         try:
             listener = _listen(self._path, bool(self._settings.client_socket))
         except OSError as ex:
@@ -145,7 +150,8 @@ class ClientSocket:
         self._listener = listener
 
     def close(self) -> None:
-        """Remove the socket's name; open sockets are closed with the selector's others."""
+        """Remove the socket's name. The loop closes open sockets along with all others of the
+        selector."""
         if self._listener is not None:
             try:
                 os.unlink(self._path)
@@ -155,7 +161,7 @@ class ClientSocket:
     # --------------------------------------------------------------------- events
 
     def accept(self, listener: socket.socket) -> None:
-        """Take the next connection, within bounds."""
+        """Accept the next connection, unless the limits are reached."""
         try:
             sock, _ = listener.accept()
         except OSError as ex:
@@ -175,7 +181,7 @@ class ClientSocket:
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
     def ready(self, connection: ClientConnection, events: int) -> None:
-        """A connection can be read, or written if a reply waits."""
+        """Read a request, or go on writing an unsent reply."""
         if connection.reply:
             if events & selectors.EVENT_WRITE:
                 self._send(connection)
@@ -192,7 +198,7 @@ class ClientSocket:
             self._end(connection)
 
     def settle(self, now: float) -> None:
-        """Send the replies of this turn, and give up on those who dawdle."""
+        """Send the replies of this turn, and close connections past their deadlines."""
         unsent, self._unsent = self._unsent, []
         for connection in unsent:
             if connection in self._connections:
@@ -267,7 +273,8 @@ class ClientSocket:
         return wire.Ok()
 
     def _refusal(self, caller: Caller) -> wire.Failed | None:
-        """For those of whom a key is required: none comes in here."""
+        """Return a refusal for callers that must present a key, because no request on this socket
+        carries a key."""
         try:
             if self._access.asked_at_the_door("register"):
                 self._access.check("register", caller)
@@ -335,7 +342,8 @@ def _user(connection: ClientConnection) -> str:
 
 
 def _listen(path: str, for_everybody: bool) -> socket.socket:
-    """A listener; for everybody where the operator chose the path: credentials decide."""
+    """Return a listener. All users may connect if the operator chose the path; credentials decide
+    what each may do."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise OSError(f"something else than a socket is at {path}")

@@ -1,7 +1,7 @@
-"""Gives local programs their lanes: one end to the program, the other to an executor.
+"""Lane desk: gives each lane's ends to a local program and to an executor.
 
-Which executor is decided here, by how many lanes each has; what happens on a lane is the
-executor's business alone, and goes on without a coordinator. Executors tell when lanes end.
+The desk chooses the executor with the fewest lanes. Requests on a lane concern only the executor
+and the program, and continue without a coordinator. Executors report when lanes end.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from shmserve.errors import ResourceExhausted, ShmserveError, Unavailable
 from shmserve.protocol.control.client_messages import LaneOpened, OpenLane
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen, MoveLanes
 
-Send = Callable[..., None]  # (process, message, fds)
+Send = Callable[..., None]  # arguments: process, message, descriptors
 
 
 class _Lanes(Struct):
-    """Those of one executor, and the models and versions that were asked for: none is known of
-    lanes from before this coordinator."""
+    """Lanes of one executor by user id (`owners`), and the models and versions that programs asked
+    for (`asked`). Nothing was noted about lanes opened before this coordinator started."""
 
     owners: Counter[int] = field(default_factory=Counter)
     asked: set[tuple[str, str]] = field(default_factory=set)
 
     def told(self, message: LanesOpen) -> None:
-        """The executor says which lanes it has, or which have ended."""
-        told = Counter(message.uids)
-        self.owners = self.owners - told if message.ended else told  # which leaves no zeros
+        """Take in an executor's report of its lanes, or of ended lanes."""
+        reported = Counter(message.uids)
+        # Counter subtraction leaves no zeros
+        self.owners = self.owners - reported if message.ended else reported
 
 
 class LaneDesk:
-    """`send` never blocks and never fails."""
+    """Lanes of all executors. `send` never blocks and never fails."""
 
     def __init__(self, settings: Settings, publication: Publication, send: Send) -> None:
         self._settings = settings
@@ -48,17 +49,18 @@ class LaneDesk:
         self._seen: Snapshot | None = None
 
     def open(self, caller: Caller, message: OpenLane) -> tuple[LaneOpened, socket.socket]:
-        """A lane for a caller: the reply, and the end that rides along, which is then closed.
+        """Open a lane for a caller. Return the reply and the program's end, which the caller of
+        this method sends and closes.
 
         Raises:
-            NotFound, Unavailable: there is no such model, or it does not run now.
-            PermissionDenied, Unimplemented: this one has no lanes.
-            ResourceExhausted: there are enough of them.
+            NotFound, Unavailable: the model does not exist, or does not run now.
+            PermissionDenied, Unimplemented: the model has no lanes.
+            ResourceExhausted: the limit on lanes or on descriptors is reached.
         """
         snapshot = self._publication.latest
         if snapshot is None:
             raise Unavailable("the server is starting")
-        if snapshot.draining:  # an executor that ends might not take it any more
+        if snapshot.draining:  # an ending executor might no longer take the lane
             raise Unavailable("the server is draining")
         entry = require_ready(snapshot.model(message.model, message.version), message.version)
         check_model(entry, self._settings)
@@ -77,21 +79,22 @@ class LaneDesk:
         return LaneOpened(spec.version, instance.name, spec.rerun, timeout_ns), theirs
 
     def told(self, process: str, message: LanesOpen) -> None:
-        """An executor says which lanes it has, or which have ended."""
+        """Take in an executor's report of its lanes, or of ended lanes."""
         lanes = self._lanes.setdefault(process, _Lanes())
         lanes.told(message)
         if not lanes.owners:
             del self._lanes[process]
 
     def has(self, process: str) -> bool:
-        """Whether an executor has lanes: what is asked over them nobody else sees."""
+        """Return True if an executor has lanes, whose requests no other process sees."""
         return process in self._lanes
 
     def gone(self, process: str) -> None:
         self._lanes.pop(process, None)
 
     def settle(self) -> None:
-        """What was published may send lanes elsewhere: a newer version, for instance."""
+        """After a publication, have executors move lanes whose model is now served elsewhere, for
+        instance by a newer version."""
         snapshot = self._publication.latest
         if snapshot is None or snapshot is self._seen:
             return
@@ -103,7 +106,7 @@ class LaneDesk:
                 self._send(process, MoveLanes())
 
     def _still(self, snapshot: Snapshot, process: str, model: str, version: str) -> bool:
-        """Whether who asks for this model may still be sent to this executor."""
+        """Return True if requests for the model may still go to this executor."""
         try:
             entry = require_ready(snapshot.model(model, version), version)
             check_model(entry, self._settings)
@@ -112,12 +115,12 @@ class LaneDesk:
         return any(instance.process == process for instance in entry.instances)
 
     def _choose(self, entry: ModelEntry, uid: int) -> LiveInstance:
-        """The instance with the fewest lanes."""
+        """Return the instance with the fewest lanes."""
         if not entry.instances:
             raise Unavailable(f"model '{entry.spec.name}' has no executor right now")
         chosen = min(entry.instances, key=lambda instance: self._owners(instance).total())
-        owners, most = self._owners(chosen), most_of_one(self._settings)
-        if owners.total() >= self._settings.max_lanes or owners[uid] >= most:
+        owners, share = self._owners(chosen), most_of_one(self._settings)
+        if owners.total() >= self._settings.max_lanes or owners[uid] >= share:
             raise ResourceExhausted(
                 f"model '{entry.spec.name}' has {owners.total()} lanes to each instance,"
                 f" {owners[uid]} of them this user's (settings max_lanes, max_caller_share)"
@@ -130,7 +133,8 @@ class LaneDesk:
 
 
 def _served(snapshot: Snapshot, process: str) -> set[tuple[str, str]]:
-    """What somebody may have asked for who was sent to this executor."""
+    """Return the models served by this executor, each with version "": programs with lanes to the
+    executor may have asked for any of the models."""
     return {
         (entry.spec.name, "")
         for versions in snapshot.models.values()

@@ -1,1 +1,1 @@
-"""Client memory: registering it, handing it out, letting it go."""
+"""Client memory: registers regions, hands regions to executors, and releases regions."""

@@ -1,9 +1,9 @@
-"""Unregistrations of GPU memory, answered once executors have closed it.
+"""CUDA close barrier: answers an unregistration once executors have closed the GPU memory.
 
-Its owner may free what it has unregistered the next moment, and to free memory that is still
-open in another process is undefined (CUDA Runtime API, cudaIpcCloseMemHandle). So the answer
-waits for the executors that were given the handle, for a second at most: one that still works
-on the memory, or whose model keeps it, holds up nobody for longer.
+After the answer the owner may free the memory. Freeing memory still open in another process is
+undefined (CUDA Runtime API, cudaIpcCloseMemHandle). So the answer waits for all executors with the
+handle, but at most one second. An executor that still works on the memory, or whose model keeps a
+reference, delays the answer no longer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shmserve.protocol.control.region_messages import RegionAnswer
 
 _PATIENCE_S = 1.0
 
-Opened = set[tuple[int, str]]  # region and executor
+Opened = set[tuple[int, str]]  # pairs of region number and executor
 
 
 class _PendingClose(Struct, eq=False):
@@ -27,43 +27,44 @@ class _PendingClose(Struct, eq=False):
 
 
 class CudaCloseBarrier:
-    """Answers that wait. `answer` answers a frontend."""
+    """Delayed answers. `answer` sends an answer to a frontend."""
 
     def __init__(self, answer: Callable[[str, RegionAnswer], None]) -> None:
         self._answer = answer
         self._given: dict[int, set[str]] = {}
-        self.waiting: list[_PendingClose] = []  # with any `tick` should come soon
+        self.waiting: list[_PendingClose] = []  # while not empty, call `tick` soon
 
     def given(self, number: int, executor: str) -> None:
-        """An executor has been given a region's handle."""
+        """Note that an executor has been given a region's handle."""
         self._given.setdefault(number, set()).add(executor)
 
     def gone(self, numbers: Iterable[int]) -> Opened:
-        """Regions are no more; who may have them open still."""
+        """Forget unregistered regions. Return the executors that may still have the regions
+        open."""
         return {(n, executor) for n in numbers for executor in self._given.pop(n, ())}
 
     def answer(self, process: str, answer: RegionAnswer, opened: Opened, now: float) -> None:
-        """Answer when these are closed."""
+        """Send the answer once all `opened` regions are closed."""
         if opened:
             self.waiting.append(_PendingClose(process, answer, opened, now + _PATIENCE_S))
         else:
             self._answer(process, answer)
 
     def closed(self, executor: str, numbers: Collection[int]) -> None:
-        """An executor has closed regions, or could not open them."""
+        """Note that an executor has closed regions, or could not open the regions."""
         for number in numbers:
             self._given.get(number, set()).discard(executor)
         closed = {(number, executor) for number in numbers}
         self._over(closed.__contains__)
 
     def ended(self, executor: str) -> None:
-        """With a process all it had open is closed."""
+        """Note that an executor has ended, which closes all of its regions."""
         for executors in self._given.values():
             executors.discard(executor)
         self._over(lambda handle: handle[1] == executor)
 
     def tick(self, now: float) -> None:
-        """Wait no longer for those who let others wait."""
+        """Send overdue answers without waiting any longer."""
         self._end([pending for pending in self.waiting if now >= pending.until])
 
     def _over(self, closed: Callable[[tuple[int, str]], bool]) -> None:

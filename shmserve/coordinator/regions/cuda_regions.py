@@ -1,25 +1,27 @@
-"""How CUDA regions are registered: an executor looks at the handle first.
+"""Registration of CUDA regions: an executor checks the handle before a region is entered.
 
-The coordinator makes no CUDA call, so it asks an executor on a GPU whether the handle can be
-opened and how large the allocation behind it is. The registration waits here meanwhile. Where
-nobody can tell in time it is entered unproved: executors check a region when they first use it.
+The coordinator makes no CUDA call. It asks an executor on a GPU whether the handle can be opened,
+and how large the allocation is. The registration is parked here meanwhile. If no executor answers
+in time, the region is entered unproved: executors check a region when they first use it.
 
-CUDA regions share namespace, quotas and the watch on their owners with system regions, and live
-alike but for four things:
+CUDA regions share namespace, quotas and the watch on owners with system regions. They differ in
+four points:
 
-- No descriptor: the handle is in the snapshot, whose file only the server's user can read, so a
-  restarted coordinator has all it needs. `RegionGiven` tells it to executors. No `repr`, log, table
-  or error shows a handle, since whoever has it can open the memory.
-- Owner: the process is looked for on TCP, too (`transport.trust.peer_credentials`). An executor
-  keeps exported memory on the GPU, so the owner's death must not go unnoticed.
-- Registering is checked in this order: remote callers; name; handle, device and size as numbers;
-  how many devices there are (`observe.gpus`, without CUDA); name taken; quotas. Then an executor on
-  a GPU, best on that one, opens the handle on its link's thread, tells the allocation's size, and
-  closes what it opened. A registration waits 2 s at most, and 256 of them in all.
-- Choice of an instance: those on the device with most of the request's bytes in CUDA regions come
-  first (`dispatch.pool.load_balancer`).
+- No descriptor. The handle is in the snapshot, whose file only the server's user can read, so a
+  restarted coordinator needs nothing else. `RegionGiven` carries the handle to executors. No
+  `repr`, log, table or error shows a handle, because a handle is enough to open the memory.
+- Owner. The owning process is identified over TCP, too (`transport.trust.peer_credentials`). An
+  executor keeps exported memory on the GPU, so the owner's death must not go unnoticed.
+- Registering. The order of checks is: remote callers; name; handle, device and size as numbers;
+  number of devices (`observe.gpus`, without CUDA); name taken; quotas. Then an executor on a GPU,
+  if possible on the region's device, opens the handle in its link's thread, reports the
+  allocation's size, and closes the handle. A registration waits at most 2 s; at most 256
+  registrations wait.
+- Choice of an instance. Instances on the device with most of the request's bytes in CUDA regions
+  come first (`dispatch.pool.load_balancer`).
 
-An executor's death is not blamed on a CUDA region. A request that named one is still not run again.
+An executor's death is not blamed on a CUDA region. A request that used a CUDA region is still not
+run again.
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ from shmserve.protocol.control.region_messages import (
 _log = logging.getLogger(__name__)
 
 _PROBE_S = 2.0
-_MOST_PARKED = 256
+_MAX_PARKED = 256
 
 
 class _ParkedRegistration(Struct, frozen=True):
-    """A registration that waits for `executor`; `process` and `ticket`: of who asked for it."""
+    """A registration that waits for `executor`. `process`, `ticket`: frontend to answer, and its
+    ticket."""
 
     process: str
     ticket: int
@@ -61,13 +64,13 @@ class _ParkedRegistration(Struct, frozen=True):
 
 
 class CudaRegions(Struct):
-    """Checks registrations, has executors look at them, and enters them.
+    """Checks registrations, has executors check handles, and enters regions.
 
     Args:
-        devices: tells how many GPUs the server sees; asked until there are any, since a sick
-            driver may keep it waiting.
-        entered: is told of each region that the book has now; raises if it cannot stay.
-        answer: answers a frontend, once the change is published.
+        devices: returns the number of GPUs visible to the server. Called until the number is not 0
+            and never again, because a broken driver may make the call slow.
+        entered: called with each region entered in the book; raises if the region cannot stay.
+        answer: answers a frontend once the change is published.
     """
 
     _book: RegionBook
@@ -76,19 +79,19 @@ class CudaRegions(Struct):
     _send: Callable[[str, ProbeRegion, tuple[int, ...]], None]
     _entered: Callable[[Region], None]
     _answer: Callable[[str, RegionAnswer], None]
-    parked: dict[int, _ParkedRegistration] = {}  # with any `tick` should come soon
+    parked: dict[int, _ParkedRegistration] = {}  # while not empty, call `tick` soon
     _count: int = 0
     _next: int = 1
 
     def register(self, process: str, message: RegisterCudaRegion, now: float) -> None:
-        """Check what can be checked here, and have an executor look at the handle."""
+        """Check everything that needs no CUDA, then have an executor check the handle."""
         asked = (process, message.ticket)
         if any((parked.process, parked.ticket) == asked for parked in self.parked.values()):
-            return  # asked again over a new link; the answer is on its way
+            return  # asked again over a new link; the first answer will follow
         try:
             region = self._book.admit(self._drafted(message), message.again)
             executor = "" if region.number else self._prober(region.device_id)
-            if executor and len(self.parked) >= _MOST_PARKED:
+            if executor and len(self.parked) >= _MAX_PARKED:
                 raise ResourceExhausted("too many CUDA regions are being registered at once")
         except ShmserveError as ex:
             self._refuse(*asked, ex)
@@ -102,10 +105,10 @@ class CudaRegions(Struct):
         self._send(executor, ProbeRegion(number, region), ())
 
     def probed(self, process: str, message: RegionProbed) -> None:
-        """What an executor has found behind a handle."""
+        """Take in an executor's report about a handle."""
         parked = self.parked.get(message.ticket)
         if parked is None or parked.executor != process:
-            return  # late
+            return  # too late
         del self.parked[message.ticket]
         region = parked.region
         if message.error_code == Code.INVALID_ARGUMENT:
@@ -121,7 +124,7 @@ class CudaRegions(Struct):
             self._enter(parked)
 
     def gone(self, process: str) -> None:
-        """An executor has ended: it will tell nothing."""
+        """Stop waiting for an executor that has ended."""
         self._give_up(lambda parked: parked.executor == process, "the executor has ended")
 
     def tick(self, now: float) -> None:
@@ -136,22 +139,23 @@ class CudaRegions(Struct):
         )
 
     def _prober(self, device_id: int) -> str:
-        """An executor that computes on a GPU, best on this one; empty: there is none."""
+        """Return an executor that computes on a GPU, if possible on `device_id`. Return "" if
+        there is no such executor."""
         instances = self._reconciler.instances.values()
         linked = self._reconciler.processes
         candidates = [i for i in instances if i.device != "cpu" and i.live and i.process in linked]
         best = min(candidates, key=lambda i: i.device != f"cuda:{device_id}", default=None)
         return best.process if best is not None else ""
 
-    def _give_up(self, over: Callable[[_ParkedRegistration], bool], why: str) -> None:
+    def _give_up(self, over: Callable[[_ParkedRegistration], bool], reason: str) -> None:
         for number, parked in list(self.parked.items()):
             if over(parked):
                 del self.parked[number]
-                self._unproved(parked, why)
+                self._unproved(parked, reason)
 
-    def _unproved(self, parked: _ParkedRegistration, why: str) -> None:
+    def _unproved(self, parked: _ParkedRegistration, reason: str) -> None:
         region = parked.region
-        about = log_fields(name=region.name, uid=region.uid, reason=why)
+        about = log_fields(name=region.name, uid=region.uid, reason=reason)
         _log.info("CUDA region unproved", extra=about)
         self._enter(parked)
 

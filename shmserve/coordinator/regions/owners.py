@@ -1,4 +1,4 @@
-"""Processes that registered regions, watched by pidfd where they are known."""
+"""Owners: processes that registered regions, watched by pidfd where the process is known."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from shmserve.core.registry import Region
 from shmserve.transport.processes import pidfd_open
 from shmserve.transport.trust.process_identity import is_of
 
-Process = tuple[int, int]  # pid and start: pids alone are used again
+Process = tuple[int, int]  # pid and start time, because pids are reused
 
 
 class Owners(Struct):
-    """Counts regions per process. `watch` and `unwatch` are told of each pidfd once."""
+    """Regions per process. `watch` and `unwatch` are called once for each pidfd."""
 
     _watch: Callable[[int, Process], object]
     _unwatch: Callable[[int], object]
     _enabled: bool
-    _known: dict[Process, tuple[int, set[int]]] = {}
+    _watched: dict[Process, tuple[int, set[int]]] = {}
 
     def add(self, region: Region) -> bool:
-        """Watch its process, if there is one to watch; False: that has ended already."""
+        """Watch the region's process, if known. Return False if the process has already ended."""
         if not self._enabled or not region.pid:
             return True
         process = (region.pid, region.started)
-        known = self._known.get(process)
-        if known is None:
+        watched = self._watched.get(process)
+        if watched is None:
             pidfd = pidfd_open(region.pid)
             if pidfd is None:
                 return False
-            if not is_of(pidfd, region.pid, region.started):  # another one has its number now
+            if not is_of(pidfd, region.pid, region.started):  # another process has the pid now
                 os.close(pidfd)
                 return False
-            known = self._known[process] = (pidfd, set())
+            watched = self._watched[process] = (pidfd, set())
             self._watch(pidfd, process)
-        known[1].add(region.number)
+        watched[1].add(region.number)
         return True
 
     def remove(self, region: Region) -> None:
-        """A region is gone; with its last one a process is no longer watched."""
+        """Remove a region. After a process's last region, the process is no longer watched."""
         process = (region.pid, region.started)
-        known = self._known.get(process)
-        if known is None:
+        watched = self._watched.get(process)
+        if watched is None:
             return
-        known[1].discard(region.number)
-        if not known[1]:
-            del self._known[process]
-            self._unwatch(known[0])
-            os.close(known[0])
+        watched[1].discard(region.number)
+        if not watched[1]:
+            del self._watched[process]
+            self._unwatch(watched[0])
+            os.close(watched[0])
 
     def close(self) -> None:
-        for pidfd, _ in self._known.values():
+        for pidfd, _ in self._watched.values():
             os.close(pidfd)
-        self._known.clear()
+        self._watched.clear()

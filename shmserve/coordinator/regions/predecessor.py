@@ -1,4 +1,5 @@
-"""The link to the coordinator of the generation before, which has clients as long as it drains."""
+"""Predecessor: link to the coordinator of the previous generation, which has clients while it
+drains."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ _ROLE = "successor"
 
 
 class Predecessor:
-    """Until its generation has ended. `wake`: the coordinator's thread, for what has come."""
+    """Link to the previous generation's coordinator, until that generation has ended. `wake`:
+    wakes the coordinator's thread for received messages."""
 
     def __init__(
         self, run_dir: str, process: str, regions: RegionRegistrations, wake: Callable[[], None]
     ) -> None:
-        # The process itself: its lock may be the next master's as soon as it has ended.
+        # Keep a pidfd: once the master has ended, its lock may belong to the next master.
         holder = rundir.lock(run_dir, "master").holder_pidfd()
         self._master_fd = holder[1] if holder is not None else -1
         self._regions = regions
@@ -45,7 +47,8 @@ class Predecessor:
         self._link.start()
 
     def turn(self, now: float) -> None:
-        """Take what has come; on the coordinator's thread."""
+        """Handle received messages, on the coordinator's thread. Close the link once the master
+        has ended."""
         while not self._inbox.empty():
             message, fds = self._inbox.get()
             if isinstance(message, SharedRegions):
@@ -55,14 +58,14 @@ class Predecessor:
             if isinstance(message, RegionsTaken):
                 self._regions.sharing.confirmed(message)
             elif isinstance(message, Welcome) and self._link is not None:
-                # With another coordinator, perhaps, or ours is another one. The very first time
-                # numbers are theirs to give.
+                # Either coordinator may have been restarted, so send all regions again. At the
+                # very first connection the predecessor chooses the region numbers.
                 self._regions.sharing.begin(self._link.send, bool(self._regions.book.regions))
         if self._link is not None and (self._master_fd < 0 or has_ended(self._master_fd)):
             self.close()
 
     def close(self) -> None:
-        """Nobody is told anything any more."""
+        """End sharing, and close the link."""
         if self._link is not None:
             self._regions.sharing.end()
             self._link.close()

@@ -1,13 +1,14 @@
-"""Client memory: keeps what clients have registered, hands it out, lets it go.
+"""Registrations of client memory: keeps registered regions, hands regions to executors, and
+releases regions.
 
-Decisions are `core.regions.region_book.RegionBook`'s. Changes of one turn of the
-coordinator's loop are published together and acknowledged afterwards (`settle`), so that many
-registrations cost one publication.
+`core.regions.region_book.RegionBook` decides. Changes of one turn of the coordinator's loop are
+published together and acknowledged afterwards (`settle`), so many registrations cost one
+publication.
 
-A descriptor lives as long as its region, and a little longer (`Tombstones`): requests that were
-accepted before an unregistration may reach their executor after it. Copies are kept by the
-supervisor, for the coordinator's successor. CUDA regions have none and otherwise live alike;
-how either kind is registered: `system_regions`, `cuda_regions`.
+A descriptor lives as long as its region and a little longer (`Tombstones`), because a request
+accepted before an unregistration may reach its executor afterwards. The supervisor keeps copies of
+descriptors for the coordinator's successor. CUDA regions have no descriptor and are otherwise
+handled alike. `system_regions` and `cuda_regions` describe how each kind is registered.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ from shmserve.transport.channel import MAX_FDS, close_all
 
 _log = logging.getLogger(__name__)
 
-# After a restart: for the supervisor to hand back what it keeps, until what has a key is opened
-# again by it, and until what has not been found is lost. Only a supervisor that hangs, or one
-# that starves on a busy host, needs as much.
+# Seconds after a restart. The supervisor hands back descriptors within the first limit; then
+# regions with a key are opened again. Regions not found within the second limit are lost. Only a
+# supervisor that hangs, or starves on a busy host, needs so long.
 _PATIENCE_S, _LOST_S = 1.5, 30.0
-_MANY = 4096  # numbers in one message
-_APART = 1 << 30  # the numbers of two generations
+_MAX_NUMBERS = 4096  # most numbers in one message
+_APART = 1 << 30  # distance between the region numbers of two generations
 
 Registration = RegisterRegion | RegisterCudaRegion
 Send = Callable[[str, FromCoordinator, "tuple[int, ...]"], None]
@@ -69,7 +70,7 @@ OFF = (
 
 
 class RegionRegistrations:
-    """All regions. `send` never blocks and never fails; `devices` counts the GPUs."""
+    """All regions. `send` never blocks and never fails; `devices` returns the number of GPUs."""
 
     def __init__(
         self,
@@ -95,30 +96,33 @@ class RegionRegistrations:
         self._remapped: list[int] = []
         self._unstored: list[int] = []
         self._parked: list[tuple[str, NeedRegion]] = []
-        self._reopen_at = self._awaited_until = 0.0  # 0: nothing is awaited
-        self._restored = False  # what earlier coordinators or services had is known
+        self._reopen_at = self._awaited_until = 0.0  # monotonic times; 0: no descriptor is awaited
+        self._restored = False  # true once earlier regions are known
         self.sharing = RegionSharing()
         self._changed = False
 
     # ------------------------------------------------------ another generation
 
     def take(self, message: SharedRegions, fds: list[int], now: float) -> None:
-        """What another generation's coordinator tells; the fds are of those that have any."""
-        left = iter(fds)
+        """Take in regions from another generation's coordinator. `fds`: descriptors of the regions
+        that have a descriptor, in order."""
+        remaining_fds = iter(fds)
         for region in message.regions:
-            fd = next(left, None) if region.memory.has_descriptor else None
+            fd = next(remaining_fds, None) if region.memory.has_descriptor else None
             if region.number not in self.sharing.gone:
                 self._adopt(region, fd, now)
             elif fd is not None:
                 os.close(fd)
-        close_all(list(left))
+        close_all(list(remaining_fds))
         self._drop(list(message.gone), "the other generation's clients took it back", now)
-        if self.sharing.first and message.next_number:  # theirs and ours must differ
+        if self.sharing.first and message.next_number:  # numbers of both generations must differ
             self.book.skip_to(message.next_number + _APART)
         self.sharing.taken(message)
 
     def _adopt(self, region: Region, fd: int | None, now: float) -> None:
-        """A region that was registered elsewhere, or before: as if it were here."""
+        """Enter a region registered in another generation or before a restart. Ignore the region
+        if its number is taken, its descriptor is missing, or the descriptor is of another
+        object."""
         there = self.book.get(region.number)
         missing = fd is None and region.memory.has_descriptor
         if there is not None or missing or (fd and not client_object.is_object_of(region, fd)):
@@ -139,7 +143,8 @@ class RegionRegistrations:
     # ---------------------------------------------------------------- a restart
 
     def restore(self, previous: Snapshot, now: float) -> None:
-        """Continue an earlier coordinator's regions; their fds come from the supervisor."""
+        """Continue an earlier coordinator's regions. The supervisor hands back their
+        descriptors."""
         self._restored = True
         self.book.restore(previous.regions, previous.next_region)
         regions = list(previous.regions.values())
@@ -150,7 +155,8 @@ class RegionRegistrations:
                 self._drop([region.number], "its process has ended", now)
 
     def stored(self, message: StoredRegions, fds: list[int], now: float) -> list[int]:
-        """What the supervisor kept; returns the numbers it need not keep any more."""
+        """Take in descriptors kept by the supervisor. Return region numbers that the supervisor
+        can drop."""
         useless = []
         known_regions = {} if self._restored else {r.number: r for r in message.regions}
         for number, fd in zip(message.numbers, fds, strict=False):
@@ -174,7 +180,7 @@ class RegionRegistrations:
         return useless
 
     def store_all(self, supervisor: str) -> None:
-        """Give a supervisor copies of every descriptor."""
+        """Give a supervisor copies of all descriptors."""
         numbers = list(self._fds)
         for start in range(0, len(numbers), MAX_FDS):
             part = tuple(numbers[start : start + MAX_FDS])
@@ -186,14 +192,15 @@ class RegionRegistrations:
         self._send(supervisor, StoreRegions(numbers, regions), fds)
 
     def _complete(self, now: float) -> None:
-        """Nothing more is handed back: what cannot be opened again by key either is lost."""
+        """Drop regions that the supervisor did not hand back and that cannot be opened again by
+        key."""
         self._awaited_until = 0.0
         for region in self._reopen():
             self._drop([region.number], "its object could not be found again", now)
         self._give_parked()
 
     def _reopen(self) -> list[Region]:
-        """Open again by key what is missing; returns what cannot be."""
+        """Open missing regions again by key. Return the regions for which opening failed."""
         self._reopen_at = 0.0
         lost = []
         for region in self.book.regions.values():
@@ -213,7 +220,8 @@ class RegionRegistrations:
     # ----------------------------------------------------------------- requests
 
     def handle(self, process: str, role: str, message: ToCoordinator, now: float) -> bool:
-        """A message about regions from a process of this role; False: it is none."""
+        """Handle a message about regions. Return False for any other message, or from a wrong
+        role."""
         match message, role:
             case ((RegisterRegion() | RegisterCudaRegion()), ("http" | "grpc")):
                 self._register(process, message, now)
@@ -242,15 +250,15 @@ class RegionRegistrations:
             self.cuda.register(process, message, now)
 
     def _keep(self, region: Region, fd: int) -> None:
-        """Take over the descriptor of a region that was entered, and have it stored."""
-        if region.number in self._fds:  # asked again: the first time counts
+        """Keep the descriptor of an entered region, and have the supervisor store a copy."""
+        if region.number in self._fds:  # registered again: keep the first descriptor
             os.close(fd)
         else:
             self._fds[region.number] = fd
             self._entered(region)
 
     def _entered(self, region: Region) -> None:
-        """Publish it, as long as its owner lives."""
+        """Have a region published, if its owner lives."""
         if not self._owners.add(region):
             self.forget(self.book.drop([region.number]), 0.0)
             raise InvalidArgument(f"shared memory region '{region.name}': its process has ended")
@@ -264,7 +272,7 @@ class RegionRegistrations:
         self.closing.answer(process, RegionAnswer(message.ticket), opened, now)
 
     def _give(self, process: str, message: NeedRegion) -> None:
-        """Tell an executor of a region that it will map, and give it the descriptor, if any."""
+        """Give an executor a region to map, with the descriptor, if any."""
         number = message.number
         region, fd, gone = self.book.get(number), self._fds.get(number), False
         if region is None:
@@ -289,8 +297,9 @@ class RegionRegistrations:
         self.closing.ended(process)
 
     def executor_ended(self, by_bus_error: bool = False) -> bool:
-        """Was it a client that took memory away? Then its region is out of use, and its owner's
-        others are copied from and to. Whether it was one that nobody had found out yet."""
+        """Find regions truncated by their owners, after an executor's end. Such a region is taken
+        out of use, and other regions of a blamed owner are copied instead of mapped. Return
+        True if a truncation was not known before."""
         blamed: set[int] = set()
         new = False
         for number, fd in self._fds.items():
@@ -298,7 +307,7 @@ class RegionRegistrations:
             if region is not None and os.fstat(fd).st_size < region.end:
                 found = self._quarantine(number)
                 new |= found
-                if found or by_bus_error:  # another executor may have told of it just before
+                if found or by_bus_error:  # another executor may just have reported the region
                     blamed.add(region.uid)
         for uid in blamed:
             self._remapped += self.book.strike(uid)
@@ -318,7 +327,7 @@ class RegionRegistrations:
 
     @property
     def urgent(self) -> bool:
-        """Whether somebody waits for an answer, so `tick` and `settle` should come soon."""
+        """True if an answer waits, so `tick` and `settle` should be called soon."""
         waiting = self.cuda.parked or self.closing.waiting or self._answers
         return bool(waiting or self.sharing.waiting)
 
@@ -333,7 +342,7 @@ class RegionRegistrations:
         self._tombstones.expire(now)
 
     def settle(self, publish: Callable[[], bool], supervisor: str) -> None:
-        """Publish what has changed, then let everybody know; nobody before it is published."""
+        """Publish changes, then send answers and news. Send nothing while publishing fails."""
         if self._changed and not publish():
             return
         unstored, self._unstored = self._unstored, []
@@ -349,19 +358,20 @@ class RegionRegistrations:
         gone, self._gone = self._gone, []
         self._have_forgotten(gone)
         if supervisor:
-            for start in range(0, len(gone), _MANY):
-                self._send(supervisor, DropRegions(tuple(gone[start : start + _MANY])), ())
+            for start in range(0, len(gone), _MAX_NUMBERS):
+                self._send(supervisor, DropRegions(tuple(gone[start : start + _MAX_NUMBERS])), ())
 
     def _have_forgotten(self, numbers: list[int]) -> None:
-        """Executors let go of their mappings; what is still registered they ask for again."""
+        """Have executors unmap regions. Executors ask again for regions that are still
+        registered."""
         executors = [p.name for p in self._reconciler.processes.values() if p.role == "executor"]
-        for start in range(0, len(numbers), _MANY):
-            part = tuple(numbers[start : start + _MANY])
+        for start in range(0, len(numbers), _MAX_NUMBERS):
+            part = tuple(numbers[start : start + _MAX_NUMBERS])
             for name in executors:
                 self._send(name, RegionsGone(part), ())
 
     def published(self) -> None:
-        """What has changed so far is known to everybody."""
+        """Note that all changes so far are published."""
         self._changed = False
 
     def close(self) -> None:
@@ -373,7 +383,8 @@ class RegionRegistrations:
         self._answers.append((process, answer))
 
     def _quarantine(self, number: int) -> bool:
-        """Take a region out of use; False: it is already."""
+        """Take a region out of use. Return False if the region is already out of use or
+        unknown."""
         reason = "its object was truncated after it was registered; unregister it"
         region = self.book.quarantine(number, reason)
         if region is None:
@@ -384,15 +395,15 @@ class RegionRegistrations:
         _log.warning("region quarantined", extra=about)
         return True
 
-    def _drop(self, numbers: list[int], why: str, now: float) -> None:
+    def _drop(self, numbers: list[int], reason: str, now: float) -> None:
         gone = self.book.drop(numbers)
         for region in gone:
-            about = log_fields(name=region.name, uid=region.uid, reason=why)
+            about = log_fields(name=region.name, uid=region.uid, reason=reason)
             _log.info("region dropped", extra=about)
         self.forget(gone, now)
 
     def forget(self, gone: list[Region], now: float) -> None:
-        """The book has dropped these: their descriptors go, and everybody is told."""
+        """Release the descriptors of dropped regions, and have all processes told."""
         for region in gone:
             self._changed = True
             self._gone.append(region.number)

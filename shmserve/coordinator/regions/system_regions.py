@@ -1,4 +1,4 @@
-"""How system regions are registered: objects by key, or as a descriptor."""
+"""Registration of system regions: objects named by key, or passed as a descriptor."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from shmserve.shm import client_object
 
 
 class SystemRegions(Struct, frozen=True):
-    """Opens, checks and enters them.
+    """Opens, checks and enters system regions.
 
     Args:
-        entered: takes over the descriptor of a region that the book has now; raises if it
+        entered: takes over the descriptor of a region entered in the book; raises if the region
             cannot stay.
-        answer: answers a frontend, once the change is published.
+        answer: answers a frontend once the change is published.
     """
 
     _book: RegionBook
@@ -54,11 +54,11 @@ class SystemRegions(Struct, frozen=True):
     def register_passed(
         self, caller: Caller, name: str, offset: int, byte_size: int, fd: int, kind: RegionKind
     ) -> None:
-        """Enter an object that `passed_memory` has checked; takes over `fd`. To register
-        the very same thing twice is no error: the first answer may have been lost.
+        """Enter an object already checked by `passed_memory`, and take over `fd`. Registering the
+        identical region again is no error, because the first answer may have been lost.
 
         Raises:
-            ShmserveError: it was refused.
+            ShmserveError: the region was refused.
         """
         try:
             facts = client_object.facts(fd)

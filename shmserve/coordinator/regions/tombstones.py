@@ -1,4 +1,4 @@
-"""Regions that are no more, kept a little for requests that were accepted before."""
+"""Tombstones: unregistered regions, kept briefly for requests already accepted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections import OrderedDict
 from shmserve.core.registry import Region
 
 _KEEP_S = 10.0
-_MOST = 256
+_MAX_KEPT = 256
 
 
 class Tombstones:
-    """By number, oldest first. Owns the descriptors of system regions; CUDA regions have none."""
+    """Unregistered regions by number, oldest first. The class owns descriptors of system regions;
+    CUDA regions have no descriptor."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, tuple[Region, int | None, float]] = OrderedDict()
@@ -21,15 +22,15 @@ class Tombstones:
         self._kept[region.number] = (region, fd, now + _KEEP_S)
 
     def get(self, number: int) -> tuple[Region | None, int | None]:
-        """The region and its descriptor, which stays here."""
+        """Return the region and its descriptor, still owned by `Tombstones`, or (None, None)."""
         region, fd, _ = self._kept.get(number, (None, None, 0.0))
         return region, fd
 
     def expire(self, now: float) -> None:
-        """Let go of what has been here long enough, or is too much."""
+        """Drop tombstones that are too old, and the oldest beyond the limit."""
         while self._kept:
             number, (_, fd, until) = next(iter(self._kept.items()))
-            if now < until and len(self._kept) <= _MOST:
+            if now < until and len(self._kept) <= _MAX_KEPT:
                 break
             del self._kept[number]
             if fd is not None:

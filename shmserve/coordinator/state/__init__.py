@@ -1,1 +1,1 @@
-"""What the coordinator keeps and publishes: the registry, runtime settings, the checkpoint."""
+"""State of the coordinator: the published registry, runtime settings, and the checkpoint."""

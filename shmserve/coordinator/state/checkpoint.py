@@ -1,13 +1,13 @@
-"""Checkpoint: file by which the coordinator's successor goes on where the coordinator was killed.
+"""Checkpoint: file from which a coordinator's successor continues.
 
-The file `registry.models` holds every model with its revisions: which revision serves, which is
-being loaded, which was unloaded, and the overrides of each. The coordinator replaces the file as a
-whole before it publishes or acknowledges a decision. While the file cannot be written, the
-coordinator goes on from memory.
+The file `registry.models` holds every model with its revisions: the serving revision, the revision
+being loaded, unloaded versions, and the overrides of each revision. The coordinator replaces the
+file as a whole before publishing or acknowledging a decision. While the file cannot be written,
+the coordinator continues from memory.
 
-A restarted coordinator starts from this file and not from the repository. Living processes are not
-in the file: the coordinator finds executors through the published registry and their hellos, and
-dismisses executors of revisions that were going.
+A restarted coordinator starts from this file, not from the repository. Living processes are not in
+the file: the coordinator finds executors through the published registry and their hellos, and
+dismisses executors of leaving revisions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Instances = dict[str, Instance]  # by name
 
 
 class InstanceCheckpoint(Struct, frozen=True):
-    """One instance. `failed`: why it never will be loaded; empty: that is not so."""
+    """Instance with its state. `failed`: reason why the instance will never be loaded, or
+    empty."""
 
     instance: Instance
     loaded: bool
@@ -53,7 +54,7 @@ class RevisionCheckpoint(Struct, frozen=True):
 
 
 class ModelCheckpoint(Struct, frozen=True):
-    """`ModelRecord` without revisions that go: nobody needs them any more."""
+    """`ModelRecord` without leaving revisions, which a successor does not need."""
 
     name: str
     required: bool
@@ -66,7 +67,8 @@ class ModelCheckpoint(Struct, frozen=True):
 
 
 class Checkpoint(Struct, frozen=True):
-    """All of it, for one epoch. `tried`: what model control has tried by itself."""
+    """Checkpoint of one epoch. `tried`: fingerprints of models that model control tried on its
+    own."""
 
     epoch: str
     next_number: int
@@ -87,7 +89,8 @@ class CheckpointFile:
         self._written = b""
 
     def read(self) -> Checkpoint | None:
-        """What a predecessor of the same epoch wrote, or None."""
+        """Return the checkpoint of a predecessor in the same epoch. Return None if no such file
+        can be read."""
         try:
             with open(self._path, "rb") as file:
                 checkpoint: Checkpoint = _decode(file.read())
@@ -96,25 +99,25 @@ class CheckpointFile:
         return checkpoint if checkpoint.epoch == self._epoch else None
 
     def write(self, reconciler: Reconciler, instances: Instances, tried: dict[str, str]) -> None:
-        """Replace the file, if something has changed; a file that cannot be written is `late`."""
+        """Replace the file if the state has changed. If writing fails, `late` is true."""
         data = _encode(describe(self._epoch, reconciler, instances, tried))
         if data != self._written and self._file.write(data):
             self._written = data
 
     @property
     def late(self) -> bool:
-        """Whether the file lacks the last change."""
+        """True if the file lacks the last change."""
         return self._file.late
 
     def keep_room(self) -> None:
-        """Allocate room for the next change, if there is none yet."""
+        """Allocate room for the next change, unless allocated already."""
         self._file.keep_room()
 
 
 def describe(
     epoch: str, reconciler: Reconciler, instances: Instances, tried: dict[str, str]
 ) -> Checkpoint:
-    """What must not be forgotten of a reconciler."""
+    """Return the state of a reconciler that must survive a restart."""
     models = tuple(
         ModelCheckpoint(
             model.name,
@@ -134,7 +137,7 @@ def describe(
 def restore(
     checkpoint: Checkpoint, reconciler: Reconciler, deadline: float, now: float
 ) -> dict[str, Instance]:
-    """Put a checkpoint into an empty reconciler; its instances by name."""
+    """Put a checkpoint into an empty reconciler. Return the checkpoint's instances by name."""
     instances: dict[str, Instance] = {}
     records = []
     for model in checkpoint.models:

@@ -1,4 +1,4 @@
-"""The registry as all processes see it: models, regions, and what clients have set."""
+"""Publication: publishes the registry with models, regions, and settings made by clients."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class Publication(Struct):
-    """Puts the snapshot together, publishes it, and tells those who may wait for that.
+    """Builds and publishes the snapshot, and notifies waiting processes.
 
-    `flags`: as the service starts. `pipelines`, `requires`: the settings. `latest`: what was
-    published last in this coordinator's life.
+    `flags`: initial flags. `pipelines`, `requires`: from the settings. `latest`: last snapshot
+    published by this coordinator.
     """
 
     _writer: RegistryWriter
@@ -40,9 +40,9 @@ class Publication(Struct):
     _pipelines: Mapping[str, Sequence[str]]
     _send: Callable[[str, FromCoordinator], None]
     _requires: tuple[str, ...] = ALL
-    _told: dict[str, str] = {}
+    _logged_reasons: dict[str, str] = {}
     latest: Snapshot | None = None
-    notices: dict[str, str] = {}  # model -> what clients are told although it serves
+    notices: dict[str, str] = {}  # texts for clients about served models, by model
     _recorded: dict[str, str] = {}
     _late: bool = False
 
@@ -54,7 +54,7 @@ class Publication(Struct):
         """Change a flag of an extension.
 
         Raises:
-            ProtocolViolation: there is no such flag.
+            ProtocolViolation: the flag does not exist.
         """
         if name not in self._flags:
             raise ProtocolViolation(f"there is no flag '{name}'")
@@ -63,14 +63,14 @@ class Publication(Struct):
         self.publish()
 
     def tell(self, notices: dict[str, str]) -> None:
-        """Publish what clients are told of models although they are served."""
+        """Publish notices: texts for clients about served models."""
         if self.notices != notices:
             self.notices = notices
             self.publish()
 
     def publish(self) -> bool:
-        """Publish what holds now. Return False if the run directory takes no file: `look` tries
-        again, and frontends go on with the snapshot before."""
+        """Publish the current state. Return False if the run directory takes no file; then `look`
+        tries again, and frontends continue with the previous snapshot."""
         book = self._regions.book
         snapshot = self._reconciler.snapshot(self._writer.epoch)
         models = composed(snapshot.models, self._pipelines)
@@ -96,15 +96,15 @@ class Publication(Struct):
         return True
 
     def look(self) -> None:
-        """Once a second: publish what could not be published before."""
+        """Once a second, retry a publication that failed."""
         if self._late:
             self.publish()
         self._writer.keep_room()
 
     def _record(self, snapshot: Snapshot) -> None:
-        """The flight recorder has what this snapshot changes."""
+        """Write the snapshot's changes to the flight recorder."""
         before, conditions = self._recorded, _conditions(snapshot)
-        if snapshot.draining:  # that models end with the service is no news of theirs
+        if snapshot.draining:  # models that end with the service are not events of their own
             conditions = {**before, "service": conditions["service"]}
         self._recorded = conditions
         for key in before.keys() - self._recorded.keys():
@@ -115,7 +115,7 @@ class Publication(Struct):
                 flight_recorder.record(kind, key, reason)
 
     def _tell(self, models: Models) -> None:
-        """Operators read in the log why an ensemble or a pipeline cannot be used."""
+        """Log why an ensemble or a pipeline cannot be used."""
         reasons = {
             f"{name}/{version}": entry.reason
             for name, versions in models.items()
@@ -123,13 +123,13 @@ class Publication(Struct):
             if entry.spec.steps and entry.state is ModelState.UNAVAILABLE
         }
         for key, reason in reasons.items():
-            if reason not in (UNLOADED, self._told.get(key)):
+            if reason not in (UNLOADED, self._logged_reasons.get(key)):
                 _log.warning("cannot be used", extra=log_fields(model=key, reason=reason))
-        self._told = reasons
+        self._logged_reasons = reasons
 
 
 def _conditions(snapshot: Snapshot) -> dict[str, str]:
-    """Of the service and of each model version: the kind of an event, and why it is so."""
+    """Return, for the service and each model version, the kind of an event and the reason."""
     failed = {**snapshot.failed, **snapshot.refused}
     conditions = {name: f"model failed: {reason}" for name, reason in failed.items()}
     for name, versions in snapshot.models.items():

@@ -1,4 +1,5 @@
-"""What clients have set while the service runs: kept here, published, told to every process."""
+"""Runtime settings: settings that clients change while the service runs, kept, published and sent
+to every process."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ Models = dict[str, dict[str, ModelEntry]]
 
 
 class RuntimeSettingsStore:
-    """The settings that hold now; at first what the service was started with."""
+    """Current runtime settings, initially taken from the settings of the service."""
 
     def __init__(self, settings: Settings, send: Callable[[str, FromCoordinator], None]) -> None:
         self.current = initial(settings)
@@ -36,7 +37,7 @@ class RuntimeSettingsStore:
             logs.apply(self.current.log)
 
     def hello(self, process: str) -> None:
-        """A process that has just been welcomed."""
+        """Send the log settings to a process that was just welcomed."""
         self._send(process, LogChanged(self.current.log))
 
     def handle(
@@ -47,7 +48,7 @@ class RuntimeSettingsStore:
         publish: Callable[[], object],
         everybody: Iterable[str],
     ) -> None:
-        """One question of a frontend, answered when everything is done."""
+        """Carry out a frontend's request. Answer once the change is published."""
         if isinstance(message, ChangeLog):
             log = message.change.onto(self.current.log)
             self.current = msgspec.structs.replace(self.current, log=log)
@@ -74,7 +75,8 @@ class RuntimeSettingsStore:
             self._send(process, SettingsAnswer(message.ticket, granted.count, traces=granted))
 
     def traced(self, models: Models) -> Models:
-        """The registry's models with what is to be traced of each; most often the same."""
+        """Return the registry's models with their trace settings. Usually no model is traced, and
+        `models` is returned unchanged."""
         current = self.current
         if not current.trace.active and not current.models:
             return models

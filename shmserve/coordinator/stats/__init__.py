@@ -1,1 +1,2 @@
-"""What the service counts, holds and uses, for statistics, metrics, tables and the page."""
+"""Numbers of the service: counts, holdings and usage, for statistics, metrics, history and
+tables."""

@@ -1,4 +1,5 @@
-"""Answers to ``shmserve show``: own knowledge at once, others' numbers within a second."""
+"""Admin tables for ``shmserve show``: the coordinator's own rows at once, rows of other processes
+within a second."""
 
 from __future__ import annotations
 
@@ -21,18 +22,19 @@ from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.stats_messages import GpuReport, ModelReport, Report
 
 Row = dict[str, Any]
-ASKED = ("segments", "slots", "queues", "cache", "monitor")  # what the processes are asked for
-_COLUMNS = {  # of answers that come as lists
+# tables for which other processes are asked
+ASKED = ("segments", "slots", "queues", "cache", "monitor")
+_COLUMNS = {  # columns of answers that are lists
     "segments": ("segment", "bytes"),
     "slots": ("slot", "generation", "state", "leases", "segment", "offset", "bytes"),
     "queues": ("instance", "in_flight"),
 }
 _WAIT_S = 1.0
-_PART_BYTES = 64 * 1024  # rows per message, well below what a packet carries
+_PART_BYTES = 64 * 1024  # rows in one message, well below the size of a packet
 
 
 class OwnProcess(NamedTuple):
-    """The coordinator itself: its process id, pid and start."""
+    """The coordinator process: process id, pid and monotonic start time in seconds."""
 
     name: str
     pid: int
@@ -40,7 +42,7 @@ class OwnProcess(NamedTuple):
 
 
 def process_rows(reconciler: Reconciler, now: float, own: OwnProcess) -> list[Row]:
-    """One row a process; `own` is the coordinator's."""
+    """Return one row for each process. `own`: the coordinator."""
     coordinator = ProcessRecord(own.name, "coordinator", own.pid, own.since)
     linked = sorted(reconciler.processes.values(), key=lambda p: (p.role, p.name))
     return [
@@ -57,8 +59,8 @@ def process_rows(reconciler: Reconciler, now: float, own: OwnProcess) -> list[Ro
 
 
 def model_rows(reconciler: Reconciler, rates: Mapping[tuple[str, str], float]) -> list[Row]:
-    """One row an instance, and one for each model without any. `rates`: requests per second of
-    model versions, all instances together."""
+    """Return one row for each instance, and one for each model without instances. `rates`:
+    requests per second of each model version, over all instances."""
     rows: list[_ModelRow] = []
     published = compositions.compose(reconciler.models.entries())
     for name, model in sorted(reconciler.models.by_name.items()):
@@ -84,7 +86,7 @@ def model_rows(reconciler: Reconciler, rates: Mapping[tuple[str, str], float]) -
 
 
 class _ModelRow(Struct):
-    """Keys in the order in which they are shown."""
+    """Row of a model, with keys in display order."""
 
     model: str
     version: str
@@ -97,12 +99,12 @@ class _ModelRow(Struct):
 
 
 def revision_state(model: ModelRecord, revision: Revision) -> str:
-    """Of one that does not serve."""
+    """Return the state of a revision that does not serve."""
     return "LOADING" if revision is model.coming else "UNLOADING"
 
 
 def region_rows(book: RegionBook) -> list[Row]:
-    """One row a region of client memory."""
+    """Return one row for each region of client memory."""
     return [
         {
             "region": region.name,
@@ -123,7 +125,8 @@ def region_rows(book: RegionBook) -> list[Row]:
 
 
 def resource_rows(uses: Iterable[ResourceUse]) -> list[Row]:
-    """One row a resource of the rate limiter; who waits is named in the order of turns."""
+    """Return one row for each resource of the rate limiter. Waiting instances are listed in the
+    order of turns."""
     return [
         {
             "resource": use.name,
@@ -138,7 +141,7 @@ def resource_rows(uses: Iterable[ResourceUse]) -> list[Row]:
 
 
 def gpu_rows(gpus: tuple[GpuReport, ...]) -> list[Row]:
-    """One row a GPU; a value that it does not have is left out."""
+    """Return one row for each GPU. Values that the GPU does not report are left out."""
     rows = [
         {
             "gpu": gpu.index,
@@ -158,7 +161,8 @@ def gpu_rows(gpus: tuple[GpuReport, ...]) -> list[Row]:
 
 
 def stats_rows(report: Report) -> list[Row]:
-    """One row a model version: what became of its requests, and mean times in milliseconds."""
+    """Return one row for each model version: outcomes of requests, and mean times in
+    milliseconds."""
     return [_stats_row(m) for m in sorted(report.models, key=lambda m: (m.model, m.version))]
 
 
@@ -184,7 +188,7 @@ def _mean_ms(ns: int, count: int) -> float:
 
 
 def parts(ticket: int, rows: Iterable[Row]) -> Iterator[Shown]:
-    """The rows in messages that fit a packet each."""
+    """Yield the rows in messages that fit a packet each."""
     part: list[Row] = []
     size = 0
     for row in rows:
@@ -200,7 +204,8 @@ def parts(ticket: int, rows: Iterable[Row]) -> Iterator[Shown]:
 
 
 def _rows(what: str, stats: dict[str, Any]) -> list[Row]:
-    """What a process says under `what` as rows, or all its single numbers as one row."""
+    """Return a process's answer under `what` as rows. If `what` is missing, return all scalar
+    numbers as one row."""
     answer = stats.get(what)
     if isinstance(answer, list):
         return [
@@ -208,27 +213,27 @@ def _rows(what: str, stats: dict[str, Any]) -> list[Row]:
             for row in answer
             if isinstance(row, list | dict)
         ]
-    if isinstance(answer, dict):  # of a frontend: instance -> requests on their way
+    if isinstance(answer, dict):  # a frontend's in-flight requests by instance
         return [{"instance": name, "in_flight": n} for name, n in sorted(answer.items())]
-    if what in ("monitor", "cache"):  # which not all have
+    if what in ("monitor", "cache"):  # not every process has these tables
         return []
     scalars = {key: value for key, value in stats.items() if isinstance(value, int | float | str)}
     return [scalars] if scalars else []
 
 
 class TableQueries:
-    """Questions to all processes that are being answered, each with a deadline."""
+    """Open questions to all processes, each with a deadline."""
 
     def __init__(self, send: Callable[[str, FromCoordinator], None]) -> None:
         self._send = send
         self._open: dict[int, _TableQuery] = {}
-        self._next = 1  # 0 is the watchdog's
+        self._next = 1  # 0 is the watchdog's ticket
 
     def __len__(self) -> int:
         return len(self._open)
 
     def ask(self, asker: str, ticket: int, what: str, names: Iterable[str], now: float) -> None:
-        """Ask processes on behalf of `asker`; at most 16 questions are open."""
+        """Ask processes on behalf of `asker`. At most 16 questions may be open."""
         if len(self._open) >= 16:
             self._send(asker, Shown(ticket, (), "too many questions at once"))
             return
@@ -240,10 +245,10 @@ class TableQueries:
         self._finish(now)
 
     def answered(self, process: str, number: int, stats: dict[str, Any], now: float) -> None:
-        """A process's numbers, which become rows."""
+        """Add a process's numbers to a question as rows."""
         question = self._open.get(number)
         if question is None or process not in question.awaited:
-            return  # late: the question has been closed
+            return  # too late: the question has been closed
         question.awaited.discard(process)
         question.rows.extend({"process": process, **row} for row in _rows(question.what, stats))
         self._finish(now)
@@ -268,7 +273,7 @@ class TableQueries:
 
 
 class _TableQuery(Struct):
-    """One question, who asked it, and who has not answered yet."""
+    """Open question to processes. `awaited`: processes without an answer so far."""
 
     asker: str
     ticket: int

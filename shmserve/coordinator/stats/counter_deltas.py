@@ -1,4 +1,4 @@
-"""What processes have counted since the last look at their pages."""
+"""Counter deltas: growth of processes' counts between two looks at their counter pages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Model = tuple[str, str]  # name, version
 
 
 class CounterDeltas:
-    """What was counted between two looks, whoever has begun or ended meanwhile.
+    """Growth of counts between two looks, while processes start and end.
 
-    Each process is compared with itself. One that is new counts from zero; one that an earlier
-    coordinator may have known counts from where it is found: the rest was its.
+    Each process is compared only with itself. A new process counts from zero. A process that an
+    earlier coordinator may have known counts from the first look, because the earlier coordinator
+    has already used the counts before.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class CounterDeltas:
         self._ended: dict[Model, list[int]] = {}
 
     def ended(self, reading: CounterReading) -> None:
-        """A process is over; this is all it has counted."""
+        """Take in the final counts of an ended process."""
         self._readings.pop(reading.owner.process, None)
         last = self._last.pop(reading.owner.process, None)
         if last is not None:
@@ -33,14 +34,16 @@ class CounterDeltas:
     def since(
         self, readings: Sequence[CounterReading], is_new: Callable[[int], bool]
     ) -> dict[Model, list[int]]:
-        """By model version, since the last call; without those where nothing was.
+        """Return the growth since the last call by model version, without versions that did not
+        grow.
 
-        `is_new`: whether the process of this pid has counted in this coordinator's time only.
+        `is_new`: returns True if the process with this pid has counted only during this
+        coordinator's life.
         """
         grown_by_model, self._ended = self._ended, {}
         for reading in readings:
             process = reading.owner.process
-            if self._readings.get(process) is reading:  # nothing has changed
+            if self._readings.get(process) is reading:  # unchanged
                 continue
             self._readings[process] = reading
             rows = _rows(reading)

@@ -1,9 +1,9 @@
-"""Everybody's counters, read and added up; those of processes that have ended as well.
+"""Counter totals: reads and sums the counters of all processes, including ended processes.
 
-Each process that counts gives us a descriptor of its page after its Welcome. The supervisor
-keeps a copy of it for our successor. When the process has ended, what its page says is added
-to the totals, which are written to a file before the page is let go; the file names the pages
-it contains, so that none is added twice, however often coordinators die in between.
+Each counting process sends a descriptor of its counter page after Welcome. The supervisor keeps a
+copy for the coordinator's successor. When a process has ended, its page is added to the totals.
+The totals are written to a file before the page is released. The file names all pages added, so no
+page is added twice even if coordinators die in between.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.processes import has_ended, pidfd_open
 
-# After a restart: for the supervisor to give back the pages it keeps. It takes a moment; only one
-# that hangs needs as much, and no answer is better than counters that seem to start anew.
+# Seconds after a restart for the supervisor to hand back pages. Handing back takes a moment; only
+# a supervisor that hangs needs so long. No answer is better than counters that seem to restart.
 SETTLE_S = 30.0
-_JUST_S = 0.2  # what was read so lately need not be read again
-_REMEMBERED = 1024  # names of pages that were added up lately
-LANES = "-lanes"  # behind the name of the executor whose lanes a page counts
+_JUST_S = 0.2  # seconds for which a reading is fresh
+_REMEMBERED = 1024  # names of pages added lately
+LANES = "-lanes"  # suffix of the executor's name, for the page of its lanes
 
-Send = Callable[..., None]  # (process, message, fds)
-Served = Callable[[str, str], bool]  # whether a model's version is, still
+Send = Callable[..., None]  # arguments: process, message, descriptors
+Served = Callable[[str, str], bool]  # returns True if a model version is still served
 Gpus = tuple[GpuReport, ...]
 
 
 class Totals(Struct):
-    """What ended processes have counted. `added`: whose pages are in it already."""
+    """Counts of ended processes. `added`: names of the pages included lately."""
 
     epoch: str
     models: list[ModelReport] = field(default_factory=list)
@@ -70,8 +70,8 @@ _decode = msgpack_decoder(Totals)
 
 
 class CounterReading(Struct):
-    """What one page says: rows of a frontend, or the runs of an executor and how many values its
-    model has reported of itself. The same object as before where nothing has changed."""
+    """Contents of one page: rows of a frontend, or runs of an executor with the number of values
+    reported by its model. An unchanged page gives the identical object again."""
 
     owner: PageOwner
     gauges: Gauges
@@ -89,26 +89,26 @@ class CounterReading(Struct):
 
 
 class _Page(Struct):
-    """One page. `linked`: its process has a link."""
+    """Counter page of one process. `linked`: true while the process has a link."""
 
     owner: PageOwner
     fd: int
     nbytes: int
     linked: bool
-    data: object = None  # the bytes of the last look
+    data: object = None  # bytes at the last look
     reading: CounterReading | None = None
 
     def link(self) -> None:
-        """The page's process has its link again."""
+        """Note that the process is linked again."""
         self.linked = True
 
     def unlink(self) -> None:
-        """The link of the page's process has ended; the process perhaps not yet."""
+        """Note that the link has ended. The process may still run."""
         self.linked = False
 
 
 class _Sum:
-    """Models by (name, version) and keys by name, being added up."""
+    """Sum of counts: models by (name, version), and keys by name."""
 
     def __init__(self, models: Iterable[ModelReport], keys: Mapping[str, int]) -> None:
         self.keys = Counter(keys)
@@ -116,7 +116,7 @@ class _Sum:
         self.unreadable = 0
 
     def add(self, page: _Page) -> CounterReading | None:
-        """Take a page in; None: it cannot be read."""
+        """Add a page. Return None if the page cannot be read."""
         reading = _read(page)
         if reading is None:
             self.unreadable += 1
@@ -131,7 +131,7 @@ class _Sum:
         return reading
 
     def nothing_in_flight(self, reading: CounterReading) -> None:
-        """A process that was taken in has ended, and with it what it had with executors."""
+        """Clear the in-flight counts of an added process that has ended."""
         for model, version in reading.rows:
             self._model(model, version).requests[reading.owner.role].end_all()
 
@@ -140,11 +140,11 @@ class _Sum:
 
 
 class CounterTotals:
-    """All pages and the totals, whose file is in `run_dir`.
+    """Pages of all processes, and the totals, whose file is in `run_dir`.
 
-    `limit`: how many model versions that are not served any more are remembered. `settle_until`:
-    after a restart; a report that is asked for waits for the pages that the supervisor keeps,
-    until then at most. 0: there was no coordinator before.
+    `limit`: most remembered model versions that are no longer served. `settle_until`: monotonic
+    time until which, after a restart, a report may wait for pages kept by the supervisor; 0
+    without an earlier coordinator.
     """
 
     def __init__(
@@ -158,18 +158,19 @@ class CounterTotals:
         self._pages: dict[str, _Page] = {}
         self._read_at = -inf
         self._totals = self._load(epoch)
-        self._write()  # the file is there before the file system may be full
+        self._write()  # create the file while the file system has room
 
     # ------------------------------------------------------------------ pages
 
     def arrived(
         self, owner: PageOwner, message: CounterPage, fds: Sequence[int], supervisor: str
     ) -> None:
-        """A process with a link told of its page."""
-        if owner.role == "executor" and not owner.model:  # its second page: of its lanes
+        """Take in the page of a linked process."""
+        # an executor's second page counts its lanes
+        if owner.role == "executor" and not owner.model:
             owner = replace(owner, process=owner.process + LANES, role="lane")
         known = self._pages.get(owner.process)
-        if len(fds) != 1 or known is not None:  # its link was broken, it is the same page
+        if len(fds) != 1 or known is not None:  # relinked: the page is known already
             close_all(fds)
             if known is not None:
                 known.link()
@@ -179,8 +180,8 @@ class CounterTotals:
             self._send(supervisor, StorePages((owner,)), (fds[0],))
 
     def busy_ms(self, process: str) -> int | None:
-        """For how long an executor has been busy with one request, as its page says; None: it
-        has not told of one that can be read."""
+        """Return for how many milliseconds an executor has been busy with one request, 0 if idle.
+        Return None if the executor has no readable page."""
         page = self._pages.get(process)
         if page is None or page.owner.role != "executor":
             return None
@@ -194,13 +195,13 @@ class CounterTotals:
         return max(1, (time.monotonic_ns() - since) // 1_000_000) if since else 0
 
     def settled(self, now: float) -> bool:
-        """Whether all pages are here that there are, as far as one can know."""
+        """Return True if, as far as can be known, all pages have arrived."""
         return now >= self._settle_until
 
     def stored(
         self, supervisor: str, owners: Sequence[PageOwner], fds: Sequence[int], more: bool
     ) -> None:
-        """The supervisor gives back what our predecessor had."""
+        """Take in pages of the predecessor, handed back by the supervisor."""
         if not more:
             self._settle_until = 0.0
         done: list[PageOwner] = []
@@ -216,18 +217,18 @@ class CounterTotals:
             self._send(supervisor, DropPages(tuple(done)))
 
     def store_all(self, supervisor: str) -> None:
-        """A new supervisor knows of no pages."""
+        """Give a new supervisor copies of all pages."""
         for page in self._pages.values():
             self._send(supervisor, StorePages((page.owner,)), (page.fd,))
 
     def gone(self, process: str) -> None:
-        """A process's link has ended; the process perhaps not yet."""
+        """Note that a process's link has ended. The process may still run."""
         for page in (self._pages.get(process), self._pages.get(process + LANES)):
             if page is not None:
                 page.unlink()
 
     def tick(self, supervisor: str, served: Served) -> list[CounterReading]:
-        """Add up what processes counted that have ended; the last that each of them said."""
+        """Add the pages of ended processes to the totals. Return their final readings."""
         ended = [p for p in self._pages.values() if not p.linked and _has_ended(p.owner.pid)]
         if not ended:
             if self._file.late:
@@ -241,7 +242,7 @@ class CounterTotals:
                 total.nothing_in_flight(last)
                 readings.append(last)
             role = page.owner.role
-            if role != "lane":  # that is no process
+            if role != "lane":  # a page of lanes is not a process of its own
                 self._totals.ends[role] = self._totals.ends.get(role, 0) + 1
         names = [page.owner.process for page in ended]
         self._totals = replace(
@@ -266,13 +267,14 @@ class CounterTotals:
     # ---------------------------------------------------------------- numbers
 
     def readings(self) -> list[CounterReading]:
-        """What all pages say now."""
+        """Return the current contents of all readable pages."""
         self._read_at = time.monotonic()
         readings = (_read(page) for page in self._pages.values())
         return [reading for reading in readings if reading is not None]
 
     def custom_metrics(self) -> tuple[list[InstanceMetrics], int]:
-        """Those of the models whose executors have a link, and how many cannot be read."""
+        """Return the metrics defined by models whose executors are linked, and the number of
+        unreadable pages."""
         told: list[InstanceMetrics] = []
         unreadable = 0
         for page in self._pages.values():
@@ -312,13 +314,13 @@ class CounterTotals:
         )  # fmt: skip
 
     def _bounded(self, models: list[ModelReport], served: Served) -> list[ModelReport]:
-        """Without the oldest of those that are not served, if there are too many."""
+        """Return the models without the oldest unserved models beyond the limit."""
         gone = [m for m in models if not served(m.model, m.version)]
         excess = {id(m) for m in gone[: max(0, len(gone) - self._limit)]}
         return [m for m in models if id(m) not in excess]
 
     def _most_used(self, keys: Counter[str]) -> dict[str, int]:
-        """Requests by key, within the limit: those of the keys used least are counted together."""
+        """Return requests by key, within the limit. Counts of the least used keys are merged."""
         if len(keys) <= self._limit:
             return dict(keys)
         most = dict(keys.most_common(self._limit))
@@ -338,9 +340,9 @@ class CounterTotals:
 
 
 def _read(page: _Page) -> CounterReading | None:
-    """None: it is not there as announced."""
+    """Read a page. Return None if its bytes are not as announced."""
     nbytes = page.nbytes
-    if page.owner.role == "executor":  # sequences, which come behind, are not for us
+    if page.owner.role == "executor":  # skip sequences behind the counters
         nbytes = min(nbytes, (COUNTERS + executor_counters.NWORDS) * 8)
     words = counter_page.read(page.fd, nbytes)
     if words is None:

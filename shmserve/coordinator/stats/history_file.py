@@ -1,8 +1,8 @@
-"""The history in a file of the state directory: the next coordinator, or service, goes on with it.
+"""History file: keeps the history in the state directory, for the next coordinator or service.
 
-The file is replaced as a whole, once a minute and at the end. Its body is compressed, which tells a
-part of a file from all of it, too. One that cannot be read is left out with a line of the log:
-the service is worth more than its history.
+The file is replaced as a whole, once a minute and at the end. Its body is compressed, so a
+truncated file is recognized. An unreadable file is skipped with a line in the log, because the
+service matters more than its history.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _log = logging.getLogger(__name__)
 FILE = "history"
 SAVE_S = 60.0
 _MAGIC = b"shmserve history 1\n"
-_MAX_BYTES = 64 << 20  # three times what the most models and reported values come to
-_LAST_WAIT_S = 2.0  # at the end, for a disk that is at work on the one before
+_MAX_BYTES = 64 << 20  # three times the size for the most models and reported values
+_LAST_WAIT_S = 2.0  # seconds to wait at the end for a write under way
 
 Later = Callable[[Callable[[], None]], object]
 _decode = msgpack_decoder(SavedSeries)
 
 
 class HistoryFile:
-    """The file of a service. `later`: runs what may wait for a disk, off the caller's thread."""
+    """History file of a service. `later`: runs disk work outside the caller's thread."""
 
     def __init__(self, folder: str, monitoring: Monitoring, later: Later, now: float) -> None:
         self._path = os.path.join(folder, FILE)
@@ -45,20 +45,20 @@ class HistoryFile:
         self._writing = threading.Lock()
 
     def read(self) -> None:
-        """Give the history what was written last, if there is something that can be read."""
+        """Restore the history from the file, if readable."""
         try:
             with open(self._path, "rb") as file:
                 saved = decode(file.read(_MAX_BYTES))
         except FileNotFoundError:
             return
         except (OSError, UnreadableMessage) as ex:
-            why = ex.strerror if isinstance(ex, OSError) else str(ex)
-            _log.warning("the history begins anew: its file in state_dir is unreadable: %s", why)
+            reason = ex.strerror if isinstance(ex, OSError) else str(ex)
+            _log.warning("the history begins anew: its file in state_dir is unreadable: %s", reason)
             return
         self._monitoring.resume(saved)
 
     def tick(self, now: float) -> None:
-        """Write it, if that is due: what is written is of now, and goes to the disk later."""
+        """When due, encode the current history and have the bytes written in the background."""
         if now < self._due:
             return
         self._due = now + SAVE_S
@@ -67,7 +67,7 @@ class HistoryFile:
             self._later(lambda: self._write(data, 0.0))
 
     def close(self, now: float) -> None:
-        """Write what there is at the end."""
+        """Write the final history."""
         self._write(msgspec.msgpack.encode(self._monitoring.saved(now)), _LAST_WAIT_S)
 
     def _write(self, data: bytes, wait_s: float) -> None:
@@ -80,7 +80,11 @@ class HistoryFile:
 
 
 def decode(data: bytes) -> SavedSeries:
-    """Raises UnreadableMessage: this is not all of such a file, or of another version's."""
+    """Return the history in a file's bytes.
+
+    Raises:
+        UnreadableMessage: the file is truncated, damaged, or of another version.
+    """
     if not data.startswith(_MAGIC):
         raise UnreadableMessage("it is no history of this version")
     unpacked = zlib.decompressobj()

@@ -1,4 +1,4 @@
-"""How much of this host is free, from what processes publish about themselves."""
+"""Host capacity: computes the free share of this host from the processes' counter pages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ Model = tuple[str, str]
 
 
 def free_percent(sources: StatsSources, snapshot: Snapshot | None) -> int:
-    """The host's weight: 1 to 100, and 0 while it is not ready, so that nothing is sent to it."""
+    """Return the host's weight, from 1 to 100 percent. Return 0 while the service is not ready, so
+    that no requests are sent."""
     if snapshot is None or not snapshot.ready:
         return 0
     readings = sources.counters.readings()
-    taken = sum(r.gauges.slot_bytes - r.gauges.cache_bytes for r in readings)  # caches give way
+    # caches are evicted for requests
+    taken = sum(r.gauges.slot_bytes - r.gauges.cache_bytes for r in readings)
     loads = _loads(sources.reconciler, _waiting(readings))
     return free_capacity.percent(loads, taken, sources.reconciler.ledger.pool_bytes)
 
 
 def _waiting(readings: list[CounterReading]) -> Counter[Model]:
-    """Requests that wait for an instance. Frontends say once a second how many executors have of
-    theirs; an executor says at once what it has read, which it does not do while it works."""
+    """Return the requests waiting for an instance, by model version. Frontends publish in-flight
+    requests once a second. An executor publishes read requests at once, but reads nothing while
+    executing."""
     running: Counter[Model] = Counter()
     read: Counter[Model] = Counter()
     for reading in readings:

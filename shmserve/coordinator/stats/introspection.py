@@ -1,4 +1,4 @@
-"""Introspection: who asks for numbers, tables or history gets them here."""
+"""Introspection: answers questions about numbers, tables and history."""
 
 from __future__ import annotations
 
@@ -40,27 +40,29 @@ class Introspection:
         self._send = send
         self._own = own
         self._questions = admin_tables.TableQueries(send)
-        self._reports: list[tuple[str, int]] = []  # asked for: (process, ticket)
+        self._reports: list[tuple[str, int]] = []  # open requests for a report: (process, ticket)
 
     @property
     def urgent(self) -> bool:
-        """Whether somebody waits for others to answer."""
+        """True if a question waits for answers of other processes."""
         return bool(len(self._questions) or self._reports)
 
     @property
     def due(self) -> float:
-        """When the next sample for the history is to be taken."""
+        """Monotonic time of the next sample for the history, in seconds."""
         return self.monitoring.due if self.monitoring is not None else inf
 
     def free_percent(self, snapshot: Snapshot | None) -> int:
-        """The host's weight for a load balancer; `snapshot`: what is published."""
+        """Return the host's weight for a load balancer, in percent. `snapshot`: the published
+        snapshot."""
         return host_capacity.free_percent(self._sources, snapshot)
 
     def gone(self, process: str, now: float) -> None:
-        """A link has ended; the reconciler still knows its process."""
+        """Note the end of a link. The reconciler must still know the process."""
         known = self._reconciler.processes.get(process)
         if self.monitoring is not None and known is not None and known.role == "exporter":
-            self.monitoring.happened("process ended", "exporter")  # no page of counters tells
+            # the exporter has no counter page
+            self.monitoring.happened("process ended", "exporter")
         self._questions.gone(process, now)
         self.counters.gone(process)
 
@@ -74,15 +76,16 @@ class Introspection:
             self.monitoring.tick(now)
 
     def rests(self, process: str) -> bool:
-        """Whether an executor does nothing and nobody waits for it, as far as can be seen."""
+        """Return True if an executor is idle and no request waits, as far as visible from
+        outside."""
         return self.monitoring is not None and process in self.monitoring.resting
 
-    def exited(self, instance: str, why: str) -> None:
+    def exited(self, instance: str, reason: str) -> None:
         if self.monitoring is not None:
-            self.monitoring.happened("instance failed", instance, why)
+            self.monitoring.happened("instance failed", instance, reason)
 
     def answered(self, process: str, message: Stats, now: float) -> bool:
-        """What a process told of itself; whether it was the answer to a question."""
+        """Take in a process's numbers. Return True if the message answered a question."""
         if message.ticket:
             self._questions.answered(process, message.ticket, message.stats, now)
             return True
@@ -99,7 +102,8 @@ class Introspection:
         supervisor: str,
         now: float,
     ) -> bool:
-        """Whether it was a question or an answer of this kind; then its fds are taken care of."""
+        """Handle a question or answer about numbers, and close its descriptors. Return False for
+        any other message."""
         match message, role:
             case StoredPages(), "supervisor":
                 self.counters.stored(process, message.owners, fds, message.more)
@@ -148,7 +152,7 @@ class Introspection:
         return self.monitoring.rates() if self.monitoring is not None else {}
 
     def _report(self, now: float) -> None:
-        """All numbers to all who asked."""
+        """Send the report to all waiting processes, once the counters have settled."""
         if not self._reports or not self.counters.settled(now):
             return
         data = msgspec.msgpack.encode(self._sources.report())
@@ -165,7 +169,7 @@ class Introspection:
         self._send_file(asker, HistoryGiven(message.ticket, len(data)), data)
 
     def _send_file(self, process: str, message: ReportGiven | HistoryGiven, data: bytes) -> None:
-        """A message and its data in a file of their own, because they may outgrow a packet."""
+        """Send a message with data in a memfd, because the data may not fit a packet."""
         fd = os.memfd_create("shmserve report", os.MFD_CLOEXEC)
         try:
             os.write(fd, data)

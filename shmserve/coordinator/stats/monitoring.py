@@ -1,13 +1,13 @@
-"""Monitoring: makes history, once a second, of what processes have counted, hold and use.
+"""Monitoring: samples counts, holdings and usage of all processes into the history once a second.
 
-The coordinator reads pages of counters, /proc and its own books in the middle of the clock's
-second. It asks only executors whose page says that the model has reported values. No process waits
-for any of this, and requests never come near. The coordinator alone keeps the history, so it is the
-same whichever HTTP worker answers; `history_file` keeps it for the next coordinator.
+The coordinator reads counter pages, /proc and its own books in the middle of the clock's second.
+Only executors whose page shows values reported by the model are asked. No process waits for
+sampling, and no request is involved. The coordinator alone keeps the history, so every HTTP worker
+answers alike. `history_file` keeps the history for the next coordinator.
 
-Where no page has changed, /proc waits for up to five seconds, and the second is as the last one.
-`counter_deltas` compares each process with itself, so processes may come and go. After a
-coordinator's restart, older processes count from where they are found.
+If no page has changed, /proc is read at most every five seconds, and the sample repeats the last.
+`counter_deltas` compares each process with itself, so processes may start and end. After a
+coordinator's restart, older processes count from the first look.
 
 Measured on 2 cores, shared: 0.8 ms a second for 5 models and 3 frontends, 20 ms for 128 models and
 6 frontends with all of them busy.
@@ -54,7 +54,7 @@ from shmserve.protocol.control.history_messages import (
 from shmserve.protocol.control.link_messages import AskStats
 from shmserve.protocol.control.stats_messages import GpuReport, RequestFailed
 
-_MAX_VALUES = 512  # names that models report, of all models
+_MAX_VALUES = 512  # most names of reported values, over all models
 _TOTAL, _SYSTEM = ("total",), ("system",)
 _ROLES = ("http", "grpc", "executor", "coordinator", "supervisor")
 _GAUGES = ("connections", "slots", "slot_bytes", "abandoned")
@@ -85,18 +85,19 @@ Samples = dict[Key, tuple[SeriesKind, Sample]]
 
 
 class Monitoring:
-    """The history.
+    """History of the service, sampled once a second.
 
-    `models`: how many versions a frontend counts apart; `again`: there was a coordinator before in
-    this epoch; `due`: when `tick` has something to do; `resting`: executors that do nothing as far
-    as can be seen from outside, and that nobody waits for.
+    `models`: most model versions counted separately by a frontend. `again`: true if this epoch had
+    an earlier coordinator. `due`: monotonic time of the next sample. `resting`: idle executors, as
+    far as visible from outside, with no request waiting.
     """
 
     def __init__(
         self, sources: StatsSources, send: Send, epoch: str, models: int, again: bool, now: float
     ) -> None:
-        # In the middle of the clock's seconds, by which executors put values together: an
-        # answer is of the second before, and of each second there is one
+        # Sample in the middle of the clock's second. Executors gather values by the clock's
+        # seconds, so each answer is about the second before, and each second has exactly one
+        # answer.
         self._start = self._sampled_at = math.floor(now - 0.5) + 0.5
         self.due = self._start + 1.0
         self._sources = sources
@@ -108,15 +109,17 @@ class Monitoring:
         self._usage = ProcessUsage(now)
         self.incidents = Incidents()
         self._metrics: dict[str, dict[str, model_metrics.ModelMetrics]] = {}
-        self._reported: dict[str, tuple[int, int]] = {}  # how many values, since which second
+        # number of values, and second of the last change
+        self._reported: dict[str, tuple[int, int]] = {}
         self._latest: list[float] = []
         self._readings: Readings = ()
-        self._of_models: Samples | None = None  # of the last second, where nothing was counted
+        # samples of the last second, if nothing was counted
+        self._of_models: Samples | None = None
         self.resting: frozenset[str] = frozenset()
         self._distributions: dict[Key, Sequence[float]] = {}
 
     def tick(self, now: float) -> None:
-        """Sample if that is due."""
+        """Take a sample when due."""
         if now < self.due:
             return
         elapsed = int(now - self._start)
@@ -124,19 +127,20 @@ class Monitoring:
         self._ask(self._sample(elapsed - 1, now), elapsed)
 
     def saved(self, now: float) -> SavedSeries:
-        """The history, for `resume`."""
+        """Return the history, for `resume`."""
         return self._history.saved(time.time() - (now - self._start) + self._history.next)
 
     def resume(self, saved: SavedSeries) -> None:
-        """Go on with an earlier history, before the first `tick`; the time between has no values.
-        A clock that was set back meanwhile makes none of it."""
+        """Continue an earlier history. Call before the first `tick`. The time in between has no
+        values; if the clock was set back meanwhile, there is no gap."""
         gap = max(0, round(time.time() - saved.ended))
         self._history.restore(saved, gap, _kind_of)
         self._start -= self._history.next
 
     def _ask(self, readings: Readings, second: int) -> None:
-        """For values, whoever may have some: reported in this second or the last one, or told as
-        the latest. What others have told stays true: nothing."""
+        """Ask executors for values that may have changed: models that reported in this second or
+        the last, or whose latest answer counted values. Answers of other executors, with empty
+        counts, stay valid."""
         reported, metrics = self._reported, self._metrics
         self._reported, self._metrics = {}, {}
         for reading in readings:
@@ -154,12 +158,13 @@ class Monitoring:
                 self._metrics[process] = known
 
     def answered(self, process: str, stats: Mapping[str, Any]) -> None:
-        """An executor's answer to our question, if it is one."""
+        """Take in values of an executor. Other numbers are ignored."""
         if "values" in stats:
             self._metrics[process] = model_metrics.parse(stats["values"])
 
     def report(self, asked: AskHistory, now: float) -> HistoryReport | None:
-        """What a frontend asked for; None: there is no such level."""
+        """Return the history that a frontend asked for. Return None if the level does not
+        exist."""
         if not 0 <= asked.level < len(LEVELS):
             return None
         history, level = self._history, asked.level
@@ -201,7 +206,8 @@ class Monitoring:
         )
 
     def rates(self) -> dict[Model, float]:
-        """Requests per second, in the last one, by model version; only where there were some."""
+        """Return requests per second in the last second, by model version, without idle
+        versions."""
         _, until = self._history.span(0)
         rates: dict[Model, float] = {}
         for key, track in self._history.tracks.items():
@@ -213,7 +219,7 @@ class Monitoring:
         return rates
 
     def take_over(self) -> None:
-        """Take in what failed in an earlier coordinator's time and is still so."""
+        """Record failures that an earlier coordinator saw and that persist."""
         reconciler = self._sources.reconciler
         unserved = {**refused(reconciler.models.by_name.values()), **reconciler.failures}
         for name, reason in unserved.items():
@@ -227,7 +233,7 @@ class Monitoring:
         self.happened("process ended", reading.owner.role)
 
     def told(self, failed: RequestFailed) -> None:
-        """Note the text that a client of a failed request was told."""
+        """Note the error text sent to the client of a failed request."""
         if 0 <= failed.reason < len(Reason):
             reason = Reason(failed.reason)
             self._failed((failed.model, failed.version), reason, 0, failed.text)
@@ -235,7 +241,7 @@ class Monitoring:
     def happened(
         self, kind: str, subject: str, text: str = "", count: int = 1, said: str = ""
     ) -> None:
-        """Take in an event that another process records, or has recorded."""
+        """Record an event as an incident."""
         now = time.time()
         self.incidents.take(RecordedEvent(0, now, now, kind, subject, text, count, said))
 
@@ -248,7 +254,7 @@ class Monitoring:
         readings = self._readings
         idle = len(readings) == len(last) and all(map(operator.is_, readings, last))
         looked = self._usage.look(self._sources.reconciler, now, idle)
-        again = self._again  # else all that any process has counted came about in our time
+        again = self._again  # without an earlier coordinator all counts are from our time
         changed = () if idle else readings
         counts = self._deltas.since(changed, lambda pid: not again or self._usage.is_new(pid))
         for model, grown in counts.items():
@@ -290,7 +296,7 @@ class Monitoring:
                 sums = gauges[owner.model, owner.version]
                 for index, value in enumerate((reading.depth, use.cpu_percent, use.private)):
                     sums[index] += value
-        for model, count in sent.items():  # an executor that works reads nothing
+        for model, count in sent.items():  # an executing executor reads no requests
             gauges[model][0] = max(gauges[model][0], count)
         total = [0] * aggregation.WIDTH
         slowest = 0
@@ -334,7 +340,7 @@ class Monitoring:
 
 
 def _kind_of(key: Key) -> SeriesKind | None:
-    """What a track is made of; None: nothing has such a key."""
+    """Return the columns of a track. Return None for an unknown key."""
     match key:
         case ("total",):
             return _TOTAL_KIND
@@ -350,7 +356,7 @@ def _kind_of(key: Key) -> SeriesKind | None:
 
 
 def in_flight(readings: Readings) -> Mapping[Model, int]:
-    """Requests that frontends have sent to executors, by model version."""
+    """Return the requests that frontends have sent to executors, by model version."""
     counts: dict[Model, int] = defaultdict(int)
     for reading in readings:
         for model, row in reading.rows.items():
@@ -360,7 +366,7 @@ def in_flight(readings: Readings) -> Mapping[Model, int]:
 
 
 def _gauges(gpu: GpuReport) -> list[float]:
-    """By `_GPU_KIND`."""
+    """Return the values in the order of `_GPU_KIND`."""
     percent = None if gpu.utilization is None else 100 * gpu.utilization
     values = (percent, gpu.memory_used, gpu.temperature, gpu.power)
     return [math.nan if value is None else value for value in values]

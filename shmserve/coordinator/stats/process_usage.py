@@ -1,5 +1,5 @@
-"""Processor and memory that the service's processes use: looked at once a second, or seldom where
-nothing happens."""
+"""Process usage: processor time and private memory of the service's processes, read once a second,
+or seldom while idle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from shmserve.protocol.control.history_messages import ProcessUse
 
 
 class UsageSample(NamedTuple):
-    """`cpu_percent`: since the last look, 100 is one core. `rests`: none, and it sleeps."""
+    """Usage of one process. `cpu_percent`: since the last look, 100 is one core. `private`: bytes.
+    `rests`: true if the process sleeps and used no processor time."""
 
     role: str
     cpu_percent: float
@@ -22,13 +23,13 @@ class UsageSample(NamedTuple):
 
 
 _NONE = UsageSample("", 0.0, 0)
-_IDLE_S = 5.0  # between two looks at processes that have nothing to do
+_IDLE_S = 5.0  # between two looks at idle processes
 
-_OTHERS = ("cli", "model")  # that only look in, and that are a part of an executor
+_OTHERS = ("cli", "model")  # visitors, and processes counted with their executor
 
 
 class ProcessUsage:
-    """All processes with a link, and the coordinator itself."""
+    """Usage of all linked processes and of the coordinator."""
 
     def __init__(self, now: float) -> None:
         self.machine = usage.machine_memory()
@@ -37,11 +38,11 @@ class ProcessUsage:
         self._since = self._looked_at = now
         self._last: dict[int, Usage] = {}
         self._uses: dict[int, UsageSample] = {}
-        self._processes: list[str] = []  # at the last look
+        self._processes: list[str] = []  # linked at the last look
 
     def look(self, reconciler: Reconciler, now: float, idle: bool = False) -> bool:
-        """Read them. `idle`: there was nothing to do since the last look, which may stay true;
-        False: so it was taken to do."""
+        """Read the usage of all processes. `idle`: true if no counter has changed since the last
+        look. Return False without reading if the processes are idle and were read lately."""
         processes = list(reconciler.processes)
         if idle and now - self._looked_at < _IDLE_S and processes == self._processes:
             return False
@@ -63,25 +64,25 @@ class ProcessUsage:
         return True
 
     def of(self, pid: int) -> UsageSample:
-        """Of one process; zeros if it is not known."""
+        """Return the usage of a process, zeros for an unknown process."""
         return self._uses.get(pid, _NONE)
 
     def is_new(self, pid: int) -> bool:
-        """Whether it is certain that this process has started after this one."""
-        known = self._last.get(pid)
-        return known is not None and known.started >= self._own_start > 0
+        """Return True if the process certainly started after the coordinator."""
+        last = self._last.get(pid)
+        return last is not None and last.started >= self._own_start > 0
 
     def cpu_of(self, role: str) -> float:
         return sum(use.cpu_percent for use in self._uses.values() if use.role == role)
 
     @property
     def cpu(self) -> float:
-        """Of all processes, whatever their role."""
+        """Processor use of all processes; 100 is one core."""
         return sum(use.cpu_percent for use in self._uses.values())
 
     @property
     def memory(self) -> int:
-        """Bytes that processes have for themselves."""
+        """Private memory of all processes, in bytes."""
         return sum(use.private for use in self._uses.values())
 
     @property
@@ -89,7 +90,7 @@ class ProcessUsage:
         return len(self._uses)
 
     def list(self, reconciler: Reconciler, now: float) -> tuple[ProcessUse, ...]:
-        """For people: one row a process."""
+        """Return one row for each process, for display."""
         rows = [
             (record.role, record.instance, now - record.since, record.pid)
             for record in reconciler.processes.values()

@@ -1,4 +1,4 @@
-"""All that the numbers of the service are made of."""
+"""Sources of all statistics of the service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmserve.protocol.control.stats_messages import Report
 
 
 class StatsSources(Struct, frozen=True):
-    """The coordinator's books, everybody's counters, the GPUs, and the rate limiter."""
+    """The coordinator's books, the counters of all processes, the GPUs, and the rate limiter."""
 
     reconciler: Reconciler
     book: RegionBook
@@ -25,7 +25,7 @@ class StatsSources(Struct, frozen=True):
     limiter: RateLimiter
 
     def report(self) -> Report:
-        """All numbers as of now."""
+        """Return all current numbers."""
         report = self.counters.report(self.reconciler, self.book, self.gpus.latest())
         custom, unreadable = self.counters.custom_metrics()
         return replace(
@@ -36,7 +36,7 @@ class StatsSources(Struct, frozen=True):
         )
 
     def resources(self) -> Iterator[ResourceUse]:
-        """What the rate limiter shares out, by the names of instances."""
+        """Yield the use of the rate limiter's resources, with names of instances."""
         linked = self.reconciler.processes
         for use in self.limiter.uses():
             holders, waiting = (

@@ -1,1 +1,1 @@
-"""The response cache, and calls that ask the cache first."""
+"""Response cache, and calls answered from the cache."""

@@ -1,21 +1,20 @@
 """Key of a cached response: a digest of everything that a response depends on.
 
 The key holds nothing of one host: no region, slot, address, pid, path or revision number. Two
-servers that are asked the same thing, over whichever protocol, compute the same key. Format 1 is
-the SHA-256 of
+servers compute the same key for equal requests, over any protocol. Format 1 is the SHA-256 of
 
     a MessagePack array, maps sorted by key:
         the format's number
         models: [name, version, steps] of the model, then, for an ensemble, of the models of its
             steps, depth first; steps: [model, version, inputs, outputs] each
-        names of the requested outputs, in the order of the request; none: all
-        parameters for the model, without those that only say when it runs
+        names of the requested outputs, in the order of the request; empty for all outputs
+        parameters for the model, except `priority` and `timeout`
         inputs, sorted by name: [name, datatype, shape, number of bytes]
     the inputs' bytes, in the same order, as binary tensor data
 
-A change of this format has another number. The key names a model, not the model's files: the
-`revisions` beside the key tell whether a response still holds. A revision is a host's own count,
-so a cache that several hosts share would compare digests of the files in its place.
+A changed format gets a new number. The key names a model, not the model's files: the `revisions`
+beside the key tell whether a response still holds. A revision is a host's own count, so a cache
+shared by several hosts would have to compare digests of the files instead.
 
 A request with client memory has no key: frontends never map such memory.
 """
@@ -31,14 +30,15 @@ from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.dispatch.outcome import RunOptions
 
 FORMAT = 1
-_ONLY_WHEN = {"priority", "timeout"}  # parameters that change no response
+_ONLY_WHEN = {"priority", "timeout"}  # parameters without influence on the response
 _encode = msgpack.Encoder(order="sorted").encode
 
 Revisions = tuple[str, ...]
+Models = list[tuple[str, str, list[tuple[object, ...]]]]  # names, versions and steps
 
 
 class CacheInput(Struct, frozen=True):
-    """An input; `view`: bytes that nobody writes any more."""
+    """Input of a request. `view`: bytes that no process writes any more."""
 
     name: str
     datatype: str
@@ -49,8 +49,8 @@ class CacheInput(Struct, frozen=True):
 def cache_key(
     entry: ModelEntry, snapshot: Snapshot, options: RunOptions, inputs: Sequence[CacheInput]
 ) -> bytes:
-    """Return the key of a request to a model that has `revisions`."""
-    models = [(e.spec.name, e.spec.version, _steps(e)) for e in _parts(entry, snapshot) if e]
+    """Return the key of a request to a model with `revisions`."""
+    models = models_of(entry, snapshot)
     parameters = {k: v for k, v in options.parameters.items() if k not in _ONLY_WHEN}
     ordered = sorted(inputs, key=lambda tensor: tensor.name)
     tensors = [(t.name, t.datatype, t.shape, t.view.nbytes) for t in ordered]
@@ -61,9 +61,14 @@ def cache_key(
     return key.digest()
 
 
+def models_of(entry: ModelEntry, snapshot: Snapshot) -> Models:
+    """Return the key's list of a model and, for an ensemble, of the models of its steps."""
+    return [(e.spec.name, e.spec.version, _steps(e)) for e in _parts(entry, snapshot) if e]
+
+
 def revisions(entry: ModelEntry, snapshot: Snapshot) -> Revisions | None:
-    """Return the revision of each model that a response comes from. Return None if one of them is
-    not there now, or its responses depend on more than their request."""
+    """Return the revision of each model that a response comes from. Return None if a model is not
+    available now, or if responses depend on more than the request."""
     found = []
     for part in _parts(entry, snapshot):
         if part is None or part.spec.decoupled or part.spec.config.sequence_batching is not UNSET:

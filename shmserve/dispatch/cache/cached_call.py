@@ -1,4 +1,5 @@
-"""A request whose answer may be kept already: then no executor is asked."""
+"""Cached call: a request answered from the response cache if possible, otherwise by an
+executor."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Protocol
 from shmserve import waiting
 from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry, Snapshot
-from shmserve.dispatch.cache.cache_key import CacheInput, Revisions, cache_key, revisions
+from shmserve.dispatch.cache.cache_key import CacheInput, Revisions, cache_key, models_of, revisions
 from shmserve.dispatch.cache.response_cache import AnswerCache, CachedAnswer
 from shmserve.dispatch.calls.request_counting import Account, CallScope
 from shmserve.dispatch.calls.step_call import StepTensor
@@ -21,7 +22,7 @@ from shmserve.protocol.control.data_messages import RegionRef
 
 
 class AnyCall(InferenceCall, Protocol):
-    """A call of a model or of an ensemble, which may be a step itself."""
+    """A call of a model or of an ensemble, possibly itself a step."""
 
     entry: ModelEntry
     account: Account
@@ -32,12 +33,12 @@ class AnyCall(InferenceCall, Protocol):
 
 
 class CachedCall(CallScope):
-    """One request: `inner`, unless its answer is kept; then that is never run, and only holds the
-    inputs. Client memory is not looked into: frontends never map it, and it may change while it
-    is read, so a request with a region always runs.
+    """A request. On a hit, `inner` never runs and only holds the inputs; otherwise `inner` runs.
+    Frontends never map client memory, which may change while being read. So a request with a
+    region always runs.
 
     Args:
-        current: gives the registry as of now.
+        current: returns the current registry.
     """
 
     def __init__(
@@ -60,26 +61,26 @@ class CachedCall(CallScope):
         self._snapshot = current()
         self._inputs: list[CacheInput] = []
         self._key = b""
-        self._revisions: Revisions | None = None  # None: the answer is not kept
-        self._readable = True  # all inputs are
+        self._revisions: Revisions | None = None  # None: the answer cannot be cached
+        self._readable = True  # true while no input lies in client memory
         self._answer: CachedAnswer | None = None
 
     # ------------------------------------------------------------------- inputs
 
     def add_input(self, name: str, datatype: str, shape: tuple[int, ...], slot: Slot) -> None:
-        """As `Call.add_input`."""
+        """Add an input, as `Call.add_input`."""
         self._inner.add_input(name, datatype, shape, slot)
         self._inputs.append(CacheInput(name, datatype, shape, slot.view))
 
     def add_region_input(
         self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
     ) -> None:
-        """As `Call.add_region_input`."""
+        """Add an input in client memory, as `Call.add_region_input`."""
         self._inner.add_region_input(name, datatype, shape, at)
         self._readable = False
 
     def add_tensor(self, name: str, tensor: StepTensor) -> None:
-        """As `StepCall.add_tensor`."""
+        """Add an ensemble's tensor, as `StepCall.add_tensor`."""
         self._inner.add_tensor(name, tensor)
         if isinstance(tensor.at, RegionRef):
             self._readable = False
@@ -90,7 +91,7 @@ class CachedCall(CallScope):
     # ------------------------------------------------------------------ running
 
     def execute(self) -> Outcome:
-        """As `Call.execute`."""
+        """Return the answer, as `Call.execute`."""
         kept = self._look()
         if kept is not None:
             return kept
@@ -99,7 +100,7 @@ class CachedCall(CallScope):
         return outcome
 
     def stream(self) -> Iterator[Outcome]:
-        """As `Call.stream`; there is one answer."""
+        """Yield the answer, as `Call.stream`. A cached model gives exactly one answer."""
         kept = self._look()
         if kept is not None:
             self.account.answered()
@@ -112,7 +113,7 @@ class CachedCall(CallScope):
                 yield outcome
 
     def _look(self) -> Outcome | None:
-        """The answer, if it is kept."""
+        """Return the cached answer, or None."""
         if not self._readable or self._options.places:
             return None
         began_ns = time.monotonic_ns()
@@ -132,13 +133,13 @@ class CachedCall(CallScope):
         return answer.outcome
 
     def _keep(self, outcome: Outcome) -> None:
-        # A model that was loaded anew meanwhile may have run in either revision
+        # A model loaded anew meanwhile may have run in either revision.
         served = self._revisions
         if served is not None and self._is_current(served):
             size = sum(output.view.nbytes for output in outcome.outputs)
             model = (self.entry.spec.name, self.entry.spec.version)
             answer = (self._key, served, model, outcome)
-            with suppress(Unavailable):  # nothing is kept then
+            with suppress(Unavailable):  # then nothing is cached
                 copied = waiting.beside_if_large(size, self._cache.put, *answer)
                 self.receipt.copy_out(copied)
 
@@ -147,21 +148,24 @@ class CachedCall(CallScope):
         if now is self._snapshot:
             return True
         entry = now.ready_entries.get((self.entry.spec.name, self.entry.spec.version))
-        return entry is not None and revisions(entry, now) == served
+        if entry is None or revisions(entry, now) != served:
+            return False
+        # An ensemble has no revision: its steps may have changed, and their models may not
+        return models_of(entry, now) == models_of(self.entry, self._snapshot)
 
     def give(self, name: str) -> StepTensor | None:
-        """As `StepCall.give`."""
+        """Return an output for a step, as `StepCall.give`."""
         return self._inner.give(name) if self._answer is None else self._answer.give(name)
 
     # ------------------------------------------------------------------- ending
 
     def lend(self) -> Callable[[], None]:
-        """As `Call.lend`."""
+        """Lend the outputs, as `Call.lend`."""
         answer, self._answer = self._answer, None
         return self._inner.lend() if answer is None else answer.give_back
 
     def close(self) -> None:
-        """As `Call.close`."""
+        """Give all slots back, as `Call.close`."""
         answer, self._answer = self._answer, None
         if answer is not None:
             answer.give_back()

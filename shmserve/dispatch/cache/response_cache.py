@@ -1,13 +1,13 @@
-"""Answers that a frontend process keeps, for models with `response_cache`.
+"""Response cache: answers kept by a frontend process, for models with `response_cache`.
 
-Answers are copied into slots of the process's own arena, so they need no executor and outlive it.
-A reader has a lease on the slots of its answer, and eviction waits for nobody. `cache_key` says
-what an answer is known by.
+Answers are copied into slots of the process's own arena, so they need no executor and outlive the
+executor. A reader holds a lease on the slots of an answer, and eviction waits for no reader.
+`cache_key` describes the key of an answer.
 
-Frontends keep answers, and not executors: a hit costs no message, waits for no model, may be that
-of an ensemble, and outlives the executor. A `CachedCall` stands before the call, also before that
-of a step. Kept answers go when a `Trim` comes and when the process's own requests find no memory.
-To the coordinator they are bytes of an arena.
+Frontends keep answers, not executors. A hit costs no message, waits for no model, and may be the
+answer of an ensemble. A `CachedCall` precedes the call, including the call of a step. Cached
+answers are evicted on a `Trim`, and when the process's own requests find no memory. For the
+coordinator, cached answers are bytes of an arena.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ from shmserve.protocol.control.data_messages import Parameter
 Model = tuple[str, str]  # name, version
 
 _MOST_WANTED = 256
-_ENTRY_BYTES = 1 << 10  # of an answer beside its slots and parameters
+_ENTRY_BYTES = 1 << 10  # assumed bytes of an answer beside slots and parameters
 
 
 class CachedAnswer(Struct, frozen=True):
-    """An answer of a model version; its outputs lie in `slots` of `memory`, one each, in order.
-
-    revisions: those of the models that it came from.
-    """
+    """Answer of a model version. Each output lies in a slot of its own in `memory`, listed in
+    `slots` in order. `revisions`: revisions of the models that the answer came from."""
 
     outputs: tuple[OutputTensor, ...]
     parameters: dict[str, Parameter]
@@ -57,7 +55,8 @@ class CachedAnswer(Struct, frozen=True):
             self.memory.release(slot.number, slot.generation)
 
     def give(self, name: str) -> StepTensor | None:
-        """Return an output as the input of a step, with a lease of its own; None: has no such."""
+        """Return an output as the input of a step, with a lease of its own. Return None for an
+        unknown name."""
         for output, slot in zip(self.outputs, self.slots, strict=True):
             if output.name == name:
                 at = self.memory.pass_slot(slot, 0, output.view.nbytes)
@@ -67,28 +66,28 @@ class CachedAnswer(Struct, frozen=True):
 
 
 class AnswerCache(Protocol):
-    """Answers by their keys. Each method is for any thread."""
+    """Cache of answers by key. All methods are thread-safe."""
 
     def get(self, key: bytes, revisions: Revisions) -> CachedAnswer | None:
-        """Return the answer of these revisions, with a lease that its `give_back` ends."""
+        """Return the answer of these revisions, with a lease that `CachedAnswer.give_back` ends.
+        Return None if no such answer is cached."""
 
     def put(self, key: bytes, revisions: Revisions, model: Model, outcome: Outcome) -> int:
-        """Keep a copy of an answer if there is room for it now; return how many bytes were
-        copied."""
+        """Keep a copy of an answer if memory is free now. Return the number of bytes copied."""
 
     def evict(self, nbytes: int) -> bool:
-        """Let go of at least `nbytes` bytes, the least recently used answers first. Return False
-        if no answer was left."""
+        """Release at least `nbytes` bytes, least recently used answers first. Return False if no
+        answer was left."""
 
 
 class ResponseCache(AnswerCache):
-    """The `AnswerCache` of one process. `limit`: bytes at most, of slots and of what goes with
-    them."""
+    """`AnswerCache` of one process. `limit`: most bytes, including slots, parameters and
+    overhead."""
 
     def __init__(self, memory: ForwardingMemory, limit: int) -> None:
         self._memory = memory
         self._limit = limit
-        self._wanted: deque[int] = deque(maxlen=_MOST_WANTED)  # sizes that had no slot
+        self._wanted: deque[int] = deque(maxlen=_MOST_WANTED)  # sizes for which no slot was free
         self._book: LruBook[bytes, CachedAnswer] = LruBook(limit)
         self._lock = threading.Lock()
 
@@ -97,7 +96,7 @@ class ResponseCache(AnswerCache):
         return self._book.nbytes
 
     def by_model(self) -> defaultdict[tuple[str, str], tuple[int, int]]:
-        """How many answers of each model version are kept, and their bytes."""
+        """Return (number of answers, bytes) for each model version."""
         kept: defaultdict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
         with self._lock:
             for answer, nbytes in self._book.items():
@@ -142,7 +141,7 @@ class ResponseCache(AnswerCache):
         return copied
 
     def _place(self, nbytes: int) -> Slot | None:
-        """A slot, of the memory that is there: a request never waits for more of it."""
+        """Return a slot of existing memory, or None. A request never waits for more memory."""
         slot = self._memory.reserve_now(nbytes)
         if slot is None and self.evict(self.nbytes + nbytes - self._limit):
             slot = self._memory.reserve_now(nbytes)
@@ -151,15 +150,15 @@ class ResponseCache(AnswerCache):
         return slot
 
     def grow(self) -> None:
-        """Make memory for answers like those that had no slot since this was done last, as far as
-        they would be kept. For the maintenance thread: it waits for the coordinator's word."""
+        """Make memory for answers that found no slot since the last call, within the limit. For
+        the maintenance thread, because growing waits for the coordinator."""
         slots: list[Slot] = []
         room = self._limit - self.nbytes
         try:
             while self._wanted and (room := room - self._wanted[0]) >= 0:
                 slots.append(self._memory.reserve(self._wanted.popleft()))
         except (ArenaExhausted, Unavailable):
-            pass  # they are not kept, and if they come again they are wanted again
+            pass  # not cached now; the next such answer asks again
         finally:
             self._wanted.clear()
             for slot in slots:

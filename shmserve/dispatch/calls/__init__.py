@@ -1,1 +1,1 @@
-"""One request through the data plane: attempts at executors, retries, counting."""
+"""Calls: requests through the data plane, with attempts, retries and counting."""

@@ -1,9 +1,10 @@
-"""A request and its answers on a connection: send, wait, acknowledge, give up, try elsewhere.
+"""Attempt: sends a request to an executor, waits for answers, acknowledges, gives up, or tries
+another executor.
 
-An executor that is told to stop answers all that had been sent to it (`executor.peers.channels`).
-So a send either fails, and the request goes to the successor, or it is answered; models that must
-not see a request twice are no exception. No answer of a request is ever repeated: a request is run
-again only before its first answer.
+A stopping executor answers every request sent before (`executor.peers.channels`). So either
+sending fails, and the request goes to the successor, or the request is answered. This holds for
+models that must not see a request twice as well. No answer is ever repeated, because a request is
+run again only before its first answer.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ from shmserve.protocol.control.data_messages import (
 )
 from shmserve.waiting import installed
 
-_TICK_S = 1.0  # how often a waiting request looks whether its client is still there
-_RESTART_LOOK_S = 0.05  # how often one that waits for a restart looks whether it is over
-_RUNS = 2  # of one request; a request that kills executors must not go round
+_TICK_S = 1.0  # period of checking whether the client is still there
+_RESTART_LOOK_S = 0.05  # period of checking whether a restart is over
+_RUNS = 2  # most runs of one request, as a request may kill executors
 
 
 class Cancellation:
-    """How somebody makes a waiting call give up at once, from any thread: an event on a loop, else
-    an eventfd, which is waited for together with a connection."""
+    """Makes a waiting call give up at once, from any thread. Uses an event on a loop; elsewhere an
+    eventfd, which is polled together with the connection."""
 
     def __init__(self) -> None:
         self.requested = False
-        self._lock = threading.Lock()  # so that nobody writes to an fd that was closed
+        self._lock = threading.Lock()  # keeps `cancel` from writing to a closed fd
         self._fd = -1
         self._event: waiting.LoopEvent | None = None
         if installed.waiter is not None:
@@ -66,7 +67,7 @@ class Cancellation:
             raise Unavailable("too many open files") from ex
 
     def cancel(self) -> None:
-        """Wake whoever waits. Idempotent, and harmless when everything is over."""
+        """Wake the waiting call. Idempotent, and harmless after the end of the call."""
         with self._lock:
             self.requested = True
             if self._event is not None:
@@ -75,10 +76,10 @@ class Cancellation:
                 os.eventfd_write(self._fd, 1)
 
     def wait(self, connection: ExecutorConnection, timeout_s: float) -> None:
-        """Until the connection has something to read, but not longer than the timeout.
+        """Wait until the connection is readable, at most `timeout_s` seconds.
 
         Raises:
-            Cancelled: somebody has called `cancel`.
+            Cancelled: `cancel` was called.
         """
         waiter, channel = installed.waiter, connection.channel
         if waiter is not None and self._event is not None:
@@ -101,18 +102,18 @@ class Cancellation:
 
 
 class Attempt:
-    """One request. Its connection is taken until the final answer has come.
+    """A request at executors. The connection stays taken until the final answer.
 
     Args:
-        timeout_s: how long an answer is waited for, for the text of the error.
-        options: whom to ask whether anybody waits still, once a tick, and to tell that it was sent.
+        timeout_s: longest wait for an answer, in seconds, for the text of the error.
+        options: callbacks `on_wait` (called once a tick) and `on_sent`.
 
     Attributes:
-        deadline_ns: when the wait for the next answer ends.
-        overdue: what is said then, if it is not the model that was too slow.
-        pool: who answered.
-        abandoned: the inputs belong to the orphaned requests now.
-        unfinished: further answers may come, see `leave`.
+        deadline_ns: end of the wait for the next answer (CLOCK_MONOTONIC, nanoseconds).
+        overdue: error text for a missed deadline, if not the model's slowness.
+        pool: executor pool that answered.
+        abandoned: true once the inputs belong to the orphaned requests.
+        unfinished: connection on which further answers may come, see `leave`.
     """
 
     __slots__ = (
@@ -151,12 +152,13 @@ class Attempt:
         self._cancellation = cancellation
 
     def first(self) -> Answer:
-        """Send the request, on another executor if one dies of it; the first answer.
+        """Send the request and return the first answer. If an executor dies, another may run the
+        request.
 
         Raises:
-            Unavailable, NotFound, QueueFull: nothing of it has run.
-            ExecutorLost: an executor died while it had it.
-            DeadlineExceeded, Cancelled: it was abandoned.
+            Unavailable, NotFound, QueueFull: no part of the request has run.
+            ExecutorLost: an executor died with the request.
+            DeadlineExceeded, Cancelled: the request was abandoned.
         """
         executors, message, entry = self._executors, self._message, self._entry
         tried: set[str] = _blocked(entry, message) if message.callers else set()
@@ -178,15 +180,15 @@ class Attempt:
             except Cancelled:
                 pool.give(connection)
                 raise
-            except TooLarge:  # the connection's books may be ahead of its executor's
+            except TooLarge:  # our record of offered segments may be ahead of the executor's
                 pool.discard(connection)
                 raise
-            except PeerDied:  # it was not taken, so it is no run
+            except PeerDied:  # not received, so not counted as a run
                 pool.discard(connection)
                 tried.add(pool.instance.process)
                 executors.departed(pool)
                 continue
-            except BaseException:  # no descriptor to be had, for instance
+            except BaseException:  # for instance, no free descriptor
                 pool.discard(connection)
                 raise
             if self._options.on_sent is not None:
@@ -200,15 +202,15 @@ class Attempt:
                 if not again or runs == _RUNS or not entry.spec.rerun:
                     raise self._died() from ex
                 continue
-            if answer.refused and runs:  # which would say that nothing of it has run
+            if answer.refused and runs:  # `refused` would claim that the request never ran
                 raise self._died()
             return answer
 
     def _after_restart(
         self, entry: ModelEntry, tried: set[str], missing: Unavailable
     ) -> tuple[ExecutorPool, ExecutorConnection, ModelEntry]:
-        """As `LoadBalancer.connect`, of an executor that is being started; raises what is `missing`
-        if that is something else, or none comes in time."""
+        """Wait for an executor that is being started, then connect as `LoadBalancer.connect`.
+        Raise `missing` if no executor comes in time, or if `missing` has another cause."""
         if not isinstance(missing, NoExecutor):
             raise missing
         executors, message = self._executors, self._message
@@ -232,8 +234,8 @@ class Attempt:
         raise missing
 
     def next(self, deadline_ns: int, overdue: str) -> Answer:
-        """The next answer of a stream whose final one has not come; raises as `first`. `overdue`:
-        the error's text if none comes until `deadline_ns`."""
+        """Return the next answer of an unfinished stream. Errors are as for `first`. `overdue`:
+        text of the error if no answer comes until `deadline_ns`."""
         self.deadline_ns, self.overdue = deadline_ns, overdue
         pool, connection = self.pool, self.unfinished
         assert pool is not None
@@ -246,26 +248,27 @@ class Attempt:
             raise self._died() from ex
 
     def acknowledge(self, answers: int, slots: tuple[tuple[int, int], ...]) -> None:
-        """Answers of a stream were consumed: as many more may come."""
+        """Tell the executor that answers of a stream were consumed, so as many more may be
+        sent."""
         assert self.unfinished is not None
         try:
             message = Credit(self._message.request, answers, slots)
             self.unfinished.channel.send(messages.encode(message))
         except PeerDied:
-            pass  # the next receive says so, too
+            pass  # the next receive reports the same error
 
     def leave(self) -> None:
-        """Nobody asks for further answers. Idempotent."""
+        """Give up further answers of a stream. Idempotent."""
         if self.unfinished is not None:
             assert self.pool is not None
             self._abandon(self.pool, self.unfinished)
 
     def _wait(self, pool: ExecutorPool, connection: ExecutorConnection) -> Answer:
-        """The next answer; the connection goes back with the final one.
+        """Return the next answer. The connection goes back to the pool with the final answer.
 
         Raises:
-            PeerDied, ProtocolViolation: of the channel.
-            DeadlineExceeded, Cancelled: nobody waits any more.
+            PeerDied, ProtocolViolation: errors of the channel.
+            DeadlineExceeded, Cancelled: the request was abandoned.
         """
         message, cancellation, on_wait = self._message, self._cancellation, self._options.on_wait
         answer: Answer | None = None
@@ -287,7 +290,7 @@ class Attempt:
                 raise ProtocolViolation("an answer to something that was not asked")
         except (PeerDied, ProtocolViolation):
             raise
-        except BaseException:  # the executor may still read: never just let go
+        except BaseException:  # the executor may still read the slots, so abandon them
             self._abandon(pool, connection)
             raise
         self.pool = pool
@@ -305,7 +308,8 @@ class Attempt:
         )
 
     def _lost(self, pool: ExecutorPool, connection: ExecutorConnection, ex: ShmserveError) -> bool:
-        """The executor failed while it had the request; whether another may run it.
+        """Take in an executor's failure during the request. Return True if another executor may
+        run the request.
 
         Raises:
             InvalidArgument: a client's region was the cause.
@@ -313,7 +317,7 @@ class Attempt:
         pool.discard(connection)
         self._executors.lost(pool, ex)
         regions = regions_of(self._message)
-        if regions:  # was it one of them? Whatever it was: not a second time
+        if regions:  # a region may be the cause; never run such a request again
             explain(self._executors.registry, regions)
         return not regions
 
@@ -324,23 +328,23 @@ class Attempt:
         )
 
     def _abandon(self, pool: ExecutorPool, connection: ExecutorConnection) -> None:
-        """Nobody waits any more: the slots wait for the late answer instead."""
+        """Give up waiting. The slots stay leased until the late answer."""
         self.unfinished = None
         self.abandoned = True
         try:
             connection.channel.send(messages.encode(Cancel(self._message.request)))
         except PeerDied:
-            pass  # then its EOF is what will be seen
+            pass  # EOF will be seen next
         inputs = [tensor.at for tensor in self._message.inputs]
         leases = [(at.slot, at.generation) for at in inputs if isinstance(at, Descriptor)]
         self._executors.orphans.keep(pool, connection, self._message.request, leases)
 
 
 def _blocked(entry: ModelEntry, message: Execute) -> set[str]:
-    """Executors that can only run the request once it has been answered.
+    """Return executors that cannot run the request because they wait for its answer.
 
     Raises:
-        NotConfigured: there is no other one.
+        NotConfigured: no other executor exists.
     """
     blocked = {caller.process for caller in message.callers if caller.blocked}
     instances = [instance.process for instance in entry.instances]

@@ -1,8 +1,8 @@
-"""One request through the data plane.
+"""Call: one request through the data plane.
 
-Life: `reserve` and `add_input` per tensor, `execute` or `stream` once, `close` after the
-last byte of the answer was sent. `close` gives every slot back on every path; a call that
-was abandoned leaves that to the orphaned requests, because the executor may still read.
+A call uses `reserve` and `add_input` for each tensor, then `execute` or `stream` once, and `close`
+after the last byte of the answer was sent. `close` gives every slot back on every path. The slots
+of an abandoned call go to the orphaned requests, because the executor may still read.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from shmserve.protocol.control.data_messages import (
 )
 
 _EMPTY = memoryview(b"")
-_ACKNOWLEDGE_BYTES = 64 * 1024  # of a stream's outputs, that are given back at the latest
+_ACKNOWLEDGE_BYTES = 64 * 1024  # output bytes of a stream after which slots are given back
 _NO_ANSWER = Answer(0)
 _LEASED = SlotState.LEASED
 
 
 class Call(CallScope):
-    """One request. A context manager; not for use by two threads, but for `cancel`."""
+    """A request, as a context manager. Not for use by two threads, except `cancel`."""
 
     __slots__ = (
         "_answer",
@@ -78,23 +78,24 @@ class Call(CallScope):
         self._options = options
         self._timeout_s = options.timeout_s or plane.settings.request_timeout_s
         self._deadline_ns = time.monotonic_ns() + int(self._timeout_s * 1e9)
-        self._slots: list[Slot] = []  # of the inputs that lie in slots, in their order
+        self._slots: list[Slot] = []  # of inputs in slots, in order
         self._inputs: list[WireTensor] = []
-        self._answer = _NO_ANSWER  # the latest
+        self._answer = _NO_ANSWER  # latest answer
         self._held: list[tuple[int, int]] = []  # output slots
         self._held_bytes = 0
-        self._pool: ExecutorPool | None = None  # who answered
+        self._pool: ExecutorPool | None = None  # executor pool that answered
         self._attempt: Attempt | None = None
         self._cancellation = Cancellation() if cancellable else None
 
     def cancel(self) -> None:
-        """Make whoever waits in it raise `Cancelled` at once. From any thread, at any time,
-        but only for a call that was made `cancellable`."""
+        """Make `execute` or `stream` raise `Cancelled` at once. For any thread, at any time, but
+        only for a call made `cancellable`."""
         assert self._cancellation is not None, "the call was not made cancellable"
         self._cancellation.cancel()
 
     def reserve(self, nbytes: int) -> Slot:
-        """Room for a tensor in this process's arena: the slot's `view`.
+        """Reserve a slot for a tensor in this process's arena. Write the tensor to the slot's
+        `view`.
 
         Raises:
             ArenaExhausted: the pool is used up.
@@ -104,28 +105,28 @@ class Call(CallScope):
         return slot
 
     def adopt(self, slot: Slot) -> Slot:
-        """A slot that was reserved before there was a call, as if by `reserve`."""
+        """Take over a slot reserved before the call existed, as if by `reserve`."""
         self._slots.append(slot)
         return slot
 
     def add_input(self, name: str, datatype: str, shape: tuple[int, ...], slot: Slot) -> None:
-        """The slot is written: seal it as an input. Inputs keep this order."""
+        """Seal a written slot as an input. Inputs keep the order of calls."""
         at = self._memory.seal_and_lease(slot)
         self._inputs.append(WireTensor(name, datatype, shape, at))
 
     def add_region_input(
         self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
     ) -> None:
-        """An input that lies in client memory. Inputs keep this order."""
+        """Add an input in client memory. Inputs keep the order of calls."""
         self._inputs.append(WireTensor(name, datatype, shape, at))
 
     def execute(self) -> Outcome:
-        """Run it and wait for the answer.
+        """Run the request and wait for the answer.
 
         Raises:
             ModelFailure: the model's own error.
-            Unavailable, QueueFull: no executor could run it.
-            DeadlineExceeded, Cancelled: it was abandoned.
+            Unavailable, QueueFull: no executor could run the request.
+            DeadlineExceeded, Cancelled: the request was abandoned.
         """
         try:
             answer = self._begin(0).first()
@@ -138,12 +139,13 @@ class Call(CallScope):
         except BaseException as ex:
             self.account.failed(ex)
             raise
+        self.receipt.complete = True  # not by a method, as in `_accept`
         if self.account.trace is not None:
             self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
         return Outcome(outputs, answer.parameters)
 
     def stream(self) -> Iterator[Outcome]:
-        """Run it and yield every answer; `InferenceCall.stream` (frontends) has the contract."""
+        """Run the request and yield every answer. `InferenceCall.stream` has the contract."""
         answers = self._answers()
         try:
             for answer in answers:
@@ -152,6 +154,7 @@ class Call(CallScope):
                 elif answer.final and answer.error_code:
                     self.account.refused(answer.error_code, answer.error)
                 elif answer.final:
+                    self.receipt.finish()
                     self.account.answered()
                 yield self._outcome(answer)
         except GeneratorExit:
@@ -171,7 +174,7 @@ class Call(CallScope):
         overdue = f"model '{self.entry.spec.name}' gave no answer within {limits.answer_s:g} s"
         attempt = self._begin(credit)
         answer = attempt.first()
-        owed = 0  # answers consumed and not acknowledged
+        owed = 0  # answers consumed but not acknowledged
         try:
             while True:
                 self._accept(answer)
@@ -179,7 +182,7 @@ class Call(CallScope):
                 if answer.final:
                     return
                 owed += 1
-                # Outputs that went on to other executors have come back to the pool
+                # Outputs forwarded to other executors have come back to the pool.
                 back = self._pool.take_releases(_ACKNOWLEDGE_BYTES) if self._pool else []
                 if 2 * owed >= credit or self._held_bytes >= _ACKNOWLEDGE_BYTES or back:
                     attempt.acknowledge(owed, (*self._held, *back))
@@ -194,7 +197,7 @@ class Call(CallScope):
     def _begin(self, credit: int) -> Attempt:
         options, plane, account = self._options, self._plane, self.account
         traced = self.entry.trace is not None or options.trace is not None
-        account.sent_ns = time.monotonic_ns()  # not by a method: one call for each request
+        account.sent_ns = time.monotonic_ns()  # set directly, to save a method call per request
         if traced:
             account.begin(options, inputs_in(self._slots, self._inputs), account.sent_ns)
         message = Execute(
@@ -222,7 +225,7 @@ class Call(CallScope):
         return self._attempt
 
     def _accept(self, answer: Answer) -> None:
-        """An answer has come: hold its outputs, and count what it cost."""
+        """Take in an answer: hold its outputs, and add its costs to the receipt."""
         assert self._attempt is not None
         assert self._attempt.pool is not None
         self._answer = answer
@@ -232,10 +235,9 @@ class Call(CallScope):
             if tensor.alias < 0 and type(at) is Descriptor:
                 self._held.append((at.slot, at.generation))
                 self._held_bytes += at.nbytes
-        # A method of the receipt would be one call more for each request
+        # Fields are set directly, to save a method call per request.
         receipt, timing, copied = self.receipt, answer.timing, answer.copied
         receipt.executor, receipt.timing = self._pool.instance.name, timing
-        receipt.complete = answer.final and not answer.error_code
         receipt.queue_ns += timing.queue
         receipt.compute_ns += timing.input + timing.infer + timing.output
         receipt.copied_batch += copied.batch
@@ -257,7 +259,7 @@ class Call(CallScope):
         if tensor.alias < 0:
             assert self._pool is not None
             view = self._pool.segments.view(at)
-        else:  # bytes of our own input, named relative to its start
+        else:  # bytes of our own input, at an offset from its start
             if tensor.alias >= len(self._slots) or at.offset < 0 or at.nbytes < 0:
                 raise ProtocolViolation("an output aliases an input that is not there")
             own = self._slots[tensor.alias].view.toreadonly()
@@ -267,10 +269,8 @@ class Call(CallScope):
         return OutputTensor(tensor.name, tensor.datatype, tensor.shape, view, tensor.alias >= 0)
 
     def lend(self) -> Callable[[], None]:
-        """Keep the outputs of the latest answer readable when the call goes on or is closed.
-
-        What is returned gives them back; it is called once, from any thread.
-        """
+        """Keep the outputs of the latest answer readable after the call goes on or is closed. Call
+        the returned function once, from any thread, to give the outputs back."""
         memory, pool, outputs = self._memory, self._pool, self._answer.outputs
         lent = leases(outputs)
         nbytes = sum(t.at.nbytes for t in outputs if t.alias < 0)
@@ -291,7 +291,7 @@ class Call(CallScope):
         return give_back
 
     def close(self) -> None:
-        """Give every slot back. Idempotent; views of outputs are void afterwards."""
+        """Give every slot back. Idempotent. Views of outputs are void afterwards."""
         slots, self._slots = self._slots, []
         attempt, retained = self._attempt, self._answer.retained
         if attempt is not None:

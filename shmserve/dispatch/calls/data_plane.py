@@ -1,4 +1,4 @@
-"""What all calls of a process have in common."""
+"""Data plane: parts shared by all calls of a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shmserve.dispatch.traces.tracing import Tracer
 
 
 class DataPlane(Struct, frozen=True):
-    """Its parts. `next_number`: of requests, never the same."""
+    """Shared parts. `next_number`: returns a request number never used before."""
 
     memory: ForwardingMemory
     executors: LoadBalancer

@@ -1,8 +1,8 @@
-"""What this frontend's requests came to, counted for everybody to see.
+"""Request counting: counts the outcomes of this frontend's requests on its counter page.
 
-Every request for a model that is ready ends here exactly once: answered, or failed for one
-reason. It is counted before its client can have the answer, so that a client that asks for
-statistics afterwards finds its own requests in them.
+Every request for a ready model ends here exactly once: answered, or failed for one reason. A
+request is counted before the client can have the answer. So a client that asks for statistics
+afterwards finds its own requests counted.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from shmserve.observe import flight_recorder
 from shmserve.shm.counter_page import OwnCounterPage
 from shmserve.tensor.named_tensor import NamedTensor
 
-_MOST_TOLD = 64  # texts that wait to be taken
-_LONGEST_TOLD = 300
+_MAX_TEXTS = 64  # most error texts kept until taken
+_MAX_TEXT = 300
 _NO_RECEIPT = Receipt()
 
 
 def message_of(error: BaseException) -> str:
-    """What the client is told of it; "": nothing of this error."""
+    """Return the error's text for the client, or "" for an error hidden from clients."""
     return error.message if isinstance(error, ShmserveError) else ""
 
 
 class RequestCounting:
-    """Thread-safe; one per process. `epoch` goes into the name of its segment."""
+    """Counters of one process. Thread-safe. `epoch` goes into the name of the page's segment."""
 
     def __init__(self, epoch: str, rows: int) -> None:
         self.page = OwnCounterPage(epoch, nwords(rows))
         self._counters = RequestCounters(self.page.words)
         self._lock = threading.Lock()
-        self._told: dict[tuple[str, str, Reason], str] = {}
+        self._error_texts: dict[tuple[str, str, Reason], str] = {}
 
     def ended(
         self,
@@ -56,10 +56,8 @@ class RequestCounting:
         receipt: Receipt = _NO_RECEIPT,
         told: str = "",
     ) -> None:
-        """A request was answered, or failed for a reason, `ns` after its arrival.
-
-        `told`: what its client was told then.
-        """
+        """Count a request as answered, or as failed for a reason, `ns` nanoseconds after arrival.
+        `told`: error text sent to the client."""
         copied = (
             receipt.copied_in,
             receipt.copied_batch,
@@ -69,27 +67,27 @@ class RequestCounting:
         name, version = entry.spec.name, entry.spec.version
         with self._lock:
             self._counters.ended(name, version, reason, ns, copied)
-            if told and reason is not None and len(self._told) < _MOST_TOLD:
-                self._told[name, version, reason] = told[:_LONGEST_TOLD]
+            if told and reason is not None and len(self._error_texts) < _MAX_TEXTS:
+                self._error_texts[name, version, reason] = told[:_MAX_TEXT]
         if reason is not None:
             flight_recorder.record("request failed", f"{name}/{version}", reason.name.lower())
 
     def told(self) -> dict[tuple[str, str, Reason], str]:
-        """What clients of failed requests were told since the last call: the latest text by model,
+        """Return the error texts sent to clients since the last call: the latest text by model,
         version and reason."""
-        if not self._told:
+        if not self._error_texts:
             return {}
         with self._lock:
-            told, self._told = self._told, {}
-        return told
+            texts, self._error_texts = self._error_texts, {}
+        return texts
 
     def looked_up(self, entry: ModelEntry, hit: bool, ns: int) -> None:
-        """A request's answer was looked for among those that are kept."""
+        """Count a lookup in the response cache, which took `ns` nanoseconds."""
         with self._lock:
             self._counters.looked_up(entry.spec.name, entry.spec.version, hit, ns)
 
     def lookups(self) -> defaultdict[tuple[str, str], tuple[int, int]]:
-        """How often an answer was found among those kept, and how often not, by model version."""
+        """Return (hits, misses) of the response cache by model version."""
         found: defaultdict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
         with self._lock:
             rows = request_counters.read(self.page.words) or {}
@@ -100,36 +98,36 @@ class RequestCounting:
         return found
 
     def copied_out(self, entry: ModelEntry, nbytes: int) -> None:
-        """Bytes of an answer that were copied after it had been counted."""
+        """Count bytes of an answer copied after the answer was counted."""
         with self._lock:
             self._counters.copied_out(entry.spec.name, entry.spec.version, nbytes)
 
     def keyed(self, name: str) -> None:
-        """A request came with the key of this name."""
+        """Count a request with the key of this name."""
         with self._lock:
             self._counters.keyed(name)
 
     def measure(self, gauges: Gauges, in_flight: Mapping[tuple[str, str], int]) -> None:
-        """Publish what is held right now, and by model version how many requests executors have."""
+        """Publish current gauges, and the number of requests at executors by model version."""
         write_gauges(self.page.words, gauges)
         with self._lock:
             self._counters.show_in_flight(in_flight)
 
     def close(self) -> None:
-        """Let go of the page; what is counted from now on is for nobody."""
+        """Release the page. Later counts are discarded."""
         with self._lock:
             self.page.close()
             self._counters = RequestCounters(self.page.words)
 
 
 class Account(Struct):
-    """The account of one call: it is counted once, as answered or as failed for one reason.
+    """Account of one call, which is counted once: as answered, or as failed for one reason.
 
     Attributes:
-        sent_ns: when an executor was asked; 0: none has been.
-        counted_ns: when it was counted; 0: not yet.
-        counted_copies: of the answer, then.
-        trace: of the request, if it is traced.
+        sent_ns: time of sending to an executor (CLOCK_MONOTONIC, nanoseconds); 0 if not sent.
+        counted_ns: time of counting; 0 if not counted yet.
+        counted_copies: bytes of the answer copied before counting.
+        trace: trace of the request, or None.
     """
 
     counting: RequestCounting
@@ -145,8 +143,8 @@ class Account(Struct):
     def begin(
         self, options: RunOptions, inputs: Iterable[NamedTensor] = (), began_ns: int = 0
     ) -> None:
-        """Begin the request, now or at `began_ns`, and its trace: if it is one of those traced, or
-        its ensemble is."""
+        """Begin the request, now or at `began_ns`. Begin its trace if the request is sampled, or
+        if its ensemble is traced."""
         self.sent_ns = began_ns or monotonic_ns()
         if options.trace is not None or (self.entry.trace is not None and not options.step):
             self.trace = self.tracer.begin(self.entry, options)
@@ -155,12 +153,12 @@ class Account(Struct):
 
     @property
     def traceparent(self) -> str:
-        """What is part of this request has it; empty: it is not traced in spans."""
+        """Trace context for parts of this request; empty if the request is not traced in spans."""
         own = self.trace.own if self.trace is not None else None
         return "" if own is None else str(own)
 
     def answered(self, copied_out: int = 0, send_ns: int = 0) -> None:
-        """As `RequestAccount.answered`."""
+        """Count the request as answered, as `RequestAccount.answered`."""
         receipt = self.receipt
         receipt.copied_out += copied_out
         receipt.send_ns += send_ns
@@ -171,21 +169,21 @@ class Account(Struct):
             self.counting.ended(self.entry, None, took, receipt)
 
     def looked_up(self, hit: bool, ns: int) -> None:
-        """Its answer was looked for among those that are kept."""
+        """Count a lookup in the response cache, which took `ns` nanoseconds."""
         self.counting.looked_up(self.entry, hit, ns)
 
     def failed(self, error: BaseException) -> None:
-        """It ends without an answer."""
+        """Count the request as failed without an answer."""
         if self.sent_ns and isinstance(error, ShmserveError):
             error.was_sent = True
         self._failed(reason_of(error), message_of(error))
 
     def refused(self, code: str, text: str) -> None:
-        """An executor has answered with an error."""
+        """Count the request as failed, because an executor answered with an error."""
         self._failed(reason_of_answer(code), text)
 
     def close(self) -> None:
-        """It is over: count it if nobody has, trace it if that is wanted."""
+        """End the account: count the request unless counted already, and finish the trace."""
         trace = self.trace
         spans = trace is not None and trace.own is not None and bool(trace.failure)
         if self.closed or not (self.receipt.complete or spans):
@@ -195,7 +193,7 @@ class Account(Struct):
             if not self.counted_ns:
                 self.answered()
             more = self.receipt.copied_out - self.counted_copies
-            if more:  # by the last message of a stream
+            if more:  # copied by the last message of a stream
                 self.counting.copied_out(self.entry, more)
         if trace is not None:
             self._traced(trace)
@@ -226,7 +224,8 @@ class Account(Struct):
 
 
 class CallScope:
-    """Closes a call on every path out of a `with` block, and counts it as failed on an error."""
+    """Closes a call on every path out of a `with` block. An exception counts the call as
+    failed."""
 
     __slots__ = ()
 

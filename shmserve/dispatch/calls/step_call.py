@@ -1,4 +1,5 @@
-"""A request to the model of one step of an ensemble, and the tensors that pass between steps."""
+"""Step call: a request to the model of one step of an ensemble, and the tensors passed between
+steps."""
 
 from __future__ import annotations
 
@@ -12,24 +13,24 @@ from shmserve.protocol.control.data_messages import Descriptor, RegionRef, WireT
 
 
 class StepTensor(Struct, frozen=True):
-    """A tensor of an ensemble: in a slot of ours, in another executor's (`ForwardedOutput`), or
-    in client memory. Whoever has it has a lease on its slot."""
+    """A tensor of an ensemble: in a slot of ours, in a slot of an executor (`ForwardedOutput`), or
+    in client memory. Each holder has a lease on the slot."""
 
     datatype: str
     shape: tuple[int, ...]
     at: Slot | RegionRef
 
     def output(self, name: str) -> OutputTensor:
-        """As an output of the request; its view is empty in client memory."""
+        """Return the tensor as an output of the request. The view is empty for client memory."""
         view = memoryview(b"") if isinstance(self.at, RegionRef) else self.at.view.toreadonly()
         return OutputTensor(name, self.datatype, self.shape, view)
 
 
 class StepCall(Call):
-    """A call whose inputs are tensors of an ensemble, and whose outputs become such."""
+    """A call whose inputs and outputs are tensors of an ensemble."""
 
     def add_tensor(self, name: str, tensor: StepTensor) -> None:
-        """An input that is in its place already. Inputs keep this order."""
+        """Add a tensor as an input, without copying. Inputs keep the order of calls."""
         at = tensor.at
         if isinstance(at, RegionRef):
             self.add_region_input(name, tensor.datatype, tensor.shape, at)
@@ -40,10 +41,8 @@ class StepCall(Call):
         self._inputs.append(WireTensor(name, tensor.datatype, tensor.shape, descriptor))
 
     def give(self, name: str) -> StepTensor | None:
-        """An output of the latest answer, where it is, with a lease; None: there is none.
-
-        It stays there until that is given back, whenever this call is closed.
-        """
+        """Return an output of the latest answer in place, with a lease. Return None for an unknown
+        name. The bytes stay in place until the lease ends, even after this call is closed."""
         tensor = next((tensor for tensor in self._answer.outputs if tensor.name == name), None)
         if tensor is None:
             return None
@@ -57,7 +56,7 @@ class StepCall(Call):
         assert pool is not None
         assert isinstance(at, Descriptor)
         if tensor.alias >= 0:
-            self._output(tensor)  # that it lies within the input it names
+            self._output(tensor)  # checks that the output lies within the aliased input
             return self._memory.pass_slot(self._slots[tensor.alias], at.offset, at.nbytes)
         lease, nbytes = (at.slot, at.generation), at.nbytes
         output = self._memory.pass_on(

@@ -1,1 +1,1 @@
-"""Requests to ensembles: order of the steps, tensors between them, threads of runs."""
+"""Ensembles: order of steps, tensors between steps, and threads of a request to an ensemble."""

@@ -1,17 +1,18 @@
-"""One request through the models of an ensemble, or of a pipeline, which is one in a row.
+"""Ensemble call: one request through the models of an ensemble or of a pipeline (an ensemble in a
+row).
 
-A step is a call of its model. It begins when all of its inputs are there, so steps that do not
-need each other run side by side; behind a step that streams, once for each of its answers. What
-passes between steps stays in the slots of the executor that wrote it: this process leases those
-and tells the next executor where they are.
+Each step is a call of a model. A step begins when all of its inputs are available, so independent
+steps run side by side. A step behind a streaming step runs once for each answer of the stream.
+Tensors between steps stay in the slots of the executor that wrote them. This process leases the
+slots and tells the next executor where the tensors are.
 
 `Dispatcher.call` makes an `EnsembleCall` for a model whose spec has steps (`tensor.spec`). A step
-is a `StepCall`, or an `EnsembleCall` again (`steps`). A pipeline is an ensemble made of a setting
-(`core.scheduling.pipeline_wiring`). Rules about the graph are in `core.scheduling.ensemble_graph`,
-the order of steps in `core.scheduling.ensemble_progress`. Only the coordinator decides from its
-models whether an ensemble can be used (`core.control.compositions`). A step that streams is asked
-for one answer after the other, and each answer is a piece of work like a run of the steps behind
-it.
+is a `StepCall`, or a nested `EnsembleCall` (`steps`). A pipeline is an ensemble made from a
+setting (`core.scheduling.pipeline_wiring`). `core.scheduling.ensemble_graph` has the rules about
+the graph, `core.scheduling.ensemble_progress` the order of steps. Only the coordinator decides
+whether an ensemble can be used, given its models (`core.control.compositions`). A streaming step
+is asked for one answer after another, and each answer is a piece of work like a run of the steps
+behind it.
 """
 
 from __future__ import annotations
@@ -39,19 +40,18 @@ from shmserve.dispatch.traced_request import BACKEND_OUTPUT
 from shmserve.errors import Cancelled
 from shmserve.protocol.control.data_messages import RegionRef
 
-_GRACE_S = 0.25  # for the step that is late to say so itself
+_GRACE_S = 0.25  # time for a late step to report its own timeout
 
 
 class EnsemblePlane(Struct, frozen=True):
-    """What all ensembles' calls of a process have in common. `cache`: of answers; None: none
-    are kept."""
+    """Parts shared by all ensemble calls of a process. `cache`: response cache, or None."""
 
     data: DataPlane
     threads: StepThreads
     cache: AnswerCache | None
 
     def call(self, entry: ModelEntry, options: RunOptions, cancellable: bool) -> AnyCall:
-        """A request to a model, which may be a step, or an ensemble."""
+        """Return a request to a model, which may be a step or an ensemble."""
         call: AnyCall = (
             EnsembleCall(self, entry, options)
             if entry.spec.steps
@@ -63,10 +63,12 @@ class EnsemblePlane(Struct, frozen=True):
 
 
 class EnsembleCall(CallScope):
-    """One request; itself a step where ensembles are nested. A context manager.
+    """A request to an ensemble, which may itself be a step of an outer ensemble. A context
+    manager.
 
     Attributes:
-        receipt: of the whole, with what its steps have cost; the frontend adds its own.
+        receipt: receipt of the whole request, including its steps; the frontend adds its own
+            costs.
     """
 
     def __init__(self, plane: EnsemblePlane, entry: ModelEntry, options: RunOptions) -> None:
@@ -79,8 +81,8 @@ class EnsembleCall(CallScope):
         self._options = options
         self._timeout_s = options.timeout_s or data.settings.request_timeout_s
         self._limits = options.stream or StreamLimits(self._timeout_s, time.monotonic_ns())
-        self._reserved: list[Slot] = []  # that are not written yet
-        self._given: dict[str, StepTensor] = {}  # the outputs of the latest answer
+        self._reserved: list[Slot] = []  # not written yet
+        self._given: dict[str, StepTensor] = {}  # outputs of the latest answer
         self._wanted = options.outputs or tuple(output.name for output in spec.outputs)
         self._steps = EnsembleSteps(
             spec,
@@ -95,16 +97,16 @@ class EnsembleCall(CallScope):
     # ------------------------------------------------------------------- inputs
 
     def reserve(self, nbytes: int) -> Slot:
-        """As `Call.reserve`."""
+        """Reserve a slot, as `Call.reserve`."""
         return self.adopt(self._memory.reserve(nbytes))
 
     def adopt(self, slot: Slot) -> Slot:
-        """As `Call.adopt`."""
+        """Take over a slot, as `Call.adopt`."""
         self._reserved.append(slot)
         return slot
 
     def add_input(self, name: str, datatype: str, shape: tuple[int, ...], slot: Slot) -> None:
-        """As `Call.add_input`."""
+        """Add an input, as `Call.add_input`."""
         self._memory.seal_and_lease(slot)
         self._reserved.remove(slot)
         self._tensors.add((name, ONCE), StepTensor(datatype, shape, slot))
@@ -112,18 +114,19 @@ class EnsembleCall(CallScope):
     def add_region_input(
         self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
     ) -> None:
-        """As `Call.add_region_input`."""
+        """Add an input in client memory, as `Call.add_region_input`."""
         self._tensors.add((name, ONCE), StepTensor(datatype, shape, at))
 
     def add_tensor(self, name: str, tensor: StepTensor) -> None:
-        """As `StepCall.add_tensor`."""
+        """Add a tensor of the outer ensemble, as `StepCall.add_tensor`."""
         self._tensors.lease(tensor)
         self._tensors.add((name, ONCE), tensor)
 
     # ------------------------------------------------------------------ running
 
     def execute(self) -> Outcome:
-        """As `Call.execute`; the error of any step is the ensemble's."""
+        """Run all steps and return the answer, as `Call.execute`. An error of any step is the
+        ensemble's error."""
         try:
             (outcome,) = self._answers()
         except BaseException as ex:
@@ -135,7 +138,7 @@ class EnsembleCall(CallScope):
         return outcome
 
     def stream(self) -> Iterator[Outcome]:
-        """As `Call.stream`."""
+        """Run all steps and yield every answer, as `Call.stream`."""
         try:
             for answer in self._answers():
                 if answer.final and answer.error is not None:
@@ -154,7 +157,8 @@ class EnsembleCall(CallScope):
             self._steps.end()
 
     def _answers(self) -> Iterator[Outcome]:
-        """Run all steps; the outputs of an answer stay until the next one is asked for."""
+        """Run all steps and yield the answers. The outputs of an answer stay valid until the next
+        answer is asked for."""
         account, runs, progress = self.account, self._steps.runs, self._steps.progress
         account.begin(self._options, self._tensors.of_request())
         streams = self.entry.spec.decoupled
@@ -179,7 +183,8 @@ class EnsembleCall(CallScope):
         yield Outcome()
 
     def _due(self, at: float) -> tuple[float, str]:
-        """When the next answer must be there, and what is said then."""
+        """Return the monotonic deadline of the next answer, in seconds, and the error text for a
+        miss."""
         whole_s = self._plane.data.settings.stream_timeout_s
         ends = self._limits.began_ns / 1e9 + whole_s
         if self.entry.spec.decoupled and whole_s and ends < at:
@@ -190,23 +195,24 @@ class EnsembleCall(CallScope):
     # ------------------------------------------------------------------- ending
 
     def give(self, name: str) -> StepTensor | None:
-        """As `StepCall.give`."""
+        """Return an output with a lease, as `StepCall.give`."""
         tensor = self._given.get(name)
         if tensor is not None:
             self._tensors.lease(tensor)
         return tensor
 
     def lend(self) -> Callable[[], None]:
-        """As `Call.lend`."""
+        """Lend the outputs, as `Call.lend`."""
         given, self._given = self._given, {}
         return partial(self._tensors.release, list(given.values()))
 
     def cancel(self) -> None:
-        """As `Call.cancel`: steps that run give up at once, others never begin."""
+        """Cancel the request, as `Call.cancel`. Running steps give up at once; other steps never
+        begin."""
         self._steps.runs.fail(Cancelled("the request was cancelled"))
 
     def close(self) -> None:
-        """Give every slot back. Idempotent; views of outputs are void afterwards."""
+        """Give every slot back. Idempotent. Views of outputs are void afterwards."""
         self._steps.end()
         self.lend()()
         self._tensors.close()

@@ -1,8 +1,8 @@
-"""The threads of one request to an ensemble: its runs side by side, as far as there are threads.
+"""Ensemble runs: runs the steps of one request side by side, as far as threads are available.
 
-Whoever has finished a run takes the next one, and has others begin beside it what can begin. The
-thread of the request (or the greenlet) waits for answers; it runs steps itself where nothing else
-goes on, and where there is no other thread, so that an ensemble needs none.
+A thread that has finished a run takes the next run, and has other threads take further runnable
+runs. The request's thread (or greenlet) waits for answers. It runs steps itself if nothing else is
+running or no thread is free, so an ensemble works without further threads.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from shmserve.core.scheduling.ensemble_progress import GraphProgress, Run
 from shmserve.dispatch.ensembles.step_threads import StepThreads
 from shmserve.errors import DeadlineExceeded
 
-_TICK_S = 1.0  # how often who waits looks again, though it is woken
+_TICK_S = 1.0  # period of checks by a waiting thread, in case no event comes
 
 
 class StepRuns:
-    """For the thread of the request, but for `fail`.
+    """Runs of one request. All methods but `fail` are for the request's thread only.
 
     Args:
-        perform: makes a run, or one of a stream up to its next answer; whether it goes on. It may
-            wait, and be called by several threads, but only once at a time for each run.
-        cancel: makes those that are being made give up.
+        perform: makes a run, or a streaming run up to its next answer; returns True if the run
+            goes on. May wait. May be called by several threads, but only once at a time for each
+            run.
+        cancel: makes current runs give up.
 
     Attributes:
-        lock: guards `progress` and what `perform` shares. Nobody waits with it held.
-        failed: no run begins any more.
+        lock: guards `progress` and the state shared by `perform`. Never held while waiting.
+        failed: true once no further run may begin.
     """
 
     def __init__(
@@ -47,18 +48,20 @@ class StepRuns:
         self._cancel = cancel
         self._error: BaseException | None = None
         self._helpers = 0
-        self._changed: waiting.WaitEvent | None = None  # who waits is told so
+        # set on each change, to wake the waiting thread
+        self._changed: waiting.WaitEvent | None = None
 
     def next_answer(self, whole: bool, due: float, overdue: str) -> int | None:
-        """The number of the next answer, when it is there; None: there is none any more.
+        """Return the number of the next answer once complete. Return None after the last answer.
 
         Args:
-            whole: wait for the end of all runs, until which there is no answer.
-            due: when the wait ends (`time.monotonic`), with the text `overdue`.
+            whole: true to wait for the end of all runs before returning the only answer.
+            due: end of the wait (`time.monotonic`).
+            overdue: error text for a missed deadline.
 
         Raises:
-            DeadlineExceeded: that time has come.
-            BaseException: what a run has raised, or whatever `fail` was told.
+            DeadlineExceeded: `due` has passed.
+            BaseException: the error of a run, or the argument of `fail`.
         """
         progress = self.progress
         while True:
@@ -70,16 +73,16 @@ class StepRuns:
                 runnable = progress.runnable
                 alone = whole or (runnable == 1 and not progress.running)
                 self._changed = changed = waiting.event()
-            left_s = due - time.monotonic()
-            if left_s <= 0:
+            remaining_s = due - time.monotonic()
+            if remaining_s <= 0:
                 raise DeadlineExceeded(overdue)
             if not runnable or not (alone or not self._hire()):
-                changed.wait(min(left_s, _TICK_S))
+                changed.wait(min(remaining_s, _TICK_S))
             else:
                 self._run_one()
 
     def fail(self, error: BaseException) -> None:
-        """It ends with this error, unless with an earlier one. From any thread."""
+        """End the request with this error, unless another error came first. For any thread."""
         with self.lock:
             if not self.failed:
                 self._error = error
@@ -88,7 +91,8 @@ class StepRuns:
         self._tell()
 
     def stop(self) -> None:
-        """Wait until no other thread works on it. Idempotent; after `fail`, or when all is over."""
+        """Wait until no other thread works on the request. Idempotent. Call after `fail` or after
+        the last run."""
         while True:
             with self.lock:
                 if not self._helpers:
@@ -102,10 +106,10 @@ class StepRuns:
             try:
                 raise error
             finally:
-                del error  # its traceback has this frame: a circle with all that the callers have
+                del error  # The traceback refers to this frame: break the reference cycle.
 
     def _hire(self) -> bool:
-        """Have another thread take runs; False: there is none."""
+        """Have another thread take runs. Return False if no thread is free."""
         with self.lock:
             self._helpers += 1
         if self._threads.start(self._help) is not None:
@@ -124,14 +128,14 @@ class StepRuns:
             self._tell()
 
     def _run_one(self) -> bool:
-        """Take a run; False: there was none to be taken."""
+        """Take a run and make it. Return False if no run could be taken, or the run failed."""
         with self.lock:
             run = None if self.failed else self.progress.take()
             if run is None:
                 return False
             more = self.progress.runnable
         if more and not self._hire():
-            self._tell()  # who waits may take it
+            self._tell()  # the waiting thread may take a run
         try:
             goes_on = self._perform(run)
         except BaseException as ex:

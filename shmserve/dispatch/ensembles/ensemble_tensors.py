@@ -1,4 +1,4 @@
-"""The tensors of one request to an ensemble, each with a lease on its slot."""
+"""Ensemble tensors: tensors of one request to an ensemble, each with a lease on its slot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmserve.protocol.control.data_messages import Parameter
 
 
 class EnsembleAnswer(Struct):
-    """What an answer is made of; `error`: of a step that streams, of this answer only."""
+    """Contents of an answer. `error`: error of a streaming step, for this answer only."""
 
     tensors: dict[str, StepTensor] = {}
     parameters: dict[str, Parameter] = {}
@@ -28,14 +28,14 @@ class EnsembleAnswer(Struct):
         parameters: Mapping[str, Parameter],
         error: ShmserveError | None,
     ) -> None:
-        """A step has given something of it."""
+        """Add outputs and parameters of a step."""
         self.tensors |= tensors
         self.parameters |= parameters
         self.error = error
 
 
 class EnsembleTensors:
-    """Tensors on their way to steps, and those of answers; not for use by two threads."""
+    """Tensors on the way to steps, and tensors of answers. Not for use by two threads."""
 
     def __init__(self, memory: ForwardingMemory) -> None:
         self._memory = memory
@@ -43,29 +43,29 @@ class EnsembleTensors:
         self._answers: dict[int, EnsembleAnswer] = {}
 
     def add(self, item: Item, tensor: StepTensor) -> None:
-        """One for steps, whose lease this has from now on."""
+        """Add a tensor for steps, and take over its lease."""
         self._passed[item] = tensor
 
     def get(self, item: Item) -> StepTensor | None:
-        """One for a step; None: it is optional, and not there."""
+        """Return a tensor for a step. Return None if an optional tensor is missing."""
         return self._passed.get(item)
 
     def of_request(self) -> Iterator[OutputTensor]:
-        """Those that came with the request, by name."""
+        """Yield the tensors that came with the request."""
         for (name, number), tensor in self._passed.items():
             if number == ONCE:
                 yield tensor.output(name)
 
     def take(self, items: Iterable[Item]) -> list[StepTensor]:
-        """Those that no step needs any more, to be released."""
+        """Remove and return tensors needed by no further step, for release."""
         return [t for item in items if (t := self._passed.pop(item, None)) is not None]
 
     def answer(self, number: int) -> EnsembleAnswer:
-        """The answer of this number, as far as it is there."""
+        """Return the answer of this number, possibly incomplete."""
         return self._answers.setdefault(number, EnsembleAnswer())
 
     def take_answer(self, number: int) -> EnsembleAnswer:
-        """An answer that is complete, with leases of its own."""
+        """Return a complete answer, with leases of its own."""
         once = self.answer(ONCE)
         for tensor in once.tensors.values():
             self.lease(tensor)
@@ -76,7 +76,7 @@ class EnsembleTensors:
         return EnsembleAnswer(tensors, parameters, own.error)
 
     def lease(self, tensor: StepTensor) -> None:
-        """One more lease on it."""
+        """Add a lease on the tensor's slot."""
         if isinstance(tensor.at, Slot):
             self._memory.lease(tensor.at)
 
@@ -87,7 +87,7 @@ class EnsembleTensors:
                 self._memory.release(tensor.at.number, tensor.at.generation)
 
     def close(self) -> None:
-        """Give all of them back. Idempotent."""
+        """Give all leases back. Idempotent."""
         passed, self._passed = self._passed, {}
         answers, self._answers = self._answers, {}
         self.release(passed.values())

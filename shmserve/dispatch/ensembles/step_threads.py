@@ -1,4 +1,4 @@
-"""Steps of ensembles that can run beside others."""
+"""Step threads: threads in which steps of ensembles run side by side."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from shmserve import waiting
 
 
 class StepThreads:
-    """At most `limit` at a time in this process."""
+    """Threads for steps, at most `limit` at a time in this process."""
 
     def __init__(self, limit: int) -> None:
         self._free = threading.Semaphore(limit)
 
     def start(self, work: Callable[[], None]) -> waiting.Task | None:
-        """What does the work; None: there is none to be had now. It never waits."""
+        """Start `work` in a thread without waiting. Return None if no thread is free."""
         if not self._free.acquire(blocking=False):
             return None
         try:
             return waiting.start(partial(self._run, work), "step")
-        except RuntimeError:  # the system has none
+        except RuntimeError:  # the system has no free thread
             self._free.release()
             return None
 

@@ -1,4 +1,4 @@
-"""The steps of one request to an ensemble: calls of their models, and what passes between these."""
+"""Steps of one request to an ensemble: calls of models, and the tensors passed between calls."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ MakeCall = Callable[[ModelEntry, RunOptions], AnyCall]
 
 
 class EnsembleSteps:
-    """For the thread of the request; what it runs may be in others.
+    """Steps of one request. For the request's thread; runs may be made in other threads.
 
     Args:
-        options: of the request, with `outputs`, `timeout_s` and `stream`.
-        account: of the request; what steps have cost is added to its receipt.
+        options: options of the request, with `outputs`, `timeout_s` and `stream`.
+        account: account of the request; costs of steps are added to its receipt.
 
     Attributes:
-        tensors, progress: with `runs.lock` held.
+        tensors, progress: use only with `runs.lock` held.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class EnsembleSteps:
         assert options.stream is not None
         on_way = spec.max_inflight_requests or data.settings.stream_credit
         if options.places:
-            on_way = 1  # the next answer is written where the client reads this one
+            # the next answer would overwrite the client's memory while the client reads
+            on_way = 1
         inputs = [tensor.name for tensor in spec.inputs]
         self.progress = GraphProgress(spec.steps, inputs, options.outputs, on_way)
         self.tensors = EnsembleTensors(data.memory)
@@ -74,13 +75,14 @@ class EnsembleSteps:
         self._make_call = make_call
         self._last = ensemble_graph.last_step(spec)
         self._lock = self.runs.lock
-        self._sent_first: Run | None = None  # to an executor
+        self._sent_first: Run | None = None  # first run sent to an executor
         self._sent_others = False
         self._calls: list[AnyCall] = []
-        self._streams: dict[Run, tuple[AnyCall, Iterator[Outcome]]] = {}  # that go on
+        self._streams: dict[Run, tuple[AnyCall, Iterator[Outcome]]] = {}  # unfinished streams
 
     def _perform(self, run: Run) -> bool:
-        """Make a run, or one of a step that streams up to its next answer; whether it goes on."""
+        """Make a run, or a run of a streaming step up to its next answer. Return True if the run
+        goes on."""
         step = self._spec.steps[run.step]
         try:
             if step.streams:
@@ -107,12 +109,12 @@ class EnsembleSteps:
             self._keep(run, call, answer)
         if answer.final:
             del self._streams[run]
-            next(answers, None)  # so that it ends
+            next(answers, None)  # end the generator
             self._over(call)
         return not answer.final
 
     def _take_answer(self, run: Run, call: AnyCall) -> None:
-        """Have the one answer of a step as tensors of the ensemble."""
+        """Keep the only answer of a step as tensors of the ensemble."""
         given = False
         streams = call.entry.spec.decoupled
         for answer in call.stream() if streams else iter((call.execute(),)):
@@ -128,11 +130,11 @@ class EnsembleSteps:
             raise Internal("it gave no answer")
 
     def _keep(self, run: Run, call: AnyCall, answer: Outcome) -> None:
-        """What a step has given goes to other steps, and into answers."""
+        """Pass a step's outputs on to other steps and to answers."""
         step = self._spec.steps[run.step]
         with self._lock:
             given = self._given(call, step)
-            number = self.progress.gave(run)  # from now on others take it for granted
+            number = self.progress.gave(run)  # from now on other runs rely on the outputs
             if not set(self._options.outputs).isdisjoint(step.outputs.values()):
                 error = self._named(run, answer.error) if answer.error is not None else None
                 own = {t: v for t, v in given.items() if t in self._options.outputs}
@@ -144,10 +146,10 @@ class EnsembleSteps:
                         self.tensors.lease(value)
 
     def _given(self, call: AnyCall, step: EnsembleStep) -> dict[str, StepTensor]:
-        """What it has given of what is wanted, by tensor of the ensemble, each with a lease.
+        """Return the wanted outputs of a step by tensor of the ensemble, each with a lease.
 
         Raises:
-            Internal: an output is missing that other steps need.
+            Internal: an output needed by other steps is missing.
         """
         given: dict[str, StepTensor] = {}
         try:
@@ -164,17 +166,17 @@ class EnsembleSteps:
         return given
 
     def _begin(self, run: Run) -> AnyCall:
-        """The call of a step, with its inputs; what nobody else takes is its alone."""
+        """Return the call of a step with its inputs. Release tensors that no other step takes."""
         step = self._spec.steps[run.step]
         entry = self._model(step)
         call = self._make_call(entry, self._step_options(run, entry))
         with self._lock:
-            self._calls.append(call)  # from now on `close` and `cancel` know it
+            self._calls.append(call)  # from now on `close` and `cancel` reach the call
             if self.runs.failed:
                 raise Cancelled("the request is over")
             for name, tensor in step.inputs.items():
                 value = self.tensors.get(self.progress.item(tensor, run))
-                if value is not None:  # else it is optional
+                if value is not None:  # an optional input may be missing
                     self._check(entry.spec, name, tensor, value.shape)
                     call.add_tensor(name, value)
             over = self.tensors.take(self.progress.began(run))
@@ -190,7 +192,12 @@ class EnsembleSteps:
         call.close()
 
     def _check(self, taker: ModelSpec, name: str, tensor: str, shape: tuple[int, ...]) -> None:
-        """Raises InvalidArgument of the client's tensors, Internal of the steps'."""
+        """Check a tensor's shape against the input of a step.
+
+        Raises:
+            InvalidArgument: a client's tensor does not fit.
+            Internal: a step's tensor does not fit.
+        """
         problem = ensemble_graph.misfit(taker, name, tensor, shape)
         if problem:
             of_client = any(given.name == tensor for given in self._spec.inputs)
@@ -205,11 +212,13 @@ class EnsembleSteps:
         if self._sent_first is None:
             self._sent_first = run
         self._sent_others = self._sent_others or run != self._sent_first
-        if self._options.step and self._options.on_sent is not None:  # of the ensemble around it
+        # options of the outer ensemble
+        if self._options.step and self._options.on_sent is not None:
             self._options.on_sent()
 
     def _step_options(self, run: Run, entry: ModelEntry) -> RunOptions:
-        """What the model of a step is asked: what others need and, the last one, the client."""
+        """Return the options of a step's call. Only outputs for other steps and for the client are
+        requested."""
         whole, step = self._options, self._spec.steps[run.step]
         wanted = {*self._options.outputs, *self.progress.passed}
         needed = [name for name, tensor in step.outputs.items() if tensor in wanted]
@@ -220,7 +229,7 @@ class EnsembleSteps:
             streaming = {f"{form}_streaming" for form in forms}
             parameters = {k: v for k, v in parameters.items() if k not in streaming}
         elif len(outputs) == len(entry.spec.outputs):
-            outputs = ()  # all that there are
+            outputs = ()  # empty means all outputs
         places = tuple(
             OutputPlace(name, place.at)
             for name, tensor in step.outputs.items()
@@ -233,20 +242,20 @@ class EnsembleSteps:
             outputs=outputs,
             parameters=parameters,
             places=places,
-            timeout_s=self._left() if run.number == ONCE else self._answer_s,
+            timeout_s=self._remaining_s() if run.number == ONCE else self._answer_s,
             step=True,
             trace=self._account.trace,
         )
 
-    def _left(self) -> float:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+    def _remaining_s(self) -> float:
+        remaining_s = self._deadline - time.monotonic()
+        if remaining_s <= 0:
             raise DeadlineExceeded(f"no answer within {self._timeout_s:g} s")
-        return left
+        return remaining_s
 
     def _named(self, run: Run, error: ShmserveError) -> ShmserveError:
-        """The same error, which says where it was; where other steps have begun, none that promises
-        that nothing has."""
+        """Return the error with the ensemble and step named. If other steps have begun, return an
+        error that does not promise that nothing has run."""
         spec, step = self._spec, self._spec.steps[run.step]
         text = f"in {spec.platform} '{spec.name}', {error.message} (step '{step.model}')"
         if error.retry_after_s and (self._sent_others or self._sent_first not in (None, run)):
@@ -260,7 +269,7 @@ class EnsembleSteps:
             call.cancel()
 
     def end(self) -> None:
-        """No step runs any more: those that do are cancelled."""
+        """End all steps. Running steps are cancelled."""
         if not self.progress.over:
             self.runs.fail(Cancelled("the request is over"))
         self.runs.stop()

@@ -1,1 +1,2 @@
-"""Executors as one frontend process sees them: connections, their choice, memory named to them."""
+"""Executor pools: a frontend's connections to executors, the choice of an executor, and memory
+offered to executors."""

@@ -1,4 +1,5 @@
-"""A frontend's connection to an executor, with at most one request in flight."""
+"""Executor connection: a frontend's connection to an executor, with at most one request in
+flight."""
 
 from __future__ import annotations
 
@@ -8,8 +9,13 @@ from shmserve.transport.channel import Channel
 
 
 class ExecutorConnection:
-    """A channel, which of our segments were already offered on it, and as of when (`drops`).
-    `caller`: whose request is on it."""
+    """A channel to an executor.
+
+    Attributes:
+        caller: number of the caller whose request is on the connection.
+        known: numbers of the segments already offered on the channel.
+        drops: value of `ArenaMemory.drops` when `known` was last cleaned.
+    """
 
     __slots__ = ("caller", "channel", "drops", "known")
 
@@ -20,6 +26,6 @@ class ExecutorConnection:
         self.drops = 0
 
     def forget_dropped(self, memory: ArenaMemory) -> tuple[int, ...]:
-        """Forget the segments that are no more. Return those that the executor knows."""
+        """Forget removed segments. Return the removed segments that the executor knows."""
         self.drops = memory.drops
         return memory.dropped(self.known)

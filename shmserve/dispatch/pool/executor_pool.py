@@ -1,10 +1,11 @@
-"""One executor process as a frontend sees it: its connections, its memory, what it holds of ours.
+"""Executor pool: one executor process as seen by a frontend, with connections, segments and slots
+held by the executor.
 
-A connection is a data channel with at most one request in flight, taken from this pool as a
-database connection is. Everything an executor holds comes back when it dies.
+A connection is a data channel with at most one request in flight, taken from the pool like a
+database connection. When an executor dies, all slots held by the executor come back.
 
-A frontend sends hello and first request together. An executor that is busy for long thus cannot
-hold a frontend beyond its deadline.
+A frontend sends hello and first request together. So an executor that is busy for long cannot
+delay a frontend beyond the request's deadline.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ from shmserve.shm.status_page import StatusView
 from shmserve.transport.channel import Channel, close_all
 
 _CONNECT_TIMEOUT_S = 2.0
-_RELEASE_LATER = 1 << 20  # bytes, or less, are released with the next request, or within a second
-_MANY_RELEASES = 256  # the same for their number
+_RELEASE_LATER = 1 << 20  # fewer bytes wait for the next request, or for a second
+_MANY_RELEASES = 256  # fewer slots wait as well
 _MOST_RELEASES = 1024  # in one message
 
 
 class ExecutorPool:
-    """One life of one executor. For any thread.
+    """Connections to one executor, for the executor's lifetime. Thread-safe.
 
     Args:
-        process: what this process is called.
-        limit: requests that may be with the executor at a time.
-        rest: of the thread that calls `flush`.
+        process: process id of this frontend.
+        limit: most requests at the executor at a time.
+        rest: rest of the thread that calls `flush`.
 
     Attributes:
-        by_caller: how many there are of each caller that is known.
+        by_caller: number of requests in flight for each known caller.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ExecutorPool:
         rest: Rest,
     ) -> None:
         self.instance = instance
-        self.segments = PeerSegments(keep=True)  # its outputs may be passed on to other executors
+        self.segments = PeerSegments(keep=True)  # outputs may be passed on to other executors
         self.in_flight = 0
         self.by_caller: dict[int, int] = {}
         self._path = path
@@ -81,25 +82,26 @@ class ExecutorPool:
         self._idle: list[ExecutorConnection] = []
         self._pending: list[tuple[int, int]] = []  # output slots to release
         self._pending_bytes = 0
-        self._retained: set[tuple[int, int]] = set()  # our slots that its model still holds
-        self._let_go: set[tuple[int, int]] = set()  # freed before we knew them as retained
-        self._control: ExecutorConnection | None = None  # for what finds no request to ride on
-        self.known_status: StatusView | None = None  # since its first hello
+        self._retained: set[tuple[int, int]] = set()  # our slots that the model still holds
+        self._let_go: set[tuple[int, int]] = set()  # freed before we knew of the retention
+        self._control: ExecutorConnection | None = None  # for messages outside of requests
+        self.known_status: StatusView | None = None  # set by the first hello
         self._lock = threading.Lock()
         self._closed = False
 
     @property
     def load(self) -> int:
-        """Requests that wait for or run on it, as far as one can see from here."""
+        """Requests waiting or running at the executor, as far as visible from this process."""
         depth = self.known_status.depth if self.known_status is not None else 0
         return max(depth, self.in_flight)
 
     def status(self) -> StatusView | None:
-        """What it publishes, for which its hello is waited for; None: it has not come in time.
+        """Return the executor's status page, waiting for the hello if needed. Return None if the
+        hello has not come in time.
 
         Raises:
-            QueueFull: `max_queue` requests of this frontend are with it already.
-            PeerDied, ProtocolViolation: it cannot be reached.
+            QueueFull: `max_queue` requests of this frontend are at the executor already.
+            PeerDied, ProtocolViolation: the executor cannot be reached.
         """
         if self.known_status is not None:
             return self.known_status
@@ -115,11 +117,12 @@ class ExecutorPool:
         return self.known_status
 
     def acquire(self, caller: int = UNKNOWN) -> ExecutorConnection:
-        """A connection for one request of a caller; give it back with `give`, or `discard` it.
+        """Return a connection for one request of a caller. Hand the connection to `give` or
+        `discard` afterwards.
 
         Raises:
-            QueueFull: `max_queue` requests of this frontend are with it already.
-            PeerDied: it cannot be reached.
+            QueueFull: `max_queue` requests of this frontend are at the executor already.
+            PeerDied: the executor cannot be reached.
         """
         with self._lock:
             if self._closed:
@@ -140,15 +143,15 @@ class ExecutorPool:
             except BaseException:
                 with self._lock:
                     self.in_flight -= 1
-                    if caller and (left := self.by_caller.pop(caller) - 1):
-                        self.by_caller[caller] = left
+                    if caller and (remaining := self.by_caller.pop(caller) - 1):
+                        self.by_caller[caller] = remaining
                 raise
         connection.caller = caller
         return connection
 
     def _connect(self) -> ExecutorConnection:
-        """A new connection. The executor's hello comes ahead of its first answer: a model that
-        runs for long would keep us waiting for it beyond any deadline."""
+        """Return a new connection without waiting for the executor's hello, which precedes the
+        first answer. A model that runs for long would delay the hello beyond any deadline."""
         channel = Channel.connect(self._path, _CONNECT_TIMEOUT_S)
         try:
             channel.send(messages.encode(FrontendHello(messages.VERSION, self._process)))
@@ -158,12 +161,12 @@ class ExecutorPool:
         return ExecutorConnection(channel)
 
     def send(self, connection: ExecutorConnection, request: Execute) -> None:
-        """Send a request, with fds of our segments that the executor does not know yet, and
-        with what it is to release.
+        """Send a request, with descriptors of segments new to the executor and with slots to
+        release.
 
         Raises:
-            PeerDied: it was not taken.
-            TooLarge: its names and parameters are too long to pass on; nothing was sent.
+            PeerDied: the request was not received.
+            TooLarge: the request's names and parameters are too long to pass on; nothing was sent.
         """
         memory, known = self._memory, connection.known
         offers: list[SegmentOffer] = []
@@ -194,11 +197,10 @@ class ExecutorPool:
                 close_all(fds)
 
     def take(self, data: memoryview, fds: list[int]) -> Answer | None:
-        """Read a message: the answer to a request, or None if it was the hello, or only news
-        of slots.
+        """Read a message. Return the answer to a request, or None for a hello or news of slots.
 
         Raises:
-            ProtocolViolation: anything else.
+            ProtocolViolation: any other message.
         """
         try:
             message: messages.ToFrontend = messages.decode_to_frontend(data)
@@ -228,24 +230,25 @@ class ExecutorPool:
             close_all(fds)
 
     def give(self, connection: ExecutorConnection, usable: bool = True) -> None:
-        """A connection comes back whose request was answered, or (not `usable`) is of no use."""
+        """Take back a connection after its request was answered. With `usable` false, close the
+        connection."""
         caller = connection.caller
         with self._lock:
             self.in_flight -= 1
-            if caller and (left := self.by_caller.pop(caller) - 1):
-                self.by_caller[caller] = left
+            if caller and (remaining := self.by_caller.pop(caller) - 1):
+                self.by_caller[caller] = remaining
             if usable and not self._closed:
                 self._idle.append(connection)
                 return
         connection.channel.close()
 
     def discard(self, connection: ExecutorConnection) -> None:
-        """A connection that is of no use any more."""
+        """Take back and close an unusable connection."""
         self.give(connection, usable=False)
 
     def release(self, slots: list[tuple[int, int]], nbytes: int) -> None:
-        """We are done with output slots of `nbytes` bytes in total. Never waits: the executor
-        is told with the next request, or, if it is much, on an idle connection now."""
+        """Release output slots of `nbytes` bytes in total. Never waits: the executor is told with
+        the next request, or at once on an idle connection if slots or bytes are many."""
         with self._lock:
             self._pending += slots
             self._pending_bytes += nbytes
@@ -257,7 +260,7 @@ class ExecutorPool:
             connection = self._idle.pop()
         try:
             self._send_pending(connection.channel)
-        except PeerDied:  # which gives everything back; it is noticed with the next request
+        except PeerDied:  # a dead executor gives all slots back; the next request notices
             connection.channel.close()
             return
         with self._lock:
@@ -268,22 +271,27 @@ class ExecutorPool:
 
     @property
     def has_releases(self) -> bool:
-        """Whether something is to be released that `flush` has not sent."""
+        """True if slots wait for release."""
         return bool(self._pending)
 
     def take_releases(self, nbytes: int) -> list[tuple[int, int]]:
-        """Slots to release, for the caller to send; none unless they have so many bytes."""
+        """Return slots to release, for the caller to send. Return [] if they hold fewer than
+        `nbytes` bytes."""
         with self._lock:
             return self._take_pending() if self._pending_bytes >= nbytes else []
 
     def _take_pending(self) -> list[tuple[int, int]]:
-        """As many releases as go into one message. With the lock held."""
+        """Return as many releases as fit into one message. Call with the lock held."""
         slots, self._pending = self._pending[:_MOST_RELEASES], self._pending[_MOST_RELEASES:]
         self._pending_bytes = 0
         return slots
 
     def _send_pending(self, channel: Channel) -> None:
-        """Send what is to be released as far as the executor has room for it; raises PeerDied."""
+        """Send waiting releases until the executor's buffer is full.
+
+        Raises:
+            PeerDied: the executor is gone.
+        """
         while True:
             with self._lock:
                 slots = self._take_pending()
@@ -295,19 +303,20 @@ class ExecutorPool:
                 return
 
     def flush(self) -> None:
-        """Send releases that found no request to ride on, and hear which of our slots its model
-        has let go of. A dead executor needs none. For the maintenance thread, since it may wait
-        for a connection to be made, but never with the lock that admits requests."""
+        """Send releases that no request took along, and read news of slots that the model has let
+        go of. A dead executor needs no releases. For the maintenance thread: may wait while
+        connecting, but never holds the lock for admitting requests meanwhile."""
         with self._lock:
             if self._closed or not (self._pending or self._retained):
                 return
-            control, self._control = self._control, None  # nobody closes it meanwhile
+            # taken out, so no other thread closes the connection
+            control, self._control = self._control, None
         try:
             control = control or self._connect()
             self._send_pending(control.channel)
             while (received := control.channel.receive_within()) is not None:
                 self.take(*received)
-        except (PeerDied, ProtocolViolation):  # its death gives everything back
+        except (PeerDied, ProtocolViolation):  # a dead executor gives all slots back
             if control is not None:
                 control.channel.close()
             return
@@ -318,7 +327,7 @@ class ExecutorPool:
         control.channel.close()
 
     def retain(self, slots: list[tuple[int, int]]) -> None:
-        """The executor's model still holds these slots of ours."""
+        """Note that the executor's model still holds these slots of ours."""
         with self._lock:
             gone = slots if self._closed else [slot for slot in slots if slot in self._let_go]
             self._let_go.difference_update(gone)
@@ -326,8 +335,8 @@ class ExecutorPool:
         self._give_back(gone)
 
     def _freed(self, slots: tuple[tuple[int, int], ...]) -> None:
-        """The model has let go of retained slots, or of some we shall hear of presently: it
-        may do so at any time, and other connections may bring the news first."""
+        """Take back slots that the model has let go of. A model may let go at any time, and
+        another connection may bring the news before the answer that reports the retention."""
         with self._lock:
             mine = [slot for slot in slots if slot in self._retained]
             self._retained.difference_update(mine)
@@ -342,7 +351,7 @@ class ExecutorPool:
                 continue
 
     def close(self) -> None:
-        """It is gone or not wanted any more: close idle connections, take back what it held."""
+        """Close idle connections, and take back slots held by the executor."""
         with self._lock:
             if self._closed:
                 return
@@ -357,11 +366,9 @@ class ExecutorPool:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of ours is with it any more, or it has ended: `close` loses nothing.
-
-        An executor that takes no more requests may still work on some, and its model may
-        still hold inputs.
-        """
+        """True if the executor holds nothing of ours or has ended, so `close` loses nothing. An
+        executor that takes no more requests may still work on requests, and its model may still
+        hold inputs."""
         with self._lock:
             if self.in_flight or not self._retained:
                 return not self.in_flight
@@ -374,5 +381,5 @@ class ExecutorPool:
 
 
 def _segments_of(request: Execute) -> set[int]:
-    """Where its inputs lie in our arena."""
+    """Return the segments of our arena that hold inputs of the request."""
     return {t.at.segment for t in request.inputs if isinstance(t.at, Descriptor)}

@@ -1,16 +1,17 @@
-"""The memory that a frontend names to executors: its own slots, and outputs of other executors.
+"""Forwarded outputs: memory that a frontend offers to executors, both own slots and outputs of
+other executors.
 
-An output of one executor that is an input of another stays where it is. The frontend passes the
-segment's read-only descriptor on, under a number of its own, and keeps the slot leased until the
-second executor is done (I3). To everything that leases, releases and offers, such a
-`ForwardedOutput` is a slot whose number is negative. So tensors between the steps of an ensemble
-never come back into a frontend's arena.
+An output of an executor that is an input of another executor stays in place. The frontend passes
+on the segment's read-only descriptor, under a number of its own, and keeps the slot leased until
+the second executor is done (I3). For leasing, releasing and offering, a `ForwardedOutput` is a
+slot with a negative number. So tensors between the steps of an ensemble never enter a frontend's
+arena.
 
-Each step that takes the output has a lease on it; the ensemble's call has a lease until the last of
-these steps has begun. The lease on the executor's slot belongs to the `ForwardedOutput` from then
-on, whenever the call that it came from is closed. An output that is an alias of an input is passed
-on as that input. Executors notice nothing: they map what they are given read-only, and check bounds
-against what was announced (I11).
+Each step that takes the output has a lease. The ensemble's call has a lease until the last of
+these steps has begun. The lease on the executor's slot moves to the `ForwardedOutput`, and does
+not end with the call that produced the output. An output that aliases an input is passed on as
+that input. Executors need not know: they map segments read-only, and check bounds against the
+announced size (I11).
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.segment import Mapping
 from shmserve.transport.channel import close_all
 
-_FIRST_NUMBER = 1 << 40  # of segments that are not ours; our own never get there
+_FIRST_NUMBER = 1 << 40  # of foreign segments; our own numbers stay far below
 
 
 class ForwardedOutput(Slot):
-    """Bytes of another process (or of a slot of ours) that are an input once more.
+    """Bytes of another process, or of a slot of ours, used as an input.
 
     Args:
-        number: negative, since it is in no arena of ours.
-        segment: ours, or the number that a foreign one has here.
-        let_go: gives back what keeps the bytes.
-        mapping: the foreign segment, which lives as long as this: its descriptor may have to
-            be sent.
+        number: negative, because the slot is in no arena of ours.
+        segment: number of our segment, or our number for a foreign segment.
+        let_go: gives back the lease that keeps the bytes.
+        mapping: the foreign segment, kept while the output lives, because its descriptor may have
+            to be sent.
     """
 
     __slots__ = ("_let_go", "mapping")
@@ -64,17 +65,17 @@ class ForwardedOutput(Slot):
         self._let_go = let_go
 
     def add_lease(self) -> None:
-        """One more reader has the right to the output."""
+        """Add a reader's lease."""
         self.state = SlotState.LEASED
         self.leases += 1
 
     def drop_lease(self) -> bool:
-        """A reader gives its lease back. Return whether others are left."""
+        """Drop a reader's lease. Return True if leases are left."""
         self.leases -= 1
         return self.leases > 0
 
     def end(self) -> None:
-        """Nobody reads it any more: its owner may have it back."""
+        """Give the bytes back to the owner, after the last lease."""
         self.state = SlotState.FREE
         self.view = NO_BYTES
         self.mapping = None
@@ -82,7 +83,7 @@ class ForwardedOutput(Slot):
 
 
 class ForwardingMemory(ArenaMemory):
-    """An arena that also passes on what others have written."""
+    """An arena that can also pass on outputs of other processes."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -98,13 +99,13 @@ class ForwardingMemory(ArenaMemory):
     def pass_on(
         self, mapping: Mapping, at: Descriptor, let_go: Callable[[], None]
     ) -> ForwardedOutput:
-        """An output in the segment of an executor; `let_go` gives its lease back."""
+        """Pass on an output in an executor's segment. `let_go` gives the output's lease back."""
         view = mapping.view[at.offset : at.offset + at.nbytes]
         segment = self._segment_number(mapping)
         return self._add(segment, at.offset, view, let_go, mapping)
 
     def pass_slot(self, slot: Slot, offset: int, nbytes: int) -> ForwardedOutput:
-        """A part of an input (ours, or one that was passed on) that is one once more."""
+        """Pass on a part of an input, which is ours or was passed on before, as another input."""
         view = slot.view.toreadonly()[offset : offset + nbytes]
         self.lease(slot)
         number, generation = slot.number, slot.generation
@@ -141,7 +142,7 @@ class ForwardingMemory(ArenaMemory):
         return number
 
     def _mapping_gone(self) -> None:
-        self.drops += 1  # so that every connection looks what it still knows
+        self.drops += 1  # makes every connection clean up its known segments
 
     # ------------------------------------------- what calls do with any slot
 
@@ -193,5 +194,5 @@ class ForwardingMemory(ArenaMemory):
 
     @property
     def forwarded(self) -> int:
-        """How many outputs are on their way from executor to executor."""
+        """Number of outputs being passed on between executors."""
         return len(self._forwarded)

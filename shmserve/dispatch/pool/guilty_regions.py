@@ -1,4 +1,5 @@
-"""Whether an executor died of clients' memory that a request names, as the coordinator finds."""
+"""Guilty regions: finds whether client memory used by a request killed an executor, according to
+the coordinator."""
 
 from __future__ import annotations
 
@@ -9,20 +10,20 @@ from shmserve.errors import InvalidArgument
 from shmserve.protocol.control.data_messages import Execute, RegionRef
 from shmserve.shm.registry_page import RegistryReader
 
-_QUARANTINE_S = 0.5  # how long to wait for the coordinator's word on what killed an executor
+_QUARANTINE_S = 0.5  # seconds to wait for the coordinator's finding
 
 
 def regions_of(message: Execute) -> set[int]:
-    """Numbers of the client regions a request touches."""
+    """Return the numbers of the client regions used by a request."""
     inputs = {t.at.region for t in message.inputs if isinstance(t.at, RegionRef)}
     return inputs | {place.at.region for place in message.places}
 
 
 def explain(registry: RegistryReader, regions: set[int]) -> None:
-    """Say so if one of these regions is found guilty, for which the registry is watched.
+    """Watch the registry briefly for a quarantine of one of these regions.
 
     Raises:
-        InvalidArgument: one of them is in quarantine.
+        InvalidArgument: a region is in quarantine.
     """
     deadline = time.monotonic() + _QUARANTINE_S
     snapshot = registry.current()
@@ -33,8 +34,8 @@ def explain(registry: RegistryReader, regions: set[int]) -> None:
                     f"the executor died on shared memory region '{region.name}':"
                     f" {region.quarantined}"
                 )
-        left_s = deadline - time.monotonic()
-        newer = waiting.beside(registry.newer, snapshot, left_s)
+        remaining_s = deadline - time.monotonic()
+        newer = waiting.beside(registry.newer, snapshot, remaining_s)
         if newer is None:
             return
         snapshot = newer

@@ -1,7 +1,8 @@
-"""The executors this frontend process knows, and which of them a request goes to.
+"""Load balancer: knows the executors of this frontend process, and chooses an executor for each
+request.
 
-A frontend looks at the registry once more before it sends: the instances of the version may have
-changed while the request's body came in.
+The load balancer reads the registry again before sending, because the instances of the version may
+have changed while the request's body arrived.
 """
 
 from __future__ import annotations
@@ -39,9 +40,14 @@ log = logging.getLogger(__name__)
 
 
 class RequestBounds(Struct, frozen=True):
-    """How many requests may be with executors at a time: for one instance, for one model version;
-    and the part of these that one caller may have. `restart_wait_s`: how long one may wait for an
-    executor that is being started."""
+    """Limits on requests.
+
+    Attributes:
+        instance: most requests at one instance.
+        model: most requests at all instances of a model version.
+        caller_share: share of these limits for one caller, from 0 to 1.
+        restart_wait_s: longest wait for an executor that is being started, in seconds.
+    """
 
     instance: int
     model: int
@@ -50,14 +56,14 @@ class RequestBounds(Struct, frozen=True):
 
 
 class LoadBalancer:
-    """Executors are met when first needed, forgotten when the registry names them no more.
-    For any thread.
+    """Executor pools, made on first use and dropped once the registry no longer names the
+    executor. Thread-safe.
 
     Args:
-        run_dir: where executors have their endpoints.
-        orphans: what becomes of connections whose requests nobody waits for any more.
-        make: the pool of an instance at a path.
-        bounds: of waiting requests.
+        run_dir: directory with the endpoints of executors.
+        orphans: keeper of connections with orphaned requests.
+        make: makes the pool of an instance at a path.
+        bounds: limits on requests.
     """
 
     def __init__(
@@ -74,9 +80,10 @@ class LoadBalancer:
         self._run_dir = run_dir
         self._make = make
         self._bounds = bounds
-        self._waiting: Counter[tuple[str, int]] = Counter()  # for a restart: model and caller
+        # requests that wait for a restart, by model and caller
+        self._waiting: Counter[tuple[str, int]] = Counter()
         self._lock = threading.Lock()
-        self._departed: list[ExecutorPool] = []  # they may still hold something of ours
+        self._departed: list[ExecutorPool] = []  # executors may still hold slots of ours
         self._pruned_at = -1
         self._begun = BegunSequences()
         self._devices: tuple[Snapshot | None, dict[int, str]] = (None, {})
@@ -84,20 +91,20 @@ class LoadBalancer:
     def connect(
         self, entry: ModelEntry, tried: set[str], message: Execute
     ) -> tuple[ExecutorPool, ExecutorConnection, ModelEntry]:
-        """A connection to the least loaded instance that is not in `tried`, on the GPU that has
-        the request's memory if there is one; and the version as it is by now.
+        """Return a connection to the least loaded instance not in `tried`, and the current entry
+        of the version. Instances on the GPU with the request's memory come first.
 
         Raises:
-            QueueFull: all instances that take requests have full queues, or the model has, or this
-                caller has his share of them.
+            QueueFull: all queues of instances are full, the model's limit is reached, or the
+                caller's share is used up.
             NoExecutor: no instance takes requests now.
-            Unavailable, NotFound: the version is served no more, or as something that takes other
-                requests than this one, which was checked against `entry`.
+            Unavailable, NotFound: the version is no longer served, or now takes different requests
+                than `entry`, against which this request was checked.
         """
         snapshot = self.registry.current()
         if snapshot.ready_entries.get((entry.spec.name, entry.spec.version)) is not entry:
             entry = snapshot.latest(entry)
-        while True:  # each turn but the last has tried an executor more
+        while True:  # each turn but the last has tried another executor
             full: QueueFull | None = None
             pools = [
                 self.pools.get(instance.process) or self._meet(instance)
@@ -136,7 +143,8 @@ class LoadBalancer:
             if full is not None:
                 raise full
             snapshot = self.registry.current()
-            entry = snapshot.refreshed(entry)  # those known of have ended: who has taken over?
+            # the known executors have ended: look for successors
+            entry = snapshot.refreshed(entry)
             if all(instance.process in tried for instance in entry.instances):
                 raise NoExecutor(
                     f"no executor of model '{entry.spec.name}' is running now;"
@@ -144,21 +152,21 @@ class LoadBalancer:
                 )
 
     def restart_wait_s(self) -> float:
-        """How long to wait for an executor that is being started."""
+        """Return how long to wait for an executor that is being started, in seconds."""
         return 0.0 if self.registry.current().draining else self._bounds.restart_wait_s
 
     @contextmanager
     def waiting(self, entry: ModelEntry, caller: int) -> Iterator[None]:
-        """Somebody waits for an executor of the model that is being started.
+        """Count a request that waits for an executor being started.
 
         Raises:
-            QueueFull: too many do already, altogether or of this caller.
+            QueueFull: too many requests wait already, in total or for this caller.
         """
-        name, most = entry.spec.name, self._bounds.model
-        share = most * self._bounds.caller_share if caller else most
+        name, limit = entry.spec.name, self._bounds.model
+        share = limit * self._bounds.caller_share if caller else limit
         with self._lock:
             total = sum(count for (model, _), count in self._waiting.items() if model == name)
-            if total >= most or self._waiting[name, caller] >= share:
+            if total >= limit or self._waiting[name, caller] >= share:
                 raise QueueFull(f"too many requests wait for a restart of model '{name}'")
             self._waiting[name, caller] += 1
         try:
@@ -170,7 +178,8 @@ class LoadBalancer:
                     del self._waiting[name, caller]
 
     def _check_share(self, model: str, pools: list[ExecutorPool], caller: int) -> None:
-        """Raise QueueFull if the pools have as many requests of the caller as it may have."""
+        """Raise QueueFull if the caller's requests in the pools have used up the caller's
+        share."""
         bounds = self._bounds
         limit = min(bounds.model, bounds.instance * len(pools))
         has = sum([pool.by_caller.get(caller, 0) for pool in pools])
@@ -183,9 +192,9 @@ class LoadBalancer:
     def _by_sequence(
         self, spec: ModelSpec, pools: list[ExecutorPool], message: Execute, tried: set[str]
     ) -> list[ExecutorPool]:
-        """Where the request's sequence lives, and only there; one that lives nowhere goes where
-        most slots are free. An executor that has not said hello yet is waited for only where no
-        other one tells that the sequence lives there."""
+        """Return the only executor where the request's sequence lives. For a new sequence, return
+        the executors ordered by free slots. An executor's first hello is awaited only if no
+        other executor has the sequence."""
         sequence = message.parameters.get("sequence_id", 0)
         home = home_of(((pool, pool.known_status) for pool in pools), sequence)
         if home is not None:
@@ -211,10 +220,10 @@ class LoadBalancer:
             return self.pools.setdefault(instance.process, self._make(instance, path))
 
     def _device(self, snapshot: Snapshot, message: Execute) -> str:
-        """``cuda:0`` or the like: where most bytes of CUDA regions that the request names lie,
-        since an instance there works on them without a copy; empty: it names none."""
+        """Return the device, such as ``cuda:0``, with most bytes of the request's CUDA regions,
+        because an instance there needs no copy. Return "" if the request has no CUDA region."""
         known, devices = self._devices
-        if known is not snapshot:  # once for each snapshot
+        if known is not snapshot:  # computed once for each snapshot
             regions = snapshot.regions.values()
             devices = {r.number: on for r in regions if (on := r.on_device)}
             self._devices = (snapshot, devices)
@@ -228,7 +237,8 @@ class LoadBalancer:
         return max(nbytes, key=nbytes.__getitem__, default="")
 
     def lost(self, pool: ExecutorPool, ex: ShmserveError) -> None:
-        """An executor's channel failed: what it held comes back; a live one is met again later."""
+        """Drop the pool of an executor whose channel failed, and take back its slots. A living
+        executor gets a new pool later."""
         log.warning("executor %s lost: %s", pool.instance.process, ex)
         with self._lock:
             if self.pools.get(pool.instance.process) is pool:
@@ -236,24 +246,25 @@ class LoadBalancer:
         pool.close()
 
     def departed(self, pool: ExecutorPool) -> None:
-        """An executor takes no more requests: it is ending, but may be working on earlier ones."""
+        """Set aside an executor that takes no more requests. The executor is ending but may still
+        work on earlier requests."""
         with self._lock:
             if self.pools.get(pool.instance.process) is pool:
                 del self.pools[pool.instance.process]
                 self._departed.append(pool)
 
     def flush(self) -> None:
-        """Tell each what it has not been told yet."""
+        """Send waiting releases to all executors."""
         for pool in list(self.pools.values()):
             pool.flush()
 
     @property
     def has_releases(self) -> bool:
-        """Whether one that takes requests has not been told yet what we are done with."""
+        """True if slots wait for release at an executor that takes requests."""
         return any(pool.has_releases for pool in list(self.pools.values()))
 
     def prune(self) -> None:
-        """Forget executors that the registry does not name any more."""
+        """Set aside executors that the registry no longer names, and close finished pools."""
         with self._lock:
             over = [pool for pool in self._departed if pool.over]
             self._departed = [pool for pool in self._departed if pool not in over]
@@ -279,7 +290,7 @@ class LoadBalancer:
             self._departed += gone
 
     def in_flight(self) -> Counter[tuple[str, str]]:
-        """How many requests of ours executors have, by model version."""
+        """Return the number of our requests at executors, by model version."""
         with self._lock:
             pools = [*self.pools.values(), *self._departed]
         counts: Counter[tuple[str, str]] = Counter()
@@ -289,14 +300,14 @@ class LoadBalancer:
         return counts
 
     def rows(self) -> list[dict[str, Any]]:
-        """For `shmserve show queues`."""
+        """Return the rows for `shmserve show queues`."""
         return [
             {"instance": pool.instance.name, "in_flight": pool.in_flight}
             for pool in list(self.pools.values())
         ]
 
     def close(self) -> None:
-        """Let go of all of them; calls still open end with errors."""
+        """Close all pools. Open calls end with errors."""
         with self._lock:
             pools = [*self.pools.values(), *self._departed]
             self.pools, self._departed = {}, []

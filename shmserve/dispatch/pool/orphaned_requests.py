@@ -1,7 +1,7 @@
-"""Requests that nobody waits for any more, until their late answers come.
+"""Orphaned requests: requests without a waiting caller, kept until the late answer.
 
-The executor may still read the inputs of such a request, so their slots stay leased
-and the connection stays busy until the answer or the executor's death (EOF) arrives here.
+The executor may still read the inputs of such a request. So the slots stay leased and the
+connection stays busy until the answer or the executor's death (EOF).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Orphan:
 
 
 class OrphanedRequests:
-    """Keeps them. `poll` is called by the dispatcher's maintenance thread."""
+    """Keeper of orphaned requests. The dispatcher's maintenance thread calls `poll`."""
 
     def __init__(self, memory: ArenaMemory) -> None:
         self._memory = memory
@@ -51,19 +51,19 @@ class OrphanedRequests:
         number: int,
         leases: list[tuple[int, int]],
     ) -> None:
-        """Take over a connection and the leases of the inputs of the request on it."""
+        """Take over a connection with a request, and the leases of the request's inputs."""
         with self._lock:
             fd = connection.channel.fileno()
             self._waiting[fd] = _Orphan(pool, connection, number, leases)
             self._selector.register(fd, selectors.EVENT_READ)
 
     def wake(self) -> None:
-        """Make a waiting `poll` return now; nothing once it is closed."""
+        """Make a waiting `poll` return now. Does nothing after `close`."""
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
 
     def poll(self, timeout_s: float) -> None:
-        """Take in late answers for at most `timeout_s` seconds."""
+        """Wait at most `timeout_s` seconds for late answers, and take in received answers."""
         for key, _ in self._selector.select(timeout_s):
             if key.fd == self._wake_fd:
                 os.eventfd_read(key.fd)
@@ -85,7 +85,7 @@ class OrphanedRequests:
                 raise ProtocolViolation("an answer to something that was not asked")
             orphan.pool.release(leases(answer.outputs), sum(t.at.nbytes for t in answer.outputs))
             if not answer.final:
-                return  # of a stream: what was on its way when it was cancelled
+                return  # answers of a stream sent before the cancellation
             self._forget(fd)
             self._return_inputs(orphan, answer.retained)
             orphan.pool.give(orphan.connection)

@@ -1,11 +1,11 @@
-"""Rest: whether this process's maintenance waits for long, and what ends that.
+"""Rest: tells whether this process's maintenance waits for long, and ends the wait.
 
-A process without work sleeps until something comes or the next thing is due. Messages, publications
-and ends of processes wake the processes that they concern. A request wakes the maintenance of its
-frontend, and so does what comes back after the request. An idle executor is woken by the
-coordinator's question alone, once a minute; on a GPU it also looks after its device once a second.
-The coordinator wakes once a second for its history. `python -m bench.idle` counts how often
-processes wake.
+A process without work sleeps until a message comes or the next deadline. Messages, publications
+and ends of processes wake only the processes concerned. A request wakes the maintenance of its
+frontend; so do slots and answers that come back after the request. An idle executor is woken only
+by the coordinator's question, once a minute; on a GPU the executor also looks after its device
+once a second. The coordinator wakes once a second for its history. `python -m bench.idle` counts
+wake-ups of processes.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from collections.abc import Callable
 
 
 class Rest:
-    """For any thread, and for finalizers: it takes no lock.
+    """State of the maintenance's rest. For any thread, and for finalizers: takes no lock.
 
-    Whoever leaves work for the maintenance does so first, and then looks whether it is `resting`;
-    the maintenance says that it is, and then looks for work. So one of them sees the other.
+    A thread with work for the maintenance leaves the work first and reads `resting` afterwards.
+    The maintenance sets `resting` first and looks for work afterwards. So at least one of both
+    sees the other.
 
     Args:
         wake: ends the wait of the maintenance.
 
     Attributes:
-        called: there was something to do since the maintenance has last asked.
-        resting: it waits for long.
+        called: true if work has come since the maintenance last asked.
+        resting: true while the maintenance waits for long.
     """
 
     __slots__ = ("_wake", "called", "resting")
@@ -34,24 +35,25 @@ class Rest:
         self._wake = wake
 
     def end(self) -> None:
-        """There is something to do."""
+        """Report work, and end the rest."""
         self.called = True
         if self.resting:
             self.resting = False
             self._wake()
 
     def begin(self) -> None:
-        """The maintenance has done its work. Look for more afterwards: who comes later ends it."""
+        """Begin the rest. The maintenance must look for work afterwards; later work ends the
+        rest."""
         self.resting = True
 
     def call_off(self) -> None:
-        """Nobody need be woken."""
+        """End the rest without waking the maintenance."""
         self.resting = False
 
     def over(self) -> bool:
-        """The maintenance is awake: whether there was something to do."""
+        """End the rest, on waking. Return True if work has come meanwhile."""
         self.resting = False
         called = self.called
-        if called:  # else who calls right now would not be seen
+        if called:  # an unconditional write could hide a call made right now
             self.called = False
         return called

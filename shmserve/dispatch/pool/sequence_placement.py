@@ -1,15 +1,14 @@
 """Sequence placement: chooses the executor for a request of a sequence.
 
-The executor alone decides which sequences live with it. Its status page has their digests and the
-number of free slots, published before the executor answers. A frontend looks there, so frontends
-agree without talking to each other, and a new executor takes nothing away from others. A request
-goes where its sequence lives; a sequence that lives nowhere goes where most slots are free. For a
-moment a frontend knows more than the pages: where it has just had a sequence begin
-(`BegunSequences`).
+The executor alone decides which sequences it hosts. The executor's status page has the digests of
+its sequences and the number of free slots, published before the executor answers. Frontends read
+the pages, so frontends agree without talking to each other, and a new executor takes no sequence
+from other executors. A request goes to the executor of its sequence; a new sequence goes to the
+executor with most free slots. For a moment a frontend knows more than the pages: the sequences
+that the frontend has just begun (`BegunSequences`).
 
-A frontend that has read too early is found out: an executor refuses a request of a sequence that it
-does not know. A page goes with its executor, so the sequences of a dead executor live nowhere until
-they begin again.
+A frontend that reads a page too early causes no harm, because an executor refuses requests of
+unknown sequences. A page ends with its executor, so sequences of a dead executor must begin again.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ Views = Iterable[tuple[ExecutorPool, StatusView | None]]
 
 
 class BegunSequences:
-    """Where this process has had sequences begin, for requests that it sends before the executor
-    has told that they live there. Not thread-safe."""
+    """Executors to which this process has sent the start of a sequence, for requests sent before
+    the executor has published the sequence. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._processes: dict[tuple[str, str, int], str] = {}  # the latest last
+        self._processes: dict[tuple[str, str, int], str] = {}  # latest last
 
     def sent(self, spec: ModelSpec, parameters: dict[str, Parameter], pool: ExecutorPool) -> None:
-        """A request of a sequence is about to be sent there."""
+        """Note a request of a sequence, just before sending."""
         key = (spec.name, spec.version, _number(parameters.get("sequence_id", 0)))
         if parameters.get("sequence_start"):
             self._processes.pop(key, None)
@@ -48,7 +47,7 @@ class BegunSequences:
     def home(
         self, spec: ModelSpec, parameters: dict[str, Parameter], pools: Iterable[ExecutorPool]
     ) -> ExecutorPool | None:
-        """Where a sequence that goes on should live."""
+        """Return the executor where a continued sequence should live, or None."""
         if parameters.get("sequence_start"):
             return None
         key = (spec.name, spec.version, _number(parameters.get("sequence_id", 0)))
@@ -57,7 +56,7 @@ class BegunSequences:
 
 
 def home_of(views: Views, sequence: Parameter) -> ExecutorPool | None:
-    """The executor where a sequence lives, as far as these tell."""
+    """Return the executor where a sequence lives according to these status pages, or None."""
     number = _number(sequence)
     for pool, view in views:
         if number and view is not None and view.has_sequence(number):
@@ -66,9 +65,9 @@ def home_of(views: Views, sequence: Parameter) -> ExecutorPool | None:
 
 
 def where_to_begin(views: Views, sequence: Parameter) -> list[ExecutorPool]:
-    """The order in which a sequence that lives nowhere should begin with them: those with most
-    free slots first, then the least loaded, and of equal ones first what a hash of the id says,
-    so that sequences that begin at once spread."""
+    """Return the executors in the order in which a new sequence should try them: most free slots
+    first, then least loaded. Ties are broken by a hash of the sequence id, so sequences that
+    begin together spread."""
     number = _number(sequence)
 
     def rank(item: tuple[ExecutorPool, StatusView | None]) -> tuple[int, int, bytes]:

@@ -1,1 +1,1 @@
-"""What a frontend process has one of: the dispatcher and its link to the coordinator."""
+"""Process-wide objects of a frontend: the dispatcher, and the client of the coordinator."""

@@ -1,8 +1,9 @@
-"""What a frontend asks of the coordinator. Nothing of it is on an inference's way.
+"""Coordinator client: a frontend's requests to the coordinator, none of which is on the path of an
+inference.
 
-Each question waits for its answer, a bounded time in which a restarted coordinator is back;
-`transport.link` asks it again. A change has been published when its method returns: every
-request that begins later finds it, whichever frontend it comes to.
+Each question waits for an answer, long enough for a restarted coordinator to return;
+`transport.link` repeats the question. A change has been published when the method returns, so all
+later requests see the change at every frontend.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from shmserve.transport.trust.peer_credentials import with_process
 
 _CHANGE_S = 5.0
 _REPORT_S = 3.0
-_BEYOND_S = 10.0  # after `load_timeout_s`, for the coordinator to say what became of it
+_BEYOND_S = 10.0  # beyond `load_timeout_s`, for the coordinator's report
 
 _decode_report = msgpack_decoder(Report)
 _decode_history = msgpack_decoder(HistoryReport)
@@ -63,10 +64,10 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 
 class CoordinatorClient:
-    """Thread-safe; one per process.
+    """Client of the coordinator, one per process. Thread-safe.
 
-    Every method raises Unavailable if the coordinator is away and does not come back in time,
-    and ShmserveError, with a text for the client, if it refuses.
+    Every method raises Unavailable if the coordinator is away and does not return in time, and
+    ShmserveError, with a text for the client, if the coordinator refuses.
     """
 
     def __init__(self, link: Link, process: str, settings: Settings) -> None:
@@ -76,7 +77,7 @@ class CoordinatorClient:
         self._numbers = itertools.count(1)
 
     def ask(self, make: Make, kind: type[_Answer], timeout_s: float = _CHANGE_S) -> _Answer:
-        """Have something done that is answered by a message of this kind, without descriptors."""
+        """Ask the coordinator. Return the answer, a message of this kind without descriptors."""
         answer, fds = self._answer(make, kind, timeout_s)
         close_all(fds)
         _check(answer)
@@ -101,8 +102,8 @@ class CoordinatorClient:
     ) -> None:
         """Register `byte_size` bytes of GPU memory.
 
-        It is the caller's process that is watched: the memory is kept on the GPU for as long as
-        the region, even if that process has died.
+        The coordinator watches the caller's process, because the GPU memory stays allocated as
+        long as the region, even after the process has died.
         """
         caller = with_process(caller)
         owner = (caller.uid, caller.pid, caller.started)
@@ -114,26 +115,27 @@ class CoordinatorClient:
         )
 
     def unregister_regions(self, caller: Caller, name: str = "", kind: str = SYSTEM) -> None:
-        """Remove one of the caller's regions of a kind, or all of them; unknown ones are no
-        error."""
+        """Remove a region of the caller, or all regions of a kind if `name` is empty. An unknown
+        region is no error."""
         self.ask(lambda ticket, _: UnregisterRegions(ticket, name, caller.uid, kind), RegionAnswer)
 
     # ---------------------------------------------------------------------- models
 
     def model_folders(self) -> list[str]:
-        """Names of the models in the repository, loaded or not."""
+        """Return the names of the models in the repository, loaded or not."""
         return waiting.beside(names, model_places.repository_paths(self._settings))
 
     def load_model(self, name: str, model_config: str | None, files: Mapping[str, bytes]) -> None:
-        """Load a model and wait until it serves; with files it is made of nothing else.
+        """Load a model and wait until the model serves. If files are given, the model is made only
+        of these files.
 
         Args:
             name: a valid model name.
-            model_config: a configuration as JSON in place of the model's own.
-            files: relative path -> content; the paths have been checked.
+            model_config: configuration as JSON, in place of the model's own.
+            files: content by relative path; the paths have been checked.
 
         Raises:
-            DeadlineExceeded: it takes longer than `load_timeout_s`, and goes on.
+            DeadlineExceeded: loading takes longer than `load_timeout_s`, and goes on.
         """
         overrides = ""
         if model_config is not None:
@@ -144,10 +146,8 @@ class CoordinatorClient:
         self._control(lambda ticket, _: LoadModel(ticket, name, overrides))
 
     def unload_model(self, name: str, dependents: bool = False) -> None:
-        """Serve a model no more; unknown ones are no error. Raises as `load_model`.
-
-        `dependents`: nor the models that were loaded for it alone, being steps of it.
-        """
+        """Stop serving a model. An unknown model is no error. Raises as `load_model`.
+        `dependents`: also unload steps of the model that were loaded only for the model."""
         self._control(lambda ticket, _: UnloadModel(ticket, name, dependents))
 
     def _control(self, make: Make) -> None:
@@ -162,7 +162,7 @@ class CoordinatorClient:
     # -------------------------------------------------------- the server as a whole
 
     def report(self) -> Report:
-        """What all processes have counted, dead ones included, as of now."""
+        """Return the current counts of all processes, including ended processes."""
         content = self._file("numbers", lambda ticket, _: AskReport(ticket), ReportGiven)
         with _readable("numbers"):
             report: Report = waiting.beside_if_large(len(content), _decode_report, content)
@@ -171,7 +171,7 @@ class CoordinatorClient:
     def history(
         self, level: int, since: int = 0, life: str = "", brief: bool = False
     ) -> HistoryReport:
-        """What happened lately; see `AskHistory`."""
+        """Return the recent history; see `AskHistory`."""
         content = self._file(
             "history",
             lambda ticket, _: AskHistory(ticket, level, since, life, brief),
@@ -183,15 +183,16 @@ class CoordinatorClient:
             return history
 
     def change_log(self, change: LogChange) -> None:
-        """Change what all processes log."""
+        """Change the log settings of all processes."""
         self.ask(lambda ticket, _: ChangeLog(ticket, change), SettingsAnswer, _REPORT_S)
 
     def change_trace(self, model: str, change: TraceChange) -> None:
-        """Change what is traced of a model, or (empty name) of all that have no own settings."""
+        """Change the trace settings of a model. An empty name means all models without settings of
+        their own."""
         self.ask(lambda ticket, _: ChangeTrace(ticket, model, change), SettingsAnswer, _REPORT_S)
 
     def take_traces(self, model: str, wanted: int, ids: int) -> GrantedTraces:
-        """Which of `wanted` traces may be written; `ids`: as `TakeTraces` has them."""
+        """Return which of `wanted` traces may be written. `ids`: as in `TakeTraces`."""
         answer = self.ask(
             lambda ticket, _: TakeTraces(ticket, model, wanted, ids), SettingsAnswer, _REPORT_S
         )
@@ -212,7 +213,7 @@ class CoordinatorClient:
         return answer, fds
 
     def _file(self, what: str, make: Make, kind: type[ReportGiven] | type[HistoryGiven]) -> bytes:
-        """The content of the file that comes with an answer."""
+        """Return the content of the file sent with an answer."""
         answer, fds = self._answer(make, kind, _REPORT_S)
         try:
             if len(fds) != 1:
@@ -233,7 +234,7 @@ def _readable(what: str) -> Iterator[None]:
 
 def _check(answer: Message) -> None:
     code, text = getattr(answer, "error_code", ""), getattr(answer, "error", "")
-    if code == Code.INTERNAL:  # the server's own fault: no model is to blame
+    if code == Code.INTERNAL:  # the server's own fault; no model is to blame
         raise Internal(text)
     if code:
         raise from_code(Code(code), text)

@@ -1,4 +1,4 @@
-"""What a frontend process has one of: its arena, its executors, its view of the registry."""
+"""Dispatcher: a frontend process's arena, executors and view of the registry."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ from shmserve.transport.link import Link, LinkHandlers
 log = logging.getLogger(__name__)
 
 _MAINTENANCE_S = 1.0
-STEP_THREADS = 64  # for steps of ensembles beside others of the same request
-_RESTING_S = 5.0  # where there was no request since, and nothing is held
-_STARTING_S = 0.05  # until the first segment is there
+STEP_THREADS = 64  # for parallel steps of ensembles
+_RESTING_S = 5.0  # without requests, and with no slots held
+_STARTING_S = 0.05  # until the first segment exists
 
 
 class Dispatcher:
-    """Start it after fork; one per process. `settle` is called about once a second while there are
-    requests."""
+    """The dispatcher of a process. Start after fork. `settle` is called about once a second while
+    requests come."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Dispatcher:
         self.coordinator = CoordinatorClient(self._link, self.process, settings)
         self.orphans = OrphanedRequests(self.memory)
         self.rest = Rest(self.orphans.wake)
-        # A model that calls others is one caller, and has no others to leave room for
+        # A model that calls models is a single caller, so no share need be kept free.
         share = 1.0 if role == "model" else settings.max_caller_share
         bounds = RequestBounds(
             settings.max_queue, settings.max_model_requests, share, settings.restart_wait_s
@@ -119,14 +119,14 @@ class Dispatcher:
         self._thread = threading.Thread(target=self._maintain, name="maintenance", daemon=True)
 
     def start(self) -> None:
-        """Connect in the background; never blocks."""
+        """Connect in the background. Never blocks."""
         settings = self.settings
         flight_recorder.start(config.run_dir(settings), self.process)
         self._link.start()
         self._thread.start()
 
     def close(self) -> None:
-        """Let go of everything; calls still open end with errors."""
+        """Release everything. Open calls end with errors."""
         self._stopping.set()
         self.orphans.wake()
         if self._thread.is_alive():
@@ -143,26 +143,27 @@ class Dispatcher:
     # ------------------------------------------------------------- registry
 
     def snapshot(self) -> Snapshot:
-        """The registry as of this moment.
+        """Return the current registry.
 
         Raises:
-            Unavailable: nothing was published yet.
+            Unavailable: nothing has been published yet.
         """
         return self._registry.current()
 
     def model(self, name: str, version: str = "") -> ModelEntry:
-        """The entry of a model, in any state; without a version the newest that is ready.
+        """Return the entry of a model, in any state. Without a version, return the newest ready
+        version.
 
         Raises:
-            NotFound: no such model, or no such version of it.
+            NotFound: the model or the version does not exist.
         """
         return self._registry.current().model(name, version)
 
     def ready_model(self, name: str, version: str = "") -> ModelEntry:
-        """As `model`, for use.
+        """Return the entry of a ready model.
 
         Raises:
-            NotFound: as `model`, or no version of it can be used.
+            NotFound: as `model`, or no version can be used.
             Unavailable: the version is not ready (now).
         """
         snapshot = self._registry.current()
@@ -171,7 +172,7 @@ class Dispatcher:
             return entry
         try:
             return require_ready(snapshot.model(name, version), version)
-        except NotFound:  # its name is the client's, and not for the recorder
+        except NotFound:  # the client chose the name, so keep it out of the recorder
             flight_recorder.record("request refused", "unknown model")
             raise
 
@@ -180,7 +181,7 @@ class Dispatcher:
     def call(
         self, entry: ModelEntry, options: RunOptions = NO_OPTIONS, cancellable: bool = False
     ) -> InferenceCall:
-        """A new request for a model version; close it on every path."""
+        """Return a new request for a model version. Close the request on every path."""
         self.rest.called = True
         if self.rest.resting:
             self.rest.end()
@@ -199,14 +200,15 @@ class Dispatcher:
         self.coordinator.ask(lambda ticket, _: SetFlag(ticket, name, value), FlagSet)
 
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
-        """A request for this version failed before there was a call for it: count that."""
+        """Count a request for this version that failed before a call existed."""
         self.counting.ended(entry, reason_of(error), told=message_of(error))
 
     def trace_refused(
         self, error: ShmserveError, traceparent: str, attributes: dict[str, Attribute]
     ) -> None:
-        """A request ended with an error, that of an executor or not: in the latter case nobody has
-        traced it yet, which is done as the settings for all models say."""
+        """Trace a request that ended with an error before reaching an executor, by the trace
+        settings for all models. Requests sent to an executor are ignored, because they are
+        traced already."""
         if error.was_sent:
             return
         try:
@@ -217,7 +219,7 @@ class Dispatcher:
         self.tracer.refused(error, traceparent, attributes, trace)
 
     def count_key(self, name: str) -> None:
-        """A request came with the key of this name."""
+        """Count a request with the key of this name."""
         self.counting.keyed(name)
 
     # ---------------------------------------------------------- maintenance
@@ -239,7 +241,7 @@ class Dispatcher:
                 self.executors.prune()
                 self.memory.trim(self.settings.segment_idle_s)
                 self._tell()
-                self.rest.begin()  # ahead of the last look
+                self.rest.begin()  # before the last look for work
                 if self._measure() or called or self.rest.called:
                     self.rest.call_off()
                 pause_s = _RESTING_S if self.rest.resting else _MAINTENANCE_S
@@ -250,7 +252,7 @@ class Dispatcher:
                 time.sleep(_MAINTENANCE_S)
 
     def _tell(self) -> None:
-        """What clients of failed requests were told, for those who operate the server."""
+        """Report error texts sent to clients, for the operators of the server."""
         if self._link.connected:
             for (model, version, reason), text in self.counting.told().items():
                 self._link.send(RequestFailed(model, version, reason, text))
@@ -264,9 +266,8 @@ class Dispatcher:
         return True
 
     def _measure(self) -> bool:
-        """Publish what is held; whether there is something to do before somebody ends the rest:
-        slots of ours are in use or segments may be given back, executors have requests of ours
-        or have not been told which of their slots we are done with."""
+        """Publish gauges. Return True if work remains without another call: our slots are in use,
+        segments may be given back, executors have our requests, or releases wait for executors."""
         stats, in_flight = self.memory.stats(), self.executors.in_flight()
         self.counting.measure(
             Gauges(
@@ -285,14 +286,14 @@ class Dispatcher:
     def _on_message(self, message: FromCoordinator) -> None:
         if isinstance(message, RegistryChanged):
             self._registry.changed()
-        elif isinstance(message, Welcome):  # a coordinator that does not know our page
+        elif isinstance(message, Welcome):  # a new coordinator does not know our counter page
             fd = self.counting.page.reader_fd()
             if fd is not None:
                 self._link.send(CounterPage(self.counting.page.nbytes), [fd])
                 os.close(fd)
 
     def _cache_rows(self) -> list[dict[str, Any]]:
-        """By model version: what this process keeps, and how often it was found."""
+        """Return cached answers, bytes, hits and misses by model version."""
         if self._cache is None:
             return []
         kept, found = self._cache.by_model(), self.counting.lookups()

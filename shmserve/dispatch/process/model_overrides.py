@@ -1,8 +1,8 @@
-"""What a request to load a model brings along: a configuration, files.
+"""Model overrides: stores the configuration and files of a load request.
 
-It does not fit a message, so it is written to a folder of the run directory that only this user
-can look into. The folder is the coordinator's from the moment it is asked; until then it is
-removed here.
+Both may be too large for a message, so they are written to a folder of the run directory, readable
+only by this user. The folder belongs to the coordinator once the coordinator was asked; before,
+errors remove the folder here.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _log = logging.getLogger(__name__)
 def write(
     run_dir: str, overrides: str, model: str, model_config: str, files: Mapping[str, bytes]
 ) -> None:
-    """Make the folder `overrides`; nothing of it is left on an error.
+    """Make the folder `overrides`. On an error the folder is removed.
 
     Args:
         run_dir: the server's run directory.
-        overrides: the folder's name, not used before.
-        model: the model's name.
-        model_config: its configuration as JSON.
-        files: relative path -> content; the paths have been checked.
+        overrides: name of the folder, not used before.
+        model: name of the model.
+        model_config: configuration as JSON.
+        files: content by relative path; the paths have been checked.
 
     Raises:
-        InvalidArgument: one path is another's folder.
-        Internal: it cannot be written.
+        InvalidArgument: a file's path is the folder of another file.
+        Internal: the folder cannot be written.
     """
     folder = rundir.overrides(run_dir, overrides)
     try:
@@ -58,7 +58,7 @@ def write(
 
 
 def _make(folder: str, inside: str) -> None:
-    """Make a folder and those inside it, for this user only whatever the umask."""
+    """Make a folder and folders inside, for this user only, regardless of the umask."""
     for part in ["", *filter(None, inside.split("/"))]:
         folder = os.path.join(folder, part)
         with contextlib.suppress(FileExistsError):

@@ -1,7 +1,7 @@
-"""What is written of a trace: the entries of Triton's trace files, or a line of the log.
+"""Trace entries: a trace as entries of Triton's trace files, or as a line of the log.
 
-A file is a JSON array. Each trace has an id there, and several entries: what it is of, a moment
-each, a tensor each. docs/statistics.md has an example.
+A file is a JSON array. Each trace has an id and several entries: the model and request, one entry
+for each moment, and one for each tensor. docs/statistics.md has an example.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _OF_FRONTENDS = {"RECV_START", "RECV_END", "SEND_START", "SEND_END"}
 def entries_of(
     trace: Trace, number: int, protocol: str, parent: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """The entries of a trace with this id, and then those of its steps, whose ids follow."""
+    """Yield the entries of a trace with this id, then the entries of its steps, whose ids
+    follow."""
     spec = trace.entry.spec
     head: dict[str, Any] = {
         "id": number,
@@ -47,7 +48,7 @@ def entries_of(
 
 
 def line_of(trace: Trace, protocol: str, process: str) -> dict[str, Any]:
-    """The same as one object, for the log, where no tensors belong."""
+    """Return a trace as one object for the log, without tensors."""
     line: dict[str, Any] = {
         "model": trace.entry.spec.name,
         "version": trace.entry.spec.version,
@@ -63,13 +64,14 @@ def line_of(trace: Trace, protocol: str, process: str) -> dict[str, Any]:
 
 
 def _context(trace: Trace) -> dict[str, str]:
-    """What a trace says of the one that it is part of."""
+    """Return the ids of the parent span, if any."""
     parent = trace.parent
     return {} if parent is None else {"trace_id": parent.trace_id, "parent_id": parent.span_id}
 
 
 def _moments(trace: Trace, protocol: str) -> Iterator[tuple[str, int]]:
-    """By Triton's names: those of a frontend are called after it, if there is one."""
+    """Yield the moments under Triton's names. Moments of a frontend are named after the frontend,
+    or left out without a frontend."""
     frontend = _FRONTENDS.get(protocol)
     for name, ns in trace.times if trace.settings.on else ():
         if name not in _OF_FRONTENDS:
@@ -90,7 +92,8 @@ def _shown(tensor: TracedTensor) -> dict[str, str]:
 
 
 def _text(tensor: TracedTensor) -> str:
-    """The elements with commas between them; as in Triton, none without a JSON form."""
+    """Return the elements separated by commas. As in Triton, return "" for datatypes without a
+    JSON form."""
     kind = DATATYPES[tensor.datatype]
     if not kind.itemsize:
         elements = bytes_codec.decode(tensor.data, prod(tensor.shape), tensor.name, "")

@@ -1,4 +1,5 @@
-"""What OpenTelemetry gets of a trace: spans with Triton's names, and what the request has cost."""
+"""Trace spans: a trace as OpenTelemetry spans, with Triton's names and the costs of the
+request."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from shmserve.protocol.control.span_messages import Attribute, Span
 WHOLE = "InferRequest"
 _LONGEST = 256  # characters of an attribute
 _LONGEST_ERROR = 512
-_COMPUTE = (  # parts of it, and the moments between which they lie
+_COMPUTE = (  # parts of `compute`, with start and end
     ("compute_input", "COMPUTE_START", "COMPUTE_INPUT_END"),
     ("compute_infer", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START"),
     ("compute_output", "COMPUTE_OUTPUT_START", "COMPUTE_END"),
@@ -21,11 +22,12 @@ _COMPUTE = (  # parts of it, and the moments between which they lie
 
 
 class SpanSource(Struct, frozen=True):
-    """Where spans are from.
+    """Origin of spans.
 
     Attributes:
-        process: its id; `protocol`: what clients speak to it, or `model`: models call it.
-        wall_ns: what the wall clock is ahead of CLOCK_MONOTONIC.
+        process: process id.
+        protocol: protocol of the process's clients, or `model` if models are the callers.
+        wall_ns: difference of the wall clock to CLOCK_MONOTONIC, in nanoseconds.
     """
 
     process: str
@@ -33,7 +35,7 @@ class SpanSource(Struct, frozen=True):
     wall_ns: int
 
     def spans(self, trace: Trace) -> Iterator[Span]:
-        """Of a request that is over, and of those within it."""
+        """Yield the spans of a finished request, including its steps."""
         assert trace.own is not None
         parent = trace.parent.span_id if trace.parent is not None else ""
         if self.protocol != "model":
@@ -51,7 +53,7 @@ class SpanSource(Struct, frozen=True):
         yield from self._model(trace, parent)
 
     def refused(self, refusal: Refusal) -> Span:
-        """Of a request that failed before an executor was asked."""
+        """Return the span of a request that failed before reaching an executor."""
         attributes = {
             "shmserve.transport": self.protocol,
             "shmserve.process": self.process,
@@ -69,7 +71,7 @@ class SpanSource(Struct, frozen=True):
         )
 
     def _model(self, trace: Trace, parent: str) -> Iterator[Span]:
-        """The span of a model, and those within it."""
+        """Yield the span of a model, and the spans within."""
         assert trace.own is not None
         spec, own = trace.entry.spec, trace.own.span_id
         yield self._span(
@@ -114,24 +116,24 @@ class SpanSource(Struct, frozen=True):
 
 
 def _attributes(trace: Trace) -> dict[str, Attribute]:
-    """Of a model's span; Triton's names where it has one."""
+    """Return the attributes of a model's span, with Triton's names where defined."""
     spec, receipt = trace.entry.spec, trace.receipt
-    found: dict[str, Attribute] = {
+    attributes: dict[str, Attribute] = {
         "triton.model_name": spec.name,
         "triton.model_version": int(spec.version),
     }
     if trace.request_id:
-        found["triton.request_id"] = trace.request_id[:_LONGEST]
+        attributes["triton.request_id"] = trace.request_id[:_LONGEST]
     if trace.executor:
-        found["shmserve.executor"] = trace.executor[:_LONGEST]
+        attributes["shmserve.executor"] = trace.executor[:_LONGEST]
     if receipt is not None:
-        found["shmserve.copied_bytes.in"] = receipt.copied_in
-        found["shmserve.copied_bytes.batch"] = receipt.copied_batch
-        found["shmserve.copied_bytes.out"] = receipt.copied_out
-        found["shmserve.copied_bytes.device"] = receipt.copied_device
+        attributes["shmserve.copied_bytes.in"] = receipt.copied_in
+        attributes["shmserve.copied_bytes.batch"] = receipt.copied_batch
+        attributes["shmserve.copied_bytes.out"] = receipt.copied_out
+        attributes["shmserve.copied_bytes.device"] = receipt.copied_device
     if trace.failure:
-        found["error.type"] = trace.failure
-    return found
+        attributes["error.type"] = trace.failure
+    return attributes
 
 
 def new_span_id() -> str:

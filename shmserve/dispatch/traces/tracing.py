@@ -1,10 +1,10 @@
-"""Traces: when a sampled request passed each stage, and with what tensors.
+"""Tracing: records when sampled requests passed each stage, and their tensors.
 
-A request pays for sampling only while its model is traced (`ModelEntry.trace`). Traces are written
-by the maintenance thread: to the exporter as spans (`trace_spans`) if `trace_mode` is
-`opentelemetry`, to Triton's files where the setting `trace_file` names one (`trace_entries`), else
-as lines of JSON in the server's log. Where their number is limited, or they
-have ids, the coordinator says which of them may be, so that this holds for all processes together.
+A request pays for sampling only while its model is traced (`ModelEntry.trace`). The maintenance
+thread writes traces: to the exporter as spans (`trace_spans`) if `trace_mode` is `opentelemetry`;
+to Triton's files if the setting `trace_file` names a file (`trace_entries`); otherwise as lines of
+JSON to the server's log. If traces are limited in number or have ids, the coordinator grants the
+traces, so limits and ids hold for all processes together.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from shmserve.transport.span_channel import SpanSender
 MAX_TENSOR_BYTES = 64 << 10  # larger tensors are left out
 _NO_MODEL = ""
 _MOST_WAITING = 10_000
-_MOST_WAITING_BYTES = 64 << 20  # of their tensors
-_TELL_NS = 60_000_000_000  # lost spans are told so often
+_MOST_WAITING_BYTES = 64 << 20  # tensor bytes of waiting traces
+_TELL_NS = 60_000_000_000  # period of log lines about lost spans
 _log = logging.getLogger(__name__)
 _traces = logging.getLogger(TRACES)
 _encode = msgspec.json.Encoder().encode
@@ -49,10 +49,11 @@ Take = Callable[[str, int, int], GrantedTraces]  # of (model, wanted, ids)
 
 
 class Tracer:
-    """Thread-safe; one per process.
+    """Traces of one process. Thread-safe.
 
     Args:
-        process, protocol: what the traces of this process say of it.
+        process: process id to record in traces.
+        protocol: protocol of the process's clients.
         settings: `trace_file` and `trace_mode`.
     """
 
@@ -69,13 +70,13 @@ class Tracer:
         self._waiting_bytes = 0
         self._dropped = 0
         self._told_lost = self._tell_ns = 0
-        self._granted: list[Trace] = []  # that are to be sent as spans
-        self._refused: list[Refusal] = []  # the same
-        self._refused_limited = False  # there may be only so many
+        self._granted: list[Trace] = []  # to be sent as spans
+        self._refused: list[Refusal] = []  # to be sent as spans
+        self._refused_limited = False  # true if the number of traces is limited
 
     def begin(self, entry: ModelEntry, options: RunOptions) -> Trace | None:
-        """The trace of a request that begins, if it is one of those to be traced. A step of an
-        ensemble is within the ensemble's."""
+        """Return the trace of a new request, or None if the request is not sampled. The trace of
+        an ensemble's step belongs to the ensemble's trace."""
         known = options.request_id, MAX_TENSOR_BYTES
         if (whole := options.trace) is not None:
             parent = whole.own or whole.parent
@@ -97,17 +98,17 @@ class Tracer:
         attributes: dict[str, Attribute],
         settings: TraceSettings,
     ) -> None:
-        """A request failed before an executor was asked. It has a span where traces are spans, if
-        it is one of those to be traced; files and the log have answered requests only."""
+        """Note a request that failed before reaching an executor. A sampled request gets a span if
+        traces are spans. Trace files and the log contain only answered requests."""
         if self._sender is None or not settings.active:
             return
         parent = parse(traceparent)
         if not self._sampled(_NO_MODEL, settings.rate, parent):
             return
         self._refused_limited = settings.count != UNLIMITED
-        why, now_ns = reason_of(error).name.lower(), time.monotonic_ns()
+        reason, now_ns = reason_of(error).name.lower(), time.monotonic_ns()
         own = _within(parent) or TraceContext(new_trace_id(), new_span_id())
-        refusal = Refusal(why, error.message, attributes, now_ns, parent, own)
+        refusal = Refusal(reason, error.message, attributes, now_ns, parent, own)
         with self._lock:
             if len(self._refused) < _MOST_WAITING:
                 self._refused.append(refusal)
@@ -115,7 +116,8 @@ class Tracer:
                 self._dropped += 1
 
     def _sampled(self, model: str, rate: int, parent: TraceContext | None) -> bool:
-        """One of so many is; where there is a parent, what that says."""
+        """Return True for one in `rate` requests. A request with a parent follows the parent's
+        sampling."""
         if parent is not None or not rate:
             return parent is not None and parent.sampled
         with self._lock:
@@ -123,7 +125,7 @@ class Tracer:
             return self._seen[model] % rate == 0
 
     def end(self, trace: Trace) -> None:
-        """A sampled request that is no step is over."""
+        """Queue the trace of a finished request. Steps are queued with their ensemble."""
         nbytes = trace.nbytes
         with self._lock:
             full = self._waiting_bytes + nbytes > _MOST_WAITING_BYTES
@@ -134,7 +136,7 @@ class Tracer:
                 self._waiting_bytes += nbytes
 
     def flush(self, take: Take) -> None:
-        """Write what waits; `take` is asked where there is a limit, or a file."""
+        """Write queued traces. `take` is called if traces are limited or go to a file."""
         with self._lock:
             if not (self._waiting or self._dropped or self._refused):
                 return
@@ -158,7 +160,7 @@ class Tracer:
             _log.warning("%d traces are lost: more than could be written", dropped)
 
     def _refusals_granted(self, wanted: int, take: Take) -> int:
-        """How many of so many there may be."""
+        """Return how many of `wanted` traces may be written."""
         try:
             return take(_NO_MODEL, wanted, wanted).count
         except ShmserveError as ex:
@@ -171,7 +173,7 @@ class Tracer:
             granted = take(model, len(traces), sum(len(trace.whole) for trace in traces))
         traces = traces[: granted.count]
         if self._sender is not None:
-            self._granted += traces  # all models' are sent at once, in the time of one
+            self._granted += traces  # sent later, together with all models' traces
             return
         if self._writer is None:
             for trace in traces:
@@ -198,25 +200,28 @@ class Tracer:
             self._told_lost, self._tell_ns = sender.dropped, now_ns + _TELL_NS
 
     def close(self) -> None:
-        """Let go of the way to the exporter."""
+        """Close the channel to the exporter."""
         if self._sender is not None:
             self._sender.close()
 
 
 def _within(parent: TraceContext | None) -> TraceContext | None:
-    """What is part of something else; None: that is in no trace."""
+    """Return a new span within the parent, or None without a parent."""
     return None if parent is None else TraceContext(parent.trace_id, new_span_id())
 
 
 def timestamps(
     arrived: int, sent: int, timing: Timing | None, answered: int, ready: int, end: int
 ) -> Times:
-    """CLOCK_MONOTONIC nanoseconds by stage, in Triton's names.
+    """Return CLOCK_MONOTONIC nanoseconds by stage, under Triton's names.
 
     Args:
-        arrived: when the request came; `sent`: when it was complete, and an executor was asked.
-        timing: of that; None: there was none, or several.
-        answered: when the answer had come; `ready`: could be sent; `end`: was sent.
+        arrived: arrival of the request.
+        sent: time when the request was complete and was sent to an executor.
+        timing: stages at the executor; None for no executor or several.
+        answered: arrival of the answer.
+        ready: time when the answer was ready to be sent.
+        end: time when the answer had been sent.
     """
     begun = [("RECV_START", arrived), ("RECV_END", sent), ("REQUEST_START", sent)]
     if timing is not None:

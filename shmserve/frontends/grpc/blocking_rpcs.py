@@ -1,7 +1,7 @@
-"""Rpcs of extensions that may block: their code runs in threads, beside the loop.
+"""Blocking rpcs of extensions: their code runs in threads, beside the loop.
 
-A stream is stepped through, one answer after another. The stream's own wait for the client's next
-message is a greenlet's on the loop.
+A stream's code runs one step at a time, each step up to the next answer. Waiting for the client's
+next message is done by a greenlet on the loop.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from shmserve.frontends.grpc.rpc_methods import RpcContext
 
 
 class BlockingRpcs:
-    """Runs what may block, for one gRPC process."""
+    """Runs extension code that may block, for one gRPC process."""
 
     def __init__(self, settings: Settings) -> None:
-        # As many as calls of extensions may run at a time: their pools decide whose turn it is
+        # As many threads as extension calls may run at a time: the pools decide which call is next
         limit = settings.grpc_threads + 2 * SMALL_RUNNING + settings.grpc_max_streams
         self._call = ExtensionThreads(limit, "grpc_threads", settings.request_timeout_s).call
 
@@ -47,14 +47,15 @@ class BlockingRpcs:
                 ended = True
             finally:
                 if not ended and (close := getattr(made, "close", None)) is not None:
-                    with suppress(Unavailable):  # then it is closed once nobody has it any more
+                    with suppress(Unavailable):  # else garbage collection closes the iterator
                         self._call(close)
 
         return answers
 
 
 class _LoopRequests(Iterator[Any]):
-    """The messages of a stream, taken on the loop and asked for beside it."""
+    """The messages of a stream: a thread beside the loop asks, and the loop waits for the
+    client."""
 
     def __init__(self, requests: AwaitedRequests, on_loop: Any) -> None:
         self._inner = requests
@@ -68,7 +69,7 @@ class _LoopRequests(Iterator[Any]):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """As `AwaitedRequests.working`."""
+        """Work on earlier requests, as `AwaitedRequests.working`."""
         work = self._inner.working()
         self._on_loop(work.__enter__)
         try:

@@ -1,21 +1,22 @@
-"""Pools of calls, and the clients that calls wait for.
+"""Pools of calls, and limits on waiting for clients.
 
-Each kind of call has places of its own, so inferences cannot keep out the health checks that report
-on them. A call beyond the limits of its kind is refused at once.
+Each kind of call has its own places, so inferences cannot keep out the health checks that report
+on inferences. A call beyond the limits of its kind is refused at once.
 
-A call waits for its client's message, or until its answer is taken. HTTP/2 alone would wait
-forever, with the call's place in the first case and the answer's memory in the second; few clients
-set deadlines. A call beyond its limit is cancelled. While other calls want a place, the call that
-has been silent the longest gives way much earlier.
+A call waits for its client to send a message or to take the answer. HTTP/2 alone would wait
+forever, and the call would keep its place or the answer's memory. Few clients set deadlines. So a
+call beyond its limit is cancelled. While other calls want a place, the call that has been silent
+the longest gives way much earlier.
 
-Everything here belongs to the loop's thread.
+All objects of this module belong to the loop's thread.
 
-Callers, and the connections of each, take turns to run. Bounds: `max_caller_share` of the running
-calls and of the places for each caller, `max_model_share` of the running calls and
-`max_model_requests` calls for each model. The engine reads the model's name off the front of a
-ModelInferRequest. A place belongs to the call and to its turn, and is free when both have ended, so
-answers under way are bounded by `grpc_max_calls`, too. Turns count most in executors, which see all
-frontends: `Execute.caller_number` stands for a caller there (`core.scheduling.caller_number`).
+Callers, and the connections of each caller, take turns to run. Bounds for each caller:
+`max_caller_share` of the running calls and of the places. Bounds for each model: `max_model_share`
+of the running calls, and `max_model_requests` calls. The engine reads the model's name at the
+front of a ModelInferRequest. A place belongs to the call and to its turn, and is free when both
+have ended. So answers under way are bounded by `grpc_max_calls`, too. Turns matter most in
+executors, which serve all frontends: `Execute.caller_number` identifies the caller there
+(`core.scheduling.caller_number`).
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from shmserve.observe import flight_recorder
 _log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
-_SMALL_CALLS = 1024  # each of health, of what the registry answers, of what asks the coordinator
-SMALL_RUNNING = 64  # at a time, each of the same
+_SMALL_CALLS = 1024  # limit of calls of each: `health`, `quick`, `asking`
+SMALL_RUNNING = 64  # limit of running calls of each: `health`, `quick`, `asking`
 _LOADING_CALLS = 64
-_LOADING_RUNNING = 16  # each keeps the files of its message
+_LOADING_RUNNING = 16  # each call keeps the files of its message in memory
 _REFLECTIONS = 16
 MAX_WATCHERS = 64
-SILENCE_S = 10.0  # a silent inference or load gives way to other calls after this
-SMALL_SILENCE_S = 0.25  # so does any other call
-STREAM_SILENCE_S = 60.0  # so does a stream without anything to do
+SILENCE_S = 10.0  # silence before an inference or a load gives way to other calls
+SMALL_SILENCE_S = 0.25  # silence before any other unary call gives way
+STREAM_SILENCE_S = 60.0  # silence before a stream without work gives way
 _BUSY = "too many calls at a time"
 
 
@@ -52,7 +53,7 @@ class AwaitedCall(Protocol):
 
     @property
     def client_number(self) -> int:
-        """The number of the connected client, as `caller_numbers` has it."""
+        """The caller number of the connected client, as in `caller_numbers`."""
         ...
 
     def peer(self) -> str: ...
@@ -65,11 +66,11 @@ class AwaitedCall(Protocol):
 
 
 class SilentCalls:
-    """The silent calls of one pool: their clients are to send a message.
+    """The silent calls of one pool: calls that wait for a message of their client.
 
     Args:
         grace_s: silence, in seconds, after which a call gives way to a call that wants its place.
-        clock: looks at the calls once a second.
+        clock: checks the calls once a second.
     """
 
     def __init__(self, grace_s: float, clock: ClientDeadlines) -> None:
@@ -90,7 +91,7 @@ class SilentCalls:
             self._clock.tick_soon()
 
     def heard(self, call: AwaitedCall) -> None:
-        """Expect nothing more: the client has sent, or the call has ended."""
+        """Stop expecting a message: the client has sent, or the call has ended."""
         self._calls.pop(call, None)
 
     def end_overdue(self, now: float) -> None:
@@ -120,7 +121,8 @@ class SilentCalls:
 
 
 class AwaitedRequests(Iterator[Any]):
-    """The messages of a stream. The stream is silent while it waits for one and works on none."""
+    """The messages of a stream. The stream counts as silent while waiting for a message without
+    working on earlier messages."""
 
     def __init__(
         self, requests: Iterator[Any], call: AwaitedCall, silent: SilentCalls, limit_s: float
@@ -142,8 +144,8 @@ class AwaitedRequests(Iterator[Any]):
             self._look()
 
     def first(self, limit_s: float) -> Any:
-        """Return the first message, which the client has `limit_s` seconds to send; None if the
-        client sends none."""
+        """Return the first message, which the client must send within `limit_s` seconds. Return
+        None if the client ends the stream without a message."""
         kept, self._limit_s = self._limit_s, limit_s
         try:
             return next(self, None)
@@ -152,7 +154,7 @@ class AwaitedRequests(Iterator[Any]):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Work on earlier requests, perhaps while the stream waits for the next one."""
+        """Work on earlier requests, perhaps while the stream waits for the next request."""
         self._working += 1
         self._look()
         try:
@@ -169,13 +171,13 @@ class AwaitedRequests(Iterator[Any]):
 
 
 class ClientDeadlines:
-    """Deadlines of clients, looked at once a second while there are any.
+    """Deadlines of clients, checked once a second while there are deadlines.
 
     Args:
-        at: calls a function at a time of the monotonic clock, in the loop.
+        at: has the loop call a function at a time of the monotonic clock.
 
     Attributes:
-        ticking: whether the next look is due already.
+        ticking: True if the next check is scheduled.
     """
 
     def __init__(self, at: Callable[[float, Callable[[], object]], None]) -> None:
@@ -185,26 +187,27 @@ class ClientDeadlines:
         self.ticking = False
 
     def silent_calls(self, grace_s: float) -> SilentCalls:
-        """Make the book of a pool's silent calls, whose deadlines are looked at here."""
-        made = SilentCalls(grace_s, self)
-        self._silent.append(made)
-        return made
+        """Make the list of a pool's silent calls, whose deadlines are checked here."""
+        silent = SilentCalls(grace_s, self)
+        self._silent.append(silent)
+        return silent
 
     def __len__(self) -> int:
         return len(self._due)
 
     def expect(self, context: AwaitedCall, seconds: float) -> None:
-        """Cancel this call unless `met` is called within so many seconds."""
+        """Cancel the call unless `met` is called within `seconds`."""
         self._due[context] = time.monotonic() + seconds
         if not self.ticking:
             self.tick_soon()
 
     def met(self, context: AwaitedCall) -> None:
-        """The client has done what was expected, or the call has ended."""
+        """Forget the call's deadline: the client did what was expected, or the call has ended."""
         self._due.pop(context, None)
 
     def expect_taken(self, context: AwaitedCall, seconds: float) -> None:
-        """Cancel this call unless it ends within so many seconds, with its answer taken."""
+        """Cancel the call unless the socket takes the whole answer, which ends the call, within
+        `seconds`."""
         self._due[context] = time.monotonic() + seconds
         if not self.ticking:
             self.tick_soon()
@@ -212,7 +215,7 @@ class ClientDeadlines:
             self.met(context)
 
     def tick_soon(self) -> None:
-        """Look at all deadlines in a second."""
+        """Check all deadlines in a second."""
         self.ticking = True
         self._at(time.monotonic() + _TICK_S, self._tick)
 
@@ -234,11 +237,11 @@ class CallPool:
     """The calls of one kind.
 
     Args:
-        full: text for a client that finds no place.
+        full: error text for a client that gets no place.
 
     Attributes:
         admission: places and turns.
-        silent: calls whose clients are to send a message.
+        silent: calls that wait for a message of their client.
     """
 
     def __init__(self, limits: AdmissionLimits, silent: SilentCalls, full: str = _BUSY) -> None:
@@ -248,14 +251,14 @@ class CallPool:
 
     @property
     def count(self) -> int:
-        """Places that are taken."""
+        """The number of taken places."""
         return self.admission.count
 
     def place(self, caller: int) -> CallPlace:
-        """Take a place for a call of this caller, from a silent call if need be.
+        """Take a place for a call of this caller, from a silent call if necessary.
 
         Raises:
-            ResourceExhausted: there is none, or this caller has its share.
+            ResourceExhausted: no place is free, or the caller has its share.
         """
         full = self.admission.full(caller)
         if full is not None:
@@ -273,7 +276,8 @@ class CallPools:
 
     Attributes:
         inferences, streams, watchers, health: calls of these kinds.
-        quick: calls that the registry answers; asking: calls that the coordinator answers.
+        quick: calls that the registry answers.
+        asking: calls that the coordinator answers.
         loading: calls that wait for models to be loaded.
         reflections: calls that ask for descriptors.
     """

@@ -1,4 +1,4 @@
-"""Who a call comes from: the user at the other end of its connection, and the key it brings."""
+"""Callers of gRPC calls: the user at the connection's other end, and the key of the call."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ _log = logging.getLogger("shmserve.grpc")
 
 
 class Callers(Protocol):
-    """Knows callers, as the engine can."""
+    """Finds the caller of a call, as far as the engine knows the caller."""
 
     def of(self, context: RpcContext) -> Caller:
-        """The caller of a call."""
+        """Return the caller of a call."""
         ...
 
 
 def relayed(context: RpcContext) -> bool:
-    """Whether a proxy says that it passes on somebody else's call."""
+    """Return True if the metadata shows that a proxy relays another client's call."""
     return any(key in RELAYED for key, _ in context.invocation_metadata())
 
 
 class KeyedCallers:
-    """Callers with the scopes of the keys that their calls came with."""
+    """Callers with the scopes of the keys in their calls' metadata."""
 
     def __init__(self, callers: Callers, keys: PresentedKeys) -> None:
         self._callers = callers
         self._keys = keys
 
     def of(self, context: RpcContext) -> Caller:
-        """The caller of a call."""
+        """Return the caller of a call, with the scopes of the call's key."""
         caller = self._callers.of(context)
         _, key = self._keys.find(_field_of(context))
         return replace(caller, scopes=key.scopes) if key is not None else caller
 
 
 class CallAccess:
-    """Whether the caller of a call may do something, by himself or with his key.
+    """Permissions of callers, by their user or by the key of the call.
 
     Attributes:
-        keyed: there are keys, so calls have to be let in with `admit`.
+        keyed: True if keys are configured, so every call must pass `admit`.
     """
 
     def __init__(self, access: Access, callers: Callers, keys: PresentedKeys) -> None:
@@ -62,8 +62,9 @@ class CallAccess:
         self.keyed = bool(keys)
 
     def admit(self, category: Category, context: RpcContext) -> None:
-        """Count whose key a call came with; let it begin, or not, if it is of a category that is
-        for use only. Probes of health have no key.
+        """Count the call's key, and take the key's holder as the caller for turns and shares.
+        Check the permission "use" for categories that need only this permission; health probes
+        need no key.
 
         Raises:
             Unauthenticated, PermissionDenied: as `check`.
@@ -75,16 +76,17 @@ class CallAccess:
             self.check("use", context)
 
     def key_field(self, context: RpcContext) -> str:
-        """The metadata key that a call's key came in, which is for no model; empty: none did."""
+        """Return the name of the metadata field with the call's key, which no model may see; empty
+        without a key."""
         field, key = self._keys.find(_field_of(context))
         return field if key is not None or field == HEADER else ""
 
     def check(self, action: Action, context: RpcContext) -> None:
-        """Let it be done, or not.
+        """Check that the caller of a call may perform an action.
 
         Raises:
-            Unauthenticated: not without a key.
-            PermissionDenied: this caller may not.
+            Unauthenticated: the action needs a key.
+            PermissionDenied: the caller may not perform the action.
         """
         if not self.access.asked_at_the_door(action):
             return
@@ -96,7 +98,7 @@ class CallAccess:
 
 
 def _field_of(context: RpcContext) -> Callable[[str], str | None]:
-    """Gives a call's metadata by name; of several the first."""
+    """Return a function that returns a call's metadata by name: the first text value."""
 
     def field(name: str) -> str | None:
         metadata = [*context.invocation_metadata()]

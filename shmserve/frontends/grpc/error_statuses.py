@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses: code and text of the one table in `shmserve.errors`."""
+"""gRPC statuses of errors: code and text from the table in `shmserve.errors`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from shmserve.protocol.control.span_messages import Attribute
 _log = logging.getLogger("shmserve.grpc")
 
 _GENERIC = "internal server error"
-# Details travel percent-encoded in the trailers, for which clients have 8 KiB by default.
-_MAX_DETAILS = 2000  # bytes; each may become three
+# Details travel percent-encoded in the trailers, for which clients allow 8 KiB by default.
+_MAX_DETAILS = 2000  # bytes; percent-encoding may triple each byte
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def status_of(error: ShmserveError) -> grpc.StatusCode:
-    """The status code of an error of ours."""
+    """Return the status code of a project error."""
     return _CODES[error.grpc_status]
 
 
 def details_of(error: ShmserveError) -> str:
-    """Its text for the client, cut to what every client can receive."""
+    """Return an error's text for the client, cut to a length that every client can receive."""
     text = error.message or _GENERIC
     data = text.encode(errors="replace")
     if len(data) <= _MAX_DETAILS:
@@ -35,8 +35,8 @@ def details_of(error: ShmserveError) -> str:
 
 
 def as_error(ex: Exception, what: str, request: str) -> ShmserveError:
-    """Whatever was raised in a request with this id as an error for the client; a defect's text
-    goes to the log only."""
+    """Turn an exception of the request with this id into an error for the client, and log the
+    failure. The text of a bug goes only to the log."""
     log_failure(_log, what, request, ex)
     return ex if isinstance(ex, ShmserveError) else Internal(_GENERIC)
 
@@ -44,8 +44,8 @@ def as_error(ex: Exception, what: str, request: str) -> ShmserveError:
 def trace_refused(
     dispatcher: DispatchApi, metadata: Iterable[tuple[str, str | bytes]], name: str, ex: Exception
 ) -> None:
-    """An inference by an rpc with this metadata has failed: if no executor was asked for it, that
-    has a span."""
+    """Record a span for a failed inference by an rpc with this metadata, if no executor was
+    asked."""
     if isinstance(ex, ShmserveError):
         attributes: dict[str, Attribute] = {
             "rpc.method": name,

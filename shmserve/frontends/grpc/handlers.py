@@ -22,36 +22,37 @@ from shmserve.frontends.oip.restricted_apis import Category, Restricted, known
 from shmserve.frontends.request_ids import KEY, of_metadata, request_id
 
 NO_MESSAGE = "the call has no request message"
-MAX_MESSAGE_BYTES = (1 << 31) - 1  # what protobuf can have
-MAX_SMALL_MESSAGE_BYTES = 4 << 20  # to rpcs without tensors or files
-MESSAGE_TIMEOUT_S = 300.0  # silence of a client before the message of an inference or load ends
-STREAM_IDLE_S = 3600.0  # a stream without anything to do ends after this
+MAX_MESSAGE_BYTES = (1 << 31) - 1  # largest message in protobuf
+MAX_SMALL_MESSAGE_BYTES = 4 << 20  # for rpcs without tensors or files
+MESSAGE_TIMEOUT_S = 300.0  # silence of a client before the message of an inference or load begins
+STREAM_IDLE_S = 3600.0  # silence before a stream without work is ended
 _OF_PAGES = ("origin", "sec-fetch-site")
 
-Unary = Callable[[Any, RpcContext], bytes | HeldAnswer]  # of bytes, or as the method says
+# the message is bytes, or as the method says
+Unary = Callable[[Any, RpcContext], bytes | HeldAnswer]
 Stream = Callable[[AwaitedRequests, RpcContext], Iterator[bytes]]
 
 
 class RpcMethod(Struct, frozen=True, eq=False):
-    """An rpc, and what the engine has to know to run its calls.
+    """An rpc, with all that the engine needs to run its calls.
 
     Attributes:
-        name: the rpc's name, for the log.
-        category: its category of the restricted APIs.
-        run: runs a call on the loop: it waits by `shmserve.waiting`, and what takes long runs
-            beside the loop. A stream gets an iterator of messages, which raises `grpc.RpcError`
-            once the call has ended early, and gives an iterator of answers.
-        rules: who may make a call, and what becomes of errors.
-        pool: places and turns of its calls.
-        streams: whether `run` is of any number of messages and answers, instead of one of each.
+        name: name of the rpc, for the log.
+        category: category of the rpc in the restricted APIs.
+        run: runs a call on the loop: waits by `shmserve.waiting`, and runs long work beside the
+            loop. The `run` of a stream gets an iterator of messages and returns an iterator of
+            answers. The iterator of messages raises `grpc.RpcError` once the call has ended early.
+        rules: admission of calls, and handling of errors.
+        pool: places and turns of the calls.
+        streams: True if `run` handles any number of messages and answers, False if one of each.
         message_timeout_s: longest time, in seconds, until a unary call's message has begun.
-        max_bytes: size of the largest message.
-        large: whether sending and taking its messages may be a matter of time.
-        views: whether its messages may be views instead of bytes.
-        action: what not every caller may do; None: `run` sees to that itself.
-        idle_s: longest silence, in seconds, of a stream without anything to do.
-        tensors: how tensors of its messages are received, each of which is a `TensorMessage` then.
-        subjects: what its calls are about.
+        max_bytes: size of the largest message, in bytes.
+        large: True if sending and taking messages may take long.
+        views: True if messages may be views instead of bytes.
+        action: action that needs permission; None if `run` checks permissions itself.
+        idle_s: longest silence, in seconds, of a stream without work.
+        tensors: how tensors of messages are received; each message is then a `TensorMessage`.
+        subjects: finds the subjects (models) of calls.
     """
 
     name: str
@@ -70,17 +71,18 @@ class RpcMethod(Struct, frozen=True, eq=False):
     subjects: RpcSubjects | None = None
 
 
-RpcServices = Mapping[str, Mapping[str, RpcMethod]]  # by the services' full and the rpcs' names
+# by full name of the service and name of the rpc
+RpcServices = Mapping[str, Mapping[str, RpcMethod]]
 
 
 class Methods:
     """Makes the methods of all services, and holds the rules of their calls.
 
     Attributes:
-        overdue: deadlines of clients that are to take an answer.
+        overdue: deadlines of clients that have to take an answer.
 
     Raises:
-        ConfigError: `grpc_restricted_protocol` cannot be understood.
+        ConfigError: `grpc_restricted_protocol` is invalid.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Methods:
         tensors: TensorIntake | None = None,
         subjects: RpcSubjects | None = None,
     ) -> RpcMethod:
-        """Return a method of one message and one answer; arguments as `RpcMethod` has them."""
+        """Return a method with one message and one answer. Arguments as in `RpcMethod`."""
         known(category, f"rpc {name}")
         return RpcMethod(
             name,
@@ -138,8 +140,8 @@ class Methods:
         views: bool = False,
         large: bool = True,
     ) -> RpcMethod:
-        """Return a method of any number of messages and answers. A client that does not take an
-        answer is given up, and so is a client that is silent for `idle_s` (None:
+        """Return a method with any number of messages and answers. A call is cancelled if the
+        client does not take an answer, or is silent for `idle_s` seconds (None:
         `STREAM_IDLE_S`). `large`: messages may have tensors."""
         known(category, f"rpc {name}")
         return RpcMethod(
@@ -156,8 +158,8 @@ class Methods:
         )
 
     def failed(self, method: RpcMethod, context: RpcContext, ex: Exception) -> ShmserveError:
-        """Return a call's error for the client, and tell the client the id by which the log knows
-        the call."""
+        """Return a call's error for the client, and send the client the id of the call in the
+        log."""
         metadata = context.invocation_metadata()
         if method.category == "inference":
             trace_refused(self._dispatcher, metadata, method.name, ex)
@@ -169,7 +171,7 @@ class Methods:
         """Let a call begin.
 
         Raises:
-            ShmserveError: its caller may not make it.
+            ShmserveError: the caller may not make the call.
         """
         metadata = context.invocation_metadata()
         is_page = False
@@ -189,14 +191,15 @@ class Methods:
             self._access.check(method.action, context)
 
     def _check_page(self, headers: Mapping[str, str]) -> None:
-        """No page is our own: those that reach us through a proxy must be listed."""
+        """Refuse calls of web pages that are not listed. The server has no pages of its own over
+        gRPC."""
         self._origins.check_page("", headers.get("origin", ""), headers.get("sec-fetch-site", ""))
 
     def first(self, requests: AwaitedRequests) -> Any:
         """Return the one message of a stream that has only answers.
 
         Raises:
-            InvalidArgument: the call has none.
+            InvalidArgument: the client sent no message.
         """
         data = requests.first(self._message_timeout_s(False))
         if data is None:

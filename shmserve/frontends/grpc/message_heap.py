@@ -1,4 +1,4 @@
-"""What gRPC messages take of the process's heap, where their tensors have no slots."""
+"""Heap memory of gRPC messages whose tensors have no slots."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ from shmserve.frontends.http2.grpc_framing import FramingFailed, WholeMessage
 
 
 class MessageHeap:
-    """What one message has taken of the budget `max_heap_bytes`. `close` gives it back."""
+    """Bytes that one message has taken of the budget `max_heap_bytes`. `close` gives the bytes
+    back."""
 
-    __slots__ = ("_counted", "_most", "_used")
+    __slots__ = ("_counted", "_limit", "_used")
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._used = 0
         self._counted = 0
 
     def take(self, nbytes: int) -> None:
-        """So many bytes more are kept.
+        """Count `nbytes` more as kept.
 
         Raises:
-            Unavailable: with all others' it is more than `max_heap_bytes`.
+            Unavailable: all messages together would exceed `max_heap_bytes`.
         """
         self._used += nbytes
         more = self._used - FREE - self._counted
         if more > 0:
-            BUDGET.take(more, self._most)
+            BUDGET.take(more, self._limit)
             self._counted += more
 
     def close(self) -> None:
-        """Idempotent."""
+        """Give the bytes back. Idempotent."""
         counted, self._counted, self._used = self._counted, 0, 0
         if counted:
             BUDGET.give_back(counted)
 
 
 class CountedMessage(WholeMessage):
-    """A message in one piece of memory, counted as it comes and for as long as anybody has it."""
+    """A message in one piece of memory, counted while received and until the memory is freed."""
 
     __slots__ = ("_heap",)
 
-    def __init__(self, size: int, most: int) -> None:
+    def __init__(self, size: int, limit: int) -> None:
         super().__init__(size)
-        self._heap = MessageHeap(most)
+        self._heap = MessageHeap(limit)
         weakref.finalize(self.space().obj, self._heap.close).atexit = False
 
     def filled(self, count: int) -> None:
@@ -60,13 +61,13 @@ class CountedMessage(WholeMessage):
         super().feed(data)
 
 
-def counted_memory(size: int, most: int) -> memoryview:
-    """Memory of so many bytes, counted for as long as anybody has it.
+def counted_memory(size: int, limit: int) -> memoryview:
+    """Return memory of `size` bytes, counted until the memory is freed.
 
     Raises:
         Unavailable: as `MessageHeap.take`.
     """
-    heap = MessageHeap(most)
+    heap = MessageHeap(limit)
     heap.take(size)
     place = np.empty(size, np.uint8)
     weakref.finalize(place, heap.close).atexit = False
@@ -74,10 +75,10 @@ def counted_memory(size: int, most: int) -> memoryview:
 
 
 def take(heap: MessageHeap, nbytes: int) -> None:
-    """As `MessageHeap.take`, while a message is received.
+    """Take heap, as `MessageHeap.take`, while a message is received.
 
     Raises:
-        FramingFailed: there is not so much.
+        FramingFailed: the budget has too few bytes left.
     """
     try:
         heap.take(nbytes)
@@ -86,5 +87,5 @@ def take(heap: MessageHeap, nbytes: int) -> None:
 
 
 def failed(error: ShmserveError) -> FramingFailed:
-    """An error as the end of a call whose message is being received."""
+    """Return an error as the end of a call whose message is being received."""
     return FramingFailed(error.grpc_status, details_of(error))

@@ -1,6 +1,8 @@
-"""What holds for inference requests over gRPC only; the rest is `frontends.oip`'s business.
+"""Inference requests over gRPC: rules that hold for gRPC alone. `frontends.oip` has the common
+rules.
 
-Source: Triton's gRPC frontend; the kinds of parameters are its, the wording follows it.
+Source: Triton's gRPC frontend. The kinds of parameters are Triton's, and error texts follow
+Triton's wording.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _REGION = "shared_memory_region"
 _OFFSET = "shared_memory_offset"
 _BYTE_SIZE = "shared_memory_byte_size"
 _MAX_DIGITS = 18  # versions are positive 64-bit numbers
-# Parameters that have a meaning, and the kinds of values each may have
+# Parameters with a meaning, and the types of values that each parameter may have
 _KINDS: dict[str, tuple[type, ...]] = {
     "sequence_id": (int, str),
     "sequence_start": (bool,),
@@ -54,10 +56,10 @@ _NO_PARAMETERS: dict[str, Parameter] = {}
 
 
 def checked_version(version: str) -> str:
-    """A version as the registry writes it; empty: the newest.
+    """Return a version as the registry writes versions; empty for the newest version.
 
     Raises:
-        InvalidArgument: it is no positive number.
+        InvalidArgument: the version is no positive number.
     """
     if not version:
         return ""
@@ -70,17 +72,18 @@ def checked_version(version: str) -> str:
 
 
 def _no_version(version: str) -> InvalidArgument:
-    return InvalidArgument(  # clients look for the first half
+    return InvalidArgument(  # clients search for the first half of the text
         f"failed to get model version from specified version string '{version[:64]}',"
         " version should be an integral value > 0"
     )
 
 
 def to_request(wire: WireInferRequest, limits: Settings) -> tuple[InferRequest, bool]:
-    """The request as it is checked against its model, and whether it wants empty finals.
+    """Return the request for the checks against its model, and True if the client wants empty
+    final responses.
 
     Raises:
-        InvalidArgument: it breaks one of gRPC's own rules.
+        InvalidArgument: the request breaks a rule of gRPC.
     """
     check_data(wire)
     inputs = tuple([_input(source, index) for index, source in enumerate(wire.inputs)])
@@ -98,10 +101,11 @@ def to_request(wire: WireInferRequest, limits: Settings) -> tuple[InferRequest, 
 def announced_request(
     wire: WireInferRequest, nbytes: Callable[[str, tuple[int, ...]], int]
 ) -> InferRequest:
-    """A request whose raw tensors have not come: of each, `nbytes` tells the size.
+    """Return a request whose raw tensors have not arrived. `nbytes` computes the size of each
+    tensor from datatype and shape.
 
     Raises:
-        InvalidArgument: as `to_request`, of inputs.
+        InvalidArgument: as `to_request`, for inputs.
     """
     inputs = tuple(
         [
@@ -114,7 +118,7 @@ def announced_request(
 
 
 def _input(wire: WireInput, index: int, size: int = -1) -> InferInput:
-    """`size`: of a raw tensor that has not come."""
+    """Return an input. `size`: bytes of a raw tensor that has not arrived."""
     where = f"inputs[{index}]"
     for dim in wire.shape:
         if dim < 0:
@@ -127,7 +131,7 @@ def _input(wire: WireInput, index: int, size: int = -1) -> InferInput:
     if wire.contents is not None:
         size = wire.contents.nbytes(wire.datatype, prod(wire.shape))
     else:
-        assert wire.raw is not None  # check_data has seen to it
+        assert wire.raw is not None  # checked by check_data
         size = len(wire.raw)
     return InferInput(wire.name, wire.shape, wire.datatype, where, None, size)
 
@@ -173,7 +177,7 @@ def _window(parameters: dict[str, Parameter], where: str) -> RegionWindow | None
 
 
 def _parameters(given: dict[str, Parameter]) -> tuple[dict[str, Parameter], bool]:
-    """The parameters for the model, and whether empty finals are wanted."""
+    """Return the parameters for the model, and True if the client wants empty final responses."""
     kept: dict[str, Parameter] = {}
     for key, value in given.items():
         kinds = _KINDS.get(key)
@@ -191,6 +195,6 @@ def _parameters(given: dict[str, Parameter]) -> tuple[dict[str, Parameter], bool
             )
         kept[key] = int(value) if type(value) is Uint64 else value
     empty_final = bool(kept.pop(EMPTY_FINAL, False))
-    kept.pop("binary_data_output", None)  # has no meaning here: answers are binary
+    kept.pop("binary_data_output", None)  # without meaning over gRPC: answers are always binary
     check_parameters(kept)
     return kept, empty_final

@@ -1,4 +1,4 @@
-"""Calls and answers as rpcs see them: rpcs know no more of the engine."""
+"""Calls and answers as seen by rpcs: the only part of the engine that rpcs use."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shmserve.protocol.protobuf.infer_wire import Part
 
 
 class RpcContext(Protocol):
-    """One call, as its rpc sees it: the part of `grpc.ServicerContext` that is used here.
+    """A call as seen by its rpc: the part of `grpc.ServicerContext` that rpcs use here.
 
     Attributes:
-        caller_number: whose it is, for turns and shares.
-        admitted: the rpc's rules have let the call in already, before its message was received.
+        caller_number: number of the caller, for turns and shares.
+        admitted: True if the rpc's rules let the call in before the message was received.
     """
 
     caller_number: int
@@ -27,27 +27,29 @@ class RpcContext(Protocol):
 
     @property
     def client_number(self) -> int:
-        """Who is connected, whatever key the call has."""
+        """The caller number of the connected client, regardless of the call's key."""
         ...
 
     def peer(self) -> str:
-        """The client's address, for people."""
+        """Return the client's address as text for people."""
         ...
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
-        """The client's metadata; bytes where the key ends with ``-bin``."""
+        """Return the client's metadata. Values are bytes if the key ends with ``-bin``."""
         ...
 
     def time_remaining(self) -> float:
-        """Seconds until its deadline, not negative; infinite or very long without one."""
+        """Return the seconds until the call's deadline, never negative; infinite or very long
+        without a deadline."""
         ...
 
     def is_active(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return True until the call has ended."""
         ...
 
     def add_callback(self, callback: Callable[[], object], /) -> bool:
-        """Have this called at the call's end, in the loop; False: it has ended already."""
+        """Have the loop call `callback` at the call's end. Return False if the call has ended
+        already."""
         ...
 
     def attach(self, call: InferenceCall) -> None:
@@ -55,15 +57,15 @@ class RpcContext(Protocol):
         ...
 
     def detach(self, call: InferenceCall) -> None:
-        """Let an attached inference be."""
+        """Stop cancelling this inference at the call's end."""
         ...
 
     def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...], /) -> None:
-        """Metadata that go with the status."""
+        """Set the metadata that go with the status."""
         ...
 
     def abort(self, code: grpc.StatusCode, details: str, /) -> NoReturn:
-        """End the call with this status; raises something that the rpc must let pass."""
+        """End the call with this status by raising an exception that the rpc must not catch."""
         ...
 
     def cancel(self) -> None:
@@ -71,17 +73,18 @@ class RpcContext(Protocol):
         ...
 
     def give_up(self) -> None:
-        """As `cancel`, at once: for the loop."""
+        """End the call without an answer, at once. Only in the loop."""
         ...
 
 
 class HeldAnswer(Struct, eq=False):
-    """An answer whose parts are other memory's, sent from where they are.
+    """An answer sent straight from the memory in which its parts lie.
 
     Attributes:
-        parts: the message in order.
-        nbytes: of all of them.
-        close: to be called once, when no part is needed any more; from any thread, never waits.
+        parts: the parts of the message, in order.
+        nbytes: size of all parts together, in bytes.
+        close: releases the memory. Called once, when no part is needed any more; callable from any
+            thread, never waits.
     """
 
     parts: list[Part]
@@ -96,12 +99,12 @@ RpcMessage = bytes | memoryview | TensorMessage
 
 
 class RpcSubjects(Protocol):
-    """What the calls of a method are about, where no subject may have all of its pool."""
+    """Subjects of a method's calls: no subject may take all places of the pool."""
 
     def of(self, message: memoryview) -> bytes:
-        """The subject of a message; empty: it cannot be told at once."""
+        """Return the subject of a message, empty if finding the subject would take long."""
         ...
 
     def refused(self, subject: bytes, error: ShmserveError) -> None:
-        """A call was refused, since there were too many of its subject."""
+        """Count a call that was refused because there were too many calls of its subject."""
         ...

@@ -1,4 +1,4 @@
-"""How services are added to the gRPC server by extensions."""
+"""gRPC services of extensions: how extensions add services to the server."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from shmserve.frontends.grpc.handlers import Methods, RpcMethod, Stream, Unary
 from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.oip.restricted_apis import Category
 
-# What an rpc does: run inferences, answer from what this process knows, wait for the coordinator.
-# Streams are always inferences.
+# Work of an rpc: run inferences, answer from the memory of this process, or wait for the
+# coordinator. Streams always count as inferences.
 Work = Literal["inference", "quick", "asking"]
 
 
 class Services:
-    """Makes handlers, in the pools of the server with their limits, and adds services of them."""
+    """Makes handlers in the server's pools, under the pools' limits, and adds services of these
+    handlers."""
 
     def __init__(self, methods: Methods, pools: CallPools, settings: Settings) -> None:
         self._methods = methods
@@ -47,16 +48,16 @@ class Services:
         """Return the handler of an rpc with one message and one answer.
 
         Args:
-            name: of the rpc, for the log.
-            category: of the restricted APIs.
-            run: takes the bytes of the message and gives those of the answer. What it raises of
+            name: name of the rpc, for the log.
+            category: category of the restricted APIs.
+            run: takes the bytes of the message and returns the bytes of the answer. An error of
                 `shmserve.errors` becomes the call's status.
-            work: what it does.
-            large: its messages may be, so they have more time.
-            action: what not every caller may do (`frontends.oip.origins`), if it does that.
-            never_blocks: `run` waits for nothing but `dispatcher`, and hands long work to
-                `shmserve.waiting.beside`: it runs on the loop that serves all calls, not in a
-                thread.
+            work: kind of work, which decides the pool.
+            large: True if messages may be large; clients then have more time.
+            action: action of the rpc that needs permission (`frontends.oip.origins`), if any.
+            never_blocks: True if `run` waits for nothing but `dispatcher`, and hands long work to
+                `shmserve.waiting.beside`. Then `run` runs on the loop that serves all calls, else
+                in a thread.
 
         Raises:
             ValueError: there is no such category.
@@ -68,7 +69,8 @@ class Services:
     def stream(
         self, name: str, category: Category, run: Stream, never_blocks: bool = False
     ) -> RpcMethod:
-        """As `unary`, of any number of messages and answers."""
+        """Return the handler of an rpc with any number of messages and answers. Arguments as in
+        `unary`."""
         if not never_blocks:
             run = self._blocking.stream(run)
         return self._methods.stream(name, category, run, self._streams)
@@ -77,45 +79,45 @@ class Services:
         """Return the one message of a stream that has only answers.
 
         Raises:
-            InvalidArgument: there is none.
+            InvalidArgument: the client sent no message.
         """
-        awaited: Any = requests  # as `run` of a stream gets them
+        awaited: Any = requests  # the type that a stream's `run` gets
         message: bytes = self._methods.first(awaited)
         return message
 
     def add(self, full_name: str, handlers: dict[str, RpcMethod]) -> None:
-        """A service, with the handlers of its rpcs by their names.
+        """Add a service, with the handlers of its rpcs by name.
 
         Raises:
-            ValueError: there is such a service.
+            ValueError: a service of this name exists.
         """
         if self.added.setdefault(full_name, handlers) is not handlers:
             raise ValueError(f"gRPC service {full_name} is there twice")
 
 
 class GrpcExtension(Protocol):
-    """An extension of the group `extensions.GRPC_SERVICES`: adds its services.
+    """An extension of the group `extensions.GRPC_SERVICES`, which adds services.
 
-    Called once in each gRPC process, before it takes calls. Reflection shows services whose
-    descriptors are in protobuf's default pool.
+    Called once in each gRPC process, before the process takes calls. Reflection shows services
+    whose descriptors are in protobuf's default pool.
     """
 
     def __call__(self, services: Services, dispatcher: DispatchApi, settings: Settings) -> None:
-        """Add services. What is raised here keeps the process from starting.
+        """Add services. An exception keeps the process from starting.
 
         Args:
-            services: takes them.
-            dispatcher: the way to the models; it outlives the server.
+            services: takes the new services.
+            dispatcher: access to the models; outlives the server.
             settings: all settings; `Settings.extension` has the extension's own.
         """
         ...
 
 
 def add_extensions(services: Services, dispatcher: DispatchApi, settings: Settings) -> None:
-    """The services of all extensions.
+    """Add the services of all extensions.
 
     Raises:
-        ConfigError: one cannot be imported.
+        ConfigError: an extension cannot be imported.
     """
     for extension in extensions.load_all(extensions.GRPC_SERVICES).values():
         extension(services, dispatcher, settings)

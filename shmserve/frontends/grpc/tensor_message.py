@@ -1,13 +1,13 @@
 """A ModelInferRequest whose tensors are received straight into slots.
 
-The official clients write fields in the order of their numbers, raw_input_contents last. So all
-that a request is checked for is known before its first tensor, and before there is memory for it.
+The official clients write fields in the order of their numbers, with raw_input_contents last. So
+all checked parts of a request arrive before the first tensor, and before memory is reserved.
 
-Before the first slot, the head of the message (all that comes before its tensors) is checked as the
-whole will be: caller, model, inputs. A head that does not tell (tensors first) gets no slots. The
-bytes of such messages, of streams, of compressed messages and of typed contents are counted on the
-heap (`message_heap`), received into one buffer and copied once. Slots belong to the message until
-the inference takes them.
+Before the first slot is reserved, the head of the message (all bytes before the tensors) is
+checked like a whole message: caller, model, inputs. A message gets no slots if the tensors come
+first, since such a head tells nothing about the tensors. Messages without slots are counted on the
+heap (`message_heap`), received into one buffer and copied once. Streams, compressed messages and
+typed contents never get slots. Slots belong to the message until the inference takes the slots.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ _MODEL_NAME = 0x0A  # the tag of ModelInferRequest.model_name
 
 
 class AnnouncedInputs:
-    """Of one request, which fits its model as far as it is known.
+    """Inputs that the head of one request announces, checked against the model as far as known.
 
     Args:
-        caller_number: whose share of the pool they take of.
-        known_nbytes: they fit, and with so many bytes for the only tensor.
+        caller_number: number of the caller whose share of the pool the inputs take.
+        known_nbytes: bytes of the only tensor, if the request is known to fit its model; else
+            negative.
 
     Attributes:
-        share: what the caller has of the pool for them; None: nothing that counts, or somebody
-            else has taken that over.
+        share: the caller's share of the pool, held for the inputs; None if the inputs are too
+            small to count, or if the inference has taken the share over.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class AnnouncedInputs:
             self._check(request)
 
     def fits(self, index: int, nbytes: int) -> bool:
-        """Whether the raw_input_contents of this index may have so many bytes; False: the head
-        does not tell whose it is.
+        """Return True if the raw_input_contents of this index may have `nbytes` bytes. Return
+        False if the head announces no such tensor.
 
         Raises:
-            ShmserveError: they may not.
+            ShmserveError: the tensor must not have `nbytes` bytes.
         """
         if index >= len(self._raw):
             return False
@@ -106,7 +107,7 @@ class AnnouncedInputs:
             raise
 
     def close(self) -> None:
-        """Nobody wants them, or their share is somebody else's. Idempotent."""
+        """Give back the share, unless the inference has taken the share over. Idempotent."""
         if self.share is not None:
             self.share.close()
 
@@ -123,11 +124,11 @@ class AnnouncedInputs:
 def announced_inputs(
     head: memoryview, dispatcher: DispatchApi, limits: Settings, caller_number: int
 ) -> AnnouncedInputs | None:
-    """What comes after these first bytes of a message; None: they do not tell. The number: as
-    `AnnouncedInputs` has it.
+    """Return the inputs that the head of a message announces, None if the head does not tell.
+    `caller_number`: as in `AnnouncedInputs`.
 
     Raises:
-        ShmserveError: the model is not there or not ready, or the request does not fit it.
+        ShmserveError: the model does not exist or is not ready, or the request does not fit.
     """
     wire = parse_request(head)
     if not wire.model_name:
@@ -141,37 +142,37 @@ def announced_inputs(
 
 
 def ready_entry(wire: WireInferRequest, dispatcher: DispatchApi) -> ModelEntry:
-    """The model version a request is for.
+    """Return the model version of a request.
 
     Raises:
-        ShmserveError: there is none, or it cannot be used now.
+        ShmserveError: the model version does not exist or cannot be used now.
     """
     version = wire.model_version
     return dispatcher.ready_model(wire.model_name, checked_version(version) if version else "")
 
 
 def _nbytes(datatype: str, shape: tuple[int, ...]) -> int:
-    """Of a tensor, where these two tell."""
-    known = DATATYPES.get(datatype)
-    return prod(shape) * known.itemsize if known is not None else 0
+    """Return the size of a tensor in bytes; 0 if datatype and shape do not determine the size."""
+    dtype = DATATYPES.get(datatype)
+    return prod(shape) * dtype.itemsize if dtype is not None else 0
 
 
 class ModelSubjects:
-    """The models that requests are for, as `RpcSubjects` says."""
+    """Models of requests, as subjects for `RpcSubjects`."""
 
     def __init__(self, dispatcher: DispatchApi) -> None:
         self._dispatcher = dispatcher
 
     def of(self, message: memoryview) -> bytes:
-        """The model's name, if it comes first, as all libraries have it, and is shorter than 128
-        bytes."""
+        """Return the model's name if the name comes first (all client libraries write so) and is
+        shorter than 128 bytes; else return an empty name."""
         if len(message) > 1 and message[0] == _MODEL_NAME and message[1] < 128:
             return bytes(message[2 : 2 + message[1]])
         return b""
 
     def refused(self, subject: bytes, error: ShmserveError) -> None:
-        """A request for this model was refused before it was read: it is counted."""
-        with suppress(ShmserveError, UnicodeDecodeError):  # it is no model's
+        """Count a request for this model that was refused before being read."""
+        with suppress(ShmserveError, UnicodeDecodeError):  # the subject is no model's name
             self._dispatcher.refused(self._dispatcher.ready_model(subject.decode()), error)
 
 
@@ -179,8 +180,8 @@ class PlacedTensor(Struct, eq=False):
     """A slot that a tensor is received into.
 
     Attributes:
-        view: the slot's memory.
-        slot: the slot, until it is taken or given back.
+        view: memory of the slot.
+        slot: the slot, None once taken or given back.
         memory: takes the slot back.
     """
 
@@ -194,17 +195,18 @@ class PlacedTensor(Struct, eq=False):
         return slot
 
     def close(self) -> None:
-        """Give it back, if nobody has taken it."""
+        """Give the slot back, unless taken."""
         if self.slot is not None:
             self.memory.reclaim(self.take())
 
 
 class TensorIntake(Struct, frozen=True, eq=False):
-    """How the tensors of an rpc's messages are received.
+    """Reception of the tensors in an rpc's messages.
 
     Attributes:
-        memory: where slots come from.
-        announced: what the head of a message says of them, if it does; raises what refuses it.
+        memory: source of the slots.
+        announced: returns the inputs that the head of a message announces, if any. Raises the
+            error that refuses the message.
     """
 
     memory: TensorMemory
@@ -212,23 +214,24 @@ class TensorIntake(Struct, frozen=True, eq=False):
 
 
 class TensorMessage(IncomingRequest):
-    """A receiver of one message, and then that message. Owns its slots until they are taken.
+    """Receiver of one message, and then that message. Owns its slots until the inference takes
+    them.
 
-    A tensor gets a slot only where the head says that it fits its model; what is not told apart is
-    gathered on the heap.
+    A tensor gets a slot only if the head of the message says that the tensor fits the model. All
+    other fields are gathered on the heap.
 
     Args:
-        size: of the message.
-        limits: what a request may have.
-        intake: how it is received.
-        context: its call.
+        size: bytes of the message.
+        limits: limits of a request.
+        intake: how tensors are received.
+        context: the message's call.
 
     Attributes:
-        announced: what its head says, once that was looked at.
-        fields: all but its tensors, once it has come entirely.
+        announced: inputs that the head announces, once the head was checked.
+        fields: all fields but the tensors, once the message is complete.
 
     Raises:
-        FramingFailed: from whatever takes bytes, where the message is refused.
+        FramingFailed: raised by all methods that take bytes, if the message is refused.
     """
 
     __slots__ = (
@@ -245,10 +248,10 @@ class TensorMessage(IncomingRequest):
         self._context = context
         self.announced: AnnouncedInputs | None = None
         self._looked = False
-        self._heap: MessageHeap | None = None  # once there is more than what is free
+        self._heap: MessageHeap | None = None  # set once the message exceeds the uncounted bytes
         self._placed_tensors: list[PlacedTensor] = []
         self._closed = False
-        self._asked = False  # somebody sees to the place that is wanted
+        self._asked = False  # True while another thread makes the needed slot
         self.fields = memoryview(b"")
 
     def expected(self, size: int, head: memoryview) -> bool:
@@ -276,20 +279,21 @@ class TensorMessage(IncomingRequest):
         return placed
 
     def ask(self) -> bool:
-        """Return True once for each place that is wanted: the caller of this method sees to it."""
-        asked, self._asked = self._asked, True
-        return not asked
+        """Return True once for each slot that the message needs: the caller of this method must
+        then provide the slot."""
+        already_asked, self._asked = self._asked, True
+        return not already_asked
 
     def grow(self) -> Slot | None:
-        """The place that is wanted; None: there is no memory for it. Waits as
-        `TensorMemory.reserve` does: for a thread that may."""
+        """Return the needed slot, or None without memory. Waits like `TensorMemory.reserve`, so
+        never on the loop."""
         try:
             return self._memory.reserve(self.wanted)
         except ShmserveError:
             return None
 
     def grown(self, slot: Slot | None) -> None:
-        """What `grow` has found."""
+        """Use the slot that `grow` returned; None: receive the tensor on the heap."""
         self._asked = False
         placed = None
         if slot is not None:
@@ -307,7 +311,7 @@ class TensorMessage(IncomingRequest):
         return GrpcMessage(compressed, self.fields, self)
 
     def close(self) -> None:
-        """Give back what nobody has taken. Idempotent."""
+        """Give back all memory that the inference has not taken. Idempotent."""
         self._closed = True
         if self._heap is not None:
             self._heap.close()

@@ -1,7 +1,7 @@
-"""Makes the wall clock jump; on the path of servers of crash tests only.
+"""Make the wall clock jump; only on the path of servers of crash tests.
 
-CHAOS_CLOCK names a file of eight bytes, a double: seconds that every process adds to what it is
-told, from the moment on at which they are written.
+CHAOS_CLOCK names a file of eight bytes, a double: seconds that every process adds to the system's
+time, from the moment they are written.
 """
 
 import mmap

@@ -1,8 +1,8 @@
-"""Makes a process kill itself at a named point; on the path of servers of crash tests only.
+"""Make a process kill itself at a named point; only on the path of servers of crash tests.
 
-CRASH_POINT is ``module:function[:n]``: at the n-th call of that function, before it does
-anything, the process gets SIGKILL, if it can take the file CRASH_FLAG away. So exactly one
-process dies, and those that are started in its place live.
+CRASH_POINT is ``module:function[:n]``. At the start of the n-th call of that function the process
+gets SIGKILL, provided it can remove the file CRASH_FLAG. So exactly one process dies, and
+replacements live.
 """
 
 from __future__ import annotations

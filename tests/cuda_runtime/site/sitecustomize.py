@@ -1,9 +1,9 @@
-"""Lets CuPy run over the stand-in: found by Python itself, since its folder is on PYTHONPATH.
+"""Let CuPy run over the stand-in. Python imports this module because its folder is on PYTHONPATH.
 
-CuPy's modules bring CUDA's runtime with them, linked statically, where no library of ours could
-take its place. So each `cuda...` function in them is made to jump to the stand-in's of that name
-when the module is loaded, before it runs; CuPy's own code is as it was. Functions that the
-stand-in lacks answer "not supported".
+CuPy's modules contain CUDA's runtime, linked statically, so no library of ours could replace it.
+Instead, each `cuda...` function in a CuPy module is patched, after loading and before the module
+runs, to jump to the stand-in's function of that name. CuPy's own code is unchanged. Functions that
+the stand-in lacks return "not supported".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-LINKED = (  # CuPy 14: what has symbols of libcudart_static.a
+LINKED = (  # CuPy 14: modules with symbols of libcudart_static.a
     "cupy_backends.cuda.api.runtime",
     "cupy.cuda.cub",
     "cupy.cuda.jitify",
@@ -28,14 +28,15 @@ LINKED = (  # CuPy 14: what has symbols of libcudart_static.a
 IN_PART = ("cupy_backends.cuda.libs.cublas",)
 OWN = frozenset({"cudaGetErrorName", "cudaGetErrorString", "cudaRuntimeGetVersion"})  # stay
 FAKE = Path(__file__).parents[2] / "fake_cuda"
-# The fake's: NVML, which the stand-in lacks, and `cuda.bindings`, whose modules have no symbols.
+# From the fake: NVML, which the stand-in lacks, and `cuda.bindings`, whose modules have no
+# symbols.
 FAKES = ("pynvml", "fake_devices")
 JUMP = struct.Struct("<HQH")  # mov rax, ADDRESS; jmp rax
 _FUNCTION, _SYMBOLS = 2, 2  # STT_FUNC, SHT_SYMTAB
 
 
 def functions(path: str) -> dict[str, int]:
-    """The functions called cuda... in a library's table of symbols, and their offsets."""
+    """Return the functions named cuda... in a library's symbol table, with their offsets."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as elf:
         start, size, count = (
             *struct.unpack_from("<Q", elf, 40),
@@ -95,7 +96,7 @@ class _Loader(ExtensionFileLoader):
 
 
 class _LazyLoader(ExtensionFileLoader):
-    """Of a library that is there in part only."""
+    """Loader for a module that needs a library of which only a part exists."""
 
     def create_module(self, spec: ModuleSpec) -> Any:
         flags = sys.getdlopenflags()

@@ -1,4 +1,4 @@
-"""A small fake of CuPy over memory of the host: what it does not have, shmserve does not use.
+"""A small fake of CuPy over host memory, with exactly the functions that shmserve uses.
 
 _fake.py: devices and memory; _queues.py: streams; _array.py and _kernels.py: arrays.
 """
@@ -83,7 +83,7 @@ def _from_interface(obj: Any) -> ndarray:
 
 
 def from_dlpack(array: Any, *, device: Any = None, copy: bool | None = None) -> ndarray:
-    """Of an object with the two methods, or a capsule; keeps the memory it is in."""
+    """Import an object with the two DLPack methods, or a capsule; keep the memory alive."""
     if device is not None or copy:
         raise NotImplementedError("the fake imports in place only")
     if hasattr(array, "__dlpack_device__"):

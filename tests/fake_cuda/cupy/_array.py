@@ -1,4 +1,4 @@
-"""`cupy.ndarray`: a shape over device memory. What computes is added by _kernels.py."""
+"""`cupy.ndarray`: a shape over device memory. _kernels.py adds the computations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _IMPLICIT = (
 def _over(
     address: int, shape: Any, dtype: np.dtype, strides: Any, memory: object = None
 ) -> np.ndarray:
-    """An array of numpy over device memory, which may end before it unless it is kept here."""
+    """Return a numpy array over device memory, which may be freed earlier unless given as
+    `memory`."""
     described = {
         "data": (address, False),
         "shape": shape,
@@ -32,7 +33,8 @@ def _over(
 
 
 class ndarray:
-    """Its `_numpy` gives the description; the content is for what runs on streams."""
+    """Device array. Only streams may read the content of `_numpy`; its shape and dtype are free to
+    use."""
 
     __array_ufunc__ = None  # numpy's functions do not run on devices
     __hash__ = None
@@ -103,7 +105,8 @@ class ndarray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A capsule. The consumer's stream (None: the default one) waits for the current one."""
+        """Return a capsule. The consumer's stream (None: the default stream) waits for the current
+        stream."""
         if dl_device not in (None, self.__dlpack_device__()) or copy:
             raise BufferError("the fake exports device memory in place only")
         if stream != -1:
@@ -151,7 +154,7 @@ class ndarray:
                 given.synchronize()
 
     def _set_later(self, arr: np.ndarray, stream: Any) -> None:
-        """Read `arr` on a stream; what is collected meanwhile stays as long as that takes."""
+        """Read `arr` on a stream, and keep `arr` alive until then."""
         self.data.copy_from_host_async(arr.ctypes.data, self.nbytes, stream)
         stream._queue.add(lambda: arr)
 

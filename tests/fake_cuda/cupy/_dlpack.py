@@ -30,7 +30,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _OnHost:
-    """What numpy can import: a capsule whose tensor is said to be the host's."""
+    """Object that numpy can import: a capsule whose tensor is declared as host memory."""
 
     def __init__(self, capsule: object) -> None:
         self.capsule = capsule
@@ -50,7 +50,8 @@ def _tensor(capsule: object) -> _Tensor:
 
 
 def export(array: np.ndarray, device: int, max_version: tuple[int, int] | None) -> object:
-    """A capsule that keeps `array`, said to be on a device; versioned if both know of that."""
+    """Return a capsule that keeps `array`, declared as device memory; versioned if both sides
+    support versions."""
     bfloat = array.dtype == ml_dtypes.bfloat16
     known = array.view(np.uint16) if bfloat else array
     capsule = known.__dlpack__(max_version=max_version)
@@ -62,7 +63,7 @@ def export(array: np.ndarray, device: int, max_version: tuple[int, int] | None) 
 
 
 def take(capsule: Any) -> tuple[np.ndarray, int]:
-    """An array that owns the tensor, not to be read, and its device."""
+    """Return an array that owns the tensor, whose content must not be read, and the device."""
     tensor = _tensor(capsule)
     if tensor.device_type != CUDA:
         raise RuntimeError("CuPy is built against CUDA, different from the backend of the tensor")

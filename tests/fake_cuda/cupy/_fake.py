@@ -1,15 +1,16 @@
-"""The driver behind the fake CuPy: devices, device memory, pinned host memory.
+"""Driver behind the fake CuPy: devices, device memory, pinned host memory.
 
-Device memory is memfds, so that IPC works between processes: a pointer is the address of a mapping
-of a memfd named ``fakecuda<device>:<bytes>``, with the host's number of the device.
-Where the real driver tolerates a mistake now and then, this one does not.
+Device memory is memfds, so IPC works between processes. A pointer is the address of a mapping of a
+memfd named ``fakecuda<device>:<bytes>``, with the host's number of the device. Mistakes that the
+real driver sometimes tolerates fail here.
 
-Environment: what fake_devices says, and
-FAKE_CUDA_MEMORY: bytes of a device, and what a process can allocate on it;
-FAKE_CUDA_PEERS: "0": devices do not reach each other;
-FAKE_CUDA_PIN: "all"; "readonly" (default): read-only mappings need the flag; "writable": devices
-do not know the flag; "no": not permitted;
-FAKE_CUDA_BROKEN: a path: who waits for the device has lost it once such a file exists.
+Environment, beside the variables of fake_devices:
+
+- FAKE_CUDA_MEMORY: bytes of a device, and the limit of a process on it
+- FAKE_CUDA_PEERS: "0": devices do not reach each other
+- FAKE_CUDA_PIN: "all"; "readonly" (default): read-only mappings need the flag; "writable": devices
+  do not know the flag; "no": not permitted
+- FAKE_CUDA_BROKEN: a path: once the file exists, a process that waits for the device loses it
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ERRORS = {
     801: "NotSupported: operation not supported",
 }
 READ_ONLY = 8  # cudaHostRegisterReadOnly
-POISON = 0xA5  # what new device memory holds, in its first POISONED bytes
+POISON = 0xA5  # content of new device memory, in its first POISONED bytes
 POISONED = 1 << 16
 
 _libc = ctypes.CDLL(None)
@@ -75,7 +76,7 @@ allocations: dict[int, Allocation] = {}
 pinned: dict[int, tuple[int, int]] = {}  # hostRegister: address to bytes and flags
 host_memory: dict[int, int] = {}  # hostAlloc: address to bytes
 peers: set[tuple[int, int]] = set()
-contexts: set[int] = set()  # the devices that the process has begun to use
+contexts: set[int] = set()  # devices that the process has begun to use
 devices = fake_devices.visible()
 _order: list[int] = []  # the keys of `allocations`, sorted
 _current = threading.local()
@@ -87,7 +88,7 @@ PID = os.getpid()
 
 
 def enter() -> None:
-    """What every call checks first."""
+    """Make the checks that begin every call."""
     if not fake_devices.has_driver():
         raise CUDARuntimeError(35)
     if os.getpid() != PID:  # CUDA does not survive a fork
@@ -99,7 +100,7 @@ def enter() -> None:
 
 
 def usable() -> bool:
-    """Whether calls can succeed in this process."""
+    """Return True if calls can succeed in this process."""
     return not _lost and os.getpid() == PID
 
 
@@ -129,14 +130,14 @@ def get_device() -> int:
 
 
 def set_device(device: int) -> None:
-    """Makes a context there, as from CUDA 12 on."""
+    """Make a device current and create its context, as from CUDA 12 on."""
     check_device(device)
     contexts.add(device)
     _current.device = device
 
 
 def get_context() -> int:
-    """That of the calling thread; 0: it has none yet."""
+    """Return the context of the calling thread, or 0 before the first use."""
     enter()
     return 0x100 + _current.device if hasattr(_current, "device") else 0
 
@@ -151,7 +152,7 @@ def can_access_peer(device: int, peer: int) -> bool:
 
 
 def map_memory(nbytes: int, fd: int = -1) -> int:
-    """Address of a new mapping of a memfd, or of zeros that are this process's own."""
+    """Return the address of a new mapping of a memfd, or of private zeros."""
     kind = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, kind, fd, 0)
     if address in (None, ctypes.c_void_p(-1).value):
@@ -164,7 +165,7 @@ def unmap_memory(address: int, nbytes: int) -> None:
 
 
 def _mark_importer() -> int:
-    """A mapping that shows in /proc/PID/maps who has imported this package."""
+    """Make a mapping that shows in /proc/PID/maps that the process has imported this package."""
     fd = os.memfd_create("fakecupy")
     os.ftruncate(fd, mmap.PAGESIZE)
     try:
@@ -177,7 +178,7 @@ _mark = _mark_importer()
 
 
 def find(address: int, nbytes: int = 1) -> Allocation | None:
-    """The allocation that all of these bytes are in."""
+    """Return the allocation that contains all of these bytes."""
     with lock:
         place = bisect.bisect_right(_order, address) - 1
         found = allocations[_order[place]] if place >= 0 else None
@@ -200,7 +201,7 @@ def drop(allocation: Allocation) -> None:
 
 
 def used(device: int) -> int:
-    """Bytes this process has allocated on a device."""
+    """Return the bytes that this process has allocated on a device."""
     return sum(a.nbytes for a in list(allocations.values()) if a.device == device and a.fd >= 0)
 
 
@@ -229,7 +230,7 @@ def free(base: int) -> None:
 
 
 def shut_down() -> None:
-    """For tests in whose process the driver was: all memory is gone, and every call fails."""
+    """Free all memory and let every call fail. For tests that had the driver in their process."""
     lose()
     for allocation in list(allocations.values()):
         drop(allocation)
@@ -241,7 +242,7 @@ def shut_down() -> None:
 
 
 def _mapped(address: int, nbytes: int) -> str:
-    """ "" if not all of these bytes are mapped, else "rw", or "r" if some cannot be written."""
+    """Return "rw", or "r" if some of these bytes are read-only, or "" if some are not mapped."""
     end, rights = address + nbytes, "rw"
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, mode = line.split()[:2]

@@ -1,4 +1,4 @@
-"""Handles of the fake driver: they say where in /proc another process's memfd is found."""
+"""Handles of the fake driver, which name another process's memfd in /proc."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _started(pid: int) -> int:
 
 
 def get_handle(devPtr: int) -> bytes:
-    """Of the whole allocation that the pointer is in."""
+    """Return the handle of the whole allocation that contains the pointer."""
     _fake.enter()
     found = _fake.find(devPtr)
     if found is None or found.handle:
@@ -29,7 +29,10 @@ def get_handle(devPtr: int) -> bytes:
 
 
 def open_handle(handle: bytes, flags: int = LAZY_PEER_ACCESS) -> int:
-    """Once for a process, counting; for the current device or one that this reaches."""
+    """Open a handle for the current device, or for a device within its reach.
+
+    A process opens each handle once and counts further calls.
+    """
     current = _fake.get_device()
     if len(handle) != HANDLE.size:
         raise IndexError(f"expected {HANDLE.size}, got {len(handle)}")

@@ -1,4 +1,4 @@
-"""What computes: numpy's functions, run on a stream when that is waited for."""
+"""Computations: numpy's functions, run on a stream when a caller waits for the stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCALARS = (bool, int, float, complex, np.generic)
 
 
 def _stand_in(operand: Any) -> Any:
-    """What has the operand's shape and dtype, and no memory of a device."""
+    """Return an array with the operand's shape and dtype, without device memory."""
     if isinstance(operand, ndarray):
         if operand.data.device_id != runtime.getDevice():
             raise ValueError(
@@ -29,7 +29,7 @@ def _stand_in(operand: Any) -> Any:
 
 
 def _content(operand: Any) -> Any:
-    """The array, if its memory is still there."""
+    """Return the array if its memory still exists."""
     if isinstance(operand, np.ndarray) and operand.size:
         low, high = np.lib.array_utils.byte_bounds(operand)
         _queues.check_alive(low, high - low)
@@ -43,9 +43,9 @@ def launch(
     casting: str = "same_kind",
     **options: Any,
 ) -> ndarray:
-    """Run a function of numpy on the current stream, later; its result's array now.
+    """Queue a function of numpy on the current stream and return the array for its result.
 
-    As with a real kernel, nothing but the caller keeps the memory that it uses.
+    As with a real kernel, only the caller keeps the used memory alive.
     """
     queue = cuda.get_current_stream()._queue
     if queue.device != runtime.getDevice():
@@ -70,7 +70,7 @@ def launch(
 
 
 def from_host(a: Any, dtype: Any = None) -> ndarray:
-    """A device array of what is on the host, which is read on the current stream."""
+    """Return a device array of host data, which is read on the current stream."""
     host = np.array(a, dtype, order="C", copy=None)
     made = ndarray(host.shape, host.dtype)
     made._set_later(host, cuda.get_current_stream())
@@ -85,7 +85,7 @@ def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
 
 
 def elementwise(function: Callable[..., Any]) -> Callable[..., ndarray]:
-    """`cupy.add` and its like."""
+    """Make `cupy.add` and similar functions."""
 
     def apply(*args: Any, out: ndarray | None = None) -> ndarray:
         if not any(isinstance(operand, ndarray) for operand in args):
@@ -96,7 +96,7 @@ def elementwise(function: Callable[..., Any]) -> Callable[..., ndarray]:
 
 
 def reduction(function: Callable[..., Any]) -> Callable[..., ndarray]:
-    """`cupy.sum` and its like, which are methods too."""
+    """Make `cupy.sum` and similar functions, which are methods too."""
 
     def apply(
         a: ndarray, /, axis: Any = None, out: ndarray | None = None, keepdims: bool = False

@@ -1,7 +1,8 @@
-"""Streams of the fake driver, which are lazy.
+"""Lazy streams of the fake driver.
 
-An operation runs when something in the order of its stream waits for it: what nobody waited for
-has not happened, and what runs on another stream does not see it. Kernels wait as well as copies.
+An operation runs only when a wait in the order of its stream requires it. So operations that no
+call waited for have not happened, and other streams do not see them. Kernels wait as well as
+copies.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ FOREVER = 1 << 62
 
 
 class Queue:
-    """A stream: operations with their numbers, which give the order of the whole process."""
+    """Stream: operations with numbers, which give the order over the whole process."""
 
     def __init__(self, device: int, number: int, blocking: bool) -> None:
         self.device = device
-        self.number = number  # what CUDA calls the stream; 0 is the legacy default stream
+        self.number = number  # CUDA's number of the stream; 0 is the legacy default stream
         self.blocking = blocking
         self.operations: deque[tuple[int, Callable[[], object]]] = deque()
 
     def takes_turns_with(self, other: Queue) -> bool:
-        """Whether this is the default stream of a device and that one is not, or vice versa."""
+        """Return True if exactly one of two blocking streams of a device is the default stream."""
         one_is_default = (self.number == 0) != (other.number == 0)
         return one_is_default and self.blocking and other.blocking and self.device == other.device
 
@@ -39,7 +40,7 @@ class Queue:
             return order
 
     def run(self, until: int = FOREVER) -> None:
-        """Run what was added up to number `until`, and all that it has to wait for."""
+        """Run operations up to number `until`, and all operations that must come before."""
         with _fake.lock:
             while self.operations and self.operations[0][0] <= until:
                 order, operation = self.operations[0]
@@ -54,7 +55,7 @@ class Queue:
         _fake.waited()
 
 
-copied: Counter[int] = Counter()  # bytes, by cudaMemcpyKind: what has really been copied
+copied: Counter[int] = Counter()  # bytes really copied, by cudaMemcpyKind
 _queues: dict[tuple[int, int], Queue] = {}
 _orders = itertools.count(1)
 _numbers = itertools.count(0x1000, 0x10)
@@ -67,7 +68,7 @@ def create(blocking: bool) -> Queue:
 
 
 def destroy(number: int) -> None:
-    """What was added still runs, when the device is waited for."""
+    """Destroy a stream. Its pending operations still run when the device is waited for."""
     with _fake.lock:
         if _queues[-1, number].operations:
             _queues[-1, number].add(lambda: _queues.pop((-1, number)))
@@ -76,7 +77,7 @@ def destroy(number: int) -> None:
 
 
 def get(number: int) -> Queue:
-    """The stream of that number; 0 is the default stream of the current device."""
+    """Return the stream of a number; 0 is the default stream of the current device."""
     device = _fake.get_device()
     with _fake.lock:
         if number in (0, 1):
@@ -94,7 +95,7 @@ def wait_device(device: int) -> None:
 
 
 def _on_device(address: int, nbytes: int) -> bool:
-    """Whether device memory is meant; an error if it does not reach that far."""
+    """Return True for device memory. Raise an error if the allocation is too short."""
     if not address:
         raise _fake.CUDARuntimeError(1)
     if _fake.find(address) is None:
@@ -110,7 +111,7 @@ def check_alive(address: int, nbytes: int) -> None:
 
 
 def add_copy(queue: Queue, target: int, source: int, nbytes: int, kind: int) -> int:
-    """Keeps the addresses only: memory that is gone when the copy runs is an illegal address."""
+    """Queue a copy by address. Memory freed before the copy runs is an illegal address."""
     if nbytes == 0:
         return queue.add(lambda: None)
     to_device, from_device = _on_device(target, nbytes), _on_device(source, nbytes)
@@ -132,7 +133,7 @@ def add_copy(queue: Queue, target: int, source: int, nbytes: int, kind: int) -> 
 
 
 def under_way(address: int, nbytes: int) -> bool:
-    """Whether a copy from or to this host memory has not happened yet."""
+    """Return True if a copy from or to this host memory has not happened yet."""
     operations = [operation for q in list(_queues.values()) for _, operation in q.operations]
     return any(address <= getattr(copy, "host", 0) < address + nbytes for copy in operations)
 

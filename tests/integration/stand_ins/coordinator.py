@@ -1,4 +1,4 @@
-"""The coordinator with a model repository described by one JSON file."""
+"""Coordinator with a model repository described by one JSON file."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""An executor that speaks Link and runs nothing; `spec.parameters` say how it behaves."""
+"""Executor that speaks Link and runs no model; `spec.parameters` set its behaviour."""
 
 import argparse
 import os
@@ -53,7 +53,7 @@ def main() -> None:
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     poll.register(arguments.master_fd, select.POLLIN)
-    poll.poll(120_000)  # a test that was killed leaves nothing behind for long
+    poll.poll(120_000)  # an executor of a killed test must not live on for long
     link.close()
 
 

@@ -1,4 +1,4 @@
-"""What the gunicorn master and one HTTP worker do for the service, without gunicorn."""
+"""Stand-in for the gunicorn master and one HTTP worker, without gunicorn."""
 
 import os
 import signal

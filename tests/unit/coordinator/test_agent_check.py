@@ -75,7 +75,7 @@ def agent() -> Iterator[Agent]:
 def test_one_that_is_ended_for_another_may_have_closed_in_the_same_turn(agent: Agent) -> None:
     agent.turn()
     peers = []
-    for _ in range(agent_check._MOST):
+    for _ in range(agent_check._MAX_CONNECTIONS):
         peers.append(socket.create_connection(("127.0.0.1", agent.port), 5))
         agent.turn()
     (listener,) = (key for key in agent.selector.get_map().values() if key.data is agent.check)
@@ -117,7 +117,7 @@ def test_an_answer_is_good_for_a_moment(agent: Agent) -> None:
 
 def test_peers_that_do_not_close_are_bounded_in_number_and_time(agent: Agent) -> None:
     agent.turn()
-    most = agent_check._MOST
+    most = agent_check._MAX_CONNECTIONS
     peers = [socket.create_connection(("127.0.0.1", agent.port), 5) for _ in range(most)]
     while agent.open < most:
         agent.turn()

@@ -1,11 +1,11 @@
-"""Messages of one connection that have begun: memory for their tensors, and time for the rest.
+"""Begun messages of a connection: memory for their tensors, and deadlines for the remaining bytes.
 
-How long clients may take: the deadlines grow with what has come. Nobody gains more than the time
-for `AHEAD` bytes, so whoever announces a large message and sends nothing is waited for as if it
-were small.
+A deadline grows with the bytes that have arrived, by the time for at most `AHEAD` bytes at once.
+So a client that announces a large message and sends nothing gets only the time of a message of
+`AHEAD` bytes.
 
-Where memory for a tensor has to be made first, a thread makes it. The connection is not read
-meanwhile, for 2 s at most; without memory by then the message is received on the heap.
+If memory for a tensor must first be made, a thread makes the memory. Meanwhile the connection is
+not read, for at most 2 s. Without memory by then, the message is received on the heap.
 """
 
 from __future__ import annotations
@@ -26,30 +26,37 @@ from shmserve.frontends.http2.grpc_framing import FramingFailed
 
 
 class TensorCalls(Protocol):
-    """The calls whose messages these are."""
+    """The calls of the begun messages."""
 
     def go_on(self, call: Http2Call) -> None:
-        """Go on with a message that has its memory now."""
+        """Continue with a message after its memory has been made."""
         ...
 
     def refuse(self, call: Http2Call, failed: FramingFailed) -> None:
-        """One is not taken."""
+        """Refuse a message."""
         ...
 
 
 AHEAD = 8 << 20
-_WAIT_S = 2.0  # for memory; later it is received on the heap
+_WAIT_S = 2.0  # seconds for memory; later the message is received on the heap
 
 
 class MessageDeadline(Struct, eq=False):
-    """Of one message: `left` bytes of it are to come, and `due` of these until `until`."""
+    """Deadline of one message.
+
+    Attributes:
+        left: bytes that have not arrived.
+        due: bytes of `left` that must arrive until the deadline.
+        until: the deadline (monotonic clock, seconds).
+    """
 
     left: int
     due: int
     until: float
 
     def advance(self, left: int, now: float, timeout_s: float, per_s: float) -> None:
-        """Note that `left` bytes are still to come. What has come earns time for what follows."""
+        """Note that `left` bytes have not arrived yet. Arrived bytes earn time for the next
+        bytes."""
         self.due -= self.left - left
         self.left = left
         if self.due <= 0:
@@ -58,7 +65,7 @@ class MessageDeadline(Struct, eq=False):
 
 
 class MessageDeadlines:
-    """Those of one connection, in `open` by stream."""
+    """Deadlines of the begun messages of a connection, in `open` by stream."""
 
     __slots__ = ("_per_s", "_timeout_s", "open")
 
@@ -68,42 +75,43 @@ class MessageDeadlines:
         self.open: dict[int, MessageDeadline] = {}
 
     def look(self, stream_id: int, left: int, now: float) -> None:
-        """Note that `left` bytes of a stream's message are to come now."""
-        known = self.open.get(stream_id)
-        if known is None or left > known.left:  # another message
+        """Note that `left` bytes of a stream's message have not arrived yet."""
+        deadline = self.open.get(stream_id)
+        if deadline is None or left > deadline.left:  # another message
             due = min(left, AHEAD)
             until = now + self._timeout_s + due / self._per_s
             self.open[stream_id] = MessageDeadline(left, due, until)
             return
-        known.advance(left, now, self._timeout_s, self._per_s)
+        deadline.advance(left, now, self._timeout_s, self._per_s)
 
     def extend(self, stream_id: int, now: float) -> None:
-        """Begin the time of a stream's message anew: the client could not send."""
-        begun = self.open.pop(stream_id, None)
-        if begun is not None:
-            self.look(stream_id, begun.left, now)
+        """Restart the time of a stream's message, because the client could not send."""
+        deadline = self.open.pop(stream_id, None)
+        if deadline is not None:
+            self.look(stream_id, deadline.left, now)
 
     @property
     def next_due(self) -> float:
-        """When `overdue` has something to say, at the latest."""
-        return min((one.until for one in self.open.values()), default=float("inf"))
+        """The earliest deadline; inf without begun messages."""
+        return min((deadline.until for deadline in self.open.values()), default=float("inf"))
 
     def overdue(self, now: float) -> list[int]:
-        """Streams whose message has not come in time."""
-        return [stream_id for stream_id, one in self.open.items() if now >= one.until]
+        """Return the streams with a message past its deadline."""
+        return [stream_id for stream_id, deadline in self.open.items() if now >= deadline.until]
 
 
 class BegunMessages:
-    """Belongs to the loop's turn, in which nobody waits for memory: another thread makes it.
+    """Begun messages of a connection. Belongs to the loop, which never waits for memory: another
+    thread makes memory.
 
     Args:
-        serving: what all connections share.
-        calls: are told of what becomes of messages.
-        resume: has the connection receive again, after `waiting`.
+        serving: state shared by all connections.
+        calls: continues or refuses messages.
+        resume: has the connection receive again, once `waiting` is 0.
 
     Attributes:
-        waiting: so many parts of what comes next have no place yet: nothing is to be received.
-        deadlines: of all messages that have begun.
+        waiting: number of tensors without memory; while positive, nothing may be received.
+        deadlines: deadlines of all begun messages.
     """
 
     def __init__(
@@ -120,7 +128,7 @@ class BegunMessages:
         self.deadlines = MessageDeadlines(serving.settings)
 
     def grow(self, call: Http2Call, message: TensorMessage) -> None:
-        """Have a thread make the memory that a message wants."""
+        """Have a thread make the memory that a message needs."""
         if message.ask():
             self.waiting += 1
             self._growth.submit(self._grow, call, message, monotonic() + _WAIT_S)

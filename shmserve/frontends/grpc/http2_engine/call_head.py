@@ -1,4 +1,4 @@
-"""What the head of an HTTP/2 request says about its call."""
+"""Heads of HTTP/2 requests, read as heads of gRPC calls."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ OK: Fields = (("grpc-status", "0"),)
 
 
 class CallHead(Struct, frozen=True, eq=False):
-    """A call that can be begun.
+    """The head of a call that can begin.
 
     Attributes:
-        method: what it calls.
-        timeout_s: of `grpc-timeout`; infinite: it waits for ever.
-        encoding: of its compressed messages.
-        answers: encoding of its answers' messages; empty: they are as they are.
-        response: the headers of its answer, encoded.
-        metadata: its own; binary ones that are malformed are left out.
+        method: the called method.
+        timeout_s: timeout from `grpc-timeout`, in seconds; infinite without the field.
+        encoding: compression of the client's compressed messages.
+        answers: compression of the answers' messages; empty if not compressed.
+        response: encoded headers of the answer.
+        metadata: metadata of the call, without malformed binary values.
     """
 
     method: RpcMethod
@@ -51,11 +51,11 @@ class CallHead(Struct, frozen=True, eq=False):
 def call_head(
     request: RequestFields, methods: Methods, compression: str, hosts: Origins | None = None
 ) -> CallHead | bytes:
-    """Return a call, or the block that refuses it.
+    """Return the head of a call, or the encoded header block that refuses the call.
 
     Args:
         compression: the setting `grpc_compression`.
-        hosts: the hosts that a call may be for; None: any.
+        hosts: hosts that a call may name; None if any host is allowed.
     """
     if request.method != "POST":
         return encode_fields(((":status", "405"), ("allow", "POST")))
@@ -104,7 +104,7 @@ def _metadata(request: RequestFields) -> Metadata:
 
 
 def status_fields(code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> Fields:
-    """Trailers."""
+    """Return the trailers for a status."""
     fields = [("grpc-status", str(code.value[0]))]
     if details:
         fields.append(("grpc-message", encode_message(details)))
@@ -114,10 +114,10 @@ def status_fields(code: grpc.StatusCode, details: str, metadata: Metadata = ()) 
 
 
 def refusal(code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> bytes:
-    """An answer of trailers alone."""
+    """Return an encoded answer of trailers alone."""
     return trailers_only(status_fields(code, details, metadata))
 
 
 def trailers_only(fields: Fields) -> bytes:
-    """Trailers, encoded, of an answer that has no headers."""
+    """Return the encoded trailers of an answer without headers."""
     return encode_fields((*_HEAD, *fields))

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection."""
+"""Connected clients: address, caller number and credentials of a connection's peer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from shmserve.transport.trust.peer_credentials import caller_of
 
 
 class ConnectedClient:
-    """A connection's client, as the kernel tells it.
+    """The client of a connection, as reported by the kernel.
 
     Attributes:
-        address: for people, as gRPC writes addresses.
-        unix: it came over a Unix socket.
-        number: whose its connections and calls are, where callers take turns and have shares.
+        address: address for people, in gRPC's notation.
+        unix: True if connected over a Unix socket.
+        number: caller number, for turns and shares of connections and calls.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -26,7 +26,8 @@ class ConnectedClient:
         self.number = of_socket(sock)
 
     def caller(self) -> Caller:
-        """Whose process it is, looked up when first asked. For any thread."""
+        """Return the user and process of the client, looked up at the first call. For any
+        thread."""
         if self._caller is None:
             self._caller = caller_of(self._sock)
         return self._caller

@@ -1,4 +1,4 @@
-"""The calls of one connection: how they begin, are answered and end; all in the loop's turn."""
+"""Calls of a connection: begin, answer and end. Everything runs on the loop."""
 
 from __future__ import annotations
 
@@ -44,21 +44,22 @@ class ConnectionCalls:
 
     Args:
         core: the connection's protocol.
-        serving: what all connections share.
-        client: the connection's.
-        settle: has the connection send what there is, at this turn's end.
-        resume: has it receive again, once nothing of `tensors` is waited for.
+        serving: state shared by all connections.
+        client: the connected client.
+        settle: has the connection send pending output at this turn's end.
+        resume: has the connection receive again, once no tensor waits for memory.
 
     Attributes:
         client, core, settle: as above.
         by_stream: open calls.
-        opened: unary calls that were opened in this turn, and wait for their message.
-        incoming: calls whose message goes on to come, since `expect_messages`.
-        receiving: streams whose message has not come entirely, and has tensors for slots.
-        begun: memory and deadlines of messages that have not come entirely.
-        expects_tensors: the latest message had tensors for slots, or there was none.
-        entered: a call was run since this was last False; others wait for the turn's end.
-        heard: a message has come since this was last False.
+        opened: unary calls opened in this turn that wait for their message.
+        incoming: calls with a part of their message received since the latest `expect_messages`.
+        receiving: streams with an incomplete message that has tensors for slots.
+        begun: memory and deadlines of incomplete messages.
+        expects_tensors: True if the latest message had tensors for slots, or before any message.
+        entered: True if a call has run since the last reset; further calls wait for the turn's
+            end.
+        heard: True if a message has arrived since the last reset.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class ConnectionCalls:
         self._turns: dict[int, CallTurn] = {}  # of open calls whose rpc waits, runs or has run
         self.expects_tensors = True
         self.entered = self.heard = False
-        self._heard: set[int] = set()  # streams of open calls of which a message has come
+        self._heard: set[int] = set()  # streams of open calls that have received a message
 
     @property
     def in_use(self) -> bool:
-        """Whether there is a call of which a message has come, or comes: to have calls, and send
-        nothing, is no use of a connection."""
+        """True if an open call has received a message or a part of a message. Calls without any
+        message do not count as use of the connection."""
         return bool(self._heard or self.begun.deadlines.open)
 
     def post(self, action: Callable[[], object]) -> None:
@@ -97,12 +98,12 @@ class ConnectionCalls:
     # --- what comes in
 
     def open(self, event: RequestReceived) -> None:
-        """Begin the call of a new stream, or refuse it."""
+        """Begin the call of a new stream, or refuse the call."""
         if self._last_head is None or self._last_head[0] is not event.head:
             hosts = None if self.client.unix else self._serving.hosts
             compression = self._serving.settings.grpc_compression
-            found = call_head(event.head, self._serving.methods, compression, hosts)
-            self._last_head = (event.head, found)
+            head_or_refusal = call_head(event.head, self._serving.methods, compression, hosts)
+            self._last_head = (event.head, head_or_refusal)
         head, stream_id, now = self._last_head[1], event.stream_id, monotonic()
         if isinstance(head, bytes):
             self.core.send(stream_id, now, trailers=head)
@@ -126,8 +127,8 @@ class ConnectionCalls:
             self.ended(stream_id)
 
     def expect_messages(self) -> None:
-        """Have the clients of the calls in `opened` and `incoming` send in time. Comes after what
-        a turn receives: most messages come entirely in one."""
+        """Start the time limits for the clients of calls in `opened` and `incoming`. Runs after a
+        turn's receives, since most messages arrive completely in one turn."""
         for call in self.opened.values():
             call.head.method.pool.silent.wait(call, call.head.method.message_timeout_s)
         self.opened.clear()
@@ -136,13 +137,13 @@ class ConnectionCalls:
             method, reader = call.head.method, call.reader
             if reader is not None and reader.receiving is not None:
                 self.begun.deadlines.look(stream_id, reader.receiving.left, now)
-                if call.waits and method.tensors is not None:  # the client is not silent
+                if call.waits and method.tensors is not None:  # restart the silence
                     method.pool.silent.wait(call, method.message_timeout_s)
         self.incoming.clear()
 
     def data(self, event: DataReceived, sparing: bool = False) -> int:
-        """Payload. How many bytes at its end were not taken: those of a tensor that begins with
-        it, if `sparing`, else none."""
+        """Handle received payload. Return the number of bytes at the payload's end that were not
+        taken: with `sparing`, the bytes of a tensor that begins in the payload; else 0."""
         call, size = self.by_stream.get(event.stream_id), len(event.data)
         if call is None or call.reader is None:
             if size:
@@ -169,7 +170,7 @@ class ConnectionCalls:
         return spared
 
     def filled(self, call: Http2Call, count: int) -> None:
-        """The message's next bytes are where they belong."""
+        """Handle `count` bytes that were received straight into the memory of a call's message."""
         assert call.reader is not None, "it had space for them"
         try:
             message = call.reader.filled(count)
@@ -183,7 +184,7 @@ class ConnectionCalls:
             self.core.consumed(call.stream_id, count)
 
     def _note_incoming(self, call: Http2Call, message: MessageReceiver) -> None:
-        """Note that the rest of a message is to come, and see to its memory."""
+        """Note that a message is incomplete, and have its memory made if necessary."""
         self.incoming[call.stream_id] = call
         if isinstance(message, TensorMessage):
             self.receiving.add(call.stream_id)
@@ -200,17 +201,18 @@ class ConnectionCalls:
         self.expect_messages()
 
     def end_overdue(self, now: float) -> None:
-        """Give up clients whose message has begun and does not come."""
+        """Cancel calls whose message has begun but does not arrive in time."""
         for stream_id in self.begun.deadlines.overdue(now):
             call = self.by_stream.get(stream_id)
             if call is not None and call.withheld:
-                self.begun.deadlines.extend(stream_id, now)  # the client may not send
+                # flow control keeps the client from sending
+                self.begun.deadlines.extend(stream_id, now)
             elif call is not None:
                 _log.info("cancelled a call: its message came too slowly from %s", call.peer())
                 self.cancel(call)
 
     def message(self, call: Http2Call, message: GrpcMessage) -> None:
-        """One has come entirely."""
+        """Handle a complete message."""
         if self.incoming or self.begun.deadlines.open:
             self._forget_message(call.stream_id)
         self.expects_tensors = message.parts is not None
@@ -229,7 +231,7 @@ class ConnectionCalls:
 
     def _begin(self, call: Http2Call, message: GrpcMessage | None) -> None:
         call.begin(message)
-        if self.opened.pop(call.stream_id, None) is None:  # else nothing was expected yet
+        if self.opened.pop(call.stream_id, None) is None:  # else no message was expected yet
             call.head.method.pool.silent.heard(call)
         subjects = call.head.method.subjects
         subject = b""
@@ -238,8 +240,8 @@ class ConnectionCalls:
         self._run(call, subject, partial(self._serving.runs.unary, call, message))
 
     def _run(self, call: Http2Call, subject: bytes, run: Callable[[], object]) -> None:
-        """Run the call's rpc in its turn, as a greenlet. If there are too many calls of its
-        subject, the call fails."""
+        """Run the call's rpc in its turn, as a greenlet. The call fails if there are too many
+        calls of its subject."""
         pool = call.head.method.pool
         turn = CallTurn((self, subject), call.place, run, subject)
         self._turns[call.stream_id] = turn
@@ -260,7 +262,7 @@ class ConnectionCalls:
             self._loop.enter(self._take_turn, pool, turn)
 
     def _take_turn(self, pool: CallPool, turn: CallTurn) -> None:
-        """Run a turn, and have the calls run that waited for its end."""
+        """Run a turn, and then the calls that waited for the end of the turn."""
         try:
             turn.run()
         except Exception:
@@ -269,7 +271,7 @@ class ConnectionCalls:
             self._loop.at_turns_end(partial(self._loop.enter, self._take_turn, pool, following))
 
     def ended(self, stream_id: int) -> None:
-        """The client has sent all."""
+        """Handle the end of a client's sending."""
         call = self.by_stream.get(stream_id)
         if call is None or call.ended_by_us:
             return
@@ -288,7 +290,8 @@ class ConnectionCalls:
     # --- what goes out
 
     def release(self) -> None:
-        """See to calls whose answers are with the client's system, or never will be."""
+        """Handle calls whose answers the socket has taken completely, or that cannot be sent any
+        more."""
         for call in self.core.released():
             assert isinstance(call, Http2Call)
             if call.held is not None:
@@ -301,7 +304,7 @@ class ConnectionCalls:
     # --- the end
 
     def refuse(self, call: Http2Call, failed: FramingFailed) -> None:
-        """What it sends is not taken."""
+        """Refuse a call's message, and so fail the call."""
         self._fail(call, _STATUSES[failed.status], failed.reason)
 
     def _fail(
@@ -311,9 +314,9 @@ class ConnectionCalls:
         self._over(call)
 
     def expired(self, call: Http2Call) -> None:
-        """Its deadline has passed."""
+        """Handle a call whose deadline has passed."""
         if call.ended_by_us:
-            self.cancel(call)  # the answer is not being read
+            self.cancel(call)  # the client does not read the answer
         else:
             self._fail(call, grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
@@ -324,7 +327,7 @@ class ConnectionCalls:
             self.settle()
 
     def reset(self, stream_id: int) -> None:
-        """Its stream is gone."""
+        """Handle a reset stream."""
         call = self.by_stream.get(stream_id)
         if call is not None:
             self._over(call)

@@ -1,4 +1,4 @@
-"""The engine: its ports, its loop's thread, and how it ends."""
+"""The engine: ports, the loop's thread, and shutdown."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from shmserve.transport.trust.tls import Certificates
 
 _log = logging.getLogger("shmserve.grpc")
 
-_AGE_JITTER = 0.1  # so that clients do not all come back at once
+_AGE_JITTER = 0.1  # fraction; keeps clients from reconnecting all at once
 _STOPS = "the server is stopping"
 
 
 class Http2Engine:
-    """Serves rpcs on the sockets that it listens on or is given."""
+    """Serves rpcs on listening sockets."""
 
     def __init__(self, services: RpcServices, settings: Settings, loop: EventLoop) -> None:
         self._age_s = settings.grpc_max_connection_age_s or float("inf")
@@ -52,7 +52,7 @@ class Http2Engine:
         self._woke = True
 
     def adopt(self, sock: socket.socket, certificates: Certificates | None) -> str:
-        """Serve on a listening socket, before `start`. Return the socket's address."""
+        """Serve on a listening socket. Call before `start`. Return the socket's address."""
         name = sock.getsockname()
         self._acceptor.listen(sock, partial(self._connect, certificates))
         return f"unix:{name}" if isinstance(name, str) else f"{name[0]}:{name[1]}"
@@ -69,11 +69,11 @@ class Http2Engine:
 
     @property
     def connected(self) -> bool:
-        """Whether there are connections."""
+        """True if there are connections."""
         return bool(self._connections)
 
     def lives(self) -> bool:
-        """Whether the loop has turned since this was asked the last time."""
+        """Return True if the loop has turned since the previous call, else False."""
         woke, self._woke = self._woke, False
         self._loop.post(self._wakes)
         return woke
@@ -105,10 +105,11 @@ class Http2Engine:
     # --- time
 
     def _sweep(self, now: float) -> float:
-        """Tick connections that are due; when to come again."""
+        """Tick connections that are due. Return the time of the next sweep."""
         for connection in self._connections:
             if now >= connection.due or connection.touched:
-                guarded(partial(_tick, connection, now))  # a defect with one is not all clients'
+                # a bug in a tick must not stop the others
+                guarded(partial(_tick, connection, now))
         return min((connection.due for connection in self._connections), default=float("inf"))
 
     # --- the end
@@ -124,7 +125,7 @@ class Http2Engine:
 
     def _finish(self) -> None:
         for connection in self._connections:
-            guarded(connection.terminate)
+            guarded(partial(connection.terminate, _STOPS))
         self._loop.stop()
 
 
@@ -136,10 +137,10 @@ def _tick(connection: ServerConnection, now: float) -> None:
 
 
 class SocketCallers:
-    """Who a call comes from: whoever is at the other end of its connection's own socket."""
+    """Callers by connection: the peer of the call's own socket."""
 
     def of(self, context: RpcContext) -> Caller:
-        """The caller of a call; nobody known if it is relayed for somebody else."""
+        """Return the caller of a call; `REMOTE` if a proxy relays the call."""
         if isinstance(context, Http2Call) and not relayed(context):
             return context.owner.client.caller()
         return REMOTE

@@ -1,7 +1,7 @@
-"""The engine's thread: sockets call back, inferences wait as greenlets, and time passes.
+"""The engine's thread: socket callbacks, greenlets of inferences, and timers.
 
-It is the hub of `frontends.hub`, with what connections need of the time. Only this thread touches
-what belongs to them; another one posts what it wants of them.
+The loop is the hub of `frontends.hub` with timers for connections. Only this thread touches
+objects of the loop. Other threads post functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ READABLE = READ
 WRITABLE = WRITE
 _LONGEST_S = 3600.0
 _SWEEP_S = 0.5
-_LAST_S = 2.0  # for greenlets whose calls have ended
+_LAST_S = 2.0  # for greenlets to end after their calls
 _SLACK = 64  # deadlines of ended calls that are kept
 
 Action = Callable[[], object]
@@ -35,18 +35,19 @@ class Expiring(Protocol):
     def is_active(self) -> bool: ...
 
     def expire(self) -> None:
-        """Its deadline has passed."""
+        """End the call, because its deadline has passed."""
         ...
 
 
 class EventLoop:
-    """Everything but `post` belongs to the loop's thread, or comes before `run`.
+    """Loop of the engine. All methods but `post` belong to the loop's thread, or are called before
+    `run`.
 
     Args:
-        threads: how many there may be for what would hold it up.
+        threads: limit of threads for work that would hold up the loop.
 
     Attributes:
-        hub: for what waits, or is called.
+        hub: runs greenlets and calls handlers.
     """
 
     def __init__(self, threads: int) -> None:
@@ -56,20 +57,21 @@ class EventLoop:
         self.post: Callable[[Action], None] = self.hub.soon
         self._timers: list[tuple[float, int, Action]] = []
         self._order = count()
-        # Cleared of ended calls once these are more than half: most end before their deadlines
+        # Most calls end before their deadline. Deadlines of ended calls are dropped once more than
+        # half of all deadlines belong to ended calls.
         self._deadlines: list[tuple[float, int, Expiring]] = []
         self._over = 0
         self._sweep_at = float("inf")
-        self._looks_at = 0.0  # at the time
+        self._looks_at = 0.0  # when the hub's run ends for timed work
         self._stopped = False
 
     def at(self, when: float, action: Action) -> None:
-        """Call this at a time, or a little later."""
+        """Call `action` at a time, or a little later."""
         heappush(self._timers, (when, next(self._order), action))
         self._look_at(when)
 
     def deadline(self, when: float, call: Expiring) -> None:
-        """Have it expire then, unless it is over before: `deadline_over`."""
+        """Have the call expire at a time, unless the call ends before (see `deadline_over`)."""
         heappush(self._deadlines, (when, next(self._order), call))
         if when < self._looks_at:
             self.hub.leave()
@@ -83,7 +85,7 @@ class EventLoop:
             self._over = 0
 
     def touch(self, now: float) -> None:
-        """Something has happened that the sweep is to look at."""
+        """Have the sweep run soon."""
         if self._sweep_at > now + _SWEEP_S:
             self._sweep_at = now + _SWEEP_S
             self._look_at(self._sweep_at)
@@ -97,8 +99,8 @@ class EventLoop:
         self.hub.leave()
 
     def run(self, sweep: Callable[[float], float] = lambda _: float("inf")) -> None:
-        """Serve until `stop`. Call `sweep` with the time soon after a `touch`, and at the time that
-        the last sweep has returned."""
+        """Serve until `stop`. Call `sweep` with the present time: soon after a `touch`, and at the
+        time that the latest sweep returned."""
         waiting.install(self.hub)
         try:
             while not self._stopped:
@@ -113,11 +115,11 @@ class EventLoop:
             waiting.install(None)
 
     def _due(self) -> float:
-        """When there is something to do."""
-        due = min(self._sweep_at, monotonic() + _LONGEST_S)
+        """Return the time of the next timed work."""
+        when = min(self._sweep_at, monotonic() + _LONGEST_S)
         if self._deadlines:
-            due = min(due, self._deadlines[0][0])
-        return min(due, self._timers[0][0]) if self._timers else due
+            when = min(when, self._deadlines[0][0])
+        return min(when, self._timers[0][0]) if self._timers else when
 
     def _take_time(self, sweep: Callable[[float], float]) -> None:
         now = monotonic()
@@ -130,7 +132,7 @@ class EventLoop:
 
 
 def guarded(action: Action) -> None:
-    """A defect in one call's doing must not end the loop."""
+    """Run an action and log its exception: a bug in one call must not end the loop."""
     try:
         action()
     except Exception:

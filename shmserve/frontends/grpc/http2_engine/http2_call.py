@@ -1,4 +1,4 @@
-"""One call: its rpc's view of it, and the messages that come for it."""
+"""HTTP/2 calls: the context seen by the rpc, and the messages received for the call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
 
 _log = logging.getLogger("shmserve.grpc")
 
-AHEAD = 4  # messages of a stream that wait for its rpc; beyond, its client's window stays shut
+AHEAD = 4  # limit of a stream's waiting messages; above, the client gets no credit
 _FOREVER_S = float(1 << 31)  # for calls without a deadline
 _OK_TRAILERS = encode_fields(OK)
 
@@ -44,16 +44,16 @@ class Aborted(Exception):
 
 
 class Gone(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
-    """The call has ended before its rpc has."""
+    """The call has ended before its rpc."""
 
 
 class CallOwner(Protocol):
-    """A call's connection.
+    """The connection of a call.
 
     Attributes:
         client: address and credentials of the connected client.
         core: the connection's protocol.
-        settle: has the connection send what there is, at this turn's end.
+        settle: has the connection send pending output at this turn's end.
     """
 
     client: ConnectedClient
@@ -61,34 +61,34 @@ class CallOwner(Protocol):
     settle: Callable[[], None]
 
     def cancel(self, call: Http2Call) -> None:
-        """Reset its stream."""
+        """Reset the call's stream."""
         ...
 
     def post(self, action: Callable[[], object]) -> None:
-        """Have the loop call this. From any thread."""
+        """Have the loop call `action`. From any thread."""
         ...
 
     def expired(self, call: Http2Call) -> None:
-        """Its deadline has passed; in the loop."""
+        """Handle the passed deadline of a call; on the loop."""
         ...
 
     def give_credit(self, call: Http2Call, count: int) -> None:
-        """Let the call's client send `count` bytes again."""
+        """Let the call's client send `count` more bytes."""
         ...
 
 
 class Http2Call:
-    """As `rpc_methods.RpcContext` says, and the call's messages.
+    """The context of a call (`rpc_methods.RpcContext`), with the call's messages.
 
     Attributes:
-        active: the call has not ended.
-        reader: of the loop's turn; None once no message is wanted any more.
-        place: place in the pool of its method.
-        withheld: bytes that the client has sent and may not send again yet.
-        waits: its one message has not come entirely.
-        ended_by_us: its trailers are on their way.
-        admitted: its caller was found to be one who may make it.
-        caller_number: whose it is, where callers take turns.
+        active: True until the call has ended.
+        reader: reads messages, on the loop; None once no message is expected any more.
+        place: place in the pool of the method.
+        withheld: bytes received without giving the client credit for as many new bytes yet.
+        waits: True while the message of a unary call is incomplete.
+        ended_by_us: True once trailers have been framed.
+        admitted: True if the rules have let the caller make this call.
+        caller_number: number of the caller, for turns.
         held: the answer that is being sent.
     """
 
@@ -131,10 +131,11 @@ class Http2Call:
         self.active = True
         self._callbacks: list[Callable[[], object]] = []
         self._inferences: set[InferenceCall] = set()
-        self._messages: deque[GrpcMessage] = deque()  # of a stream, not yet taken by its rpc
+        self._messages: deque[GrpcMessage] = deque()  # of a stream, not yet taken by the rpc
         self._sent_all = False  # by the client
-        self._untaken = 0  # answers of a stream that are not with the client's system yet
-        self._changes = Changes() if head.method.streams else None  # of the three, or the end
+        self._untaken = 0  # answers of a stream that the socket has not taken completely
+        # of the three attributes above, or of `active`
+        self._changes = Changes() if head.method.streams else None
 
     def _receiver(self, size: int, compressed: bool, sparing: bool) -> MessageReceiver:
         if size < LARGE_BYTES:
@@ -170,12 +171,13 @@ class Http2Call:
         return self.active
 
     def add_callback(self, callback: Callable[[], object], /) -> bool:
-        # In this order: of a thread beside the loop `end` may miss the callback, but not both
+        # Append before checking: `end` on the loop may miss a callback from another thread, but
+        # then this thread sees that the call has ended
         self._callbacks.append(callback)
         return self.active
 
     def attach(self, call: InferenceCall) -> None:
-        self._inferences.add(call)  # in this order, as above
+        self._inferences.add(call)  # add before checking, as above
         if not self.active:
             call.cancel()
 
@@ -195,32 +197,34 @@ class Http2Call:
     # --- for the rpc's greenlet
 
     def read(self, message: GrpcMessage) -> RpcMessage:
-        """Return what an rpc is given of a message without `parts`.
+        """Return a message without `parts` as the rpc gets it.
 
         Raises:
-            ShmserveError: it cannot be decompressed, or there is no memory for it.
+            ShmserveError: the message cannot be decompressed, or memory for the message is
+                lacking.
         """
-        data, most = message.data, self._settings.max_heap_bytes
+        data, limit = message.data, self._settings.max_heap_bytes
         if message.compressed:
             data = waiting.beside(
-                inflate, data, self.head.encoding, self.head.method.max_bytes, most
+                inflate, data, self.head.encoding, self.head.method.max_bytes, limit
             )
-        if len(data) < LARGE_BYTES:  # a view of what was received would hold all of that
+        if len(data) < LARGE_BYTES:  # a view would keep the whole receive buffer alive
             return bytes(data)
         if not self.head.method.views:
-            self._count_copy(len(data), most)
+            self._count_copy(len(data), limit)
             return waiting.beside(bytes, data)
         return data
 
-    def _count_copy(self, nbytes: int, most: int) -> None:
-        """Of a message for an rpc that looks at one after the other."""
+    def _count_copy(self, nbytes: int, limit: int) -> None:
+        """Count the copy of a message, for an rpc that handles one message at a time."""
         if self._copied is None:
-            self._copied = MessageHeap(most)
+            self._copied = MessageHeap(limit)
         self._copied.close()
         self._copied.take(nbytes)
 
     def drop_message(self) -> None:
-        """Its rpc has run, or never will: give back what that has not taken. Idempotent."""
+        """Give back memory of the message that the rpc has not taken. Called once the rpc has run
+        or cannot run. Idempotent."""
         if self._copied is not None:
             self._copied.close()
         tensors, self._tensors = self._tensors, None
@@ -228,7 +232,7 @@ class Http2Call:
             tensors.close()
 
     def requests(self) -> Iterator[RpcMessage]:
-        """The messages of a stream, as they come.
+        """Yield the messages of a stream as they arrive.
 
         Raises:
             Gone: the call has ended.
@@ -246,8 +250,8 @@ class Http2Call:
             yield self.read(message)
 
     def send(self, answer: Sequence[Buffer]) -> bool:
-        """Send an answer of a stream, and wait until it is with the client's system. Return False
-        if the call has ended."""
+        """Send an answer of a stream, and wait until the socket has taken the answer. Return False
+        if the call has ended, else True."""
         self._untaken += 1
         self.answer(answer, None)
         self._await(lambda: not self._untaken)
@@ -259,8 +263,8 @@ class Http2Call:
         trailers: Fields | None,
         held: HeldAnswer | None = None,
     ) -> None:
-        """Send a message, prefix included, or none; trailers end the call. `held`: the answer that
-        `data` is of, closed once nothing of it will be sent any more."""
+        """Send a message with its prefix, or no message. Trailers end the call. `held`: the answer
+        to which `data` belongs; closed once no part can be sent any more."""
         if not self.active or self.ended_by_us:
             if held is not None:
                 held.close()
@@ -285,7 +289,7 @@ class Http2Call:
         owner.settle()
 
     def _await(self, ready: Callable[[], bool]) -> None:
-        """Wait until this is so, or the call has ended."""
+        """Wait until `ready()` is true or the call has ended."""
         assert self._changes is not None, "a unary call has one message and one answer"
         self._changes.wait_while(lambda: self.active and not ready())
 
@@ -296,25 +300,25 @@ class Http2Call:
     # --- for the loop
 
     def give_up(self) -> None:
-        """End the call now, without an answer."""
+        """End the call at once, without an answer."""
         self.owner.cancel(self)
 
     def put(self, message: GrpcMessage) -> None:
         """Add a message of a stream."""
-        # A view of what was received would hold all of that; other memory is the message's own
+        # A view would keep the whole receive buffer alive; an array belongs to this message alone
         if not isinstance(message.data.obj, np.ndarray):
             message = GrpcMessage(message.compressed, memoryview(bytes(message.data)))
         self._messages.append(message)
         self._wake()
 
     def put_end(self) -> None:
-        """Note that the client of a stream has sent all its messages."""
+        """Note that the client of a stream has sent all messages."""
         self._sent_all = True
         self._wake()
 
     def begin(self, message: GrpcMessage | None) -> None:
-        """Take the one message of a unary call, or note that there is none. What the client sends
-        after it does not matter."""
+        """Take the message of a unary call; None if the client sent no message. Later data of the
+        client are ignored."""
         self.waits = False
         if self.reader is not None and self.reader.receiving is not None:
             self.reader.close()
@@ -323,39 +327,41 @@ class Http2Call:
             self._tensors = message.parts
 
     def withholds(self, count: int) -> bool:
-        """Return True if enough messages wait: the client may not send `count` bytes again yet."""
+        """Return True if the client gets no credit for `count` bytes yet, because enough messages
+        wait; else return False."""
         if len(self._messages) < AHEAD:
             return False
         self.withheld += count
         return True
 
     def stop_reading(self) -> None:
-        """No message is wanted any more."""
+        """Stop expecting messages."""
         if self.reader is not None:
             if self.reader.receiving is not None:
                 self.reader.close()
             self.reader = None
 
     def let_go(self) -> None:
-        """Give back the memory of the answer, nothing of which is in use any more."""
+        """Release the memory of the answer, which is not used any more."""
         held, self.held = self.held, None
         if held is not None:
             try:
                 held.close()
-            except Exception:  # the loop is all calls'
+            except Exception:  # a bug must not stop the loop, which serves all calls
                 _log.exception("unexpected error at an answer's end")
 
     def taken(self) -> None:
-        """The answer that was sent is with the client's system, or will never be."""
+        """Note that the socket has taken the answer, or that the answer cannot be sent any
+        more."""
         self._untaken = 0
         self._wake()
 
     def end(self) -> None:
-        """End the call, for whatever reason. Idempotent."""
+        """End the call, for any reason. Idempotent."""
         self.active = self.waits = False
         if self.reader is not None:
             self.stop_reading()
-        self._messages.clear()  # its deadline may keep the call itself for long
+        self._messages.clear()  # its deadline may keep the call object alive for long
         if self._changes is not None:
             self._changes.tell()
         for inference in self._inferences.copy():
@@ -368,6 +374,6 @@ class Http2Call:
                 _log.exception("unexpected error at a call's end")
 
     def expire(self) -> None:
-        """Its deadline has passed."""
+        """Tell the owner that the deadline has passed, if the call is active."""
         if self.active:
             self.owner.expired(self)

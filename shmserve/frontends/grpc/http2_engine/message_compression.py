@@ -1,4 +1,4 @@
-"""gRPC's message compression: gzip and deflate (zlib's format), with a bound."""
+"""gRPC's message compression: gzip and deflate (zlib's format), with a size limit."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _LEVEL = 6
 _PART_BYTES = 1 << 20
 
 
-def inflate(data: memoryview | bytes, encoding: str, most: int, heap_bytes: int) -> memoryview:
-    """A compressed message, counted for as long as anybody has it.
+def inflate(data: memoryview | bytes, encoding: str, limit: int, heap_bytes: int) -> memoryview:
+    """Return a compressed message decompressed, in memory counted until freed.
 
     Args:
-        data: as it came.
-        encoding: how it is compressed, gzip or deflate.
-        most: bytes of the message.
+        data: the compressed message.
+        encoding: compression of the message, gzip or deflate.
+        limit: largest decompressed size, in bytes.
         heap_bytes: the setting `max_heap_bytes`.
 
     Raises:
-        InvalidArgument: it is not what its encoding says.
-        ResourceExhausted: it is larger than `most` bytes.
-        Unavailable: there is no memory for it.
+        InvalidArgument: the data are not valid for the encoding.
+        ResourceExhausted: the message is larger than `limit` bytes.
+        Unavailable: there is no memory for the message.
     """
     heap = MessageHeap(heap_bytes)
     try:
-        parts = _parts(data, encoding, most, heap)
+        parts = _parts(data, encoding, limit, heap)
         whole = counted_memory(sum(map(len, parts)), heap_bytes)
         position = 0
         for part in parts:
@@ -41,7 +41,7 @@ def inflate(data: memoryview | bytes, encoding: str, most: int, heap_bytes: int)
         heap.close()
 
 
-def _parts(data: memoryview | bytes, encoding: str, most: int, heap: MessageHeap) -> list[bytes]:
+def _parts(data: memoryview | bytes, encoding: str, limit: int, heap: MessageHeap) -> list[bytes]:
     reader = zlib.decompressobj(_WINDOWS[encoding])
     parts: list[bytes] = []
     rest: memoryview | bytes = data
@@ -51,9 +51,9 @@ def _parts(data: memoryview | bytes, encoding: str, most: int, heap: MessageHeap
             heap.take(len(part))
             parts.append(part)
             size += len(part)
-            if size > most:
+            if size > limit:
                 raise ResourceExhausted(
-                    f"a message is larger than {most} bytes (max_request_bytes)"
+                    f"a message is larger than {limit} bytes (max_request_bytes)"
                 )
             rest = reader.unconsumed_tail
     except zlib.error:
@@ -64,10 +64,11 @@ def _parts(data: memoryview | bytes, encoding: str, most: int, heap: MessageHeap
 
 
 def deflate(message: bytes, encoding: str) -> bytes:
-    """The message compressed; as it was, if that does not make it smaller."""
-    made = (
+    """Return the message compressed, or unchanged if compression does not make the message
+    smaller."""
+    compressed = (
         gzip.compress(message, _LEVEL, mtime=0)
         if encoding == "gzip"
         else zlib.compress(message, _LEVEL)
     )
-    return made if len(made) < len(message) else message
+    return compressed if len(compressed) < len(message) else message

@@ -1,4 +1,5 @@
-"""Rpcs of HTTP/2 calls, each a greenlet of the loop: bytes in, bytes out, errors as statuses."""
+"""Runs of rpcs for HTTP/2 calls, each as a greenlet of the loop: bytes in, bytes out, errors as
+statuses."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from shmserve.waiting import beside_if_large
 _log = logging.getLogger("shmserve.grpc")
 _access = logging.getLogger(ACCESS_GRPC)
 
-_JOINED_BYTES = 32 << 10  # up to here a copy costs less than another buffer
+_JOINED_BYTES = 32 << 10  # up to this size a copy costs less than another buffer
 
 
 class RpcRuns:
-    """Runs rpcs and encodes their answers."""
+    """Runs rpcs and encodes answers."""
 
     def __init__(self, settings: Settings) -> None:
         self._access_log = settings.access_log
@@ -38,7 +39,7 @@ class RpcRuns:
         self._min_bytes_per_s = settings.min_bytes_per_s
 
     def unary(self, call: Http2Call, message: GrpcMessage | None) -> None:
-        """Run an rpc of one message and one answer. `message`: None if there is none."""
+        """Run an rpc with one message and one answer. `message`: None if the client sent none."""
         if not call.active:
             call.drop_message()
             return
@@ -54,7 +55,7 @@ class RpcRuns:
             if method.large:
                 limit_s = self._send_timeout_s + size / self._min_bytes_per_s
                 method.rules.overdue.expect_taken(call, limit_s)
-            # Whoever holds an answer has looked at its size
+            # The rpc has checked the size of a held answer
             data = self._encode(call, answer) if held is None else (prefix(size), *held.parts)
             trailers = _succeeded(call) if call.trailing else OK
             outcome = f"OK {size}"
@@ -68,7 +69,7 @@ class RpcRuns:
                 _log_call(call, outcome, began)
 
     def stream(self, call: Http2Call) -> None:
-        """Run an rpc of any number of messages and answers."""
+        """Run an rpc with any number of messages and answers."""
         if not call.active:
             return
         began, outcome, nbytes, count = monotonic(), "failed", 0, 0
@@ -90,7 +91,8 @@ class RpcRuns:
                 _log_call(call, f"{outcome} {nbytes} in {count}", began)
 
     def _answers(self, call: Http2Call) -> Generator[bytes]:
-        """Yield a stream's answers. Each is given up if its client does not take it in time."""
+        """Yield a stream's answers. Cancel the call if the client does not take an answer in
+        time."""
         method, overdue = call.head.method, call.head.method.rules.overdue
         method.rules.admit(method, call)
         requests = AwaitedRequests(call.requests(), call, method.pool.silent, method.idle_s)
@@ -108,9 +110,9 @@ class RpcRuns:
                 f"an answer of {size} bytes is larger than {MAX_MESSAGE_BYTES} bytes"
             )
         if call.head.answers:
-            made = beside_if_large(size, deflate, answer, call.head.answers)
-            if made is not answer:
-                return (prefix(len(made), compressed=True), made)
+            compressed = beside_if_large(size, deflate, answer, call.head.answers)
+            if compressed is not answer:
+                return (prefix(len(compressed), compressed=True), compressed)
         if size <= _JOINED_BYTES:
             return (prefix(size) + answer,)
         return (prefix(size), answer)
@@ -128,7 +130,8 @@ def _succeeded(call: Http2Call) -> Fields:
 def _failed(call: Http2Call, ex: BaseException) -> Fields:
     if isinstance(ex, Aborted) and call.status is not None:
         status = call.status
-    elif isinstance(ex, grpc.RpcError | GreenletExit):  # the client has gone; the loop ends
+    # the client has disconnected, or the loop ends
+    elif isinstance(ex, grpc.RpcError | GreenletExit):
         status = (grpc.StatusCode.CANCELLED, "the call has ended")
     elif isinstance(ex, Exception):
         method = call.head.method

@@ -1,4 +1,4 @@
-"""One client's connection: its socket, and its protocol's time; of whoever has the loop's turn."""
+"""A client's connection: the socket, and the protocol's timers. Everything runs on the loop."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ from shmserve.frontends.http2.frames import HEAD_BYTES
 _log = logging.getLogger("shmserve.grpc")
 
 _RECEIVE_BYTES = 64 << 10
-_RECEIVES = 32  # of one connection in a turn, then it is another's
+_RECEIVES = 32  # receives of a connection in a turn; then other connections follow
 _SENDS = 16
-_LAST_WORDS_S = 2.0  # for what is said of the end to be taken
-_CLOSES_FIRST_S = 1.0  # for a client to close a connection whose drain is over
+_LAST_WORDS_S = 2.0  # seconds for the client to read the last frames
+_CLOSES_FIRST_S = 1.0  # seconds for a client to close a drained connection
 _TOO_OLD = "the connection is old (grpc_max_connection_age_s)"
+_GIVES_WAY = "an idle connection makes room for another (max_connections, descriptors)"
 _ENDED = select.EPOLLHUP | select.EPOLLERR
 
 
 class ServerConnection:
-    """From accept until the socket is closed.
+    """A client's connection, from accept until the socket is closed.
 
     Attributes:
-        due: when `tick` has something to do, as far as was known when that was last looked at.
-        touched: something has happened since then.
+        due: time of the next `tick`, as computed by the latest `look`.
+        touched: True if something has happened since the latest `look`.
     """
 
     def __init__(self, transport: ConnectionTransport, serving: Serving, drains_at: float) -> None:
@@ -59,7 +60,7 @@ class ServerConnection:
             self._core, serving, client, self._settle_later, self._receive_again
         )
         self._active_at = monotonic()
-        self._busy = False  # it was in use when it was settled last
+        self._busy = False  # True if the connection was in use at the latest settling
         self._next_head = memoryview(bytearray(HEAD_BYTES))
         self._events = READABLE
         self._settling = False
@@ -71,7 +72,7 @@ class ServerConnection:
 
     @property
     def idle_since(self) -> float:
-        """Since when it has not been in use; infinite: it is."""
+        """The time since which the connection is idle; infinite while the connection is in use."""
         return float("inf") if self._calls.in_use else self._active_at
 
     # --- what comes in
@@ -79,7 +80,7 @@ class ServerConnection:
     def _ready(self, events: int) -> None:
         try:
             if events & _ENDED and self._calls.begun.waiting:
-                self.lose()  # it would be told of until it is heard, and nothing is received now
+                self.lose()  # epoll would report the end until it is read, and nothing is read now
             elif events & ~WRITABLE:
                 self._receive()
         except OSError:
@@ -89,7 +90,7 @@ class ServerConnection:
             self.lose()
         if self._calls.opened or self._calls.incoming:
             self._calls.expect_messages()
-        # Most often there is nothing to say until a call has its answer
+        # Usually there is nothing to send until a call has its answer
         if self._core.has_news or self._events != READABLE or self._calls.begun.waiting:
             self._settle_later()
         else:
@@ -105,7 +106,7 @@ class ServerConnection:
                     return
             except BlockingIOError:
                 return
-        if transport.pending:  # the system will not tell of it again
+        if transport.pending:  # epoll does not report bytes that TLS has buffered
             self._receive_again()
 
     def _receive_again(self) -> None:
@@ -113,40 +114,40 @@ class ServerConnection:
             self._loop.post(partial(self._ready, READABLE))
 
     def _receive_once(self, now: float) -> bool:
-        """Whether there may be more."""
+        """Receive once. Return True if more data may be available, else False."""
         core = self._core
-        due = core.payload_due if core.reader.left else None
-        if due is not None:
-            call = self._calls.by_stream.get(due[0])
+        payload = core.payload_due if core.reader.left else None
+        if payload is not None:
+            call = self._calls.by_stream.get(payload[0])
             reader = call.reader if call is not None else None
             message = reader.receiving if reader is not None else None
             place = message.space() if message is not None else None
             if call is not None and place:
-                return self._receive_payload(call, place, due[1], now)
-        if self._calls.receiving:  # nothing that would have to be copied
-            most = min(core.missing if due is None else due[1], _RECEIVE_BYTES)
+                return self._receive_payload(call, place, payload[1], now)
+        if self._calls.receiving:  # receive no bytes that belong into a slot
+            limit = min(core.missing if payload is None else payload[1], _RECEIVE_BYTES)
         elif self._calls.expects_tensors and (head := self._transport.peek()) is not None:
             return self._receive_head(head, now)
         else:
-            most = _RECEIVE_BYTES
-        data = self._transport.receive(most)
+            limit = _RECEIVE_BYTES
+        data = self._transport.receive(limit)
         if not data:
             self.lose()
             return False
         if events := core.receive(data, now):
             self._handle(events)
-        return not self._closed and (len(data) == most or self._transport.pending)
+        return not self._closed and (len(data) == limit or self._transport.pending)
 
     def _receive_head(self, head: bytes, now: float) -> bool:
-        """Bytes that have been looked at: of a tensor that begins within them they are left where
-        they are, for its place."""
+        """Handle peeked bytes. Bytes of a tensor that begins in `head` stay in the socket, to be
+        received into the tensor's slot. Return True if more data may be available, else False."""
         if not head:
             self.lose()
             return False
         events, count = self._core.receive(head, now), len(head)
         reader, last = self._core.reader, events[-1] if events else None
-        begun = reader.payload.id if reader.left and reader.payload is not None else 0
-        if type(last) is DataReceived and last.stream_id == begun:
+        begun_stream = reader.payload.id if reader.left and reader.payload is not None else 0
+        if type(last) is DataReceived and last.stream_id == begun_stream:
             del events[-1]
             if events:
                 self._handle(events)
@@ -160,14 +161,17 @@ class ServerConnection:
         is_all = count == len(head) < PEEK_BYTES
         return not self._closed and not is_all
 
-    def _receive_payload(self, call: Http2Call, place: memoryview, due: int, now: float) -> bool:
-        """Straight to its place; and with the last of it the next frame's head, so that nothing of
-        what comes after that has to be copied."""
-        core, size = self._core, min(due, len(place))
-        places, asked = [place[:size]], size
-        if size == due:
+    def _receive_payload(
+        self, call: Http2Call, place: memoryview, remaining: int, now: float
+    ) -> bool:
+        """Receive payload straight into `place`. Together with the last bytes, receive the head of
+        the next frame, so that no payload of that frame is received with the head and copied.
+        Return True if more data may be available, else False."""
+        core, size = self._core, min(remaining, len(place))
+        places, capacity = [place[:size]], size
+        if size == remaining:
             places.append(self._next_head)
-            asked += HEAD_BYTES
+            capacity += HEAD_BYTES
         count = self._transport.receive_into(places)[0]
         if not count:
             self.lose()
@@ -179,7 +183,7 @@ class ServerConnection:
             events += core.receive(self._next_head[: count - size], now)
         if events:
             self._handle(events)
-        return not self._closed and (count == asked or self._transport.more)
+        return not self._closed and (count == capacity or self._transport.more)
 
     def _handle(self, events: list[Event]) -> None:
         calls = self._calls
@@ -205,13 +209,14 @@ class ServerConnection:
             self._loop.at_turns_end(self._settle)
 
     def _settle(self) -> None:
-        """Send what there is, and see what has become of calls and connection."""
+        """Send pending output, and update calls and connection."""
         self._settling = False
         if self._closed:
             return
         self.touched = True
         now = monotonic()
-        if self._busy or self._calls.heard:  # pings and streams alone are no use of it
+        # pings or streams without messages do not count as use
+        if self._busy or self._calls.heard:
             self._active_at = now
         self._loop.touch(now)
         try:
@@ -231,7 +236,8 @@ class ServerConnection:
             self._loop.hub.change(self._fd, events)
 
     def _flush(self, now: float) -> bool:
-        """Whether something is left."""
+        """Send pending output. Return True if the socket or this turn takes no more, else
+        False."""
         core = self._core
         blocked = False
         for _ in range(_SENDS if self._transport.ready else 0):
@@ -245,14 +251,14 @@ class ServerConnection:
                 blocked = True
                 break
         else:
-            blocked = True  # it is another's turn
+            blocked = True  # other connections follow
         self._calls.release()
         return blocked
 
     # --- life and death
 
     def tick(self, now: float) -> None:
-        """See whether the client has been too slow, or the connection too old."""
+        """End or drain the connection if the client is too slow or the connection too old."""
         if now >= self._ends_at:
             self._leave()
             return
@@ -263,48 +269,52 @@ class ServerConnection:
         self._settle_later()
 
     def look(self, now: float) -> None:
-        """When `tick` is due."""
+        """Compute `due`, the time of the next `tick`."""
         self.touched = False
         core, message = self._core.next_tick(now), self._calls.begun.deadlines.next_due
         self.due = min(core, message, self._drains_at, self._ends_at)
 
     def drain(self, reason: str) -> None:
-        """Ask the client to go elsewhere, and why: `reason` is ASCII."""
+        """Ask the client to move its calls to another connection. `reason`: ASCII text for the
+        client."""
         self._drains_at = float("inf")
         self._core.drain(monotonic(), reason)
         self._settle_later()
 
-    def terminate(self) -> None:
-        """End it now."""
-        self._core.terminate(ErrorCode.NO_ERROR, "the server is stopping")
+    def terminate(self, reason: str) -> None:
+        """End the connection now, and tell the client why: `reason` is ASCII."""
+        self._core.terminate(ErrorCode.NO_ERROR, reason)
         self._calls.all_over()
         self._settle()
         self.lose()
 
-    give_way = terminate
+    def give_way(self) -> None:
+        """End the idle connection: the process needs room for another."""
+        self.terminate(_GIVES_WAY)
 
     def _may_leave(self, now: float) -> bool:
-        """Return whether the socket may be closed once all is said. After a drain the client
-        closes first: its last frames would else meet a closed socket, and the reset that comes of
-        that takes answers from a client that has not read them yet."""
+        """Return True if the socket may be closed, now that all output is sent. After a drain the
+        client closes first: else the client's last frames would meet a closed socket, and the
+        resulting reset would destroy answers that the client has not read yet."""
         if self._core.failed:
             return True
         self._ends_at = min(self._ends_at, now + _CLOSES_FIRST_S)
         return now >= self._ends_at
 
     def _leave(self) -> None:
-        """All is said. What the client still says would, unread, take from it what it was told."""
+        """Close the connection after the last output. Received data are read before, since closing
+        over unread data would take the last output back from the client."""
         try:
             self._sock.shutdown(socket.SHUT_WR)
             for _ in range(_RECEIVES):
                 if not self._sock.recv(_RECEIVE_BYTES):
                     break
         except (OSError, ValueError):
-            pass  # there is no more
+            pass  # nothing more to read
         self.lose()
 
     def lose(self) -> None:
-        """Close the socket; every call is over."""
+        """Close the socket and end every call."""
         if self._closed:
             return
         self._closed = True

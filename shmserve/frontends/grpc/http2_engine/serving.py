@@ -1,4 +1,4 @@
-"""What all connections of the engine share."""
+"""Shared state of all connections of the engine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from shmserve.frontends.oip.origins import Origins
 
 
 class Serving(Struct, eq=False):
-    """Attributes:
-    hosts: which a call may be for.
-    growth: makes memory that the loop may not wait for.
-    connections: open connections, `ServerConnection`s, which are made with this object.
+    """Shared state of all connections.
+
+    Attributes:
+        hosts: hosts that a call may name.
+        growth: thread that makes memory, because the loop must not wait.
+        connections: open `ServerConnection`s.
     """
 
     loop: EventLoop
@@ -36,7 +38,7 @@ class Serving(Struct, eq=False):
 
 
 def serving_of(services: RpcServices, settings: Settings, loop: EventLoop) -> Serving:
-    """For these services."""
+    """Return the shared state for these services."""
     return Serving(
         loop,
         {
@@ -54,7 +56,7 @@ def serving_of(services: RpcServices, settings: Settings, loop: EventLoop) -> Se
 
 
 def limits_of(settings: Settings) -> Limits:
-    """A connection's limits."""
+    """Return the limits of a connection."""
     return Limits(
         header_timeout_s=settings.head_timeout_s,
         frame_stall_s=settings.body_timeout_s,

@@ -1,8 +1,9 @@
-"""A connection's socket, plain or with TLS; nothing here ever waits.
+"""Transports: a connection's socket, plain or with TLS. No function here waits.
 
-TLS stands twice, on purpose: HTTP's `TlsSocket` lets its greenlet wait and decrypts to where a body
-belongs, as HTTP's parser asks for bytes. Here the loop calls whenever bytes have come. A greenlet
-for each HTTP/2 connection would cost every receive two switches and each idle connection a stack.
+TLS is implemented twice on purpose. HTTP's `TlsSocket` lets its greenlet wait and decrypts into
+the memory of a body, since HTTP's parser asks for bytes. Here the loop calls whenever bytes have
+arrived. A greenlet for each HTTP/2 connection would cost two switches for each receive and a stack
+for each idle connection.
 """
 
 from __future__ import annotations
@@ -19,59 +20,63 @@ from shmserve.transport.trust.tls import subject_of
 
 _log = logging.getLogger("shmserve.grpc")
 
-_TLS_SEND_BYTES = 256 << 10  # joined at a time, since TLS takes one buffer
+_TLS_SEND_BYTES = 256 << 10  # bytes joined at a time, since TLS takes one buffer
 _PROTOCOL = "h2"
-PEEK_BYTES = 4 << 10  # looked at where a message is expected that has large tensors
+PEEK_BYTES = 4 << 10  # bytes to peek at where a message with large tensors is expected
 
 
 class ConnectionTransport(Protocol):
-    """What a connection does with its socket. Everything raises BlockingIOError where it would
-    wait, and OSError when the connection is gone.
+    """Operations on a connection's socket. Each raises BlockingIOError instead of waiting, and
+    OSError when the connection is lost.
 
     Attributes:
-        sock: the socket itself, for who is at its other end.
+        sock: the socket itself, from which the peer can be found.
     """
 
     sock: socket.socket
 
     @property
     def receive(self) -> Callable[[int], bytes]:
-        """Some bytes, so many at most; none at the end."""
+        """Receives at most the given number of bytes; returns no bytes at the end."""
         ...
 
     @property
     def peek(self) -> Callable[[], bytes | None]:
-        """As `receive`, of `PEEK_BYTES` that are received again; None: that cannot be done."""
+        """Returns at most `PEEK_BYTES` without removing the bytes from the socket; None if the
+        transport cannot peek."""
         ...
 
     @property
     def receive_into(self) -> Callable[[Sequence[memoryview]], tuple[Any, ...]]:
-        """As `socket.recvmsg_into`: receive into one place after another, or into the first."""
+        """Receives into one buffer after another, as `socket.recvmsg_into`, or into the first
+        buffer only."""
         ...
 
     @property
     def send(self) -> Callable[[Sequence[Buffer]], int]:
-        """How many bytes of them were taken."""
+        """Sends buffers, and returns the number of bytes taken."""
         ...
 
     @property
     def pending(self) -> bool:
-        """More was received than the system knows of."""
+        """True if the transport has buffered bytes that epoll does not report."""
         ...
 
     @property
     def more(self) -> bool:
-        """There may be more although less has come than was asked for."""
+        """True if more bytes may be available even after a receive of fewer bytes than asked
+        for."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Whether anything can be sent yet; it becomes so while reading."""
+        """True if data can be sent. False until a TLS handshake is complete, which happens while
+        receiving."""
         ...
 
 
 class PlainTransport:
-    """The socket as it is: its own functions, with nothing between."""
+    """A socket without TLS: the socket's own functions, without wrappers."""
 
     pending = more = False
     ready = True
@@ -85,9 +90,9 @@ class PlainTransport:
 
 
 class TlsTransport:
-    """TLS; the handshake is made while reading."""
+    """A socket with TLS. The handshake runs while receiving."""
 
-    more = True  # one record is given at a time
+    more = True  # a receive returns one TLS record at most
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         self._tls = context.wrap_socket(
@@ -96,10 +101,10 @@ class TlsTransport:
         self.sock: socket.socket = self._tls
         self._shaken = False
 
-    def receive(self, most: int) -> bytes:
+    def receive(self, limit: int) -> bytes:
         try:
             self._shake()
-            return self._tls.recv(most)
+            return self._tls.recv(limit)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 
@@ -114,7 +119,7 @@ class TlsTransport:
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         if not self._shaken:
-            raise BlockingIOError  # sent once it is, which is while reading
+            raise BlockingIOError  # sent after the handshake, which runs while receiving
         try:
             return self._tls.send(_joined(buffers))
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -140,7 +145,7 @@ class TlsTransport:
 
 
 def _joined(buffers: Sequence[Buffer]) -> bytes:
-    """The first of them, as many bytes as one call takes."""
+    """Return the first buffers joined, with as many bytes as one call takes."""
     parts: list[Buffer] = []
     room = _TLS_SEND_BYTES
     for buffer in buffers:

@@ -1,1 +1,1 @@
-"""Inferences over gRPC: one call, and many on one stream."""
+"""Inferences over gRPC: single calls, and streams of many inferences."""

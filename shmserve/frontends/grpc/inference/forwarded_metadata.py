@@ -1,4 +1,4 @@
-"""Metadata of calls that become parameters of their requests."""
+"""Forwarded metadata: metadata of calls that become request parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from shmserve.protocol.control.data_messages import Parameter
 
 
 class ForwardedMetadata:
-    """What `grpc_header_forward_pattern` says. False if nothing is forwarded."""
+    """Forwards metadata that match `grpc_header_forward_pattern`; false if nothing is
+    forwarded."""
 
     def __init__(self, settings: Settings, access: CallAccess) -> None:
         self._pattern = compiled(settings.grpc_header_forward_pattern)
@@ -20,7 +21,8 @@ class ForwardedMetadata:
         return self._pattern is not None
 
     def onto(self, parameters: dict[str, Parameter], context: RpcContext) -> dict[str, Parameter]:
-        """Parameters and, on top of them, what of a call's metadata is text and matches.
+        """Return the parameters with the matching text metadata of a call added. Metadata replace
+        parameters of the same name.
 
         Raises:
             InvalidArgument: as `forwarded`.

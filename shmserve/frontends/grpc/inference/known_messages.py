@@ -1,9 +1,9 @@
-"""Heads of ModelInferRequests, remembered byte for byte with what reading and checking them gave.
+"""Cache of ModelInferRequest heads, by their bytes, with the results of reading and checking.
 
-Clients send the same again and again, and only their tensors differ. Remembered are messages of
-one tensor that is their last field, without an id and without client memory.
+Many requests of a client differ only in their tensors. The cache keeps messages whose last field
+is their only tensor, without an id and without client memory.
 
-A remembered head holds for as long as the signature of the model version is the same.
+An entry is valid while the signature of the model version stays the same.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from shmserve.protocol.oip.validation import CheckedInput
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest, WireInput
 from shmserve.protocol.protobuf.wire import Walk
 
-_MOST_KNOWN = 256
-_LONGEST = 4096  # bytes; what is longer costs its reader little in comparison
-_BEGINNING = 32  # bytes of a message that it is looked up by, beside its length
+_MAX_KNOWN = 256
+_LONGEST = 4096  # bytes; reading a longer message costs little more than the cache
+_BEGINNING = 32  # first bytes of a message, which together with the length are the message's key
 _RAW = 0x3A
 
 Key = bytes | tuple[int, bytes]
 
 
 class KnownMessage(Struct, frozen=True, eq=False):
-    """A message that fits its model, but for its tensor's bytes.
+    """A message that fits its model, without the bytes of its tensor.
 
     Attributes:
-        before: all its bytes before the tensor's; empty if that had a slot, and so was apart.
-        wire: as it was read, without the tensor.
-        version: of the model, checked; empty if the message names none.
-        names: of the outputs it names.
+        before: all bytes before the tensor; empty if the tensor was received into a slot, apart
+            from the other fields.
+        wire: the decoded message, without the tensor.
+        version: checked version of the model; empty if the message names none.
+        names: names of the requested outputs.
     """
 
     before: bytes
@@ -51,7 +52,7 @@ class KnownMessage(Struct, frozen=True, eq=False):
 
 
 class RecalledMessage(Struct, frozen=True, eq=False):
-    """What is known of a message, and its own tensor."""
+    """A cache entry together with the tensor of a new message."""
 
     known: KnownMessage
     inputs: tuple[WireInput, ...]
@@ -61,7 +62,7 @@ class KnownMessages:
     """The known messages of one process, for any thread.
 
     Attributes:
-        announced: gives what is known of a message that begins so, before its tensor; or None.
+        announced: returns the entry for a message from the bytes before its tensor, or None.
     """
 
     def __init__(self) -> None:
@@ -69,25 +70,25 @@ class KnownMessages:
         self.announced: Callable[[bytes], KnownMessage | None] = self._known.get
 
     def find(self, data: bytes | memoryview | TensorMessage) -> RecalledMessage | None:
-        """What is known of a message."""
+        """Return the entry for a message together with the message's tensor, or None."""
         place: Any = None
         if type(data) is bytes:
-            known = self._known.get((len(data), data[:_BEGINNING]))
-            if known is None or not data.startswith(known.before):
+            entry = self._known.get((len(data), data[:_BEGINNING]))
+            if entry is None or not data.startswith(entry.before):
                 return None
-            raw = memoryview(data)[len(known.before) :]
+            raw = memoryview(data)[len(entry.before) :]
         else:
             if not isinstance(data, TensorMessage) or len(data.raw) != 1:
                 return None
-            known, place = self._known.get(bytes(data.fields)), data.raw[0]
-            if known is None or not isinstance(place, PlacedTensor):
+            entry, place = self._known.get(bytes(data.fields)), data.raw[0]
+            if entry is None or not isinstance(place, PlacedTensor):
                 return None
-            if known.inputs[0].nbytes != len(place.view):
+            if entry.inputs[0].nbytes != len(place.view):
                 return None
             raw = place.view
-        (old,) = known.wire.inputs
+        (old,) = entry.wire.inputs
         new = WireInput(old.name, old.datatype, old.shape, old.parameters, None, raw, place)
-        return RecalledMessage(known, (new,))
+        return RecalledMessage(entry, (new,))
 
     def keep(
         self,
@@ -99,7 +100,8 @@ class KnownMessages:
         inputs: list[CheckedInput],
         wanted: tuple[InferOutput, ...],
     ) -> None:
-        """Remember it, if it may come again. All else is as `KnownMessage` has it."""
+        """Keep a message, if equal messages may come again. Arguments other than `data` as in
+        `KnownMessage`."""
         if wire.id or len(inputs) != 1 or wire.raw_count != 1 or inputs[0].at is not None:
             return
         if wire.inputs[0].contents is not None or any(o.region is not None for o in wanted):
@@ -114,14 +116,14 @@ class KnownMessages:
         if not 0 < len(kept) <= _LONGEST:
             return
         names = tuple([output.name for output in request.outputs])
-        # Not the tensor itself, nor what it lies in
+        # The entry must keep neither the tensor nor the memory of the received message
         (old,) = wire.inputs
         bare = WireInput(old.name, old.datatype, old.shape, old.parameters, None, None)
         wire = WireInferRequest(
             wire.model_name, wire.model_version, "", wire.parameters, (bare,), wire.outputs, 1
         )
         version = checked_version(wire.model_version) if wire.model_version else ""
-        if len(self._known) >= _MOST_KNOWN:
+        if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         self._known[key] = KnownMessage(
             before, wire, version, signature, request, empty_final, inputs, wanted, names
@@ -129,7 +131,8 @@ class KnownMessages:
 
 
 def _only_place(data: object) -> PlacedTensor | None:
-    """Where the tensor of a message is that has one only, if it has a slot."""
+    """Return the slot of a message's only tensor. Return None if there are more tensors or no
+    slot."""
     if isinstance(data, TensorMessage) and len(data.raw) == 1:
         (place,) = data.raw
         return place if isinstance(place, PlacedTensor) else None
@@ -141,7 +144,7 @@ def _head(data: object) -> bytes:
 
 
 def _before_tensor(data: bytes) -> bytes:
-    """What is before a tensor that comes last; nothing if another field does."""
+    """Return the bytes before a tensor that is the last field; empty if another field is last."""
     tag = start = stop = 0
     for tag, start, stop in Walk(data).fields(0, len(data)):  # noqa: B007
         pass

@@ -1,4 +1,4 @@
-"""One inference over gRPC: from the message's bytes to slots, and from slots to a message."""
+"""Single inferences over gRPC: from the message's bytes to slots, and from slots to a message."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ from shmserve.tensor import bytes_codec
 from shmserve.waiting import beside, beside_if_large
 
 RECEIPT = "shmserve-receipt"
-_ELEMENT_COST = 32  # bytes that are copied, at least, while one element of BYTES is checked
+# smallest number of copied bytes that costs as much as checking one element of BYTES
+_ELEMENT_COST = 32
 _encode_receipt = msgspec.json.Encoder().encode
 
 
@@ -60,13 +61,14 @@ class InferMessage:
     """An inference request over gRPC.
 
     Args:
-        origin: what it was read from or is known by, if its like may come again.
+        origin: the received bytes or the cache entry of the message; None if the message is not to
+            be cached.
 
     Attributes:
-        wire: the message.
-        wanted: the outputs it asks for, once it was checked.
-        nbytes, share: as `RequestSource` has them.
-        empty_final: it asks for a final answer, too, when that has no outputs.
+        wire: the decoded message.
+        wanted: requested outputs, set by `check`.
+        nbytes, share: as in `RequestSource`.
+        empty_final: True if the client wants a final response even without outputs.
     """
 
     __slots__ = (
@@ -97,7 +99,7 @@ class InferMessage:
         return traceparent(self.context.invocation_metadata())
 
     def _ask_caller(self) -> Caller:
-        """Return who the caller is, looked up when first asked."""
+        """Return the caller, looked up at the first use."""
         if self._caller is None:
             self._caller = self._serving.callers.of(self.context)
         return self._caller
@@ -107,11 +109,11 @@ class InferMessage:
             refuse_decoupled(signature, "ModelInfer RPC")
         origin = self._origin
         if isinstance(origin, RecalledMessage):
-            known, self._tensors = origin.known, origin.inputs
-            self.empty_final, self._inputs = known.empty_final, known.inputs
-            self.nbytes = known.inputs[0].nbytes
-            self.wanted, self._signature = known.wanted, signature
-            return self._options("", known.names, known.request.parameters)
+            cached, self._tensors = origin.known, origin.inputs
+            self.empty_final, self._inputs = cached.empty_final, cached.inputs
+            self.nbytes = cached.inputs[0].nbytes
+            self.wanted, self._signature = cached.wanted, signature
+            return self._options("", cached.names, cached.request.parameters)
         settings, self._tensors = self._serving.settings, self.wire.inputs
         request, self.empty_final = to_request(self.wire, settings)
         find = partial(self._serving.regions.find, self._ask_caller)
@@ -150,7 +152,8 @@ class InferMessage:
         )
 
     def fill(self, call: InferenceCall) -> None:
-        """One copy of what the message holds, and none of what was received into slots."""
+        """Copy inputs from the message into slots once. Inputs received straight into slots are
+        not copied."""
         for checked, wire in zip(self._inputs, self._tensors, strict=True):
             source = checked.source
             if checked.at is not None:
@@ -178,14 +181,15 @@ class Inferences:
     """Runs models for the rpcs ModelInfer and ModelStreamInfer.
 
     Attributes:
-        forward: what of their metadata becomes parameters; None: nothing.
+        forward: forwards metadata as parameters; None if nothing is forwarded.
     """
 
     def __init__(
         self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory, access: CallAccess
     ) -> None:
         self.settings = settings
-        self._views = settings.grpc_compression == "none"  # nothing is compressed where it lies
+        # compression would need a copy of the output slots
+        self._views = settings.grpc_compression == "none"
         self.regions = regions
         self.known = KnownMessages()
         forward = ForwardedMetadata(settings, access)
@@ -194,7 +198,7 @@ class Inferences:
         self.callers = access.callers
 
     def infer(self, data: RpcMessage, context: RpcContext) -> bytes | HeldAnswer:
-        """ModelInfer: a ModelInferRequest to a ModelInferResponse."""
+        """ModelInfer: run a ModelInferRequest and return the ModelInferResponse."""
         started = monotonic_ns()
         inference = self._open_one(data, context, started)
         wire = inference.source.wire
@@ -236,27 +240,28 @@ class Inferences:
     def _open_one(
         self, data: RpcMessage, context: RpcContext, started_ns: int
     ) -> Inference[InferMessage]:
-        """As `open`, of a message whose like may be known."""
-        found = self.known.find(data)
-        if found is not None:
-            wire = found.known.wire
-            entry = self._dispatcher.ready_model(wire.model_name, found.known.version)
-            if found.known.signature.spec is entry.spec:
-                message = InferMessage(self, wire, context, started_ns, True, found)
+        """Open a ModelInfer request, as `open`, with the cache of known messages."""
+        recalled = self.known.find(data)
+        if recalled is not None:
+            wire = recalled.known.wire
+            entry = self._dispatcher.ready_model(wire.model_name, recalled.known.version)
+            if recalled.known.signature.spec is entry.spec:
+                message = InferMessage(self, wire, context, started_ns, True, recalled)
                 return Inference(self._dispatcher, entry, message, context)
         wire = self.parse(data)
         message = InferMessage(self, wire, context, started_ns, True, data)
         return Inference(self._dispatcher, self.entry_of(wire), message, context)
 
     def trace_refused(self, context: RpcContext, name: str, ex: Exception) -> None:
-        """A request of an rpc of this name has failed, and the rpc goes on."""
+        """Record a span for a failed request of a stream, which goes on."""
         trace_refused(self._dispatcher, context.invocation_metadata(), name, ex)
 
     def parse(self, data: RpcMessage) -> WireInferRequest:
-        """A ModelInferRequest.
+        """Read a ModelInferRequest.
 
         Raises:
-            InvalidArgument: it is none, or larger than the settings allow.
+            InvalidArgument: the bytes are no ModelInferRequest, or the settings do not allow its
+                size.
         """
         rest, raw = (data.fields, data.raw) if isinstance(data, TensorMessage) else (data, ())
         if quick_to_read(rest):
@@ -264,27 +269,28 @@ class Inferences:
         return beside(parse_request, rest, raw)
 
     def entry_of(self, wire: WireInferRequest) -> ModelEntry:
-        """The model version a request is for.
+        """Return the model version of a request.
 
         Raises:
-            ShmserveError: there is none, or it cannot be used now.
+            ShmserveError: the model version does not exist or cannot be used now.
         """
         return ready_entry(wire, self._dispatcher)
 
     def announced(self, head: memoryview, context: RpcContext) -> AnnouncedInputs | None:
-        """What the first bytes of a ModelInferRequest say of its tensors; None: nothing.
+        """Return the inputs that the head of a ModelInferRequest announces, None if the head does
+        not tell.
 
         Raises:
-            ShmserveError: they are not wanted.
+            ShmserveError: the request is refused.
         """
         number = context.caller_number
-        known = self.known.announced(bytes(head))
-        if known is not None:
-            entry = self._dispatcher.ready_model(known.wire.model_name, known.version)
-            nbytes = known.inputs[0].nbytes
-            if known.signature.spec is entry.spec:
+        cached = self.known.announced(bytes(head))
+        if cached is not None:
+            entry = self._dispatcher.ready_model(cached.wire.model_name, cached.version)
+            nbytes = cached.inputs[0].nbytes
+            if cached.signature.spec is entry.spec:
                 return AnnouncedInputs(
-                    *(self._dispatcher, entry, known.request, self.settings, number, nbytes)
+                    *(self._dispatcher, entry, cached.request, self.settings, number, nbytes)
                 )
         return announced_inputs(head, self._dispatcher, self.settings, number)
 
@@ -295,10 +301,10 @@ class Inferences:
         context: RpcContext,
         started_ns: int,
     ) -> Inference[InferMessage]:
-        """Check a request; nothing is reserved yet.
+        """Check a request. No memory is reserved yet.
 
         Raises:
-            ShmserveError: what does not fit.
+            ShmserveError: the request does not fit its model.
         """
         message = InferMessage(self, wire, context, started_ns, one_answer=False)
         return Inference(self._dispatcher, entry, message, context)
@@ -312,21 +318,22 @@ _Rows = list[tuple[str, str, tuple[int, ...]]]
 
 
 def outputs_of(inference: Inference[InferMessage], outcome: Outcome) -> tuple[_Rows, list[Part]]:
-    """What a response says of its outputs, and their bytes: empty for those in client memory."""
-    given = {tensor.name: tensor for tensor in outcome.outputs}
+    """Return name, datatype and shape of each output for the response, and the bytes of each
+    output: empty for outputs in client memory."""
+    tensors = {tensor.name: tensor for tensor in outcome.outputs}
     rows: _Rows = []
     raw: list[Part] = []
-    for want in inference.source.wanted:
-        tensor = given.get(want.name)
+    for requested in inference.source.wanted:
+        tensor = tensors.get(requested.name)
         if tensor is None:
             continue
         datatype, shape = tensor.datatype, tensor.shape
         data: memoryview | bytes = tensor.view
-        if want.region is not None:
+        if requested.region is not None:
             data = b""
-        elif want.classification:
+        elif requested.classification:
             signature, size = inference.signature, tensor.view.nbytes
-            datatype, shape, data = beside_if_large(size, classify, signature, want, tensor)
+            datatype, shape, data = beside_if_large(size, classify, signature, requested, tensor)
         rows.append((tensor.name, datatype, shape))
         raw.append(data)
     return rows, raw

@@ -1,12 +1,12 @@
 """ModelStreamInfer: many requests and many answers on one call.
 
-Ordinary models answer once, in the order of the requests: the call's own greenlet runs them one
-after another. From the first request to a decoupled model on, the stream is a `Session`: one
-greenlet reads, one for each running request waits for its answers, and the call's own sends.
-Between them is a bounded queue, so a client that does not read stops the model in the end.
+Ordinary models answer once, in the order of the requests: the call's own greenlet runs one request
+after another. From the first request to a decoupled model on, the stream is a `Session` with
+several greenlets. One greenlet reads requests, one greenlet for each running request waits for
+answers, and the call's own greenlet sends.
 
-At most four encoded answers wait for the client. When the client does not read, the model gets no
-more credit.
+A bounded queue lies between these greenlets: at most four encoded answers wait for the client.
+While the client does not read, the model gets no more credit and so has to stop.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ Running = Inference[InferMessage]
 
 METHOD = "ModelStreamInfer"
 _ERRORS_END_IT = ("triton_grpc_error", "true")
-_AHEAD = 4  # answers that wait for being sent, per stream
+_AHEAD = 4  # answers that wait for being sent, for each stream
 
 
 class Streams:
     """All streams of a process.
 
     Attributes:
-        busy: requests that are being worked on.
-        draining: new requests are refused.
+        busy: number of running requests and unsent answers.
+        draining: True if new requests are refused.
     """
 
     def __init__(self, inferences: Inferences, max_requests: int) -> None:
@@ -55,7 +55,7 @@ class Streams:
         self.busy = 0
 
     def serve(self, requests: AwaitedRequests, context: RpcContext) -> Iterator[bytes]:
-        """The answers of one stream.
+        """Yield the answers of one stream.
 
         Raises:
             ShmserveError: the first failure, if the client asked for the stream to end with it.
@@ -71,7 +71,7 @@ class Streams:
             return
 
     def begin(self, data: RpcMessage, context: RpcContext, strict: bool) -> Running | bytes:
-        """A request that can run, or the message that says why it cannot."""
+        """Return a request that can run, or else the encoded error message."""
         started = monotonic_ns()
         wire: WireInferRequest | None = None
         entry: ModelEntry | None = None
@@ -85,7 +85,7 @@ class Streams:
             return self.failure(wire, entry, ex, context, strict)
 
     def answer(self, item: Running | bytes, strict: bool) -> bytes:
-        """The one message that an ordinary model's request gets."""
+        """Return the one message that answers an ordinary model's request."""
         if isinstance(item, bytes):
             return item
         try:
@@ -101,10 +101,10 @@ class Streams:
         context: RpcContext,
         strict: bool,
     ) -> bytes:
-        """A failure as a message of the stream.
+        """Return a failure as a message of the stream.
 
         Raises:
-            ShmserveError: the failure itself, where it is to end the stream.
+            ShmserveError: the failure itself, if `strict`: the stream ends with it.
         """
         if strict:
             raise ex
@@ -114,7 +114,7 @@ class Streams:
         return encode_error(wire, error, entry, final=True)
 
     def count(self, by: int) -> None:
-        """Requests that came, or went with their last answer."""
+        """Add `by` to the number of requests and answers in `busy`."""
         self.busy += by
 
     @contextmanager
@@ -135,8 +135,8 @@ class Session:
 
     Args:
         context: the call.
-        requests: the messages that follow.
-        strict: the first failure ends the stream.
+        requests: the messages after the first.
+        strict: True if the first failure ends the stream.
     """
 
     def __init__(
@@ -150,10 +150,11 @@ class Session:
         self._working = 0  # greenlets that may still add to `_ready`
         self._requests = 0  # running requests to decoupled models
         self._over = False
-        self._changes = Changes()  # of all these
+        self._changes = Changes()  # of the four attributes above
 
     def run(self, first: Running) -> Iterator[bytes]:
-        """Return the answers to `first`, a decoupled model's request, and to all that follow."""
+        """Return the answers to `first`, a request to a decoupled model, and to all later
+        requests."""
         if not self._context.add_callback(self._end):
             first.failed(Cancelled("the call has ended"))
             return
@@ -178,7 +179,8 @@ class Session:
         return message
 
     def _put(self, message: bytes | ShmserveError) -> bool:
-        """Add a message to be sent, once there is room. Return False if the stream is over."""
+        """Add a message for the client, once the queue has room. Return False if the stream is
+        over, else True."""
         self._changes.wait_while(lambda: len(self._ready) >= _AHEAD and not self._over)
         if self._over:
             return False
@@ -201,9 +203,9 @@ class Session:
         try:
             work()
         except grpc.RpcError:
-            self._end()  # the client has gone
+            self._end()  # the client has disconnected
         except Exception as ex:
-            # A ShmserveError is logged once it has ended the call
+            # A ShmserveError is logged once the call has ended with it
             self._put(ex if isinstance(ex, ShmserveError) else as_error(ex, METHOD, "-"))
         finally:
             self._working -= 1
@@ -220,7 +222,7 @@ class Session:
                     self._put(self._streams.answer(item, self._strict))
 
     def _start(self, item: Running) -> None:
-        """Run a request in a greenlet of its own, once there is room for one more."""
+        """Run a request in a new greenlet, once fewer than the allowed number run."""
         limit = self._streams.max_requests
         self._changes.wait_while(lambda: self._requests >= limit and not self._over)
         if self._over:
@@ -230,7 +232,7 @@ class Session:
         sent = waiting.event()
         self._spawn(lambda: self._produce(item, sent))
         if item.signature.spec.config.sequence_batching is not UNSET:
-            sent.wait()  # requests that follow in its sequence must not overtake it
+            sent.wait()  # later requests of the same sequence must not overtake this request
 
     def _produce(self, item: Running, sent: waiting.WaitEvent) -> None:
         try:

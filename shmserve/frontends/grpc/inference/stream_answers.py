@@ -1,4 +1,4 @@
-"""Answers of ModelStreamInfer: messages of a stream, and errors that do not end it."""
+"""Answers of ModelStreamInfer: messages of a stream, and errors that leave the stream open."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FINAL = "triton_final_response"
 
 
 def only_answer(inference: Inference[InferMessage]) -> bytes:
-    """The one answer of an ordinary model, as a ModelStreamInferResponse."""
+    """Return the one answer of an ordinary model, as a ModelStreamInferResponse."""
     with inference:
         message = _stream_message(inference, inference.run(), final=True)
         inference.answered()
@@ -31,10 +31,9 @@ def only_answer(inference: Inference[InferMessage]) -> bytes:
 def all_answers(
     inference: Inference[InferMessage], strict: bool, on_sent: Callable[[], None] | None = None
 ) -> Iterator[bytes]:
-    """All answers of a model as ModelStreamInferResponses, errors of the model among them
-    (or raised, if `strict`). Closing the iterator cancels what has not come. `on_sent`: as
-    `RunOptions` has it.
-    """
+    """Yield all answers of a model as ModelStreamInferResponses. Errors of the model are answers,
+    too, or raised if `strict`. Closing the iterator cancels answers that have not arrived.
+    `on_sent`: as in `RunOptions`."""
     source = inference.source
     try:
         for outcome in inference.stream(on_sent):
@@ -54,7 +53,8 @@ def all_answers(
 def encode_error(
     wire: WireInferRequest | None, error: ShmserveError, entry: ModelEntry | None, final: bool
 ) -> bytes:
-    """An error within a stream: a ModelStreamInferResponse that says whose it is."""
+    """Return an error within a stream: a ModelStreamInferResponse with model and id of the failed
+    request."""
     if wire is None:
         return encode_stream_response(error.message, None)
     name, version = (entry.spec.name, entry.spec.version) if entry else (wire.model_name, "")
@@ -68,7 +68,8 @@ def _stream_message(inference: Inference[InferMessage], outcome: Outcome, final:
     size = sum([len(part) for part in raw])
     inference.receipt.copied_out += size
     spec = inference.signature.spec
-    version = spec.version if outputs or not final else ""  # as Triton has it for a bare end
+    # like Triton's response for an end without outputs
+    version = spec.version if outputs or not final else ""
     parameters = {**outcome.parameters, _FINAL: final}
     request_id = inference.source.wire.id
     parts = response_parts(spec.name, version, request_id, parameters, outputs, raw)

@@ -1,1 +1,1 @@
-"""The gRPC process: its server, listeners and heap."""
+"""The gRPC process: server, listeners and heap."""

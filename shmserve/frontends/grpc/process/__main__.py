@@ -30,7 +30,7 @@ from shmserve.transport.trust.peer_credentials import take_as_remote
 
 _log = logging.getLogger("shmserve.grpc")
 
-_TURN_S = 0.1  # until it is looked again whether it is to stop
+_TURN_S = 0.1  # seconds between checks whether the process is to stop
 
 
 def main() -> int:
@@ -82,7 +82,7 @@ def _serve(
         dispatcher.start()
         server.start()
         gc.collect()
-        gc.freeze()  # modules and handlers live for ever
+        gc.freeze()  # modules and handlers live as long as the process
         beating = (server, listening, stop, period_s(settings.watchdog_s))
         threading.Thread(target=_beat, args=beating, daemon=True).start()
         _log.info("listening on %s", " ".join(bound))
@@ -96,21 +96,23 @@ def _serve(
 
 
 def _await_turn(fd: int, stop: threading.Event) -> bool:
-    """Until this process may listen; False: it is to end instead, as it is told, or as the pipe
-    has, with a supervisor whose successor starts processes of its own."""
+    """Wait until this process may listen, and return True. Return False if the process must end
+    instead: after a stop signal, or when the pipe has closed. The pipe closes with the
+    supervisor, whose successor starts its own processes."""
     if fd < 0:
         return True
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    seen: list[tuple[int, int]] = []
-    while not stop.is_set() and not seen:
-        seen = poll.poll(_TURN_S * 1000)
+    events: list[tuple[int, int]] = []
+    while not stop.is_set() and not events:
+        events = poll.poll(_TURN_S * 1000)
     os.close(fd)
-    return not stop.is_set() and any(what & select.POLLIN for _, what in seen)
+    return not stop.is_set() and any(event & select.POLLIN for _, event in events)
 
 
 def _beat(server: GrpcServer, listening: Listening, stop: threading.Event, every_s: float) -> None:
-    """Signs of life for as long as there is something to serve with, while it drains as well."""
+    """Give signs of life while the server's loop turns, also while draining. Stop the process if
+    the run directory has lost its files."""
     while True:
         time.sleep(every_s)
         if server.server.lives() and not listening.beat() and not stop.is_set():

@@ -1,8 +1,8 @@
-"""Where the gRPC processes listen: addresses, socket files, TLS.
+"""Listeners of the gRPC processes: addresses, socket files, TLS.
 
-Several processes share a TCP address (SO_REUSEPORT), which the gunicorn master keeps for them
-(`supervisor.launch`): nobody else can have it. Unix sockets are process 0's alone, since their
-clients would else be those of whoever bound last.
+Several processes share a TCP address (SO_REUSEPORT). The gunicorn master keeps the address for
+these processes (`supervisor.launch`), so no other program can take it. Only process 0 listens on
+Unix sockets: of several processes, only the last to bind would get clients.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Adopt = Callable[[socket.socket, Certificates | None], object]
 """Serves on a listening socket, with TLS or without."""
 
 _BACKLOG = 1024
-_OTHERS_S = 10.0  # how long another process of this service may take to bind
+_OTHERS_S = 10.0  # seconds that another process of this service may take to bind
 
 
 class AlreadyRuns(Exception):
-    """Another process has this one's number."""
+    """Another process has the same number."""
 
 
 class Listening:
     """The addresses of one process, from `bind` until `close`. Keeps the process's lock.
 
-    `addresses`: in place of `grpc_bind`; none where sockets were passed.
+    `addresses`: used instead of `grpc_bind`; empty if sockets were passed to the process.
     """
 
     def __init__(
@@ -43,22 +43,22 @@ class Listening:
         self._number = number
         self._binding = rundir.lock(run_dir, "grpc-bind")
         self._own = rundir.lock(run_dir, f"grpc-{number}")
-        self._sockets: list[tuple[str, int]] = []  # files and their inodes
+        self._sockets: list[tuple[str, int]] = []  # socket files and their inodes
         texts = settings.grpc_bind if addresses is None else addresses
         self.binds = [parse("grpc_bind", text) for text in texts]
         self.certificates = certificates(settings, "grpc", "h2")
 
     def bind(self, adopt: Adopt) -> list[str]:
-        """Listen on every address, and have a server that has not been started adopt the sockets.
-        Return the bound addresses.
+        """Listen on every address, and pass the sockets to `adopt` of a server that has not been
+        started. Return the bound addresses.
 
         Raises:
-            AlreadyRuns: another process does what this one should.
-            ConfigError: an address that cannot be bound; the message names it.
+            AlreadyRuns: another process with this number listens already.
+            ConfigError: an address cannot be bound; the message names the address.
         """
         self._await_others()
         try:
-            if self._own.holder() is not None:  # a lock means: listens
+            if self._own.holder() is not None:  # the holder of the lock listens
                 raise AlreadyRuns
             binds = [bind for bind in self.binds if not bind.path or self._number == 0]
             bound = [self._bind(adopt, bind) for bind in binds]
@@ -69,17 +69,18 @@ class Listening:
             self._binding.release()
 
     def beat(self) -> bool:
-        """This process's sign of life; False: the run directory has lost its lock."""
+        """Give this process's sign of life. Return False if the lock is missing from the run
+        directory, else True."""
         return self._own.beat()
 
     def close(self) -> None:
-        """Remove socket files (unless they are another's by now) and free the lock."""
+        """Remove socket files, unless another process has replaced them, and free the lock."""
         for path, inode in self._sockets:
             try:
                 if os.lstat(path).st_ino == inode:
                     os.unlink(path)
             except OSError:
-                continue  # gRPC has removed it
+                continue  # the file is gone already
         self._own.release()
 
     def _await_others(self) -> None:

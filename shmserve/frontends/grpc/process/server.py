@@ -1,4 +1,4 @@
-"""The gRPC server of one process: which rpc leads where, under which limits."""
+"""gRPC server of a process: rpcs, handlers and limits."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ _log = logging.getLogger(__name__)
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 INFER = "ModelInfer"
-STREAM_REQUESTS = 16  # requests to decoupled models that run at a time in one stream
+STREAM_REQUESTS = 16  # requests to decoupled models that run at a time in a stream
 
-_TELL_S = 0.3  # between "not ready" and refusing calls
-_LEAVE_S = 5.0  # for connections without calls: a client that lives goes at once
+_TELL_S = 0.3  # seconds between "not ready" and refusing calls
+_LEAVE_S = 5.0  # longest wait for connections without calls: a healthy client closes at once
 _LOOK_S = 0.02
 
 
 class GrpcServer:
-    """One server. `server` is its engine, for addresses to be added before `start`."""
+    """gRPC server of a process. `server` is the engine, to which addresses are added before
+    `start`."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, callers: Callers) -> None:
         loop = EventLoop(settings.grpc_threads)
@@ -103,9 +104,9 @@ class GrpcServer:
         self.server.start()
 
     def drain(self, limit_s: float) -> None:
-        """Say that we are not ready, refuse what is new, finish what was accepted, stop.
+        """Report "not ready", refuse new calls, finish accepted calls, and stop.
 
-        Streams and watchers end with the last request: clients keep them open for ever.
+        Streams and watchers end with the last request, since clients keep them open for ever.
         """
         deadline = time.monotonic() + limit_s
         self._streams.draining = True
@@ -122,11 +123,11 @@ class GrpcServer:
 
     @property
     def busy(self) -> int:
-        """Inferences that are worked on or whose answers are being sent."""
+        """The number of inferences that run or whose answers are being sent."""
         return self._pools.inferences.count + self._streams.busy + len(self._overdue)
 
     def close(self) -> None:
-        """Cancel whatever runs."""
+        """Cancel all calls and stop."""
         self.server.stop(None).wait()
 
     # ------------------------------------------------------------------ handlers

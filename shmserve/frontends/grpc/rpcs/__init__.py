@@ -1,1 +1,1 @@
-"""The rpcs besides inference: metadata, control, health, reflection."""
+"""Rpcs besides inference: metadata, control, health, reflection."""

@@ -1,4 +1,4 @@
-"""The rpcs about the repository, statistics, and what is traced and logged."""
+"""Control rpcs: model repository, statistics, trace and log settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN = 100
 
 
 class RepositoryResources:
-    """Load, unload, index."""
+    """Rpcs of the model repository: index, load, unload."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, access: CallAccess) -> None:
         self._repository = Repository(dispatcher, settings, access.access)
@@ -62,7 +62,7 @@ class RepositoryResources:
 
 
 class ServerResources:
-    """Statistics, trace and log settings."""
+    """Rpcs for statistics, trace settings and log settings."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, access: CallAccess) -> None:
         self._access = access
@@ -79,14 +79,14 @@ class ServerResources:
     def _model_statistics(self, request: Any, context: RpcContext) -> Any:
         try:
             models = self._statistics.models(request.name, checked_version(request.version))
-        except NotFound as ex:  # Triton's code for it, over gRPC
+        except NotFound as ex:  # Triton answers NotFound with this code over gRPC
             raise InvalidArgument(ex.message) from None
         answer = pb.ModelStatisticsResponse()
         return waiting.beside(json_format.ParseDict, {"model_stats": models}, answer)
 
     def _trace(self, request: Any, context: RpcContext) -> Any:
         self._access.check("change" if request.settings else "use", context)
-        # A setting without a value is cleared, as null does over HTTP
+        # A setting without a value is cleared, like a setting with null over HTTP
         update = {key: list(value.value) or None for key, value in request.settings.items()}
         answer = pb.TraceSettingResponse()
         for key, value in self._settings.trace(request.model_name, update).items():
@@ -104,10 +104,10 @@ class ServerResources:
 
 
 def _values(entries: Any) -> dict[str, Any]:
-    """The values of parameters or settings by name.
+    """Return the values of parameters or settings by name.
 
     Raises:
-        InvalidArgument: one has none.
+        InvalidArgument: an entry has no value.
     """
     values = {}
     for key, entry in entries.items():

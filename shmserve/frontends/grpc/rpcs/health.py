@@ -13,13 +13,16 @@ from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.grpc.rpcs.metadata_rpcs import as_message
 
 SERVICE = "grpc.health.v1.Health"
-_PERIOD_S = 0.25  # how often a watched status is looked at
+_PERIOD_S = 0.25  # seconds between checks of a watched status
 _Status = health_pb2.HealthCheckResponse
 _request = as_message(health_pb2.HealthCheckRequest)
 
 
 class Health:
-    """`service`: the name that stands for the server, beside the empty one."""
+    """Service grpc.health.v1.Health.
+
+    `service`: service name that stands for the server, besides the empty name.
+    """
 
     def __init__(self, dispatcher: DispatchApi, service: str, draining: Callable[[], bool]) -> None:
         self._dispatcher = dispatcher
@@ -27,14 +30,15 @@ class Health:
         self._draining = draining
 
     def check(self, data: bytes, context: RpcContext) -> bytes:
-        """Check."""
+        """Check: return the present status."""
         status = self._status(str(_request(data).service))
         if status == _Status.SERVICE_UNKNOWN:
             raise NotFound("no such service, and no model of that name")
         return _encoded(status)
 
     def watch(self, data: bytes, context: RpcContext) -> Iterator[bytes]:
-        """Watch: the status now, and again whenever it is another, for as long as one likes."""
+        """Watch: yield the present status, and each later status that differs, until the client
+        ends the call."""
         service = str(_request(data).service)
         ended = waiting.event()
         if not context.add_callback(ended.set):
@@ -48,7 +52,7 @@ class Health:
             ended.wait(_PERIOD_S)
 
     def ready(self) -> bool:
-        """Whether the server is."""
+        """Return True if the server is ready and not draining."""
         snapshot = self._snapshot()
         return snapshot is not None and snapshot.ready and not self._draining()
 

@@ -1,4 +1,4 @@
-"""The rpcs that are answered from the registry, and those about client memory."""
+"""Rpcs answered from the registry, and rpcs about client memory."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from shmserve.frontends.oip.restricted_apis import Category
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.protocol.oip.strict_parser import uint
 
-Rpc = Callable[[Any, RpcContext], Any]  # of messages
-Rpcs = Mapping[str, tuple[Category, Rpc]]  # by name, with the category of the restricted APIs
+Rpc = Callable[[Any, RpcContext], Any]  # takes and returns messages
+Rpcs = Mapping[str, tuple[Category, Rpc]]  # by rpc name, with the category of the restricted APIs
 
 
 def as_message(kind: Any) -> Callable[[bytes], Any]:
-    """What reads messages of a generated class.
+    """Return a parser for messages of a generated class.
 
-    Raises (what is returned does):
+    Raises (when the parser is called):
         InvalidArgument: malformed bytes.
     """
 
@@ -47,7 +47,7 @@ def as_message(kind: Any) -> Callable[[bytes], Any]:
 
 
 def as_unary(request: Any, rpc: Rpc) -> Unary:
-    """An rpc on messages as one on bytes; `request`: the class of its request."""
+    """Turn an rpc on messages into an rpc on bytes. `request`: class of the request message."""
     parse = as_message(request)
 
     def run(data: bytes, context: RpcContext) -> bytes:
@@ -58,7 +58,7 @@ def as_unary(request: Any, rpc: Rpc) -> Unary:
 
 
 class Resources:
-    """Health and metadata. `ready`: whether the server is."""
+    """Rpcs for health and metadata. `ready`: returns True if the server is ready."""
 
     def __init__(
         self, dispatcher: DispatchApi, settings: Settings, ready: Callable[[], bool]
@@ -89,7 +89,7 @@ class Resources:
         version = checked_version(request.version)
         try:
             entry = self._dispatcher.model(request.name, version)
-        except NotFound:  # unlike over HTTP, no error: it is just not ready
+        except NotFound:  # over gRPC no error, unlike over HTTP: the model is not ready
             return pb.ModelReadyResponse(ready=False)
         ready = entry.state is ModelState.READY and bool(entry.instances)
         return pb.ModelReadyResponse(ready=ready)
@@ -107,7 +107,7 @@ class Resources:
 
 
 class RegionResources:
-    """Client memory."""
+    """Rpcs for client memory."""
 
     def __init__(self, regions: SharedMemory, access: CallAccess) -> None:
         self._regions = regions

@@ -1,4 +1,4 @@
-"""grpc.reflection.v1alpha: clients such as grpcurl find services and their messages by it."""
+"""grpc.reflection.v1alpha: lets clients such as grpcurl find services and their messages."""
 
 from __future__ import annotations
 
@@ -17,42 +17,48 @@ _request = as_message(pb.ServerReflectionRequest)
 
 
 class Reflection:
-    """Descriptions of the services with these full names, and of all files that this process
+    """Descriptions of the services with these full names, and of all proto files that this process
     has loaded."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = sorted([*services, SERVICE.full_name])
-        # Two files have pools of their own (`shmserve._generated`); all others share one.
+        # Two files have separate pools (`shmserve._generated`); all other files share a pool.
         shared = descriptor_pool.Default()
         self._pools = (health_pb2.DESCRIPTOR.pool, pb.DESCRIPTOR.pool, shared)
 
     def serve(self, requests: Iterable[bytes]) -> Iterator[bytes]:
-        """ServerReflectionInfo: an answer to each request. What is not found is an answer, too."""
+        """ServerReflectionInfo: yield an answer to each request. "Not found" is an answer, too."""
         for data in requests:
-            asked = _request(data)
+            request = _request(data)
             try:
-                response = self._response(asked)
+                response = self._response(request)
             except KeyError:
                 response = _error(grpc.StatusCode.NOT_FOUND)
-            response.original_request.CopyFrom(asked)
+            response.original_request.CopyFrom(request)
             encoded: bytes = response.SerializeToString()
             yield encoded
 
-    def _response(self, asked: Any) -> Any:
-        """Raises KeyError: no loaded file has that name, symbol or extension."""
-        kind = asked.WhichOneof("message_request")
+    def _response(self, request: Any) -> Any:
+        """Return the answer to a request.
+
+        Raises:
+            KeyError: no loaded file has this name, symbol or extension.
+        """
+        kind = request.WhichOneof("message_request")
         match kind:
             case "file_by_filename":
-                return _files(self._find("FindFileByName", asked.file_by_filename))
+                return _files(self._find("FindFileByName", request.file_by_filename))
             case "file_containing_symbol":
-                return _files(self._find("FindFileContainingSymbol", asked.file_containing_symbol))
+                return _files(
+                    self._find("FindFileContainingSymbol", request.file_containing_symbol)
+                )
             case "file_containing_extension":
-                wanted = asked.file_containing_extension
-                message = self._find("FindMessageTypeByName", wanted.containing_type)
+                extension = request.file_containing_extension
+                message = self._find("FindMessageTypeByName", extension.containing_type)
                 pool = message.file.pool
-                return _files(pool.FindExtensionByNumber(message, wanted.extension_number).file)
+                return _files(pool.FindExtensionByNumber(message, extension.extension_number).file)
             case "all_extension_numbers_of_type":
-                name = asked.all_extension_numbers_of_type
+                name = request.all_extension_numbers_of_type
                 return _extensions(self._find("FindMessageTypeByName", name))
             case "list_services":
                 services = [pb.ServiceResponse(name=name) for name in self._services]
@@ -62,7 +68,11 @@ class Reflection:
                 return _error(grpc.StatusCode.INVALID_ARGUMENT)
 
     def _find(self, method: str, name: str) -> Any:
-        """What the first pool has that knows `name`. Raises KeyError: none does."""
+        """Return the first match for `name` in the pools.
+
+        Raises:
+            KeyError: no pool has the name.
+        """
         for pool in self._pools:
             try:
                 return getattr(pool, method)(name)
@@ -72,17 +82,17 @@ class Reflection:
 
 
 def _files(file: Any) -> Any:
-    """A file and all that it imports, each once."""
-    found: dict[str, bytes] = {}
+    """Return a file and all direct and indirect imports, without duplicates."""
+    protos: dict[str, bytes] = {}
     awaiting = [file]
     while awaiting:
         current = awaiting.pop(0)
-        if current.name not in found:
+        if current.name not in protos:
             proto = descriptor_pb2.FileDescriptorProto()
             current.CopyToProto(proto)
-            found[current.name] = proto.SerializeToString()
+            protos[current.name] = proto.SerializeToString()
             awaiting += current.dependencies
-    response = pb.FileDescriptorResponse(file_descriptor_proto=found.values())
+    response = pb.FileDescriptorResponse(file_descriptor_proto=protos.values())
     return pb.ServerReflectionResponse(file_descriptor_response=response)
 
 

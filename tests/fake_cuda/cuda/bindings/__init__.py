@@ -1,1 +1,1 @@
-"""What tritonclient's module for CUDA shared memory uses."""
+"""The parts of cuda-python that tritonclient's module for CUDA shared memory uses."""

@@ -1,4 +1,4 @@
-"""Each function gives a tuple: the status, then its results."""
+"""Each function returns a tuple: the status, then the results."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def cuDeviceGet(ordinal: int) -> tuple[CUresult, int]:
 
 
 def cuDevicePrimaryCtxGetState(device: int) -> tuple[CUresult, int, int]:
-    """Its flags, and that it is active."""
+    """Return flags 0, and active."""
     return CUresult.CUDA_SUCCESS, 0, 1

@@ -1,4 +1,4 @@
-"""Each function gives a tuple: the status, then its results."""
+"""Each function returns a tuple: the status, then the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class cudaError_t(IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
-        """Other statuses are known by their numbers."""
+        """Accept other statuses by number."""
         made = int.__new__(cls, value)
         made._name_, made._value_ = f"cudaError{value}", value
         return made
@@ -36,7 +36,7 @@ class cudaMemcpyKind(IntEnum):
 
 
 class cudaIpcMemHandle_t:
-    """Knows where its bytes are, and that is how they are read."""
+    """Handle whose bytes callers read at the address from `getPtr`."""
 
     def __init__(self, content: bytes) -> None:
         self._bytes = ctypes.create_string_buffer(content, CUDA_IPC_HANDLE_SIZE)

@@ -1,4 +1,4 @@
-"""What CuPy has under `cupy.cuda`, as far as the fake goes."""
+"""The parts of `cupy.cuda` that the fake supports."""
 
 from cupy.cuda import device, driver, memory, runtime, stream
 from cupy.cuda.device import Device, get_device_id

@@ -1,7 +1,7 @@
 """Memory of the fake's arrays.
 
-The pool allocates and frees at once, in the order of the stream on which an array was made; its
-blocks lie inside allocations, not at their start, as the real pool's mostly do.
+The pool allocates and frees at once, in the order of the array's stream. As mostly in the real
+pool, blocks lie inside allocations, not at their start.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def deviceEnablePeerAccess(peerDevice: int) -> None:
 
 
 def free(ptr: int) -> None:
-    """Waits for the device, as the real one does."""
+    """Free memory after waiting for the device, as the real function does."""
     if ptr:
         found = _fake.find(ptr)
         _queues.wait_device(found.device if found else getDevice())
@@ -102,7 +102,7 @@ def free(ptr: int) -> None:
 
 
 def memGetInfo() -> tuple[int, int]:
-    """Free and all bytes of the current device, as far as this process uses it."""
+    """Return free and total bytes of the current device; only this process counts."""
     total = fake_devices.memory_bytes()
     return total - _fake.used(getDevice()), total
 

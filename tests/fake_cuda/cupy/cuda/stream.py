@@ -24,7 +24,7 @@ class _BaseStream:
         return self.use()
 
     def __exit__(self, *_: object) -> None:
-        """Back to what was entered before; what was chosen by `use` meanwhile is forgotten."""
+        """Return to the stream entered before, and forget streams chosen by `use` meanwhile."""
         entered = _entered.__dict__[runtime.getDevice()]
         entered.pop()
         entered[-1].use()
@@ -36,13 +36,13 @@ class _BaseStream:
         return hash(self.ptr)
 
     def use(self) -> Any:
-        """Make it the thread's stream for the current device."""
+        """Make this the thread's stream for the current device."""
         _current.__dict__[runtime.getDevice()] = self
         return self
 
     @property
     def done(self) -> bool:
-        """False once when there is work left, which is done meanwhile."""
+        """Return False if work is left, and do the work, so the next call returns True."""
         was_done = not self._queue.operations
         self._queue.wait()
         return was_done
@@ -94,7 +94,7 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """False once when there is work before it, which is done meanwhile."""
+        """Return False if earlier work is left, and do the work, so the next call returns True."""
         if self._mark is None:
             return True
         queue, order = self._mark
