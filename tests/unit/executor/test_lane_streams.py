@@ -41,8 +41,8 @@ MOST_NS = (1 << 63) - 1
 
 
 class Teller:
-    """Sends as many numbers as the input says, in a separate thread. For a cancelled request: with
-    input -1 the thread sends nothing and ends by itself, with -2 the thread goes on sending."""
+    """Sends as many numbers as the input says, in a separate thread. Until the request is
+    cancelled, input -1 sends nothing, and input -2 sends a number every 10 ms."""
 
     def __init__(self) -> None:
         self.sent = 0
