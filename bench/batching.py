@@ -1,9 +1,10 @@
-"""What dynamic batching gives: `python -m bench.batching [SECONDS]`.
+"""Benchmark of dynamic batching: `python -m bench.batching [SECONDS]`.
 
-Models whose cost is per call (2 ms, as of a GPU that is hardly filled) and such whose cost is per
-element (0.5 ms for each row, as of a filled one): of each kind one without `dynamic_batching`, one
-with, and one that also waits up to 2 ms for more. Clients send 256 bytes each over kept HTTP
-connections, one request after the other, to all in turn in the same run.
+Two kinds of models: a cost of 2 ms per call (a GPU that is hardly filled), and a cost of 0.5 ms
+per row (a filled GPU). Each kind has a model without `dynamic_batching`, a model with
+`dynamic_batching`, and a model that also waits up to 2 ms for more requests. Clients send 256
+bytes each over kept HTTP connections, one request after the other, to all models in turn in the
+same run.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def write_models(folder: Path) -> None:
 
 
 def load(server: RunningServer, model: str, clients: int, seconds: float) -> list[float]:
-    """The latencies, in seconds, of all requests that so many clients had answered in a time."""
+    """Return the latencies, in seconds, of all requests that `clients` clients had answered in
+    `seconds`."""
     end = time.monotonic() + seconds
     latencies: list[float] = []
     header = json.dumps(
@@ -97,7 +99,7 @@ def load(server: RunningServer, model: str, clients: int, seconds: float) -> lis
 
 
 def sizes(server: RunningServer, model: str) -> dict[int, int]:
-    """How many executions there were of each number of elements."""
+    """Return the number of executions by number of batched elements."""
     _, document = server.get(f"/v2/models/{model}/stats")
     rows: list[dict[str, Any]] = document["model_stats"][0]["batch_stats"]
     return {row["batch_size"]: row["compute_infer"]["count"] for row in rows}
@@ -116,7 +118,7 @@ def main() -> None:
 
 
 def compare(server: RunningServer, cost: str, clients: int, seconds: float) -> None:
-    """Print how the models of one cost do with so many clients."""
+    """Print throughput and latencies of the models with the given cost under `clients` clients."""
     alone = 0.0
     for kind in KINDS:
         model = f"{cost}-{kind}"

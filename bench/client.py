@@ -36,7 +36,7 @@ from shmserve.testing.running_server import RunningServer
 
 
 def tritonclient_caller(stack, address, x, protocol="http"):
-    """A function that makes one round trip with tritonclient."""
+    """Return a function that makes one round trip with tritonclient."""
     triton = importlib.import_module(f"tritonclient.{protocol}")
     client = triton.InferenceServerClient(address)
     stack.callback(client.close)

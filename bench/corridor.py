@@ -47,7 +47,7 @@ CALM_LOOKS = 4
 
 
 class Recorder:
-    """Which functions were entered in the threads that have called `install`, in their order."""
+    """Recorder of the functions entered, in order, in the threads that have called `install`."""
 
     def __init__(self):
         self.entered = []  # (thread, code)
@@ -60,7 +60,8 @@ class Recorder:
             self.entered.append((threading.get_ident(), frame.f_code))
 
     def wait_calm(self):
-        """Until nothing is entered, and nothing of this process runs, for some looks on end."""
+        """Wait until several consecutive looks find no function entered and no thread of this
+        process running."""
         give_up = time.monotonic() + LIMIT_S
         seen, calm = -1, 0
         while calm < CALM_LOOKS:
@@ -78,7 +79,7 @@ def others_run():
         if int(thread.name) != own:
             try:
                 stat = (thread / "stat").read_text()
-            except OSError:  # it has ended
+            except OSError:  # the thread has ended
                 continue
             if stat.rpartition(")")[2].split()[0] != "S":
                 return True
@@ -86,7 +87,7 @@ def others_run():
 
 
 def counts(entered):
-    """The numbers and rooms of one request."""
+    """Return the counts of one request, and the calls by file."""
     ours = [(thread, code) for thread, code in entered if code.co_filename.startswith(PACKAGE)]
     threads = {thread for thread, _ in ours}
     calls = [(thread, code) for thread, code in ours if code.co_name not in COMPREHENSIONS]
@@ -111,7 +112,7 @@ def counts(entered):
 
 
 def measure(route):
-    """The least that a warm request takes on this route.
+    """Return the smallest counts that occur repeatedly for a warm request on this route.
 
     Raises:
         RuntimeError: no two requests are alike.

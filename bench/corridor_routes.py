@@ -1,8 +1,9 @@
-"""What `bench.corridor` asks: a real executor and two real frontends in one process.
+"""Routes measured by `bench.corridor`: a real executor and two real frontends in one process.
 
-The executor runs the shipped native model `identity`; the HTTP frontend is gunicorn's worker with
-our worker class, the gRPC frontend our server. Only the coordinator is the stand-in of the tests.
-Threads that carry requests are started with a profile function, all others without.
+The executor runs the shipped native model `identity`. The HTTP frontend is gunicorn's worker with
+the project's worker class, the gRPC frontend the project's server. Only the coordinator is the
+stand-in of the tests. Threads that carry requests are started with a profile function, all others
+without.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ PROCESS = f"executor-{EPOCH}"
 
 @contextlib.contextmanager
 def data_plane(profile):
-    """A `Rig` that serves the model, its executor's thread under `profile`."""
+    """Yield a `Rig` that serves the model, with the executor's thread under `profile`."""
     with contextlib.ExitStack() as stack:
         run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="corridor-")))
         rig = Rig(run_dir)
@@ -77,7 +78,7 @@ def wait_until(condition):
 
 @contextlib.contextmanager
 def profiled(profile):
-    """Threads that are started meanwhile run under `profile`."""
+    """Run threads started within this context under `profile`."""
     threading.setprofile(lambda *_: profile())
     try:
         yield
@@ -96,7 +97,7 @@ class Worker(ConnectionWorker):
 
 
 class Application:
-    """What gunicorn loads the WSGI application from."""
+    """Application object that gunicorn loads."""
 
     def __init__(self, rig):
         self._wsgi = create_app(rig.dispatcher, rig.settings)
@@ -107,10 +108,11 @@ class Application:
 
 @contextlib.contextmanager
 def http(profile):
-    """Yields a function that makes one binary inference on a kept-alive connection."""
+    """Yield a function that makes one binary inference on a kept-alive connection."""
     with contextlib.ExitStack() as stack:
         rig = stack.enter_context(data_plane(profile))
-        os.environ["SHMSERVE_RUN_DIR"] = str(rig.run_dir)  # the worker reads its own settings
+        # the worker reads settings from the environment
+        os.environ["SHMSERVE_RUN_DIR"] = str(rig.run_dir)
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         address = listener.getsockname()
         configured = Config()
@@ -119,7 +121,7 @@ def http(profile):
         )
         thread = threading.Thread(target=worker.init_process, daemon=True)
         request = http_request()
-        with profiled(profile):  # the loop's thread starts with it
+        with profiled(profile):  # the worker starts the loop's thread
             thread.start()
             stack.callback(thread.join, LIMIT_S)
             stack.callback(setattr, worker, "alive", False)
@@ -176,7 +178,7 @@ def receive_http(client):
 
 @contextlib.contextmanager
 def rpc(profile):
-    """Yields a function that makes one ModelInfer on an open channel."""
+    """Yield a function that makes one ModelInfer on an open channel."""
     with contextlib.ExitStack() as stack:
         rig = stack.enter_context(data_plane(profile))
         served = GrpcServer(rig.dispatcher, rig.settings, SocketCallers())
@@ -194,7 +196,7 @@ def rpc(profile):
             if list(answer.raw_output_contents) != [TENSOR.tobytes()]:
                 raise RuntimeError("not the tensor that was sent")
 
-        # Its pool may start another thread at any time
+        # The server's pool may start another thread at any time
         with profiled(profile):
             served.start()
             yield ask

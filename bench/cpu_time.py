@@ -1,6 +1,6 @@
-"""What a request costs each kind of process: microseconds of processor time.
+"""Processor time that a request costs each kind of process, in microseconds.
 
-Unlike rates and latencies these figures hardly change with what else the machine does.
+Unlike rates and latencies these figures hardly change with the machine's other load.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ _RESOLUTION_US = 0.05
 
 
 def seconds(run_dir):
-    """Processor seconds, user's and kernel's, that a server's processes have taken until now, by
-    (pid, role). A server's processes are those with its run directory in their environment."""
+    """Return the processor seconds, user and kernel, that a server's processes have taken until
+    now, by (pid, role). A server's processes carry the run directory in their environment."""
     mark = f"SHMSERVE_RUN_DIR={run_dir}".encode()
     taken = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         process = Path("/proc", entry)
-        with contextlib.suppress(OSError):  # another user's, or it has ended
+        with contextlib.suppress(OSError):  # another user's process, or a process that has ended
             if mark in (process / "environ").read_bytes().split(b"\0"):
                 title = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 fields = (process / "stat").read_text().rpartition(")")[2].split()
@@ -31,7 +31,7 @@ def seconds(run_dir):
 
 
 def role_of(title):
-    """`http worker`, `grpc`, `executor`, …; `server` for what is none of ours."""
+    """Return `http worker`, `grpc`, `executor`, …; `server` for a process of another server."""
     if not title.startswith(_OURS):
         return "server"
     role = title.removeprefix(_OURS).split("/")[0].split()

@@ -39,7 +39,7 @@ SERVERS = {"open": (), "required": ("keys",), "tls": ("tls",), "both": ("keys", 
 
 
 class Door:
-    """One server and the connection to it."""
+    """A server, and the connection to this server."""
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path, has: tuple[str, ...]) -> None:
         settings: dict[str, object] = {"model_control": "explicit", "load_models": "identity"}
@@ -79,7 +79,7 @@ class Door:
         return head.encode(), document + os.urandom(nbytes // 64) * 64
 
     def ask(self, head: bytes, body: bytes, into: bytearray) -> int:
-        """The answer is in `into`; how many bytes it has."""
+        """Receive the answer into `into`, and return the answer's length in bytes."""
         self.sock.sendall(head)
         self.sock.sendall(body)
         view, filled, total = memoryview(into), 0, len(into)
@@ -98,7 +98,8 @@ class Door:
 
 
 def median_us(door: Door, nbytes: int, count: int) -> float:
-    """Of one round, after a warm-up whose answer is compared."""
+    """Return one round's median time, in microseconds, after a warm-up whose answer is
+    compared."""
     head, body = door.request(nbytes)
     into = bytearray(nbytes + 64 * KIB)
     total = door.ask(head, body, into)
@@ -113,7 +114,7 @@ def median_us(door: Door, nbytes: int, count: int) -> float:
 
 
 def prepare(folder: Path) -> None:
-    """Certificates, and a file with one key."""
+    """Write certificates, and a file with one key."""
     make_certificates(folder, "server")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         key.new(Settings(), str(folder / "keys.toml"), "bench", ["use"], None)

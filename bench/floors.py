@@ -1,4 +1,4 @@
-"""What the machine can do at best: the floors under every number of the report."""
+"""Floors under every number of the report: the best that the machine can do."""
 
 import os
 import socket
@@ -58,7 +58,7 @@ def seqpacket_round_trip(repeats=3000):
 
 
 def tcp_16_mib(repeats=40):
-    """16 MiB over loopback and one byte back, always from and to the same memory."""
+    """Send 16 MiB over loopback and one byte back, always from and to the same memory."""
     size = 16 * MIB
 
     def serve(sock):

@@ -45,7 +45,7 @@ Call = Callable[[], object]
 
 
 class Client:
-    """One connection."""
+    """Client with one connection."""
 
     def __init__(self, port: int, model: str) -> None:
         self._path = f"{PREDICT}?model={model}" if model else PREDICT

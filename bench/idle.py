@@ -1,10 +1,10 @@
-"""What a service costs that has nothing to do: `python -m bench.idle [MODELS ...]`.
+"""Cost of an idle service: `python -m bench.idle [MODELS ...]`.
 
 For each number of models (each an `identity` in Python with one instance; 0: the shipped workers):
 seconds from the start to ready, memory by kind of process as the kernel shares it out (PSS), and,
-over `--seconds` of idling, how often each kind of process was woken and what that took. Wake-ups
-are voluntary context switches of all threads: they say the same on a busy machine as on an idle
-one.
+over `--seconds` of idling, how often each kind of process was woken and the processor time for
+these wake-ups. Wake-ups are voluntary context switches of all threads: their number is the same on
+a busy machine as on an idle machine.
 """
 
 import argparse
@@ -29,7 +29,7 @@ START_S, SETTLE_S, STOP_S = 120.0, 3.0, 30.0
 
 
 class Service:
-    """One server on a port of its own, with the settings it is shipped with."""
+    """One server on its own port, with the settings as shipped."""
 
     def __init__(self, models, folder):
         self.run_dir = str(folder / "run")
@@ -47,7 +47,8 @@ class Service:
             "SHMSERVE_HTTP_BIND": f"127.0.0.1:{self._port}",
             "SHMSERVE_GRPC_BIND": f"127.0.0.1:{grpc}",
             "SHMSERVE_MODEL_REPOSITORY": str(repository),
-            "SPT_NOENV": "1",  # titles would be written over the run directory that marks them
+            # process titles would overwrite the run directory that marks the processes
+            "SPT_NOENV": "1",
         }
         command = [sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", "shmserve.app"]
         began = time.monotonic()
@@ -82,7 +83,8 @@ class Service:
         mark = f"SHMSERVE_RUN_DIR={self.run_dir}".encode()
         for entry in filter(str.isdigit, os.listdir("/proc")):
             folder = Path("/proc", entry)
-            with contextlib.suppress(OSError):  # another user's, or it has ended
+            # another user's process, or a process that has ended
+            with contextlib.suppress(OSError):
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
                     yield (
                         folder,
@@ -106,7 +108,8 @@ def _identity(folder):
 
 
 def memory(processes):
-    """MiB by kind: PSS, and of it what no other process has (both private)."""
+    """Return MiB by kind of process: PSS, and the part of PSS that no other process has (both
+    private)."""
     found = defaultdict(lambda: [0, 0.0, 0.0])
     for folder, role in processes:
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""What idle HTTP connections cost a server: `python -m bench.idle_connections [NUMBER ...]`.
+"""Cost of idle HTTP connections: `python -m bench.idle_connections [NUMBER ...]`.
 
-One server with two workers. For each number of connections, each of which has been used once: the
-workers' memory and threads, their processor time while nothing happens, and how long a busy
-client's requests (GET of a model's state, one after the other) take beside them.
+One server with two workers. For each number of connections, each used once before: memory and
+threads of the workers, processor time of the workers while nothing happens, and the latency of a
+busy client's requests (GET of a model's state, one after the other) meanwhile.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from bench.servers import Server
 REQUEST = b"GET /v2/models/noop/ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ROUNDS = 3000
 QUIET_S = 5.0
-AT_ONCE = 200  # connections that are made: the listeners' backlog
+AT_ONCE = 200  # connections opened in one go: the listeners' backlog
 TICKS = 100
 
 
@@ -48,7 +48,7 @@ def latencies(port):
 
 
 def workers(server):
-    """The server's HTTP workers: their folders below /proc."""
+    """Return the folders below /proc of the server's HTTP workers."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
@@ -58,7 +58,7 @@ def workers(server):
 
 
 def usage(folders):
-    """Resident MiB, threads, and seconds of processor time of all of them."""
+    """Return resident MiB, threads, and seconds of processor time of all workers."""
     memory = threads = ticks = 0
     for folder in folders:
         fields = (folder / "stat").read_text().rpartition(") ")[2].split()

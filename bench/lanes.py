@@ -33,14 +33,14 @@ def produced(client, nbytes):
 
 
 def caller(client, nbytes):
-    """A function that makes one call, whose output's size is known."""
+    """Return a function that makes one call with an output of known size."""
     x = produced(client, nbytes)
     client.infer(MODEL, {"IN": x})
     return lambda: client.infer(MODEL, {"IN": x})
 
 
 def bare_caller(client, nbytes):
-    """A function that sends one message and awaits its answer, in memory of the client's."""
+    """Return a function that sends one message and awaits the answer in memory of the client."""
     x = produced(client, nbytes)
     place, offset = client._pools.on(None).find(x)
     window = wire.LaneWindow(place.name, offset, x.nbytes)

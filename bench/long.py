@@ -26,7 +26,7 @@ ROLES = ("http worker", "grpc", "executor", "coordinator", "supervisor")
 WAYS = ("lane", "http", "grpc")
 QUARTERS = 4
 GROWTH_MIB = 8.0
-SETTLE_S = 10.0  # for what is not needed any more to be given back
+SETTLE_S = 10.0  # time until memory and descriptors no longer needed are given back
 X = np.arange(4, dtype=np.float32)
 
 
@@ -75,7 +75,7 @@ def show(label, taken):
 
 
 def growth(early, late):
-    """What has grown between two samples, and what is held still."""
+    """Return descriptions of growth between two samples, and of slots still in use."""
     slots, held = late
     found = [f"{slots} slots are in use"] if slots else []
     for name, (pid, fds, mib) in held.items():
@@ -88,7 +88,7 @@ def growth(early, late):
 
 
 def ended(first, late):
-    """Processes of the first sample that are not in the last."""
+    """Return the processes of the first sample that are missing in the last sample."""
     left = {pid for pid, _, _ in late[1].values()}
     return [f"{name}: it has ended" for name, (pid, _, _) in first[1].items() if pid not in left]
 

@@ -1,11 +1,11 @@
-"""What others have of a model that is flooded: `python -m bench.neighbours [SECONDS]`.
+"""Effect of a flooded model on other callers: `python -m bench.neighbours [SECONDS]`.
 
 Two models with one instance each: `hot` sleeps 20 ms, `quiet` answers at once. One client asks one
-request after the other; first alone, then while `FLOOD` clients ask `hot` without pause. It asks
-`quiet`; then `hot` as another caller than the flood (another address over HTTP, a Unix socket
-over gRPC), who has a turn of its own; then `hot` as the same caller, who has to stand in line. Over
-HTTP each client has a connection, over gRPC a channel, of one process each. Sleeping, not
-computing: what shows is who waits for places, threads and connections, not for the CPU.
+request after the other; first alone, then while `FLOOD` clients ask `hot` without pause. The
+client asks `quiet`; then `hot` as another caller than the flood (another address over HTTP, a Unix
+socket over gRPC), which has its own turn; then `hot` as the same caller, which has to stand in
+line. Over HTTP each client has a connection, over gRPC a channel, of one process each. `hot`
+sleeps instead of computing, so waiting shows for places, threads and connections, not for the CPU.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def write_models(folder: Path) -> None:
 
 
 def ask_http(address: str, model: str, seconds: float) -> tuple[list[float], int]:
-    """Latencies in seconds of requests one after the other, and how many were refused.
-    `address`: host:port, perhaps followed by @ and the address that they come from."""
+    """Return the latencies, in seconds, of requests sent one after the other, and how many were
+    refused. `address`: host:port, perhaps followed by @ and the source address of the
+    connection."""
     address, _, source = address.partition("@")
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), 60, (source, 0) if source else None)
@@ -93,7 +94,7 @@ ASK = {"http": ask_http, "grpc": ask_grpc}
 
 
 def flood(protocol: str, address: str, seconds: float, clients: int) -> None:
-    """In a process of its own: so many clients of `hot`."""
+    """Flood `hot` with `clients` clients from this process, which does nothing else."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(clients) as threads:
@@ -103,7 +104,7 @@ def flood(protocol: str, address: str, seconds: float, clients: int) -> None:
 
 
 def main() -> None:
-    """Print a row for `quiet` alone and one for it beside the flood, by protocol."""
+    """Print, for each protocol, a row for `quiet` alone and rows beside the flood."""
     if len(sys.argv) == 5:
         flood(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))
         return
@@ -134,7 +135,7 @@ def measure(protocol: str, address: str, other: str, seconds: float) -> None:
     command = [sys.executable, "-m", "bench.neighbours", protocol, address, length]
     command.append(str(FLOOD // PARTS))
     parts = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(PARTS)]
-    time.sleep(3)  # until all of them ask
+    time.sleep(3)  # until all clients of the flood ask
     for what, where, model in cases:
         show(protocol, what, "flooded", *ask(where, model, seconds))
     hot = [[int(n) for n in part.communicate()[0].split()] for part in parts]

@@ -1,10 +1,10 @@
-"""The delay of new HTTP connections beside clients that connect and close:
-`python -m bench.new_connections [CLIENTS ...]`.
+"""The delay of new HTTP connections beside clients that connect and close: `python -m
+bench.new_connections [CLIENTS ...]`.
 
-A client connects, asks one small GET and closes, every 10 ms. Beside it other clients, a process
-each, do the same without a pause ("asking"), or close without having asked ("silent"). Then 1,000
-connections are opened as fast as one client can, and last: how many each worker has got, before and
-after all that. With one worker, and two.
+A client connects, asks one small GET and closes, every 10 ms. Meanwhile other clients, each in a
+process, do the same without a pause ("asking"), or close without having asked ("silent"). The
+bench also opens 1,000 lasting connections as fast as one client can, before and after these
+clients, and counts how many each worker has got. With one worker, and two.
 """
 
 import argparse
@@ -25,12 +25,12 @@ SECONDS = 4.0
 EVERY_S = 0.01
 LASTING = 1000
 SPREADS = 5
-SETTLED_S = 2.0  # until the workers have closed what was there before
+SETTLED_S = 2.0  # until the workers have closed earlier connections
 
 
 def once(port, asks, sources):
-    """Connect from the next of `sources`: closed connections keep a port for a minute, and the
-    kernel would look for a free one among 28,000 of one address."""
+    """Connect from the next of `sources`. A closed connection keeps its port for a minute, and
+    with a single source address the kernel would search 28,000 ports for a free port."""
     source = (f"127.0.{next(sources)}.1", 0)
     with socket.create_connection(("127.0.0.1", port), 60, source) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -97,7 +97,7 @@ def sockets(folder):
 
 
 def spread(port, folders):
-    """How many of the connections that last each worker gets, the fewest first."""
+    """Return how many of the lasting connections each worker gets, in ascending order."""
     time.sleep(SETTLED_S)
     before = [sockets(folder) for folder in folders]
     with contextlib.ExitStack() as stack:

@@ -92,7 +92,7 @@ Way = Callable[[], tuple[np.ndarray[Any, Any], int]]  # the chain's result, and 
 
 
 def write_models(folder: Path) -> None:
-    """The three models, and three that are all of them."""
+    """Write the three models, and three models that chain the three."""
     names = ["X", "a", "b", "Y"]
     steps = ""
     for model, taken, given in zip(STEPS, names, names[1:], strict=False):
@@ -112,8 +112,8 @@ def write_models(folder: Path) -> None:
 
 
 class HttpCaller:
-    """A client with one connection and one buffer, in which each answer's tensor is the next
-    request's."""
+    """A client with one connection and one buffer; the tensor of each answer is the tensor of the
+    next request."""
 
     def __init__(self, server: RunningServer) -> None:
         self._connection = http.client.HTTPConnection(server.http_host, server.http_port, 60)
@@ -125,7 +125,8 @@ class HttpCaller:
         self._head = json.dumps(document).encode()
 
     def way(self, *models: str) -> Way:
-        """Ask these one after the other; what the answer before had is the input."""
+        """Return a function that asks `models` one after the other; each answer's output is the
+        next input."""
 
         return lambda: (self._array, sum([self._ask(model) for model in models]))
 
@@ -147,7 +148,7 @@ class HttpCaller:
         view = memoryview(self._buffer)
         while view:
             view = view[answer.readinto(view) :]
-        answer.read()  # so that the connection can be used again
+        answer.read()  # read to the end, so that the connection can be used again
         return copied_bytes(json.loads(answer.headers["shmserve-receipt"]))
 
     def close(self) -> None:
@@ -177,14 +178,15 @@ def copied_bytes(receipt: Any) -> int:
 
 
 def own_s(server: RunningServer) -> float:
-    """Seconds that the three models have computed since they were loaded."""
+    """Return the seconds that the three models have computed since they were loaded."""
     stats = server.get("/v2/models/stats")[1]["model_stats"]
     own = [s["inference_stats"]["compute_infer"]["ns"] for s in stats if s["name"] in STEPS]
     return sum(own) / 1e9
 
 
 def copied_by_steps(server: RunningServer) -> int:
-    """Bytes that requests to the three models have copied since they were loaded."""
+    """Return the bytes that requests to the three models have copied since the models were
+    loaded."""
     _, _, text = server.request("GET", "/metrics")
     sample = rf'^shmserve_copied_bytes_total\{{[^}}]*model="(?:{"|".join(STEPS)})"[^}}]*\}} (\S+)'
     return sum(int(float(value)) for value in re.findall(sample, text.decode(), re.M))
@@ -193,7 +195,8 @@ def copied_by_steps(server: RunningServer) -> int:
 def measure(
     server: RunningServer, ways: dict[str, Way], clear: Callable[[], None], rounds: int
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Three rows by way: seconds, those that were the models' own, and bytes copied."""
+    """Return three rows by way: total seconds, seconds computed by the models, and bytes
+    copied."""
     taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
     for number in range(-WARM_UP, rounds):
         for name, way in list(ways.items())[:: -1 if number % 2 else 1]:
@@ -209,7 +212,7 @@ def measure(
 
 
 def main() -> None:
-    """Print what each way took, and copied."""
+    """Print times and copied bytes of each way."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -33,7 +33,7 @@ SIZES = 4 * KIB, 64 * KIB, 1 * MIB, 16 * MIB, 64 * MIB, 256 * MIB
 
 
 class Caller:
-    """One connection and two regions, `in` and `out`."""
+    """Client with one connection and two regions, `in` and `out`."""
 
     def __init__(self, stack, server, nbytes):
         self._connection = http.client.HTTPConnection(server.http_host, server.http_port)
@@ -59,7 +59,7 @@ class Caller:
         return answer.getheader("shmserve-receipt")
 
     def seconds(self, model, nbytes):
-        """How long one request takes."""
+        """Return the seconds of one request."""
         count = nbytes // 4
         place = {"shared_memory_byte_size": nbytes}
         source = {"name": "IN", "datatype": "FP32", "shape": [count]}
@@ -74,7 +74,7 @@ class Caller:
 
 
 def in_turn(rounds, contestants):
-    """Seconds by name, after two calls of each that do not count."""
+    """Return seconds by name, after two uncounted calls of each contestant."""
     for call in contestants.values():
         call(), call()
     times = {name: [] for name in contestants}

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KIB, MIB = 1 << 10, 1 << 20
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 ALL = "shmserve", "shmserve-2", "pickle"
-# tensor bytes, callers, who takes part
+# tensor bytes, callers, contestants
 CASES = [
     *[(64, callers, ("shmserve", "shmserve-2", "empty", "pickle")) for callers in (1, 8)],
     *[(size * MIB, callers, ALL) for size in (1, 16, 64) for callers in (1, 4)],
@@ -38,7 +38,7 @@ CASES = [
 
 
 def start_rivals(stack, run_dir):
-    """Start the rivals' process, marked with a directory; its address."""
+    """Start the rivals' process, marked with a run directory, and return the address."""
     address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.rivals.grpc_server", address],
@@ -66,7 +66,7 @@ def contestants(stack):
 
 
 def fire(target, run_dir, nbytes, callers, seconds):
-    """One measurement in a process of its own."""
+    """Run one measurement in a separate process."""
     command = [sys.executable, "-m", "bench.load.rpc", *target, str(nbytes), str(callers)]
     before = cpu_time.seconds(run_dir)
     done = subprocess.run(

@@ -20,7 +20,7 @@ KIB, MIB = 1 << 10, 1 << 20
 ALL = "shmserve", "trivial", "queue", "dirty"
 SMALL = "shmserve", "trivial", "trivial-gthread", "queue", "dirty"
 
-# model, tensor bytes, who takes part
+# model, tensor bytes, contestants
 SCENARIOS = [
     ("noop", 4 * KIB, SMALL),
     ("identity", 4 * KIB, ALL),
@@ -59,7 +59,7 @@ def parse(arguments):
 
 
 def machine():
-    """The line that tells what the numbers were measured on."""
+    """Return a line that describes the machine of the measurement."""
     cpu = "unknown CPU"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -76,7 +76,7 @@ def machine():
 
 
 def commit():
-    """Empty where there is no git, or no repository of it."""
+    """Return the commit; an empty text without git or outside a repository."""
     command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
@@ -92,7 +92,7 @@ def available_bytes():
 
 
 def cases(options):
-    """One entry per scenario, number of connections and server."""
+    """Yield an entry for each scenario, number of connections and server."""
     for model, nbytes, servers in SCENARIOS:
         if model not in options.models or (options.sizes and nbytes not in options.sizes):
             continue
@@ -110,7 +110,8 @@ def cases(options):
 
 
 def probe(case, server, directory):
-    """One request, to find out whether this can be measured at all."""
+    """Send one request, and return the reason why the case cannot be measured, or an empty
+    text."""
     if case["bytes"] * case["connections"] * 8 > available_bytes():
         return "not enough memory for a fair run"
     request, tensor = load.write_request(directory, case["model"], case["bytes"])
@@ -131,7 +132,7 @@ def measure(options, directory):
         for number in range(options.rounds):
             for name, floor in FLOORS.items():
                 floors[name].append(floor())
-            # Neighbours in time are the servers of one scenario; who goes first rotates.
+            # The servers of one scenario are measured next to each other; the first place rotates.
             ordered = planned[:]
             if number % 2:
                 ordered.reverse()
@@ -147,7 +148,7 @@ def measure(options, directory):
 
 def measure_one(case, server, options, directory):
     request, tensor = load.write_request(directory, case["model"], case["bytes"])
-    # Eight requests of 256 MiB take longer than a round of small ones.
+    # Eight requests of 256 MiB take longer than a round of small requests.
     duration = max(options.duration, 2.0 * case["bytes"] / (64 * MIB))
     warmup = min(1.0, duration / 4)
     connections = case["connections"]

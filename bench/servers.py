@@ -1,4 +1,4 @@
-"""The servers that are compared, started and stopped."""
+"""Start and stop of the servers that are compared."""
 
 import http.client
 import os
@@ -29,7 +29,7 @@ NAMES = ("shmserve", *RIVALS)
 
 
 class Server:
-    """One server on a port of its own, with `workers` HTTP workers."""
+    """One server on its own port, with `workers` HTTP workers."""
 
     def __init__(self, name, workers, directory):
         self.name = name
@@ -40,8 +40,10 @@ class Server:
         command = [sys.executable, "-m", "gunicorn"]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
         environ["SHMSERVE_RUN_DIR"] = self.run_dir
-        environ["SPT_NOENV"] = "1"  # titles would be written over what `cpu_time` knows them by
-        environ["TMPDIR"] = self.run_dir  # gunicorn's dirty arbiter keeps a pid file there
+        # titles would overwrite the mark by which `cpu_time` finds the processes
+        environ["SPT_NOENV"] = "1"
+        # gunicorn's dirty arbiter keeps a pid file in this folder
+        environ["TMPDIR"] = self.run_dir
         if name == "shmserve":
             environ["SHMSERVE_HTTP_BIND"] = f"127.0.0.1:{self.port}"
             environ["SHMSERVE_HTTP_WORKERS"] = str(workers)

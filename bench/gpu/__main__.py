@@ -16,7 +16,7 @@ from shmserve.testing.running_server import RunningServer
 
 HERE = Path(__file__).parent
 PARTS = "copies", "regions", "overlap", "deaths", "executors", "rounds"
-ROUNDS_S = 200  # for each protocol; a tenth of it with --quick
+ROUNDS_S = 200  # for each protocol; a tenth with --quick
 
 
 def parse():
@@ -36,7 +36,7 @@ def parse():
 
 
 def gpu():
-    """What it was measured on."""
+    """Return a description of the GPU."""
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(0)
     return {
@@ -50,7 +50,7 @@ def gpu():
 
 
 def parts(options):
-    """What measures each part, on a server; `results`: those so far."""
+    """Return functions that measure each part on a server; argument `results`: results so far."""
     quick = options.quick
     tiny = quick and FAKE
     large = 1 * MIB if tiny else 64 * MIB
@@ -79,7 +79,7 @@ def parts(options):
 
 
 def measure(options, document, write):
-    """Put results into `document`, by part; one that fails has its error as its problem."""
+    """Put results into `document`, by part; a part that fails has its error as its problem."""
     results, server = document.setdefault("parts", {}), None
     with contextlib.ExitStack() as stack:
         for name, part in parts(options).items():
@@ -120,7 +120,7 @@ def main():
 
 
 def show(results, depth=0):
-    """Nested results, a line for each object that holds no other but short ones."""
+    """Print nested results, with a line for each object that holds only short values."""
     for name, value in results.items():
         text = json.dumps(value)
         if isinstance(value, dict) and len(text) > 200:

@@ -1,4 +1,4 @@
-"""A client with tensors in memory of the GPU, in shared memory, or in its requests."""
+"""Client with tensors in GPU memory, in shared memory, or in the requests."""
 
 import base64
 import contextlib
@@ -40,12 +40,12 @@ class DeviceMemory:
         runtime.deviceSynchronize()
 
     def holds(self, value):
-        """Whether every element is that number."""
+        """Return whether every element equals `value`."""
         return float(self.array.min()) == float(self.array.max()) == value
 
 
 class Caller:
-    """One connection over HTTP. Its regions end with it."""
+    """Client with one HTTP connection."""
 
     def __init__(self, stack, server):
         self._connection = http.client.HTTPConnection(
@@ -56,7 +56,7 @@ class Caller:
         self.receipt = {}
 
     def post(self, path, document=None, headers=None):
-        """The body of a 200; `document`: what is sent as JSON, or a body as it is."""
+        """Return the body of a 200; `document`: object to send as JSON, or a body in bytes."""
         body = document if isinstance(document, bytes) else json.dumps(document or {})
         self._connection.request("POST", path, body, {RECEIPT: "1", **(headers or {})})
         answer = self._connection.getresponse()
@@ -67,7 +67,7 @@ class Caller:
         return data
 
     def register(self, name, memory):
-        """Device memory, until it is unregistered."""
+        """Register device memory until `unregister` is called."""
         handle = {"b64": base64.b64encode(memory.handle).decode()}
         document = {"raw_handle": handle, "device_id": 0, "byte_size": memory.nbytes}
         self.post(f"/v2/cudasharedmemory/region/{name}/register", document)
@@ -76,7 +76,7 @@ class Caller:
         self.post(f"/v2/cudasharedmemory/region/{name}/unregister")
 
     def shared_array(self, name, nbytes):
-        """An FP32 array that is a system region until the caller's end."""
+        """Return an FP32 array that is a system region until the caller ends."""
         path = Path(f"/dev/shm/bench-gpu-{os.getpid()}-{name}")
         with path.open("xb+") as file:
             self._stack.callback(path.unlink)
@@ -88,8 +88,8 @@ class Caller:
         return np.frombuffer(mapping, np.float32)
 
     def seconds(self, model, source, target, nbytes, **parameters):
-        """How long a request takes whose tensors lie in regions; `target`: None, the answer has
-        the output."""
+        """Return the seconds of a request with tensors in regions; `target` None: the output comes
+        in the answer."""
         place = {"shared_memory_byte_size": nbytes}
         tensor = {"name": "IN", "datatype": "FP32", "shape": [nbytes // 4]}
         document = {
@@ -104,7 +104,7 @@ class Caller:
         return time.perf_counter() - begin
 
     def seconds_binary(self, model, array):
-        """How long a request takes whose tensors lie in the bodies; checked for having 1 added."""
+        """Return the seconds of a request with tensors in the bodies; check that 1 was added."""
         tensor = {"name": "IN", "datatype": "FP32", "shape": [len(array)]}
         tensor["parameters"] = {"binary_data_size": array.nbytes}
         head = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
@@ -119,7 +119,8 @@ class Caller:
 
 
 class GrpcCaller:
-    """One channel. Requests are encoded, and answers decoded, outside of the time."""
+    """Client with one channel. Requests are encoded, and answers decoded, outside of the measured
+    time."""
 
     def __init__(self, stack, server):
         self._channel = grpc.insecure_channel(server.grpc_address, OPTIONS)
@@ -172,6 +173,6 @@ def check(result, array):
 
 @contextlib.contextmanager
 def both(server):
-    """A caller over HTTP and one over gRPC."""
+    """Yield a caller over HTTP and a caller over gRPC."""
     with contextlib.ExitStack() as stack:
         yield stack, {"http": Caller(stack, server), "grpc": GrpcCaller(stack, server)}

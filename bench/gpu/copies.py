@@ -1,4 +1,4 @@
-"""Host to device and back: what an executor does, beside bare copies of CUDA's own memory."""
+"""Host to device and back: an executor's copies, beside bare copies of CUDA's own memory."""
 
 import contextlib
 import os
@@ -78,7 +78,7 @@ class Executor:
         return time.perf_counter() - begin
 
     def pin(self, array):
-        """How the memory of an array is pinned, and the seconds that took."""
+        """Return how an array's memory is pinned, and the seconds for pinning."""
         attribute = runtime.cudaDevAttrHostRegisterReadOnlySupported
         before = self.device.pins.nbytes
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""An executor that is killed -9 while it has memory of the GPU: its own, and a client's open."""
+"""Death of an executor (kill -9) that has GPU memory: its own, and a client's memory opened."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ WATCHDOG_S = 60
 
 
 def measure(server, rounds):
-    """`context_bytes`: what the device has less while the executor is there, its context first."""
+    """`context_bytes`: device memory that the executor takes, mainly for its CUDA context."""
     results = {"bytes": NBYTES, "rounds": rounds, "problems": []}
     results |= {"back_after_ms": [], "answers_after_ms": [], "context_bytes": []}
     with contextlib.ExitStack() as stack:
@@ -37,13 +37,14 @@ def measure(server, rounds):
 
 
 def _executor(server):
-    """Its pid; None: there is none at the moment."""
+    """Return the executor's pid, or None without an executor."""
     title = f"shmserve: executor {MODEL}"
     return next((p for p, t in server.processes().items() if t.startswith(title)), None)
 
 
 def _kill(server, caller, results):
-    """Kill it; wait until its memory is back, and until another one answers."""
+    """Kill the executor; wait until the device memory is back, and until another executor
+    answers."""
     pid, used = _executor(server), free_bytes()
     begin, most = time.perf_counter(), used
     os.kill(pid, signal.SIGKILL)
@@ -56,7 +57,7 @@ def _kill(server, caller, results):
             if _executor(server) not in (None, pid):
                 caller.seconds(MODEL, "kept", "kept", NBYTES)
                 break
-        except RuntimeError:  # refused while there is no executor
+        except RuntimeError:  # requests are refused until the next executor is ready
             pass
         time.sleep(0.002)
     else:

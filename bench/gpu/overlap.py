@@ -1,4 +1,5 @@
-"""Two callers of one instance: the input of the next request comes in while this one computes."""
+"""Two callers of one instance: the next request's input is copied while the current request
+computes."""
 
 import contextlib
 import threading
@@ -45,7 +46,7 @@ def _rounded(rates):
 
 
 def _pass(nbytes):
-    """Seconds that one addition over so many bytes takes on the GPU."""
+    """Return the seconds of one addition over `nbytes` bytes on the GPU."""
     source = cupy.zeros(nbytes // 4, np.float32)
     target = cupy.empty_like(source)
     cupy.add(source, np.float32(1), out=target)
@@ -62,7 +63,7 @@ def _call(caller, region, nbytes, passes):
 
 
 def _throughput(calls, seconds):
-    """Requests per second, each caller sending its next when it has the answer."""
+    """Return requests per second; each caller sends the next request after each answer."""
     counts = [0] * len(calls)
     failures = []
     begin = time.perf_counter()

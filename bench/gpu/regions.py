@@ -1,4 +1,4 @@
-"""Adding 1 on the GPU, by where the tensor lies and how large it is."""
+"""Adding 1 on the GPU, by place and size of the tensor."""
 
 import shutil
 
@@ -8,7 +8,7 @@ from bench.gpu.caller import DeviceMemory, both
 from bench.gpu.timing import MIB, ratio, size_name, summary
 from bench.regions import in_turn
 
-SPARE = 16 * MIB  # of /dev/shm, for others
+SPARE = 16 * MIB  # bytes of /dev/shm left for other users
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 
 

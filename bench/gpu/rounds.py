@@ -1,4 +1,4 @@
-"""Register, infer, unregister, over and over: what the GPU's memory is before and after."""
+"""Register, infer, unregister, over and over: the GPU's free memory before and after."""
 
 import time
 
@@ -9,11 +9,11 @@ from bench.gpu.timing import FAKE, MIB, NO_TIMING
 
 NBYTES = 1 * MIB
 WARM_UP = 50
-MAY_KEEP = 4 * MIB  # what a driver or a pool may keep for itself
+MAY_KEEP = 4 * MIB  # bytes that a driver or a pool may keep
 
 
 def free_bytes():
-    """Of the device, whoever uses the rest (on the fake: this process)."""
+    """Return the free bytes of the device, counting all users (on the fake: this process)."""
     return cupy.cuda.runtime.memGetInfo()[0]
 
 
@@ -43,7 +43,7 @@ def measure(server, rounds, limit_s):
 
 
 def _rounds(caller, memory, protocol, rounds, limit_s):
-    """How many there were."""
+    """Return the number of rounds made."""
     give_up = time.perf_counter() + limit_s
     for number in range(rounds):
         if time.perf_counter() > give_up:

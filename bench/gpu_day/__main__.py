@@ -73,7 +73,8 @@ def main() -> int:
         outcomes.append(take(step, evidence, options.output, left))
         told = outcomes[-1]
         print(f"  {told.status}, {told.took_s} s {told.reason}", file=sys.stderr, flush=True)
-        report = document(evidence, outcomes, begin)  # after each: whatever ends it leaves one
+        # after each step, so that every interruption leaves a report
+        report = document(evidence, outcomes, begin)
         _write(options.output / "report.json", json.dumps(report, indent=1) + "\n")
         _write(options.output / "report.html", page.html(report))
     for claim in report["claims"]:

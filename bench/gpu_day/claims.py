@@ -1,6 +1,6 @@
-"""What docs/gpu.md claims, in its words, and what decides each claim.
+"""Claims of docs/gpu.md: the words, and the decision of each claim.
 
-The document has a claim's id in a comment behind the words: a test compares the two.
+The document has a claim's id in a comment behind the words: a test compares document and module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CUDA = "tests/cuda/test_"
 
 @dataclass(frozen=True)
 class Claim:
-    """`words`: as the document has them."""
+    """A claim; `words`: exactly as in the document."""
 
     id: str
     words: str

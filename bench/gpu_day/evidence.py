@@ -1,4 +1,4 @@
-"""What the steps have found, and how a claim is decided by it."""
+"""Evidence left by the steps, and the decisions about claims."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NotRun(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """`number`: what was found, with its unit; `reason`: why it failed or was not run."""
+    """`number`: measured value with unit; `reason`: why the claim failed or was not run."""
 
     status: Status
     number: str = ""
@@ -26,29 +26,29 @@ class Verdict:
 
 @dataclass
 class Evidence:
-    """By step: its JSON document, or why there is none. `tests`: outcomes ("passed", "failed",
-    "skipped: why") by "file::function"."""
+    """For each step a JSON document, or the reason why the document is missing. `tests`: outcomes
+    ("passed", "failed", "skipped: why") by "file::function"."""
 
-    kind: str = "none"  # of CUDA: "real", "stand-in", "fake", "none"
+    kind: str = "none"  # kind of CUDA: "real", "stand-in", "fake", "none"
     documents: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     tests: dict[str, list[str]] = field(default_factory=dict)
 
     def of(self, step: str) -> Any:
-        """A step's document.
+        """Return a step's document.
 
         Raises:
-            NotRun: it left none.
+            NotRun: the step left no document.
         """
         if step not in self.documents:
             raise NotRun(self.missing.get(step, f"step {step} was not asked for"))
         return self.documents[step]
 
     def part(self, name: str) -> Any:
-        """What the bench has measured of a part.
+        """Return the bench's results for a part.
 
         Raises:
-            NotRun: nothing.
+            NotRun: no step has measured the part.
         """
         for step in ("bench", "deaths", "rounds"):
             parts = self.documents.get(step, {}).get("parts", {})
@@ -64,7 +64,7 @@ Decision = Callable[[Evidence], Verdict]
 
 
 def decided(decision: Decision, evidence: Evidence) -> Verdict:
-    """The verdict, whatever the evidence is like."""
+    """Return the verdict, also if the evidence is missing or malformed."""
     try:
         return decision(evidence)
     except NotRun as ex:
@@ -76,7 +76,8 @@ def decided(decision: Decision, evidence: Evidence) -> Verdict:
 
 
 def tests(*names: str) -> Decision:
-    """Passes if some of these tests ran and none failed. `names`: "test_device.py::test_…"."""
+    """Pass if at least one of the tests `names` ran and none failed. `names`:
+    "test_device.py::test_…"."""
 
     def decide(evidence: Evidence) -> Verdict:
         found = [outcome for name in names for outcome in evidence.tests.get(name, [])]
@@ -108,7 +109,7 @@ def _absent(evidence: Evidence, names: tuple[str, ...]) -> str:
 
 
 def figure(read: Callable[[Evidence], tuple[bool, str]]) -> Decision:
-    """Passes if `read` says so; with the number that it gives."""
+    """Decide by the flag from `read`, and report the number from `read`."""
 
     def decide(evidence: Evidence) -> Verdict:
         good, number = read(evidence)
@@ -120,7 +121,7 @@ def figure(read: Callable[[Evidence], tuple[bool, str]]) -> Decision:
 
 
 def never(reason: str) -> Decision:
-    """Nothing here decides it."""
+    """Decide nothing: no step can check the claim."""
 
     def decide(_: Evidence) -> Verdict:
         raise NotRun(reason)
@@ -129,8 +130,8 @@ def never(reason: str) -> Decision:
 
 
 def both(first: Decision, second: Decision) -> Decision:
-    """Fails if one fails, and passes if both do; what no device shows on demand does not count.
-    Numbers of both."""
+    """Fail if either decision fails, and pass if both pass. A fault that no device shows on demand
+    does not count. The numbers of both are reported."""
 
     def decide(evidence: Evidence) -> Verdict:
         found = [decided(first, evidence), decided(second, evidence)]

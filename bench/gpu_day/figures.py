@@ -1,6 +1,5 @@
-"""The figures by which claims are decided: each reads the evidence, and tells whether what it finds
-is as claimed, and what it is.
-"""
+"""Figures by which claims are decided: each function reads the evidence, and returns whether the
+claim holds, and the number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as one page that needs nothing else: tables, and plots as SVG within it."""
+"""The report as one self-contained page: tables, and inline plots as SVG."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-Bar = tuple[str, float, str]  # label, value, what stands at its end
+Bar = tuple[str, float, str]  # label, value, text at the bar's end
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 62em; padding: 0 1em;
@@ -57,7 +57,7 @@ def _about(report: Mapping[str, Any]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """`rows`: cells that are HTML already."""
+    """Return a table; `rows`: cells as HTML."""
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -123,7 +123,7 @@ def _is(value: object) -> bool:
 
 
 def bars(title: str, rows: Sequence[Bar]) -> str:
-    """Horizontal bars; empty: there are none."""
+    """Return horizontal bars, or an empty text without rows."""
     if not rows:
         return ""
     most = max(value for _, value, _ in rows) or 1.0

@@ -1,4 +1,4 @@
-"""The steps of a GPU day: commands in processes of their own, each with a limit."""
+"""Steps of a GPU day: commands in separate processes, each with a time limit."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ import msgspec
 from bench.gpu_day.evidence import Evidence, NotRun
 
 ROOT = Path(__file__).resolve().parents[2]
-_MARK = "GPU_DAY_STEP"  # in the environment of everything that a step starts
-_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # those of the host are not what is tested
-_TO_END_S = 20.0  # for a step that was told to
+_MARK = "GPU_DAY_STEP"  # variable in the environment of every process that a step starts
+# plug-ins installed on the host are not under test
+_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+_TO_END_S = 20.0  # for a step that was told to end
 _TAIL = 4000  # characters
 
 
 @dataclass(frozen=True)
 class Step:
-    """`command`: Python's arguments, for so many seconds. `reads`: takes what it has left into the
-    evidence; raises what it likes if that is nothing. `on`: the kinds of CUDA it can run on."""
+    """`command`: Python's arguments, given the evidence, the folder and the limit in seconds.
+    `reads`: function that puts the step's output into the evidence, and raises any exception if
+    the output is unusable. `on`: the kinds of CUDA on which the step can run."""
 
     name: str
     what: str
@@ -45,7 +47,7 @@ class Step:
 
 @dataclass
 class Outcome:
-    """`status`: "done", "failed", "stopped" at its limit, "not run"."""
+    """`status`: "done", "failed", "stopped" (at the limit), "not run"."""
 
     name: str
     what: str
@@ -58,7 +60,7 @@ class Outcome:
 
 
 def take(step: Step, evidence: Evidence, folder: Path, limit_s: float) -> Outcome:
-    """Run it if that can be done here, and read what it leaves."""
+    """Run the step if this machine can run it, and read the step's output."""
     outcome = Outcome(step.name, step.what, limit_s=round(min(step.limit_s, limit_s), 1))
     if step.on and evidence.kind not in step.on:
         why = {"none": _no_device(evidence)}.get(evidence.kind, step.why_not)
@@ -93,7 +95,7 @@ def _run(step: Step, evidence: Evidence, folder: Path, outcome: Outcome) -> None
             [sys.executable, *step.command(evidence, folder, outcome.limit_s)],
             cwd=ROOT, env={**os.environ, **_PYTEST, _MARK: mark}, stdin=subprocess.DEVNULL,
             stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            # A shell ignores it for what it runs in the background, and so would Python
+            # A shell ignores SIGINT for background commands, and Python would inherit this
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         try:
@@ -101,7 +103,7 @@ def _run(step: Step, evidence: Evidence, folder: Path, outcome: Outcome) -> None
             outcome.status = "failed" if outcome.exit_status else "done"
         except subprocess.TimeoutExpired:
             outcome.status, outcome.reason = "stopped", f"not done after {outcome.limit_s:g} s"
-            process.send_signal(signal.SIGINT)  # Python ends what it has started
+            process.send_signal(signal.SIGINT)  # Python then ends the processes it has started
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_TO_END_S)
         finally:
@@ -114,7 +116,7 @@ def _run(step: Step, evidence: Evidence, folder: Path, outcome: Outcome) -> None
 
 
 def _marked(mark: str) -> Iterator[int]:
-    """Processes that a step has left."""
+    """Yield the pids of processes that a step has left running."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
@@ -126,7 +128,7 @@ def _marked(mark: str) -> Iterator[int]:
 
 
 def _json_line(evidence: Evidence, folder: Path, name: str) -> Any:
-    """The last line of a step's output that is a JSON value."""
+    """Read the last JSON line of a step's output into the evidence."""
     for line in reversed((folder / f"{name}.log").read_text().splitlines()):
         if line.startswith(("{", "[")):
             evidence.documents[name] = msgspec.json.decode(line.encode())
@@ -145,7 +147,7 @@ def _read_devices(evidence: Evidence, folder: Path) -> None:
 
 
 def kind_of(facts: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Of the CUDA that is here."""
+    """Return the kind of CUDA on this machine."""
     if facts["cupy"] == "0-fake":
         return "fake"
     return "stand-in" if environ.get("FAKE_CUDA_STANDIN") else "real"
@@ -213,12 +215,13 @@ def _bench(name: str, *parts: str) -> Callable[[Evidence, Path, float], list[str
 def _pytest(
     name: str, marks: str, path: str, *leaving: str
 ) -> Callable[[Evidence, Path, float], list[str]]:
-    """`leaving`: files that are left out."""
+    """Return a command that runs pytest; `leaving`: files to leave out."""
 
     def command(evidence: Evidence, folder: Path, limit_s: float) -> list[str]:
         plain = ["-m", "pytest", "-p", "pytest_timeout", "-q", "-W", "default", "-m", marks]
         how = ["--real-cuda"] if evidence.kind == "real" else _side_by_side()
-        ends = f"--session-timeout={max(5.0, limit_s - 15):g}"  # in time to tell what was found
+        # early enough to report the results
+        ends = f"--session-timeout={max(5.0, limit_s - 15):g}"
         report = [f"--junitxml={folder / name}.xml", ends, "-o", "faulthandler_timeout=60"]
         return [*plain, *how, *report, *(f"--ignore={file}" for file in leaving), path]
 

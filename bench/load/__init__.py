@@ -1,4 +1,4 @@
-"""Requests to send, and the load generator that sends them."""
+"""Requests to send, and the load generator as a subprocess."""
 
 import json
 import os
@@ -15,7 +15,8 @@ def build():
 
 
 def write_request(directory, model, nbytes):
-    """A binary inference request as tritonclient sends it; returns its path and the tensor's."""
+    """Write a binary inference request as tritonclient sends it; return the paths of request and
+    tensor."""
     request, tensor = directory / f"{model}-{nbytes}.http", directory / f"{model}-{nbytes}.raw"
     if request.exists():
         return request, tensor
@@ -34,7 +35,7 @@ def write_request(directory, model, nbytes):
         "Host: 127.0.0.1\r\n"
         f"Content-Length: {len(text) + nbytes}\r\n\r\n"
     )
-    # Finite numbers, so that no model can change their bits.
+    # Finite numbers, so that no model can change bits of NaNs.
     data = bytes(b & 0x3F for b in os.urandom(min(nbytes, 1 << 16)))
     data = (data * (nbytes // len(data) + 1))[:nbytes]
     tensor.write_bytes(data if model == "identity" else b"")
@@ -43,7 +44,7 @@ def write_request(directory, model, nbytes):
 
 
 def fire(address, request, tensor, connections, warmup, duration, count=0):
-    """Run the load generator once; its report, or the reason why there is none."""
+    """Run the load generator once; return the report, or the reason why no report exists."""
     command = [str(PROGRAM), *address, "--request", str(request), "--expect-tail", str(tensor)]
     command += ["--connections", str(connections), "--warmup", str(warmup)]
     command += ["--duration", str(duration), "--count", str(count)]

@@ -1,7 +1,7 @@
 """A closed-loop gRPC client: ``python -m bench.load.rpc ADDRESS METHOD BYTES CALLERS SECONDS``.
 
-A thread and a channel for each caller. Requests are encoded once and answers are not decoded,
-so that what is measured is the server. Prints one JSON object.
+A thread and a channel for each caller. Requests are encoded once and answers are not decoded, so
+the server alone is measured. Prints one JSON object.
 """
 
 import json
@@ -17,7 +17,7 @@ from shmserve._generated import grpc_service_pb2 as pb
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),  # or all callers would share one connection
+    ("grpc.use_local_subchannel_pool", 1),  # otherwise all callers would share one connection
 ]
 RECEIPT = (("shmserve-receipt", "1"),)
 
@@ -31,7 +31,7 @@ def encoded(nbytes):
 
 
 def checked(call, request, tensor):
-    """Is the answer right (where there is one), and what does the receipt say?"""
+    """Check the answer, where the method has an answer, and return the receipt."""
     answer, done = call.with_call(request, metadata=RECEIPT, timeout=120)
     if answer:
         parsed = pb.ModelInferResponse.FromString(answer)

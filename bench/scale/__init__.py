@@ -1,1 +1,2 @@
-"""What many hosts cost: measured with a service and a balancer here, simulated for a thousand."""
+"""Cost of many hosts: measured with a service and a balancer on this machine, simulated for a
+thousand."""

@@ -17,11 +17,11 @@ from typing import Any
 
 from bench.scale.simulation import BUCKET_S, Assumptions, Series, Simulation
 
-SIZES = (10, 30, 100, 300, 1000)  # hosts, for how long one decision takes
+SIZES = (10, 30, 100, 300, 1000)  # numbers of hosts for which the time of one decision is measured
 
 
 def figures(series: Series, given: Assumptions) -> dict[str, Any]:
-    """What the document says of one run."""
+    """Return the figures of one run for the document."""
     total = {what: 0 for what in ("sent", "answered", "refused", "retried", "broken off")}
     for (what, _), number in series.counts.items():
         total[what] += number
@@ -59,7 +59,8 @@ def _percentiles(waits: list[float]) -> dict[str, float]:
 
 
 def _served_again(series: Series, given: Assumptions) -> float | None:
-    """Seconds from the hosts' death until every model has a replica again; None: not in time."""
+    """Return the seconds from the hosts' death until every model has a replica again, or None if
+    some model still had no replica at the end of the run."""
     at = given.deaths[0]
     after = [(now, lacking) for now, lacking in series.unserved if now >= at]
     lacking = [now for now, number in after if number]
@@ -69,7 +70,8 @@ def _served_again(series: Series, given: Assumptions) -> float | None:
 
 
 def decision_times(given: Assumptions) -> dict[int, float]:
-    """Median seconds of one decision, by number of hosts; models and requests grow alike."""
+    """Return the median seconds of one decision by number of hosts; models and requests grow in
+    proportion."""
     found = {}
     for hosts in (size for size in SIZES if size <= given.hosts):
         models = max(2, given.models * hosts // given.hosts)

@@ -1,7 +1,8 @@
-"""What one host costs the others: its reports, its series, its registry, its places in a balancer.
+"""Cost of one host for the others: reports, time series, registry entries, and places in a
+balancer.
 
-All of it is counted on what really runs here: a service with a few models and with more, so that
-what each model adds is seen, and a HAProxy with as many slots as a large cluster has.
+Every figure is counted on real processes: a service with a few models and with more, so that the
+cost of each model shows, and a HAProxy with as many slots as a large cluster has.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def measure() -> dict[str, Any]:
 
 
 def _reports() -> dict[str, int]:
-    """Bytes of what goes through Ray for one node and look, before Ray's own envelope."""
+    """Return the bytes that one node sends through Ray at each look, before Ray's own envelope."""
     found = {}
     for models in (1, 10, 30):
         names = frozenset(f"model-{i:04}" for i in range(models))
@@ -92,14 +93,15 @@ def _answer_some(server: RunningServer, models: int) -> None:
 
 
 def _balancer(models: int, slots: int) -> dict[str, Any]:
-    """Memory of a HAProxy with empty slots, and how long it takes to fill and to look at them."""
+    """Return the memory of a HAProxy with empty slots, and the time to fill and to read the
+    slots."""
     with tempfile.TemporaryDirectory() as folder:
         settings = ClusterSettings(
             haproxy_sockets=(f"{folder}/h.sock",),
             haproxy_slots=slots,
             haproxy_http_bind=f"127.0.0.1:{free_port()}",
             haproxy_grpc_bind=f"127.0.0.1:{free_port()}",
-            haproxy_check_s=1000.0,  # nobody is there to answer
+            haproxy_check_s=1000.0,  # no server answers
         )
         tables = {f"model-{i:04}": ModelTable(1) for i in range(models)}
         config = Path(folder) / "haproxy.cfg"

@@ -1,4 +1,4 @@
-"""The simulation's plots, as SVG, with its assumptions beside them."""
+"""Plots of the simulation as SVG, with the simulation's assumptions."""
 
 from __future__ import annotations
 

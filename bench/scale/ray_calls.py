@@ -1,4 +1,4 @@
-"""What orders and reports cost on their way through Ray: actors here, asked as nodes are."""
+"""Cost of orders and reports on their way through Ray, with actors that are asked as nodes are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class _Node:
 
 
 def measure() -> dict[str, Any]:
-    """Milliseconds of a call, alone and beside others, and memory of the processes."""
+    """Return the milliseconds of a call, alone and beside other calls, and the memory of the
+    processes."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # loopback alone
     os.environ["RAY_AUTH_MODE"] = "token"
@@ -83,7 +84,7 @@ def _calls(ray: Any) -> dict[str, Any]:
 
 
 def _resident(titles: tuple[str, ...]) -> int:
-    """MiB of this process's descendants with one of these in their command line."""
+    """Return the MiB of this process's descendants with one of `titles` in the command line."""
     mark = f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()
     total = 0
     for entry in filter(str.isdigit, os.listdir("/proc")):

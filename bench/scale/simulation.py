@@ -1,8 +1,9 @@
 """Hosts, models and requests, simulated with SimPy under the cluster's own policies.
 
-Each tick the real `ClusterPlan` gets a report of every host and is obeyed: models load at the
-speed of a disk, and count against the host's memory meanwhile. Each request is simulated: the
-balancer gives it to one of its model's replicas, which works on one after the other.
+Each tick the real `ClusterPlan` gets a report of every host, and its orders are carried out:
+models load at the speed of a disk, and count against the host's memory meanwhile. Each request is
+simulated: the balancer gives the request to a replica of the model, which works on one request
+after the other.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BUCKET_S = 10.0  # of the time series
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is simulated. Sizes in GiB, times in seconds."""
+    """Assumptions of the simulation. Sizes in GiB, times in seconds."""
 
     hosts: int = 1000
     models: int = 200
@@ -34,18 +35,19 @@ class Assumptions:
     seed: int = 1
     host_memory: float = 80.0
     model_memory: tuple[float, float] = (1.0, 40.0)  # log-uniform
-    use: float = 0.5  # of all hosts' executors, on average, if every host had one replica
+    use: float = 0.5  # average use of all hosts' executors if every host had one replica
     popularity: float = 0.9  # exponent of Zipf's law
     run_s: float = 0.5  # mean of a run on a host of speed 1, exponentially distributed
-    fast_share: float = 0.3  # of hosts, that are twice as fast
+    fast_share: float = 0.3  # share of hosts that are twice as fast
     load_gib_per_s: float = 2.0
     load_least_s: float = 5.0
     queue_s: float = 0.5  # the target of every model
     tick_s: float = 2.0
     ramp_s: float = 300.0  # from the first request to the full rate
-    max_queue: int = 64  # requests that wait at a replica; others are refused, and come again
-    check_s: float = 2.0  # from a host's end until the balancer sends it nothing more
-    notice_s: float = 10.0  # and until the cluster counts it no more
+    # waiting requests at a replica; further requests are refused, and come again
+    max_queue: int = 64
+    check_s: float = 2.0  # from a host's end until the balancer stops sending requests to the host
+    notice_s: float = 10.0  # from a host's end until the cluster stops counting the host
     surge: tuple[float, float, float] = (400.0, 600.0, 2.0)  # from, to, factor: a tenth of models
     deaths: tuple[float, float] = (751.0, 0.04)  # when, and which share of hosts, at once
     balance: str = "weights"  # "weights": by speed, least connections; "even": the same for all
@@ -58,7 +60,7 @@ class Replica:
     host: Host
     loaded_at: float
     free_at: float = 0.0
-    waiting: int = 0  # requests that wait or run
+    waiting: int = 0  # waiting and running requests
     requests: int = 0
     waited_s: float = 0.0
     busy_s: float = 0.0
@@ -79,7 +81,7 @@ class Host:
 
 @dataclass
 class Series:
-    """What came out, by bucket of time."""
+    """Results of a run by bucket of time."""
 
     waits: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     counts: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -88,11 +90,11 @@ class Series:
     step_s: list[float] = field(default_factory=list)
     loads: list[tuple[float, int]] = field(default_factory=list)
     over_memory: int = 0
-    flaps: int = 0  # models that were loaded again on a host within a minute of leaving it
+    flaps: int = 0  # models loaded again on a host within a minute of leaving the host
 
 
 class Simulation:
-    """One run; the same assumptions give the same figures, but for how long decisions took."""
+    """One run. The same assumptions give the same figures, except the times of decisions."""
 
     def __init__(self, given: Assumptions) -> None:
         self.given = given
@@ -119,7 +121,7 @@ class Simulation:
         self._left: dict[tuple[str, str], float] = {}
 
     def _models(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Memory of each model, and its requests per second."""
+        """Return the memory of each model, and the requests per second of each model."""
         given, low, high = self.given, *map(math.log, self.given.model_memory)
         names = [f"m{i:04}" for i in range(given.models)]
         memory = {name: math.exp(self._dice.uniform(low, high)) for name in names}
@@ -141,8 +143,8 @@ class Simulation:
     # ---------------------------------------------------------------- requests
 
     def _arrivals(self, model: str, surges: bool):
-        """Requests of one model, as they come by chance. Those before its first replica are not
-        sent: what is shown begins with a cluster that has started."""
+        """Generate the requests of one model at random times. Requests before the model's first
+        replica are not sent, so the results begin with a cluster that has started."""
         begin, end, factor = self.given.surge
         while not self._routable.get(model):
             yield self._env.timeout(1.0)
@@ -241,7 +243,8 @@ class Simulation:
         self.series.over_memory += used > self.given.host_memory + 1e-6
 
     def _route(self) -> None:
-        """What the balancer does with its orders: it knows itself who does not answer checks."""
+        """Set the balancer's routes from its orders; hosts that do not answer checks drop out
+        without an order."""
         seen = self._env.now - self.given.check_s
         even = self.given.balance == "even"
         self._routable = {

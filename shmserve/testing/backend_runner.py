@@ -20,6 +20,7 @@ from shmserve.errors import Internal, ProtocolViolation, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context, Output, Response, Responses
 from shmserve.executor.calling import NO_MODELS, OtherModels
+from shmserve.executor.custom_metrics import CustomMetrics
 from shmserve.executor.process.warmup import warm_up
 from shmserve.executor.wrappers import ragged
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
@@ -166,7 +167,8 @@ def load(
     folder = repository.read_folder(directory)
     spec = folder.specs[-1]
     instance = f"{spec.name}/{spec.version}/0"
-    context = Context(spec, folder.directory, instance, device, auto, models)
+    metrics = CustomMetrics()  # of this model alone: one process may load several
+    context = Context(spec, folder.directory, instance, device, auto, models, metrics)
     ordinal = ordinal_of(device)
     if ordinal is not None:
         runtime.cupy().cuda.Device(ordinal).use()

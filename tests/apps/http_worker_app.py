@@ -1,4 +1,5 @@
-"""A WSGI application that shows what the connection worker does; started by its tests."""
+"""A WSGI application that shows the connection worker's behaviour; started by the worker's
+tests."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def echo(environ: Environ, start_response: Start) -> Body:
 
 
 def digest(environ: Environ, start_response: Start) -> Body:
-    """Receives with readinto and tells what arrived."""
+    """Receive with readinto, and return a digest of the received bytes."""
     body = environ["wsgi.input"]
     size = int(environ.get("CONTENT_LENGTH") or environ["HTTP_X_SIZE"])
     first = int(environ.get("HTTP_X_FIRST", "0"))
@@ -52,7 +53,7 @@ def digest(environ: Environ, start_response: Start) -> Body:
 
 
 def big(environ: Environ, start_response: Start) -> Body:
-    """A body of buffers; counts how often it was closed."""
+    """Return a body of buffers that counts its closings."""
     size = int(environ["QUERY_STRING"])
     parts: list[bytes | memoryview] = [
         b"head",
@@ -104,7 +105,7 @@ def slow(environ: Environ, start_response: Start) -> Body:
 
 
 def beside(environ: Environ, start_response: Start) -> Body:
-    """Work that takes long, in a thread of its own."""
+    """Run long work in a separate thread."""
     waiting.beside(time.sleep, float(environ["QUERY_STRING"]))
     return answer(start_response, b"beside")
 

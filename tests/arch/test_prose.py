@@ -50,10 +50,10 @@ CEILINGS = {
     "shmserve/shm": 49,
     "shmserve/supervisor": 55,
     "shmserve/tensor": 39,
-    "shmserve/testing": 44,
+    "shmserve/testing": 46,
     "shmserve/transport": 49,
-    "bench": 101,
-    "tests": 74,
+    "bench": 61,
+    "tests": 46,
 }
 
 

@@ -49,7 +49,7 @@ _MODELS = ROOT / "tests/repositories/interop"
 
 
 class Run:
-    """One cell of one client, from its start to its verdict."""
+    """A cell of one client, from start to verdict."""
 
     def __init__(self, client: Client, target: str, cell: str, given: argparse.Namespace) -> None:
         words = (target, cell, str(given.messages), str(given.idle))
@@ -83,14 +83,14 @@ class Run:
         self._errors = self.process.stderr.read()
 
     def line(self) -> str:
-        """The next line of output; empty at its end, or if there is none in time."""
+        """Return the next line of output; empty at the end, or without output in time."""
         try:
             return self._lines.get(timeout=max(0.1, self._give_up - time.monotonic()))
         except queue.Empty:
             return ""
 
     def verdict(self) -> str:
-        """`ok`, or what went wrong."""
+        """Return `ok`, or the failure."""
         last = ""
         while line := self.line():
             last = line
@@ -215,7 +215,7 @@ class Matrix:
 
 
 def built(names: list[str]) -> dict[str, Client | str]:
-    """Client programs by name; a text says why there is none."""
+    """Return client programs by name; a text gives the reason for a missing program."""
     made: dict[str, Client | str] = {}
     for name in names:
         try:

@@ -211,7 +211,7 @@ def drain() -> None:
     while True:
         try:
             return infer(1, wait_for_ready=True)
-        except grpc.RpcError as ex:  # the successor may not have its models yet
+        except grpc.RpcError as ex:  # the successor may still be loading models
             if ex.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > give_up:
                 raise
             time.sleep(0.1)

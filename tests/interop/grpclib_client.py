@@ -125,7 +125,7 @@ class Cells:
     async def deadline(self) -> None:
         try:
             await self.call(request("slow", 2000), timeout=0.2)
-        except TimeoutError:  # grpclib's own word for it
+        except TimeoutError:  # grpclib's own wording
             return await self.infer(1)
         raise AssertionError("a call did not end with its deadline")
 

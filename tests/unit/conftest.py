@@ -1,4 +1,4 @@
-"""For tests of the data plane in one process: see `rig.py`."""
+"""Fixtures for tests of the data plane in one process: see `rig.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONCE_A_SECOND = (
 
 @pytest.fixture(scope="session", autouse=True)
 def _often() -> Iterator[None]:
-    """What is looked at once a second is looked at sooner: tests wait for it to be seen."""
+    """Shorten periods of one second, because tests wait for these checks."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ONCE_A_SECOND:
             patch.setattr(name, 0.1)

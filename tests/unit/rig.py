@@ -42,7 +42,8 @@ from shmserve.transport import channel as channels
 from shmserve.transport.channel import close_all
 from shmserve.transport.pending_requests import Make
 
-Model = Callable[[Request], Response | None]  # None: a decoupled model's answers go their own way
+# None: a decoupled model sends its answers separately
+Model = Callable[[Request], Response | None]
 
 SPEC = ModelSpec(
     name="m",
@@ -108,7 +109,7 @@ class Coordinator:
 
 
 class FunctionBackend:
-    """A backend that is one function."""
+    """A backend made of one function."""
 
     chooses_device = False
     device = "cpu"
@@ -147,7 +148,7 @@ class NoCoordinator:
 
 
 def no_lanes(memory: ArenaMemory, spec: ModelSpec = SPEC) -> LanePeers:
-    """What an executor has whom nobody offers a lane."""
+    """Return the lane peers of an executor without lanes."""
 
     def nothing_published() -> Snapshot:
         raise Unavailable("nothing is published")
@@ -212,8 +213,8 @@ class Rig:
         self.dispatcher.start()
 
     def serve(self, *models: Model, spec: ModelSpec = SPEC) -> ModelEntry:
-        """One executor per model function; published as instances of one model, beside those of
-        other names."""
+        """Start an executor for each model function; publish the executors as instances of one
+        model, beside models of other names."""
         started = [
             ThreadExecutor(self.run_dir, next(self._names), model, spec, self.settings.max_streams)
             for model in models

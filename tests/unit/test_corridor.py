@@ -1,4 +1,4 @@
-"""How many files, moves and calls of ours one warm request takes: see `bench.corridor`."""
+"""Ceilings for the files, moves and calls of one warm request: see `bench.corridor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of extensions: the server's own, and what distributions add."""
+"""The table of extensions: built-in extensions, and extensions of other distributions."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_settings_of_an_extension(install: object, tmp_path: Path) -> None:
 
 
 def test_settings_are_read_without_numpy() -> None:
-    """The HTTP workers' parent reads them, and must stay small and without threads."""
+    """The HTTP workers' parent reads the settings, and must stay small and without threads."""
     code = (
         "import sys, shmserve.supervisor.service\n"
         "from shmserve import config\n"

@@ -1,4 +1,5 @@
-"""deploy/kserve/: what it has are fields of KServe and Kubernetes, and settings of this server."""
+"""deploy/kserve/: all fields are fields of KServe and Kubernetes, all settings are this
+server's."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def documents(kind: str = "") -> list[Any]:
 
 
 def faults(value: Any, kind: str, where: str = "") -> Iterator[str]:
-    """What of a value is not as its kind has it."""
+    """Yield the parts of a value that contradict the kind."""
     outer, _, inner = kind.rpartition(":")
     if outer == "list" and isinstance(value, list):
         for number, item in enumerate(value):
@@ -142,7 +143,7 @@ def test_services_use_runtimes_that_are_there() -> None:
 
 
 def test_what_is_mounted_is_served_under_the_service_s_name(tmp_path: Path) -> None:
-    """One model's files, as the storage initializer leaves them."""
+    """One model's files, as left by the storage initializer."""
     (_, container, _), *_ = pods()
     mounted = tmp_path / "models"
     mounted.mkdir()

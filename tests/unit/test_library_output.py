@@ -10,7 +10,7 @@ import pytest
 
 from shmserve.testing.running_server import WATCHDOG_S
 
-# gRPC's core tells that an address is taken.
+# gRPC's core reports an address in use.
 PROGRAM = """
 import os, socket
 from concurrent.futures import ThreadPoolExecutor

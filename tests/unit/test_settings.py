@@ -1,4 +1,4 @@
-"""Settings: from a file and the environment, with units, and what is said of wrong ones."""
+"""Settings: from a file and the environment, with units, and error messages."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_every_default_can_be_given_as_it_is_shown() -> None:
-    """So what `shmserve settings` prints is what a variable takes."""
+    """Output of `shmserve settings` is valid input for a variable."""
     declared = config.declared()
     environ = {
         f"SHMSERVE_{name.upper()}": one.text(one.default)

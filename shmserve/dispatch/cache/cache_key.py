@@ -34,6 +34,7 @@ _ONLY_WHEN = {"priority", "timeout"}  # parameters without influence on the resp
 _encode = msgpack.Encoder(order="sorted").encode
 
 Revisions = tuple[str, ...]
+Models = list[tuple[str, str, list[tuple[object, ...]]]]  # names, versions and steps
 
 
 class CacheInput(Struct, frozen=True):
@@ -49,7 +50,7 @@ def cache_key(
     entry: ModelEntry, snapshot: Snapshot, options: RunOptions, inputs: Sequence[CacheInput]
 ) -> bytes:
     """Return the key of a request to a model with `revisions`."""
-    models = [(e.spec.name, e.spec.version, _steps(e)) for e in _parts(entry, snapshot) if e]
+    models = models_of(entry, snapshot)
     parameters = {k: v for k, v in options.parameters.items() if k not in _ONLY_WHEN}
     ordered = sorted(inputs, key=lambda tensor: tensor.name)
     tensors = [(t.name, t.datatype, t.shape, t.view.nbytes) for t in ordered]
@@ -58,6 +59,11 @@ def cache_key(
     for tensor in ordered:
         key.update(tensor.view)
     return key.digest()
+
+
+def models_of(entry: ModelEntry, snapshot: Snapshot) -> Models:
+    """Return the key's list of a model and, for an ensemble, of the models of its steps."""
+    return [(e.spec.name, e.spec.version, _steps(e)) for e in _parts(entry, snapshot) if e]
 
 
 def revisions(entry: ModelEntry, snapshot: Snapshot) -> Revisions | None:

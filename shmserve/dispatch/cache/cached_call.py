@@ -11,7 +11,7 @@ from typing import Protocol
 from shmserve import waiting
 from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry, Snapshot
-from shmserve.dispatch.cache.cache_key import CacheInput, Revisions, cache_key, revisions
+from shmserve.dispatch.cache.cache_key import CacheInput, Revisions, cache_key, models_of, revisions
 from shmserve.dispatch.cache.response_cache import AnswerCache, CachedAnswer
 from shmserve.dispatch.calls.request_counting import Account, CallScope
 from shmserve.dispatch.calls.step_call import StepTensor
@@ -148,7 +148,10 @@ class CachedCall(CallScope):
         if now is self._snapshot:
             return True
         entry = now.ready_entries.get((self.entry.spec.name, self.entry.spec.version))
-        return entry is not None and revisions(entry, now) == served
+        if entry is None or revisions(entry, now) != served:
+            return False
+        # An ensemble has no revision: its steps may have changed, and their models may not
+        return models_of(entry, now) == models_of(self.entry, self._snapshot)
 
     def give(self, name: str) -> StepTensor | None:
         """Return an output for a step, as `StepCall.give`."""

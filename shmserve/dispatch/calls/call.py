@@ -139,6 +139,7 @@ class Call(CallScope):
         except BaseException as ex:
             self.account.failed(ex)
             raise
+        self.receipt.complete = True  # not by a method, as in `_accept`
         if self.account.trace is not None:
             self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
         return Outcome(outputs, answer.parameters)
@@ -153,6 +154,7 @@ class Call(CallScope):
                 elif answer.final and answer.error_code:
                     self.account.refused(answer.error_code, answer.error)
                 elif answer.final:
+                    self.receipt.finish()
                     self.account.answered()
                 yield self._outcome(answer)
         except GeneratorExit:
@@ -236,7 +238,6 @@ class Call(CallScope):
         # Fields are set directly, to save a method call per request.
         receipt, timing, copied = self.receipt, answer.timing, answer.copied
         receipt.executor, receipt.timing = self._pool.instance.name, timing
-        receipt.complete = answer.final and not answer.error_code
         receipt.queue_ns += timing.queue
         receipt.compute_ns += timing.input + timing.infer + timing.output
         receipt.copied_batch += copied.batch

@@ -109,8 +109,9 @@ class Executor:
             instance.name,
             first_size,
         )
-        mode = instance.spec.parameters.get("client_shm_mode", settings.client_shm_mode)
-        self.regions = ClientRegions(self.link, self.devices, copy=mode == "copy")
+        # The model's parameter narrows the setting: "copy" of either holds
+        modes = settings.client_shm_mode, instance.spec.parameters.get("client_shm_mode")
+        self.regions = ClientRegions(self.link, self.devices, copy="copy" in modes)
         epoch = self.epoch = process.rsplit("-", 1)[-1]
         self.channels: Channels | None = None
         self.memory = ArenaMemory(

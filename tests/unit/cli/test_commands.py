@@ -1,4 +1,4 @@
-"""Commands that need no server, and what they say when there is none."""
+"""Commands that need no server, and the messages of other commands without a server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Settings of a server that is not there."""
+    """Settings of a server that does not run."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("SHMSERVE_HTTP_BIND", f"127.0.0.1:{unused.getsockname()[1]}")
@@ -44,7 +44,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line that a command must end with, and status 2."""
+    """Return the single line with which a command must end, with status 2."""
     try:
         status = cli.main(words)
     except SystemExit as ex:
@@ -92,7 +92,7 @@ def test_the_package_is_a_program(monkeypatch, capsys) -> None:
     ],
 )
 def test_errors_are_one_line_that_names_what_was_wrong(nowhere, monkeypatch, capsys, words, what):
-    monkeypatch.setenv("SHMSERVE_CONFIG", "")  # so that it is restored
+    monkeypatch.setenv("SHMSERVE_CONFIG", "")  # set, so that monkeypatch restores the variable
     assert what in told(capsys, *words)
 
 

@@ -1,4 +1,4 @@
-"""What is installed: the units, and what a wheel must bring."""
+"""Installed files: the units, and the contents of a wheel."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_the_settings_of_an_installation_stay(tmp_path: Path) -> None:
 
 
 def test_a_wheel_brings_what_lies_outside_of_the_package() -> None:
-    """`serve` and `init` look for these inside of it, and beside it in a checkout."""
+    """`serve` and `init` look for these files inside the package, and in a checkout beside the
+    package."""
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     included = wheel["targets"]["wheel"]
     assert included["packages"] == ["shmserve"]

@@ -1,4 +1,4 @@
-"""`shmserve reload` beside another one."""
+"""`shmserve reload` beside another reload."""
 
 from __future__ import annotations
 

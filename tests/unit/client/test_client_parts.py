@@ -44,14 +44,14 @@ def test_needs_numpy_and_msgspec_only() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    # msgspec looks for typing_extensions, without needing it.
-    # Coverage's own modules are there when it measures this.
+    # msgspec looks for typing_extensions, without needing that module. Coverage's own modules are
+    # loaded when Coverage measures this test.
     allowed = {"msgspec", "numpy", "shmserve", "typing_extensions", "coverage", "$coverage"}
     assert set(json.loads(done.stdout)) <= allowed
 
 
 class OnAGpu:
-    """What any library's array on a GPU has."""
+    """The interface of any library's array on a GPU."""
 
     def __dlpack__(self, **_: object) -> object:
         raise AssertionError

@@ -1,4 +1,4 @@
-"""The client's streams, as far as they need no server."""
+"""The client's streams, tested without a server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ A, B = (Result({}, {"id": name}, None) for name in "ab")
 
 
 class Told:
-    """Answers that are given; an exception is raised."""
+    """Scripted answers; an exception is raised."""
 
     def __init__(self, *answers: Result | InferenceError | BaseException | None) -> None:
         self.left = list(answers)
@@ -257,7 +257,7 @@ def test_how_far_strings_go() -> None:
 
 
 class FewLanes:
-    """Lanes whose other ends say what they are told to."""
+    """Lanes whose other ends send scripted answers."""
 
     def __init__(self, *answers: wire.LaneAnswer) -> None:
         self.back: list[ClientLane] = []
@@ -323,7 +323,7 @@ def test_what_is_sent_again_has_the_time_that_is_left() -> None:
 
 
 def test_the_server_has_time_to_say_that_it_is_late() -> None:
-    """It looks after streams once a second."""
+    """The server checks streams once a second."""
     lanes = FewLanes(wire.LaneAnswer(7))
     (lane,), (other,) = lanes.lanes, lanes.others
     assert lane.receive(30.0) is not None
@@ -368,7 +368,8 @@ def test_a_call_has_one_deadline_whatever_is_asked_for_it() -> None:
 
 
 class Changing(SlowServer):
-    """One whose model takes no stream any more, as what the client remembers of it is old."""
+    """A server whose model takes no stream any more, contrary to the client's memory of the
+    model."""
 
     def request(self, method: str, path: str, *_: object, **__: object) -> Reply:  # type: ignore[override]
         self.timeouts.append(0.0)
@@ -404,7 +405,7 @@ def test_what_is_known_of_a_model_is_forgotten_with_a_refused_stream(
 
 
 class Attempt:
-    """What holds the memory of a request, of which it has none."""
+    """Holder of a request's memory, without any memory."""
 
     windows: dict[str, Any] = {}  # noqa: RUF012
 
@@ -438,7 +439,7 @@ class Lane:
             self.other.send(wire.encode(answer))
 
     def heard(self) -> list[Any]:
-        """What the other end has got."""
+        """Return the messages received by the other end."""
         told = []
         while True:
             try:
@@ -527,7 +528,7 @@ def test_no_answer_is_waited_for_behind_the_deadline() -> None:
 
 
 class Pieces:
-    """A response that comes as it is cut."""
+    """A response that arrives in the given pieces."""
 
     will_close = False
 
@@ -546,7 +547,7 @@ class Pieces:
 
 
 class Kept:
-    """A transport, and a connection of it."""
+    """A transport with a single connection."""
 
     def __init__(self) -> None:
         self.kept = self.closed = 0
@@ -582,7 +583,7 @@ def test_events_however_they_are_cut(size: int) -> None:
 def test_opening_a_lane_is_bounded_by_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the coordinator is stopped: it takes connections, and says nothing."""
+    """A stopped coordinator's listener accepts connections and stays silent."""
     monkeypatch.setattr(client_connection, "_ANSWER_S", 3600.0)
     path = str(tmp_path / "c.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

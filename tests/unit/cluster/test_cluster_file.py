@@ -1,4 +1,4 @@
-"""cluster.toml: what it gives, and what is said of what is wrong with it."""
+"""cluster.toml: settings, and error messages."""
 
 from __future__ import annotations
 

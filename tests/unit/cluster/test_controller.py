@@ -1,4 +1,4 @@
-"""The controller's rounds, with nodes that do as they are told, and what people are shown of it."""
+"""The controller's rounds with obedient nodes, and the status shown to people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOM = 100
 
 
 class ObedientNodes:
-    """Nodes by name, and what each holds; `silent` ones do not answer."""
+    """Nodes by name, and the models of each node; `silent` nodes do not answer."""
 
     def __init__(self, *names: str) -> None:
         self.held: dict[str, frozenset[str]] = dict.fromkeys(names, frozenset())

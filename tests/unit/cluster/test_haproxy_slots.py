@@ -1,4 +1,4 @@
-"""Slots of a balancer: who gets which, and that nothing is said twice."""
+"""Slots of a balancer: assignment, and no repeated commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B, C, D, E = (Address(f"10.0.0.{i}", 8000, 8000) for i in range(1, 6))
 
 
 def obeyed(found: list[ServerSlot], commands: list[str]) -> list[ServerSlot]:
-    """What the slots are after the commands."""
+    """Return the slots after the commands."""
     state = {f"{s.backend}/{s.server}": s for s in found}
     for command in commands:
         _, _, name, what, value, *more = command.split()

@@ -1,4 +1,4 @@
-"""A real HAProxy with the configuration that is made for it, told what to route where."""
+"""A real HAProxy with the generated configuration, and routes set at run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service of one node: it does as it is told, and comes again when it is killed."""
+"""The service of one node: obeys orders, and restarts when killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def node(tmp_path: Path) -> Iterator[NodeService]:
         service_grpc_port=0,
         service_http_workers=1,
     )
-    with tempfile.TemporaryDirectory() as run_dir:  # a short path, for the sockets in it
+    # a short path, because sockets in this folder need short paths
+    with tempfile.TemporaryDirectory() as run_dir:
         service = NodeService(settings, "127.0.0.1", 100, f"{run_dir}/n")
         try:
             yield service
@@ -83,7 +84,7 @@ def test_a_node_whose_service_does_not_come_up_has_no_room_and_says_why(
 
 
 class StubbornService(BaseHTTPRequestHandler):
-    """It is up, has a model, and never does what it is told."""
+    """A running service with a model that never obeys an order."""
 
     told: ClassVar[list[str]] = []
 

@@ -1,4 +1,4 @@
-"""What who asks the agent is told, over real sockets, and what it costs the coordinator."""
+"""Answers of the agent check over real sockets, and the cost for the coordinator."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Agent:
                 key.data.accept(key.fileobj, self.now)
 
     def ask(self, said: bytes = b"") -> bytes:
-        """What a peer is told that says this, and ends."""
+        """Return the answer to a peer that sends `said` and ends."""
         with socket.create_connection(("127.0.0.1", self.port), 5) as peer:
             peer.sendall(said)
             self.turn()
@@ -192,10 +192,11 @@ def test_instances_that_are_missing_count_and_those_that_leave_do_not() -> None:
 @pytest.mark.parametrize(
     ("readings", "percent"),
     [
-        ([_frontend(9), _executor(0, 1)], 50),  # it works and has not read what was sent
+        # the executor works and has not read the messages sent
+        ([_frontend(9), _executor(0, 1)], 50),
         ([_frontend(1), _executor(9, 1)], 50),  # the frontend has not said yet
         ([_frontend(5), _frontend(4), _executor(1, 1)], 50),
-        ([_frontend(32), _executor(32, 32)], 100),  # all in one batch
+        ([_frontend(32), _executor(32, 32)], 100),  # all requests in one batch
         ([_frontend(0, slot_bytes=400), _executor(0, 0, slot_bytes=300)], 30),
         ([_frontend(0, slot_bytes=400, cache_bytes=400)], 100),  # the cache gives way
         ([_frontend(8, slot_bytes=900), _executor(0, 0)], 10),  # the scarcer of both

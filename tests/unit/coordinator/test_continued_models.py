@@ -1,4 +1,4 @@
-"""What a new generation loads beside what its settings say."""
+"""Models that a new generation loads besides those named in its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator's parts without sockets: the pool's size, what is wanted, tables."""
+"""The coordinator's parts without sockets: the pool's size, desired models, tables."""
 
 import msgspec
 import pytest

@@ -1,4 +1,5 @@
-"""The coordinator's sums over pages of processes that live, have ended, or outlived it."""
+"""The coordinator's sums over pages of processes that live, have ended, or outlived the
+coordinator."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ SUPERVISOR = "supervisor-1"
 
 
 class Page:
-    """A process's page, its process a real one that can be ended."""
+    """The page of a real process that the test can end."""
 
     def __init__(self, role: str, number: int) -> None:
         self.process = subprocess.Popen(["sleep", "600"])
@@ -95,7 +96,8 @@ class World:
             close_all([self.stored.pop(owner) for owner in message.owners])
 
     def another(self, epoch: str = "cafe0123") -> CounterTotals:
-        """The next coordinator: it has the totals' file and what the supervisor keeps."""
+        """Start the next coordinator, with the totals' file and the descriptors that the
+        supervisor keeps."""
         self.counters = CounterTotals(self.run_dir, epoch, self.send, 2)
         if self.stored:
             owners = tuple(self.stored)
@@ -172,7 +174,7 @@ def test_models_own_metrics_are_told_as_long_as_their_executor_has_a_link(world:
     ((told,), unreadable) = world.counters.custom_metrics()
     assert (told.model, told.version, told.instance) == ("m", "1", "m/1/0")
     assert (told.families[0].series[0].values, unreadable) == ((5,), 1)
-    assert world.report().unreadable == 0  # what it has counted of its requests can be read
+    assert world.report().unreadable == 0  # the counts of requests can be read
     world.end(page)
     assert world.counters.custom_metrics() == ([], 1)
 
@@ -205,7 +207,7 @@ def test_a_broken_link_is_no_end(world: World) -> None:
 
 
 def test_no_coordinators_death_loses_or_doubles_anything(world: World) -> None:
-    """At every moment the next coordinator says the same as the last one."""
+    """At every moment the next coordinator reports the sums of the last coordinator."""
     lives, dies = world.page("http"), world.page("http")
     lives.count(1)
     dies.count(10)
@@ -213,7 +215,7 @@ def test_no_coordinators_death_loses_or_doubles_anything(world: World) -> None:
     world.another()  # neither has said hello yet
     assert world.answered() == 11
     lives.tell(world.counters)
-    dies.end()  # while it was away
+    dies.end()  # while no coordinator ran
     world.tick()
     assert world.answered() == 11
     world.counters.close()
@@ -229,7 +231,8 @@ def test_a_page_that_was_added_up_is_not_added_again(world: World) -> None:
     page = world.page("http")
     page.count(4)
     world.end(page)
-    world.dropping = False  # the coordinator dies between its file and its word to the supervisor
+    # the coordinator dies after writing the file and before the message to the supervisor
+    world.dropping = False
     world.tick()
     world.counters.close()
     world.dropping = True

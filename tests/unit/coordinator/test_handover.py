@@ -1,4 +1,5 @@
-"""One executor takes over from another while requests run: each is answered exactly once."""
+"""One executor takes over from another while requests run: each request is answered exactly
+once."""
 
 from __future__ import annotations
 
@@ -115,9 +116,9 @@ def test_a_request_for_what_is_unloaded_is_told_so(rig: Rig) -> None:
 
 
 def test_an_executor_that_has_ended_its_loop_leaves_no_request_unanswered(rig: Rig) -> None:
-    """Its sockets are still there: what is sent now must fail at once, not be lost."""
+    """The executor's sockets still exist: requests sent now must fail at once, not be lost."""
     entry = rig.serve(into_offer)
-    run(rig, entry, ONES)  # so that there is an idle lane
+    run(rig, entry, ONES)  # so that an idle lane exists
     old = rig.executors[0]
     old.loop.stop()
     old.thread.join(30)

@@ -1,4 +1,4 @@
-"""The history's file, and its room on a file system that fills up."""
+"""The history's file, and the file's space on a file system that fills up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_room_for_the_next_history_is_there_beforehand(
     monitoring: Any = SimpleNamespace(saved=lambda _: _SAVED)
     file = HistoryFile(str(tmp_path), monitoring, lambda work: work(), 0.0)
     coming = tmp_path / "history.new"
-    coming.mkdir()  # nothing can be written there
+    coming.mkdir()  # a folder in the file's place prevents writing
     file.tick(100.0)
     file.tick(200.0)
     (record,) = caplog.records

@@ -1,4 +1,4 @@
-"""Who gets a lane, to which executor, and when it is sent elsewhere."""
+"""Lanes: which clients get a lane, to which executor, and when a client is sent elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def entry(version: str, *processes: str, **changes: Any) -> ModelEntry:
 
 
 class Desk:
-    """A desk with what it has sent."""
+    """A desk with a record of the messages it has sent."""
 
     def __init__(self, *entries: ModelEntry, **settings: Any) -> None:
         self.sent: list[tuple[str, Any]] = []

@@ -1,4 +1,5 @@
-"""What a process said right before its end, whatever the coordinator was about to tell it."""
+"""Last messages of a process before its end, while the coordinator has messages for the
+process."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Router:
 
 
 class Executor:
-    """One end of a link, with the coordinator's loop for the other one."""
+    """The executor's end of a link, with the coordinator's loop for the other end."""
 
     def __init__(self) -> None:
         self.router = Router()

@@ -1,4 +1,4 @@
-"""What the metrics page is told of the service as a whole."""
+"""Service-wide data of the metrics page."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_what_failed_before_a_restart_is_told_again() -> None:
 
 
 class Service:
-    """One executor and one frontend; what their pages say is set, and a second passes."""
+    """An executor and a frontend with counter pages set by the test, and a clock that moves by
+    seconds."""
 
     def __init__(self) -> None:
         owner = PageOwner("e", "executor", 1, "m", "1", "m/1/0")
@@ -110,7 +111,7 @@ class Service:
         self.counts({("m", "1"): RequestCounts(succeeded=answered, in_flight=depth)})
 
     def counts(self, rows: dict[tuple[str, str], RequestCounts]) -> None:
-        """A second passes, at whose end the frontend has counted `rows`."""
+        """Let a second pass, at whose end the frontend has counted `rows`."""
         if self.frontend.rows != rows:
             self.frontend = CounterReading(self.frontend.owner, Gauges(), rows)
         self.now += 1.0

@@ -1,4 +1,4 @@
-"""What the processes of the service use: each counts once, whatever links it has."""
+"""Resource use of the service's processes: each process counts once, for any number of links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told of a publication."""
+"""Publications: which processes are told."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_could_not_be_published_is_published_once_it_can_be(tmp_path: Path)
     assert publication.publish()
     coming = tmp_path / "registry.msgpack.new"
     coming.unlink()
-    coming.mkdir()  # no snapshot can be written there
+    coming.mkdir()  # a folder in the file's place prevents writing a snapshot
     told.clear()
     publication.set_flag("flag", True)
     publication.look()

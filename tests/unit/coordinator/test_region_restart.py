@@ -1,4 +1,4 @@
-"""What becomes of regions when the coordinator is replaced and the supervisor takes its time."""
+"""Regions when the coordinator is replaced and the supervisor is slow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UID = os.geteuid()
 
 
 class Desk:
-    """A coordinator's regions; what it says to executors."""
+    """A coordinator's regions, and the messages to executors."""
 
     def __init__(self, run_dir: Path, previous: Snapshot | None = None) -> None:
         owners = Owners(lambda *_: None, lambda _: None, True)
@@ -51,7 +51,7 @@ class Desk:
         return {region.name for region in self.regions.book.regions.values()}
 
     def turn(self, now: float) -> list[str]:
-        """Which regions were given to executors, or "" for none, by that time."""
+        """Return the names of regions given to executors by `now`; "" for an unknown region."""
         self.regions.tick(now)
         self.regions.settle(lambda: True, "")
         given, self.given = self.given, []
@@ -67,7 +67,8 @@ def fd() -> Iterator[int]:
 
 @pytest.fixture
 def desk(tmp_path: Path, fd: int) -> Iterator[Desk]:
-    """The successor of one that had two regions, and what an executor has asked it for."""
+    """The successor of a coordinator with two regions, and an executor's question about the
+    regions."""
     first = Desk(tmp_path)
     with Memory(4096) as memory:
         first.regions.system.register_passed(Caller(UID), "sealed", 0, 64, os.dup(fd), MEMFD)
@@ -96,7 +97,7 @@ def test_a_supervisor_that_is_late_costs_nobody_a_region(desk: Desk, fd: int) ->
 
 @pytest.mark.parametrize("there", [True, False])
 def test_what_nobody_has_kept_is_lost(desk: Desk, there: bool) -> None:
-    if there:  # a supervisor, that has nothing
+    if there:  # a supervisor without descriptors
         desk.regions.stored(StoredRegions(()), [], 0.5)
     else:
         assert desk.turn(2.0) == ["named"]

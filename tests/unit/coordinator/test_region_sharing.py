@@ -44,7 +44,8 @@ UID = os.geteuid()
 
 
 class Coordinator:
-    """The regions of one; `told`: what the other one is told, `answers`: what clients are."""
+    """The regions of a coordinator; `told`: messages to the other coordinator, `answers`: answers
+    to clients."""
 
     def __init__(self, run_dir: Path) -> None:
         owners = Owners(lambda *_: None, lambda _: None, True)
@@ -80,7 +81,7 @@ class Coordinator:
 
 
 def carry(sender: Coordinator, receiver: Coordinator) -> None:
-    """What one has told arrives."""
+    """Deliver the sender's messages to the receiver."""
     told, sender.told = sender.told, []
     for message, fds in told:
         if isinstance(message, SharedRegions):
@@ -108,7 +109,7 @@ def memory() -> Iterator[Memory]:
 
 @pytest.fixture
 def old(tmp_path: Path, memory: Memory) -> Iterator[Coordinator]:
-    """One with a named and a sealed region."""
+    """A coordinator with a named and a sealed region."""
     made = Coordinator(tmp_path)
     made.register(1, "named", memory.name)
     made.regions.system.register_passed(Caller(UID), "sealed", 0, 64, memfd(), MEMFD)
@@ -119,7 +120,7 @@ def old(tmp_path: Path, memory: Memory) -> Iterator[Coordinator]:
 
 @pytest.fixture
 def new(tmp_path: Path, old: Coordinator) -> Iterator[Coordinator]:
-    """The next generation's, linked to it."""
+    """The next generation's coordinator, linked to `old`."""
     made = Coordinator(tmp_path)
     old.regions.sharing.begin(old.say, True)
     made.regions.sharing.begin(made.say, False)
@@ -182,7 +183,7 @@ def test_nobody_waits_for_one_that_ends_or_hangs(
 
 
 def reconnect(old: Coordinator, new: Coordinator) -> None:
-    """Nothing arrives that was told before."""
+    """Reconnect; undelivered messages are lost."""
     for one in (old, new):
         for _, fds in one.told:
             close_all(fds)
@@ -254,8 +255,8 @@ sys.stdin.read()
 def test_the_link_ends_with_the_generation_before_whoever_has_its_lock_then(
     tmp_path: Path, new: Coordinator
 ) -> None:
-    """The next master takes it at once."""
-    gc.collect()  # descriptors that earlier tests have left
+    """The next master takes the lock at once."""
+    gc.collect()  # closes descriptors left by earlier tests
     before = open_fds(os.getpid())
     command = [sys.executable, "-c", WITH_LOCK, str(tmp_path)]
 

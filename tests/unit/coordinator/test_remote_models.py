@@ -1,4 +1,4 @@
-"""What the coordinator asks the fetcher, and what it makes of silence."""
+"""Questions of the coordinator to the fetcher, and the effect of silence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sync:
 
 
 class Desk:
-    """The coordinator's side, with a record of what was sent and heard."""
+    """The coordinator's side, with a record of messages sent and heard."""
 
     def __init__(self, *directories: str, **settings: Any) -> None:
         given = {"model_repository": ("s3://b/m",), "repository_cache_dir": "/c", **settings}
@@ -50,7 +50,7 @@ def test_without_addresses_nothing_is_asked() -> None:
         ({}, ("*",)),
         ({"model_control": "poll"}, ("*",)),
         ({"model_control": "explicit", "load_models": ("a", "b")}, ("a", "b")),
-        ({"model_control": "explicit"}, ()),  # what there is, clients want to know
+        ({"model_control": "explicit"}, ()),  # clients may ask for the repository's index
     ],
 )
 def test_the_first_round_is_for_all_that_is_wanted(

@@ -1,4 +1,4 @@
-"""Executors are asked for what their models report only while there may be something to tell."""
+"""Executors are asked for their models' reported values only while new values are possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def test_only_a_model_that_reports_is_asked_and_no_second_of_it_is_missed() -> N
     monitoring = Monitoring(sources, send, "e1", 10, False, 0.0)
 
     def second(number: int, values: int, told: int) -> int:
-        """How many questions: the model has reported so many until now, `told` of them lately."""
+        """Return the number of questions after the model has reported `values`, `told` of them
+        lately."""
         asked.clear()
         owners = {"reports": values, "never": 0}
         readings: list[Any] = [

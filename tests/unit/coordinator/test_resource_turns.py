@@ -1,4 +1,4 @@
-"""The rate limiter's messages: who may send them, and what a hello says."""
+"""The rate limiter's messages: permitted senders, and the contents of a hello."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOADED = Loaded("m/1/0", SPEC, "x.sock", "cpu", RateLimit((Resource("memory", 1)
 
 
 class Turns(ResourceTurns):
-    """With what it sends."""
+    """`ResourceTurns` with a record of messages sent."""
 
     def __init__(self, is_open: bool = True, opens_at: float = 0.0) -> None:
         self.sent: list[tuple[str, FromCoordinator]] = []
@@ -47,9 +47,9 @@ def test_an_executor_that_says_hello_again_keeps_what_it_says_it_holds() -> None
         turns.loaded(process, LOADED)
         turns.handle(process, AcquireResources(1))
     turns.hello(hello("a", acquired=1))  # on another link, before the end of the first was seen
-    turns.loaded("a", LOADED)  # which was on its way
+    turns.loaded("a", LOADED)  # a message that was on the way
     assert turns.sent == [("a", ResourcesAcquired(1))]
-    turns.hello(hello("a"))  # but if it holds nothing any more
+    turns.hello(hello("a"))  # unless the executor holds nothing any more
     assert turns.sent[1:] == [("b", ResourcesAcquired(1))]
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator's turns do, and when they come."""
+"""Turns of the coordinator: actions, and times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from shmserve.protocol.control.link_messages import AskStats
 
 
 class Router:
-    """Of one executor, which never answers; `busy_ms` is what its page says."""
+    """Router of a single executor, which never answers; `busy_ms`: value on the executor's
+    page."""
 
     def __init__(self, limit_s: float) -> None:
         self.busy_ms = 0
@@ -34,7 +35,7 @@ class Router:
         self.asked += isinstance(message, AskStats)
 
     def turns(self, seconds: float) -> None:
-        """A turn a second, and others between."""
+        """Run a turn each second, and further turns in between."""
         end = self._now + seconds
         while self._now < end:
             self._router.tick(self._now)

@@ -23,7 +23,7 @@ def bucket(ns: int) -> int:
 
 
 def counted(*durations_ns: int, **more: int) -> list[int]:
-    """What a frontend has counted after requests that took so long."""
+    """Return a frontend's counts after requests with the given durations."""
     counts = RequestCounts(len(durations_ns), sum(durations_ns))
     for ns in durations_ns:
         counts.buckets[bucket(ns)] += 1

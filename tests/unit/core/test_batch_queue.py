@@ -1,4 +1,4 @@
-"""Which requests become the next batch: the cases that config.pbtxt's documentation tells."""
+"""Selection of requests for the next batch: the cases of config.pbtxt's documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state that an ensemble has because of its models."""
+"""The state of an ensemble as derived from the ensemble's models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models' own metrics: what an executor may say of them, and many instances as one."""
+"""Models' own metrics: permitted reports of an executor, and the sum of many instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which CUDA devices are visible, by CUDA_VISIBLE_DEVICES and what the driver tells."""
+"""Visible CUDA devices, by CUDA_VISIBLE_DEVICES and the driver's list."""
 
 import pytest
 

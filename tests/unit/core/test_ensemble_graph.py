@@ -1,4 +1,4 @@
-"""What an ensemble must be: its steps, and the models that they name."""
+"""Requirements on an ensemble: steps, and the models named by the steps."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_the_last_step_gives_all_and_to_nobody_else(
 
 
 def linked(name: str, takes: str, gives: str, **changes: Any) -> tuple[EnsembleStep, ModelSpec]:
-    """A step with an input for each tensor that it takes, and its model."""
+    """Return a step with an input for each tensor in `takes`, and the step's model."""
     inputs = {f"X{i}": tensor_ for i, tensor_ in enumerate(takes.split())}
     spec = model(name, inputs=tuple(tensor(x) for x in inputs), **changes)
     return EnsembleStep(name, "", inputs, {"Y": gives}), spec

@@ -1,4 +1,4 @@
-"""Incidents as a view of events: bounded, and the same thing is one incident."""
+"""Incidents as a bounded view of events; repeated events are one incident."""
 
 from __future__ import annotations
 

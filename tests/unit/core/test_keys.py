@@ -1,4 +1,4 @@
-"""Files of keys: what is taken, what is refused, and how a request presents one."""
+"""Key files: accepted and refused content, and the key in a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Values that models report: what an executor may say, and several instances as one."""
+"""Values reported by models: permitted reports of an executor, and the sum of several
+instances."""
 
 from __future__ import annotations
 

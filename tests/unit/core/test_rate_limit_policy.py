@@ -1,4 +1,4 @@
-"""What groups of instances ask for, and what the settings have of it."""
+"""Resources requested by instance groups, and resources granted by settings."""
 
 from __future__ import annotations
 

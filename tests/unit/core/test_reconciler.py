@@ -118,7 +118,8 @@ def test_an_instance_that_had_loaded_is_never_given_up():
         reconciler.exited("m/1/0", 10, "signal SIGKILL", 3.1 + turn)
         reconciler.started("m/1/0", 10, 3.2 + turn)
     assert reconciler.desired() == ["m/1/0"]
-    assert Desire() in reconciler.tick(100.0)  # it is stopped, and wanted again when it has ended
+    # the instance is stopped, and desired again after the end
+    assert Desire() in reconciler.tick(100.0)
     assert reconciler.hurried() == ["m/1/0"]
     reconciler.exited("m/1/0", 10, "signal SIGKILL", 101.0)
     assert reconciler.desired() == ["m/1/0"]

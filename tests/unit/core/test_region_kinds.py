@@ -1,4 +1,4 @@
-"""What differs between kinds of client memory, and how messages name a kind."""
+"""Differences between kinds of client memory, and the name of a kind in messages."""
 
 from __future__ import annotations
 

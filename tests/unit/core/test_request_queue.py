@@ -1,4 +1,4 @@
-"""The queue of requests that run one by one."""
+"""The queue of requests that run separately."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def test_one_request_waits_for_one_of_each_other_caller() -> None:
     queue.push(101, "third", caller=3)
     ran = [item for _ in range(4) for item in queue.next(0).batch]
     assert ran == ["flood", "quiet", "third", "flood"]
-    queue.push(102, "quiet", caller=2)  # who comes again has saved nothing
+    queue.push(102, "quiet", caller=2)  # a returning caller has saved no turns
     assert [queue.next(0).batch, queue.next(0).batch] == [("flood",), ("quiet",)]

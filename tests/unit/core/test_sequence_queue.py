@@ -1,4 +1,4 @@
-"""Who has a slot, who waits, what runs together: examples under a clock of the test's own."""
+"""Sequences: slots, waiting, and batches, in examples with the test's own clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OLDEST = SequencePolicy(4, 3, False, frozenset((2, 3)), max_delay_ns=10, idle_ns
 
 
 class Sequences:
-    """A queue and what it tells. Requests are named ``sequence/number``."""
+    """A queue and the queue's reports. Requests are named ``sequence/number``."""
 
     def __init__(self, policy: SequencePolicy = POLICY) -> None:
         self.alive: list[int | str] = []
@@ -46,7 +46,7 @@ class Sequences:
         )
 
     def run(self, after_ns: int = 0, hurry: bool = False) -> list[str]:
-        """The batch that runs then."""
+        """Return the batch that runs after `after_ns`."""
         self.now += after_ns
         batch = list(self.queue.next(self.now, hurry).batch)
         self.queue.done(self.now)
@@ -86,7 +86,7 @@ def test_who_waits_for_a_slot_for_too_long_gives_up_with_its_whole_sequence() ->
     assert them.run() == ["a/1"]
     assert them.queue.next(them.now).wait_ns == 10
     them.push("a/2", expires_ns=1010)
-    assert them.run(10) == ["a/2"]  # who has a slot waits for nobody
+    assert them.run(10) == ["a/2"]  # a sequence with a slot does not wait
     assert (them.gone, them.alive) == (["b/1", "b/2"], ["a", "c"])
     assert not them.queue.knows("b")
     them.push("a/3", "end")

@@ -1,4 +1,4 @@
-"""How long somebody was silent is counted in what the watcher saw."""
+"""Silence of a process, counted in time that the watcher saw."""
 
 from hypothesis import given
 from hypothesis import strategies as st

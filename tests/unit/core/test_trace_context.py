@@ -1,4 +1,4 @@
-"""Which `traceparent` is one, and what it says."""
+"""Valid `traceparent` fields, and their contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is taken for dead: those with nothing to do that answer nothing."""
+"""The watchdog: idle executors that answer nothing count as dead."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_one_that_rests_and_is_doubted_has_the_time_for_two_answers() -> None:
     looks(watchdog, 40, rests=True)
     doubted = looks(watchdog, 12)
     assert doubted.count(Verdict.ASK) == 2
-    assert doubted[0] is Verdict.ASK  # at once: it has been quiet for long
+    assert doubted[0] is Verdict.ASK  # at once, after a long silence
     assert looks(watchdog, 1) == [Verdict.REPLACE]
 
 

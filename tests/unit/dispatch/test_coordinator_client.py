@@ -1,4 +1,4 @@
-"""What frontends ask of the coordinator, over a link whose answers are made up."""
+"""Requests of frontends to the coordinator, over a link with scripted answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Answer = tuple[FromCoordinator, list[int]] | ShmserveError
 
 
 class FakeLink:
-    """Gives one answer to everything."""
+    """Link that gives one answer to every message."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer

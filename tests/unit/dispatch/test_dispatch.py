@@ -60,7 +60,8 @@ def feed(call: Call, array: Array) -> None:
 
 
 def caller_that_sees(error: type[Exception], call: Call) -> threading.Thread:
-    """A thread that executes; joining it fails the test if it did not see the error."""
+    """Start a thread that executes; joining the thread fails the test if the error did not
+    occur."""
 
     def work() -> None:
         with pytest.raises(error):
@@ -176,7 +177,7 @@ def test_a_view_the_model_keeps_keeps_its_slot(rig: Rig) -> None:
     run(rig, entry, np.full(2000, 7, np.float32))
     for value in range(5):
         run(rig, entry, np.full(2000, value, np.float32))
-        assert (kept[0] == 7).all()  # nobody wrote over what the model still looks at
+        assert (kept[0] == 7).all()  # the model's kept view was not overwritten
     assert slots_in_use(rig) == 6
     kept.clear()
     gc.collect()
@@ -215,7 +216,7 @@ def test_a_deadline_frees_the_waiter_and_the_late_answer_frees_the_slots(rig: Ri
         feed(call, np.ones(5000, np.float32))  # type: ignore[arg-type]
         with pytest.raises(DeadlineExceeded):
             call.execute()
-    assert slots_in_use(rig) == 1  # the executor may still read it
+    assert slots_in_use(rig) == 1  # the executor may still read the slot
     gate.set()
     until(lambda: slots_in_use(rig) == 0, "the late answer did not free the input")
     assert (run(rig, entry, np.zeros(3, np.float32)) == 1).all()
@@ -388,7 +389,7 @@ def test_what_may_run_again_and_whose_model_is_gone_is_lost(rig: Rig) -> None:
 def test_what_has_run_once_is_not_refused_by_another(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refusal would say that it may be sent again, as nothing of it has run."""
+    """A refusal would allow a retry, on the ground that nothing of the request has run."""
     wait = Attempt._wait
 
     def refused(*arguments: Any) -> Any:
@@ -416,7 +417,7 @@ def test_what_has_run_once_is_not_refused_by_another(
 
 
 def test_what_has_run_is_lost_and_nothing_else_is(rig: Rig) -> None:
-    """A model's own word that it is not available is no promise that nothing has run."""
+    """A model's own "unavailable" is no promise that nothing has run."""
 
     def dies(request: Request) -> Response:
         for connection in list(rig.executors[0].channels._connections.values()):

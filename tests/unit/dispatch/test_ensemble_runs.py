@@ -26,7 +26,7 @@ def test_who_waits_takes_what_no_other_thread_can(monkeypatch: pytest.MonkeyPatc
 
     def perform(run: Run) -> bool:
         if run.step:
-            both.wait(20)  # they run side by side, or this ends in an error
+            both.wait(20)  # the steps run side by side, or the barrier ends in an error
         with runs.lock:
             progress.began(run)
             progress.gave(run)

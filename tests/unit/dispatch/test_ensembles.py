@@ -42,7 +42,7 @@ Array = np.ndarray[Any, Any]
 
 
 def tensors(*names: str) -> tuple[TensorSpec, ...]:
-    """A name that ends with "?" is optional."""
+    """Return tensor specs; a name that ends with "?" is optional."""
     return tuple(TensorSpec(n.rstrip("?"), "FP32", (-1,), n.endswith("?")) for n in names)
 
 
@@ -68,7 +68,7 @@ def sums(request: Request) -> Response:
 
 
 class Models:
-    """Executors by the name of their model, and ensembles of them."""
+    """Executors by model name, and ensembles of the models."""
 
     def __init__(self, folder: Path, *ensembles: ModelSpec, **settings: Any) -> None:
         self.rig = Rig(folder, **settings)
@@ -297,7 +297,7 @@ def test_later_answers_have_as_long_as_those_of_any_stream(
         next(answers)
         from_ns = time.monotonic_ns()
         assert not next(answers).final
-    assert deadlines[0] >= from_ns + 30 * 10**9  # not what the steps before have left of it
+    assert deadlines[0] >= from_ns + 30 * 10**9  # not the remainder that earlier steps have left
     models.assert_nothing_held()
 
 
@@ -396,7 +396,8 @@ def test_a_model_that_is_replaced_by_another_version(made: Any) -> None:
 
 
 def counts(request: Request) -> None:
-    """As many answers as its first element says: that number, the next, …; then a bare end."""
+    """Answer as often as the first element says: with that number, the next, …; then a bare
+    end."""
     assert request.responses is not None
     first = request.inputs["IN"].numpy()[0]
     for number in range(int(first)):
@@ -406,7 +407,8 @@ def counts(request: Request) -> None:
 
 
 def streamed(models: Models, inputs: dict[str, Array], **options: Any) -> list[list[float]]:
-    """The first elements of the outputs of each answer; the last one is final, and only that."""
+    """Return the first elements of the outputs of each answer; the last answer is final and
+    carries no outputs."""
     with models.call("e", inputs, **options) as call:
         found = list[list[float]]()
         final = False
@@ -561,7 +563,7 @@ def test_an_error_of_one_answer_of_the_last_step_leaves_the_others(made: Any) ->
 
 
 class OneOutput:
-    """A call whose model gives the first of its outputs only."""
+    """A call whose model gives only the first output."""
 
     def __init__(self, tensor: StepTensor) -> None:
         self._tensor = tensor

@@ -1,4 +1,4 @@
-"""How output slots go back to their executor, and that nobody waits for it."""
+"""Return of output slots to their executor, without anybody waiting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def held(rig: Rig) -> int:
-    """Output slots that the executor cannot use."""
+    """Return the number of output slots that the executor cannot use."""
     return len(rig.executors[0].memory.rows("slots"))
 
 

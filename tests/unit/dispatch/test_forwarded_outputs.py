@@ -1,4 +1,4 @@
-"""Outputs that are passed on to further executors, where no descriptor is left to pass."""
+"""Outputs forwarded to further executors when no descriptor is left to pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.rig import Unlimited
 
 
 class Segment:
-    """An executor's, as a frontend has it mapped."""
+    """An executor's segment as mapped by a frontend."""
 
     size = 4096
 

@@ -1,4 +1,4 @@
-"""How many requests wait to be executed, as the pages of all processes together tell it."""
+"""Number of pending requests, summed over the pages of all processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KINDS = {
 
 
 class Held:
-    """A model that does not answer before it is let go."""
+    """A model that answers only after `go`."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -69,7 +69,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def pending(rig: Rig) -> int:
-    """Of the model "m", as the coordinator reports it."""
+    """Return the pending requests of the model "m", as the coordinator reports them."""
     (executor,) = rig.executors
     rows = request_counters.read(rig.dispatcher.counting.page.words) or {}
     words = executor.status.words

@@ -1,4 +1,4 @@
-"""Pipelines through real sockets and shared memory: what is copied, and what comes back."""
+"""Pipelines through real sockets and shared memory: copies, and results."""
 
 from __future__ import annotations
 
@@ -217,9 +217,9 @@ def test_a_deadline_in_a_later_model_keeps_the_earlier_ones_output(line: Any) ->
     with pytest.raises(DeadlineExceeded):
         whole.run(np.full(5000, 3, np.float32), timeout_s=0.3)
     memory = whole.rig.dispatcher.memory
-    assert memory.forwarded == 1  # the second executor may still read it
+    assert memory.forwarded == 1  # the second executor may still read the output
     first = whole.entries["a"]
-    with whole.rig.dispatcher.call(first) as call:  # the first one goes on writing
+    with whole.rig.dispatcher.call(first) as call:  # the first model goes on writing
         whole.feed(call, np.zeros(5000, np.float32))
         call.execute()
     gate.set()

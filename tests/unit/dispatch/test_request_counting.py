@@ -1,4 +1,4 @@
-"""What a frontend counts of requests that go through real sockets and shared memory."""
+"""Counts of a frontend for requests through real sockets and shared memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def refuse(request: Request) -> Response:
 
 
 class Gate:
-    """A model that answers once it is opened."""
+    """A model that answers once opened."""
 
     def __init__(self) -> None:
         self._event = threading.Event()

@@ -1,4 +1,4 @@
-"""Answers that are kept: who gets them, what they cost in memory, and when they go."""
+"""The response cache: hits, memory, and eviction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL, LARGE = np.arange(100, dtype=np.float32), np.arange(1 << 19, dtype=np.flo
 
 
 class Counting:
-    """Adds one, counts how often, and fails if told so."""
+    """Adds one, counts the runs, and fails on demand."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -73,7 +73,7 @@ def counts(rig: Rig, name: str = "m") -> tuple[int, int, int]:
 
 
 def make_room(rig: Rig, nbytes: int, count: int) -> None:
-    """Memory for so many tensors, which is there from then on."""
+    """Make memory for `count` tensors in advance."""
     memory = rig.dispatcher.memory
     for slot in [memory.reserve(nbytes) for _ in range(count)]:
         memory.reclaim(slot)
@@ -270,3 +270,30 @@ def test_ensembles_and_their_steps_keep_what_they_are_told_to(make: Any, cached:
     assert counts(rig, "e")[0] == 3
     until(lambda: not rig.dispatcher.memory.forwarded, "outputs are still passed on")
     until(lambda: used_slots(rig) == 1, "more is held than what is kept")
+
+
+def test_what_ran_while_an_ensemble_in_it_was_wired_anew_is_not_kept(make: Any) -> None:
+    rig = make(response_cache_bytes=1 << 20)
+    cache = rig.dispatcher._cache
+    assert cache is not None
+
+    def ensemble(name: str, model: str, **outputs: str) -> ModelEntry:
+        config = ConfigDocument(name, response_cache={"enable": name == "e"})
+        steps = (EnsembleStep(model, "1", {"IN": "IN"}, {"OUT": "OUT", **outputs}),)
+        spec = replace(SPEC, name=name, platform="ensemble", steps=steps, config=config)
+        return ModelEntry(spec, ModelState.READY)
+
+    def publish(inner: ModelEntry) -> None:
+        rig.models |= {"inner": {"1": inner}, "e": {"1": ensemble("e", "inner")}}
+        rig.writer.publish(Snapshot("cafe0123", 0, models=rig.models, complete=True))
+
+    def rewire(request: Request) -> Response:
+        publish(ensemble("inner", "a", MORE="more"))
+        return Response((Output("OUT", "FP32", request.inputs["IN"].numpy()),))
+
+    rig.serve(rewire, spec=replace(SPEC, name="a"))
+    publish(ensemble("inner", "a"))
+    ask(rig, "e", SMALL)
+    assert cache.nbytes == 0, "the steps may have been either"
+    ask(rig, "e", SMALL)
+    assert cache.nbytes > 0

@@ -55,7 +55,8 @@ def channel_of(request: Request) -> Responses:
 
 
 def count_up(request: Request) -> None:
-    """As many answers as the input says, of as many elements as its second element says."""
+    """Answer as often as the first element says, each time with as many elements as the second
+    element says."""
     given = request.inputs["IN"].numpy()
     for i in range(int(given[0])):
         channel_of(request).send(answer(i, int(given[1]) if given.size > 1 else 1))
@@ -539,7 +540,7 @@ def test_an_answer_too_long_to_send_is_replaced_by_its_error(rig: Rig) -> None:
     assert codes == [None, Code.INVALID_ARGUMENT, Code.INVALID_ARGUMENT]
     with start(rig, entry, 6) as call:
         list(call.stream())
-    assert [array.tolist() for array in kept] == [[5], [6]]  # nobody wrote over it
+    assert [array.tolist() for array in kept] == [[5], [6]]  # the kept arrays were not overwritten
     kept.clear()
     all_slots_come_back(rig)
 
@@ -557,7 +558,7 @@ def test_answers_that_do_not_fit_the_socket_wait_for_it(tmp_path: Path) -> None:
     with start(rig, entry, 0) as call, start(rig, entry, 0) as other:
         stream = call.stream()
         first = next(stream)
-        assert len(list(other.stream())) == 61  # meanwhile others are served
+        assert len(list(other.stream())) == 61  # meanwhile other requests are served
         numbers = [first.parameters["i"], *(o.parameters["i"] for o in stream if o.parameters)]
     assert numbers == list(range(60))
     all_slots_come_back(rig)
@@ -629,7 +630,7 @@ def of_every_kind(request: Request) -> None:
 
 
 def read_at_random(rig: Rig, entry: ModelEntry, dice: random.Random) -> object:
-    """One stream, perhaps not to its end; what was wrong with it."""
+    """Read one stream, perhaps not to the end; return a description of the error, if any."""
     count, ending = dice.randrange(40), dice.randrange(4)
     size, leave_at = dice.choice([1, 2, 999, 20_000]), dice.choice([3, 1000])
     seen: list[float] = []

@@ -1,4 +1,4 @@
-"""Traces of requests through real sockets and shared memory, and what is written of them."""
+"""Traces of requests through real sockets and shared memory, and the trace files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from shmserve.config import Settings
 from shmserve.core.live_settings import RuntimeSettings, TraceSettings
 from shmserve.core.registry import ModelEntry, ModelState
 from shmserve.core.trace_grants import GrantedTraces, TraceFiles
+from shmserve.dispatch.calls.call import Call
 from shmserve.dispatch.outcome import OutputTensor, RunOptions
 from shmserve.dispatch.traced_request import Trace
 from shmserve.dispatch.traces import tracing
 from shmserve.dispatch.traces.trace_entries import entries_of
 from shmserve.dispatch.traces.tracing import Take, Tracer, timestamps
-from shmserve.errors import ModelFailure, Unavailable
+from shmserve.errors import ModelFailure, ProtocolViolation, Unavailable
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.exporter.intake import Intake
 from shmserve.observe.logs import TRACES
@@ -52,7 +53,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 @pytest.fixture
 def flush(monkeypatch: pytest.MonkeyPatch) -> Flush:
-    """Only these tests flush: the maintenance would ask a coordinator that is none."""
+    """Only these tests flush: the maintenance would ask a coordinator that does not exist."""
     flush = Tracer.flush
     monkeypatch.setattr(Tracer, "flush", lambda *_: None)
     return lambda rig, take: flush(rig.dispatcher.tracer, take)
@@ -100,7 +101,7 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def times_of(rows: list[Row], number: int) -> dict[str, int]:
-    """As a reader of Triton's files gathers them."""
+    """Gather the times of one trace as a reader of Triton's files does."""
     stamps = [s for row in rows if row["id"] == number for s in row.get("timestamps", ())]
     return {stamp["name"]: stamp["ns"] for stamp in stamps}
 
@@ -177,6 +178,24 @@ def test_what_fails_is_not_traced_and_one_of_so_many_is(
     flush(rig, takes)
     assert takes.asked == [("m", 2, 2)]
     assert {row["id"] for row in rows_of(tmp_path / "t.json")} == {1, 2}
+
+
+def test_an_answer_that_cannot_be_read_is_not_traced(
+    rig: Rig, flush: Flush, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> OutputTensor:
+        raise ProtocolViolation("an output aliases an input that is not there")
+
+    entry, take = traced(rig.serve(answer)), Takes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Call, "_output", refuse)
+        with pytest.raises(ProtocolViolation):
+            send(rig, entry)
+    flush(rig, take)
+    assert take.asked == []
+    send(rig, entry)
+    flush(rig, take)
+    assert take.asked[0][:2] == ("m", 1)
 
 
 def test_no_more_than_the_coordinator_grants(rig: Rig, flush: Flush, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Other models for backends under test: they answer as a test says, and note what is asked."""
+"""Stand-ins for called models: they give scripted answers, and record the requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from shmserve.protocol.control.data_messages import Parameter
 
 
 class ScriptedCall:
-    """Gives answers, or raises one that is an error; implements `calling.RunningCall`."""
+    """Call that gives the scripted answers, and raises scripted errors; implements
+    `calling.RunningCall`."""
 
     wanted = True
 
@@ -82,5 +83,5 @@ class FakeOtherModels:
 
 
 def answer(*values: float) -> CallAnswer:
-    """One with an FP32 output Y."""
+    """Return an answer with an FP32 output Y."""
     return CallAnswer((CalledTensor("Y", "FP32", np.array(values, np.float32)),))

@@ -1,4 +1,5 @@
-"""Batches over real sockets and shared memory: who meets, what is copied, whose error it is."""
+"""Batches over real sockets and shared memory: which requests meet, copies, attribution of
+errors."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ def spec_of(batching: BatchingEntry, max_batch_size: int = 8) -> ModelSpec:
 
 
 class Gate(FunctionBackend):
-    """A model that waits to be let through before each execution, and notes what came.
+    """A model that waits for permission before each execution, and records its requests.
 
-    `answer` makes a response of a request, which stands for several if they are stacked.
+    `answer` makes the response to a request, which stands for several requests if stacked.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Gate(FunctionBackend):
 
     def execute(self, requests: Sequence[Request]) -> list[Response]:
         self.entered += 1
-        # A model that asks for `cancelled` has what came taken in.
+        # Asking for `cancelled` makes the executor take in arrived messages.
         until(
             lambda: requests[0].cancelled or self.open.acquire(blocking=False),
             "nobody let it go on",
@@ -81,7 +82,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 class Clients:
-    """Requests from threads of their own; results by their number, in the order they ended."""
+    """Requests from separate threads; results by request number, in the order of completion."""
 
     def __init__(self, rig: Rig, spec: ModelSpec, gate: Gate) -> None:
         self.rig = rig
@@ -99,14 +100,14 @@ class Clients:
         thread.start()
 
     def queue(self, *arrays: Array, first: int = 0, **parameters: int) -> None:
-        """Ask one after the other, each when the one before waits."""
+        """Ask one after the other, each as soon as the previous request waits."""
         for number, array in enumerate(arrays, start=first):
             waiting = self.loop.queued
             self.ask(number, array, **parameters)
             until(lambda waiting=waiting: self.loop.queued > waiting, f"{number} is not queued")  # type: ignore[misc]
 
     def block(self) -> None:
-        """Have the model busy with a request of one row."""
+        """Keep the model busy with a request of one row."""
         self.ask(-1, np.zeros((1, 1), np.float32))
         until(lambda: self.gate.entered == 1, "the model does not run")
 
@@ -135,7 +136,7 @@ class Clients:
     def assert_no_slots(self) -> None:
         memory = self.rig.executors[0].memory
 
-        def is_free() -> bool:  # what small outputs had is released with the next request
+        def is_free() -> bool:  # the slots of small outputs are released with the next request
             self.rig.dispatcher.executors.flush()
             return memory.stats().slots == memory.stats().free
 

@@ -1,4 +1,4 @@
-"""How models of both dialects call others, and what they get."""
+"""Models of both dialects that call other models, and the answers they get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two threads that take turns with the channels: while the model runs, and when one has failed."""
+"""Two threads that take turns with the channels: while the model runs, and after a failure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_defect_in_the_second_thread_ends_the_first_and_closes_the_channels(
     watch = ChannelWatch(attend, lambda: None, disconnected.set)
 
     def serve() -> None:
-        with watch:  # the model runs, and learns nothing of it
+        with watch:  # the model runs, and does not notice
             assert disconnected.wait(10)
 
     with pytest.raises(RuntimeError, match="has failed"):

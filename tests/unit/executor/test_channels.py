@@ -1,4 +1,4 @@
-"""An executor's channels: who is let in, what is read when, and what a slow reader costs."""
+"""An executor's channels: admission, order of reading, and the cost of a slow reader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OURS = ExecutorHello(messages.VERSION, "executor-1", "m/1/0")
 
 
 class Executor:
-    """The channels of one, and its frontends."""
+    """The channels of an executor, and the executor's frontends."""
 
     def __init__(self, folder: Path) -> None:
         self._path = str(folder / "x.sock")
@@ -50,7 +50,7 @@ class Executor:
         )
 
     def connect(self, *first: messages.ToExecutor) -> Channel:
-        """A frontend that has sent these messages."""
+        """Return a frontend that has sent the messages `first`."""
         frontend = Channel.connect(self._path)
         self._frontends.append(frontend)
         for message in first:
@@ -58,7 +58,8 @@ class Executor:
         return frontend
 
     def greeted(self) -> tuple[Channel, FrontendConnection]:
-        """A frontend whose hello was answered, and the executor's side of it."""
+        """Return a frontend whose hello was answered, and the executor's side of the
+        connection."""
         frontend = self.connect(HELLO, request(0))
         ((connection, message),) = self.receive(1)
         assert message == request(0)
@@ -96,7 +97,7 @@ def request(number: int, sent_ns: int = 0) -> Execute:
 
 
 def test_requests_in_the_order_in_which_they_were_sent(executor: Executor) -> None:
-    """Of those on new connections epoll tells later: they are let in one by one, and greeted."""
+    """epoll reports new connections later: they are accepted one by one, and greeted."""
     known, connection = executor.greeted()
     executor.connect(HELLO, request(1, 1))
     executor.connect(HELLO, request(2, 2))
@@ -130,7 +131,7 @@ def test_who_does_not_say_hello_is_not_let_in(
     executor: Executor, first: Callable[[Channel], None]
 ) -> None:
     other, connection = executor.greeted()
-    gc.collect()  # what tests before have left is not to be closed meanwhile
+    gc.collect()  # descriptors left by earlier tests must not be closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     frontend = executor.connect()
     first(frontend)
@@ -216,7 +217,7 @@ def test_an_answer_that_is_too_long_is_told_as_an_error(executor: Executor) -> N
 
 def test_slots_of_an_answer_that_nobody_gets_come_back(executor: Executor) -> None:
     frontend, connection = executor.greeted()
-    executor.greeted()  # of the same process, so that it still holds what it held
+    executor.greeted()  # of the same process, so the outputs stay held
     slot = executor.memory.reserve(1)
     executor.memory.seal_and_lease(slot)
     connection.frontend.hold([(slot.number, slot.generation)])
@@ -229,7 +230,7 @@ def test_slots_of_an_answer_that_nobody_gets_come_back(executor: Executor) -> No
 
 
 def test_outputs_that_a_refused_frontend_holds_stay_until_the_end(executor: Executor) -> None:
-    """It closes its channel once that is refused, and may read them still."""
+    """A refused frontend closes its channel, and until then may read outputs."""
     frontend, connection = executor.greeted()
     slot = executor.memory.reserve(4096)
     executor.memory.seal_and_lease(slot)
@@ -267,7 +268,7 @@ def test_what_was_sent_before_an_end_is_taken_and_nothing_afterwards(executor: E
             refused.send(messages.encode(request(6)))
     with pytest.raises(PeerDied):
         executor.connect(HELLO)
-    busy.send(messages.encode(request(8)))  # as long as its request is not answered
+    busy.send(messages.encode(request(8)))  # until the connection's request is answered
     executor.channels.send(at_work, Answer(0), [])
     assert executor.receive(1) == [(at_work, request(8))]
     with pytest.raises(PeerDied):
@@ -294,7 +295,7 @@ def test_without_descriptors_for_its_welcome_a_frontend_loses_its_channel(
 ) -> None:
     first, connection = executor.greeted()
     late = executor.connect(HELLO)
-    with no_descriptors(but=1):  # for the channel; the status page's is one more
+    with no_descriptors(but=1):  # a descriptor for the channel; the status page needs another
         executor.receive(0)
     with pytest.raises(PeerDied):
         late.receive(5.0)

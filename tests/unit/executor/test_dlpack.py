@@ -138,7 +138,7 @@ def test_a_capsule_is_taken_once() -> None:
 
 
 def test_the_structure_others_see() -> None:
-    """Field by field, as C code would read it."""
+    """Field by field, as C code would read the structure."""
     array = np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3)
     capsule = dlpack.export(array)
     get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(

@@ -1,4 +1,4 @@
-"""What an executor begins with, and that the coordinator is told of it."""
+"""First segment of an executor's memory, and the report to the coordinator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MODEL = Path(__file__).resolve().parents[3] / "workers" / "identity"
 def test_the_coordinator_is_told_what_an_executor_begins_with_and_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "publish", lambda *_: None)  # its page ends with the test
+    # the executor's page ends with the test
+    monkeypatch.setattr(registry, "publish", lambda *_: None)
     rig = Rig(tmp_path)
     (instance,) = repository.read_folder(str(MODEL)).instances()
     executor = Executor(instance, "executor-cafe0123", rig.settings)

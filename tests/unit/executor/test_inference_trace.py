@@ -1,4 +1,4 @@
-"""What Python models of Triton's dialect are told of the trace that a request is part of."""
+"""The request's trace, as Python models of Triton's dialect see the trace."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Requests that run again, over real sockets and shared memory: what each run is told, who ends
-them, what is left of them."""
+"""Requests that run again, over real sockets and shared memory: parameters of each run, ends,
+leftovers."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def spec_of(slots: int = 2, decoupled: bool = False) -> ModelSpec:
 
 
 class Countdown:
-    """Runs as often as its input says; its state is how often it has. A decoupled one answers in
-    each run."""
+    """Runs as often as the input says; the state is the number of runs. A decoupled model answers
+    in each run."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[Any, bool, int]] = []  # sequence, whether it begins, run
+        self.seen: list[tuple[Any, bool, int]] = []  # sequence, whether the sequence begins, run
         self.views: list[Any] = []  # of inputs, kept
 
     def __call__(self, request: Request) -> Response | None:
@@ -132,7 +132,7 @@ def test_a_request_runs_until_it_is_released(rig: Rig, decoupled: bool) -> None:
     assert ask(rig, entry, 1, sequence_id=9) == [1]
     assert ask(rig, entry, 2, sequence_id="name")[-1] == 2
     assert model.seen == [
-        *(((1 << 31) - 1, run == 0, run) for run in range(4)),  # no client begins with that
+        *(((1 << 31) - 1, run == 0, run) for run in range(4)),  # no client begins with this number
         (9, True, 0),
         ("name", True, 0),
         ("name", False, 1),
@@ -197,14 +197,14 @@ def test_who_goes_on_for_ever_is_cancelled_between_runs(
     with begin(rig, entry, FOREVER) as call:
         running = threads.submit(lambda: list(call.stream()) if decoupled else call.execute())
         until(lambda: len(model.seen) > 4, "it does not run")
-        waits = threads.submit(ask, rig, entry, 2)  # there is one slot
+        waits = threads.submit(ask, rig, entry, 2)  # the model has one slot
         call.cancel()
         with pytest.raises(Cancelled):
             running.result(30)
     assert waits.result(30)[-1] == 2
     loop = rig.executors[0].loop
     until(lambda: loop.queued == 0, "it waits still")
-    if not decoupled:  # the model has a view of its input, whose slot is not free before
+    if not decoupled:  # the model has a view of the input, whose slot stays in use until then
         assert model.views[0][0] == FOREVER
         assert slots_in_use(rig) == 1
     model.views.clear()

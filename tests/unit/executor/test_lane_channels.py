@@ -36,7 +36,7 @@ from tests.unit.rig import SPEC, Rig
 
 
 class Model:
-    """Doubles its input; the first request waits to be let go."""
+    """Doubles the input; the first request waits for `go`."""
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()

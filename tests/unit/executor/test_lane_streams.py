@@ -41,8 +41,8 @@ MOST_NS = (1 << 63) - 1
 
 
 class Teller:
-    """Sends as many numbers as its input says, in a thread of its own. When nobody waits any more
-    it ends by itself if that is -1, when it sends none, or -2, when it goes on sending."""
+    """Sends as many numbers as the input says, in a separate thread. Until the request is
+    cancelled, input -1 sends nothing, and input -2 sends a number every 10 ms."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -152,7 +152,7 @@ def test_credit_for_what_has_not_come_ends_the_lane_alone(
         other.send(request(1, floats(3), credit=1))
         lane.send(request(1, floats(3), credit=1))
         lane.receive()
-        lane.send(LaneCredit(5, 100))  # of nobody
+        lane.send(LaneCredit(5, 100))  # credit for no stream
         lane.send(LaneCredit(1, wrong))
         assert lane.ended()
         assert numbers([other.receive()]) == [0]
@@ -160,7 +160,7 @@ def test_credit_for_what_has_not_come_ends_the_lane_alone(
             other.send(LaneCredit(1, 1))
             assert numbers([other.receive()]) == [number]
         assert other.receive().final
-    if wrong > 0:  # the stream alone knows what it has sent
+    if wrong > 0:  # only the stream knows how much was sent
         assert "closing a channel of pid 1: " in caplog.text
 
 
@@ -173,7 +173,7 @@ def test_a_lane_has_so_much_credit_in_all(rig: Rig, teller: Teller) -> None:
         (refused,) = [a for a in answers if a.number == 99]
         assert (refused.status, refused.moved, refused.final) == (503, False, True)
         assert refused.error.startswith("credit: 1 ")
-        # The lane is read all the while: their credit comes, and they go on
+        # The lane is read all the while: credit arrives, and the streams go on
         for number in range(READ_AHEAD):
             lane.send(LaneCredit(number, 1))
         last = [lane.receive() for _ in range(2 * READ_AHEAD)]
@@ -203,7 +203,7 @@ def test_a_program_that_goes_ends_its_streams(rig: Rig, teller: Teller) -> None:
 
 
 def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(tmp_path: Path) -> None:
-    """Else a program that opens lanes one after the other has as many as it likes."""
+    """Otherwise a program that opens lanes one after the other has any number of streams."""
     rig, over = Rig(tmp_path), threading.Event()
     begun: list[Request] = []
 
@@ -335,7 +335,7 @@ def test_credit_that_does_not_fit_the_request() -> None:
 
 
 def test_a_stream_s_model_never_writes_where_its_client_may_read(rig: Rig) -> None:
-    """Into an offered array: the answer before it may lie in the window still."""
+    """An offered array is no alternative: the previous answer may still lie in the window."""
     offered: list[np.ndarray[Any, Any]] = []
 
     class Window:
@@ -389,7 +389,7 @@ def test_streams_go_on_while_another_request_is_read(
         lane.receive()
         other.send(request(2, floats(0), credit=1))
         assert reading.wait(30)
-        for _ in range(5):  # more than the credit with which it began
+        for _ in range(5):  # more than the initial credit
             lane.send(LaneCredit(1, 1))
             lane.receive()
         go_on.set()

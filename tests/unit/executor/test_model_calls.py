@@ -1,4 +1,4 @@
-"""Calls from a model to others: what is borrowed comes back, whatever becomes of the call."""
+"""Calls from a model to other models: borrowed memory comes back, however the call ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TEXT = msgspec.structs.replace(
 
 
 class Asking:
-    """A request on whose behalf a model calls others."""
+    """A request on whose behalf a model calls other models."""
 
     def __init__(
         self, *callers: CallingModel, deadline_ns: int = 0, responses: object = None
@@ -77,7 +77,7 @@ def calls(rig: Rig) -> Iterator[ModelCalls]:
 
 @pytest.fixture(autouse=True)
 def only_references_count() -> Iterator[None]:
-    """What comes back must not wait for the collector of cycles."""
+    """Turn the collector of cycles off: memory must come back without the collector."""
     gc.disable()
     yield
     gc.enable()
@@ -124,7 +124,7 @@ def test_an_output_is_memory_of_the_called_executor(rig: Rig, calls: ModelCalls)
     assert (held.leased, held.used_bytes) == (1, array.nbytes)
     part = array[10:20]
     del answer, array
-    for _ in range(3):  # what is borrowed is not used for something else
+    for _ in range(3):  # borrowed memory is not used for something else
         assert calls.begin(call("m", floats(5)), [Asking()]).next() is not None
     assert part.tolist() == [2.0] * 10
     assert rig.executors[0].memory.stats().used_bytes >= LARGE
@@ -225,7 +225,7 @@ def test_a_circle_is_told_at_once_and_another_instance_is_taken(
     assert "(m -> asking -> m)" in told.value.message
     assert calls.begin(call(), [asking(process, blocked=False)]).next() is not None
     entry = rig.serve(double, double)
-    for instance in entry.instances:  # whoever waits, it is the other one
+    for instance in entry.instances:  # the waiting instance, in either case the other instance
         running = calls.begin(call(), [asking(instance.process)])
         assert running.next() is not None
     assert [executor.loop.executed for executor in rig.executors] == [1, 1, 1]
@@ -272,7 +272,7 @@ def test_a_call_has_what_is_left_of_the_calling_requests_time(rig: Rig, calls: M
 
 
 class Gate:
-    """A model that works on each request until it is let go or cancelled."""
+    """A model that works on each request until released or cancelled."""
 
     def __init__(self) -> None:
         self.running = threading.Event()
@@ -320,7 +320,7 @@ def test_calls_are_bounded_and_close_cancels_them(rig: Rig, calls: ModelCalls) -
 
 
 def counted(until: int, fails: bool = False) -> Callable[[Request], None]:
-    """A decoupled model that counts."""
+    """Return a decoupled model that counts."""
 
     def answer(request: Request) -> None:
         responses = request.responses
@@ -353,7 +353,7 @@ def test_a_streams_error_is_raised_after_its_answers(rig: Rig, calls: ModelCalls
     def all_answers() -> None:
         running = calls.begin(call("s", stream=True), [])
         while True:
-            answer = running.next()  # which is still there when the error comes
+            answer = running.next()  # the answer is still readable when the error comes
             assert answer is not None
 
     with pytest.raises(ModelFailure, match="lost count"):
@@ -372,14 +372,14 @@ def test_a_stream_that_is_left_is_cancelled(rig: Rig, calls: ModelCalls) -> None
     rig.serve(counted(10_000), spec=STREAM)
     running = calls.begin(call("s", stream=True), [])
     assert running.next() is not None
-    running.abandoned()  # as a finalizer would: what is to be done is done later
+    running.abandoned()  # as a finalizer would call: the clean-up is done later
     del running
     wait_until(lambda: nothing_is_held(rig, calls), "everything comes back")
     assert calls.begin(call("s", stream=True), []).next() is not None
 
 
 def test_a_process_that_the_model_forks_calls_nobody(rig: Rig, calls: ModelCalls) -> None:
-    """It would talk on its parent's sockets."""
+    """A forked process would send on the parent's sockets."""
     rig.serve(double)
     begun = calls.begin(call(), [])
     reading, writing = os.pipe()

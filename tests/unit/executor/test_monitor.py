@@ -1,4 +1,4 @@
-"""Numbers that models report about themselves."""
+"""Values that models report about themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shmserve.executor.reported_values import ReportedValues
 
 
 class Clock:
-    """Seconds that go on when they are told to."""
+    """Clock in seconds that the test moves."""
 
     now = 100.0
 

@@ -135,3 +135,16 @@ def test_native_nonsense_is_an_internal_error(make: Make, body: str, reason: str
 def test_bytes_outputs_are_checked_too(make: Make) -> None:
     backend, spec = load(make(native("return {'S': np.array([b'a'], object)}")))
     assert "shape [2], got [1]" in failure(ask(backend, spec, ("S",), X=X)).message
+
+
+def test_models_loaded_in_one_process_have_metrics_of_their_own(make: Make) -> None:
+    code = """
+    class Model:
+        def __init__(self, context):
+            self.made = context.metrics.{kind}("seen", "of this model")
+        def infer(self, request):
+            return {{}}
+    """
+    for kind in ("counter", "gauge"):
+        backend, _ = load(make(code.format(kind=kind), name=kind))
+        backend.close()

@@ -42,7 +42,7 @@ def save(folder: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], 
 
 
 def told(key: str, values: list[Any]) -> str:
-    """The part of a configuration that tells these tensors."""
+    """Return the part of a model configuration that describes these tensors."""
     text = ""
     for one in values:
         tensor = one.type.tensor_type
@@ -276,7 +276,8 @@ def test_without_onnxruntime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def offered(directory: str, **inputs: np.ndarray[Any, Any]) -> dict[str, bool]:
-    """Runs it; output name -> whether it was written into the offered array."""
+    """Run the model; return output name -> whether the output was written into the offered
+    array."""
     backend, spec = load(directory)
     request = FakeBackendRequest(tuple(o.name for o in spec.outputs), **inputs)  # type: ignore[arg-type]
     got = arrays(backend.execute([request])[0])
@@ -310,7 +311,7 @@ def test_unknown_shapes_stay_with_onnxruntime(folder: Path) -> None:
     assert got.tolist() == [[1, 3]]
     later = arrays(ask(backend, spec, X=np.zeros(4, np.float32)))["Y"]
     assert later.shape == (1, 0)
-    assert got.tolist() == [[1, 3]]  # the first answer's memory is its own
+    assert got.tolist() == [[1, 3]]  # the first answer has separate memory
 
 
 def test_symbols_that_do_not_hold_are_given_up(folder: Path) -> None:

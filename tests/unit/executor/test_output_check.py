@@ -1,4 +1,4 @@
-"""What a model answers against its configuration, one answer after the other."""
+"""Answers of a model against the model's configuration, one answer after the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check() -> OutputCheck:
 
 
 def test_each_shape_is_judged_by_itself(check: OutputCheck) -> None:
-    """Also right after one that fitted."""
+    """Also right after a shape that fitted."""
     for rows in (3, 3, 5):
         assert check.expect("PAIRS", (rows, 2)).datatype == "FP32"
         (output,) = check.answer(("PAIRS",), {"PAIRS": np.zeros((rows, 2), np.float32)})

@@ -1,4 +1,4 @@
-"""What `triton_python_backend_utils` has is what the documentation says, name by name."""
+"""Names in `triton_python_backend_utils` against the documentation, name by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`batch_input` and `batch_output`: what a model is told of a ragged batch, and who gets what."""
+"""`batch_input` and `batch_output`: a ragged batch as the model sees it, and the distribution of
+outputs."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ class Model:
         result = given["X"] * 2 if test_ragged.SHORT is None else test_ragged.SHORT
         return {"Y": result, "TOLD": given["W"] + 1}
 """
-SEEN: list[dict[str, np.ndarray]] = []  # what the model was run with
-SHORT: Any = None  # what it gives for Y instead
+SEEN: list[dict[str, np.ndarray]] = []  # inputs of each run of the model
+SHORT: Any = None  # value that the model gives for Y instead
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_a_model_that_takes_requests_one_by_one_is_refused(make: Make) -> None:
 
 
 def test_onnx(tmp_path: Path) -> None:
-    """Its graph has one dimension where the client has two."""
+    """The graph has one dimension where the client has two."""
     values = {
         name: helper.make_tensor_value_info(name, kind, shape)  # type: ignore[arg-type]
         for name, kind, shape in (

@@ -1,4 +1,4 @@
-"""An executor that shares resources: it asks, holds, gives back, and survives its coordinator."""
+"""An executor that shares resources: asking, holding, giving back, and the coordinator's death."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shmserve.protocol.control.messages import ToCoordinator
 
 
 class Asked:
-    """`SharedResources` with a coordinator that is this test."""
+    """`SharedResources` with this test as the coordinator."""
 
     def __init__(self) -> None:
         self.sent: list[ToCoordinator] = []
@@ -28,7 +28,7 @@ def test_each_execution_has_a_turn_of_its_own_and_the_last_one_gives_back() -> N
     asked = Asked()
     resources = asked.resources
     assert not resources.may_run(True)
-    assert not resources.may_run(True)  # it has asked
+    assert not resources.may_run(True)  # the executor has asked
     assert asked.take() == [AcquireResources(1)]
     resources.acquired(1)
     assert asked.woken == 1
@@ -36,7 +36,7 @@ def test_each_execution_has_a_turn_of_its_own_and_the_last_one_gives_back() -> N
     assert resources.ticket == 1
     resources.spent()
     assert not resources.may_run(True)
-    assert asked.take() == [AcquireResources(2)]  # which gives back what it had
+    assert asked.take() == [AcquireResources(2)]  # the message also gives back the held resources
     resources.acquired(2)
     resources.spent()
     assert not resources.may_run(False)

@@ -1,4 +1,4 @@
-"""The ordinary loop: what frontends read of it while requests wait, run and are cancelled."""
+"""The ordinary loop: published status while requests wait, run and are cancelled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_depth_and_business_are_published_with_every_change(rig: Rig) -> None:
     outcomes: dict[str, str] = {}
 
     def model(request: Request) -> Response:
-        # A model that asks for `cancelled` has what came taken in.
+        # Asking for `cancelled` makes the executor take in arrived messages.
         until(lambda: request.cancelled or release.is_set(), "nobody let it go on")
         return own_array(request)
 

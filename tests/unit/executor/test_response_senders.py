@@ -1,4 +1,4 @@
-"""Models that send by themselves, in both dialects."""
+"""Models that send responses by themselves, in both dialects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def values(responses: FakeResponses) -> list[float]:
 
 
 def told(responses: FakeResponses) -> str:
-    """The error that ended a stream."""
+    """Return the error that ended a stream."""
     assert responses.ended.wait(30)
     (error,) = responses.errors
     return error.message
@@ -107,7 +107,8 @@ def test_execute_may_be_a_coroutine(make: Make) -> None:
 
 
 def test_whatever_execute_gives_may_be_a_coroutine(make: Make) -> None:
-    """An `execute` that is no coroutine function itself, and one that wants to exit."""
+    """An `execute` that returns a coroutine without being a coroutine function, and a coroutine
+    that exits."""
     body = f"""
     async def answer(sender, x):
         if x == 2:
@@ -183,7 +184,7 @@ EMPTY = (
 
 @pytest.fixture
 def tried() -> Iterator[Callable[[], list[str]]]:
-    """What a model that begins with `TRIED` was told."""
+    """Results recorded by a model that begins with `TRIED`."""
     yield lambda: builtins.tried  # type: ignore[attr-defined]
     del builtins.tried  # type: ignore[attr-defined]
 
@@ -381,7 +382,7 @@ def test_an_ordinary_execute_may_be_a_coroutine(make: Make) -> None:
 
 
 def test_a_waiting_coroutine_is_told_that_its_request_is_cancelled(make: Make) -> None:
-    """The executor's own thread, which alone sees what comes, looks while it waits."""
+    """The executor's own thread, which alone reads messages, looks while the coroutine waits."""
     body = """
     import asyncio
     while not requests[0].is_cancelled():
@@ -396,7 +397,7 @@ def test_a_waiting_coroutine_is_told_that_its_request_is_cancelled(make: Make) -
 
 
 class LookedAt(FakeBackendRequest):
-    """Cancelled from when the thread that made it has looked."""
+    """A request that is cancelled as soon as its creating thread has looked."""
 
     def __init__(self, *arguments: Any, **inputs: Any) -> None:
         self._thread = threading.get_ident()

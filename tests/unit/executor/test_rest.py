@@ -1,4 +1,4 @@
-"""Executors and frontends that have nothing to do are woken by what comes, and by nothing else."""
+"""Idle executors and frontends are woken by messages, and by nothing else."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_frontend_does_not_rest_while_something_is_out(
         assert not plane.dispatcher._measure()
         pool = plane.dispatcher._pool(plane.serve(into_offer).instances[0], "/nowhere")
         plane.dispatcher.executors.pools["x0"] = pool
-        pool.release([(1, 1)], 4096)  # whose connection takes no more
+        pool.release([(1, 1)], 4096)  # an executor whose connection takes no more
         assert plane.dispatcher._measure()
         pool._pending.clear()
         pool.in_flight = 1  # with inputs in client memory

@@ -1,4 +1,4 @@
-"""What an executor counts of requests with one answer and with many."""
+"""Statistics of an executor for requests with one answer and with many."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REQUEST = Execute(1, "", (TENSOR,), (), {}, 0, 0)
 
 
 class Counted:
-    """Statistics on a page of their own, at a time that stands still."""
+    """Statistics on a private page, with a clock that stands still."""
 
     def __init__(self, spec: ModelSpec = SPEC) -> None:
         self.words = memoryview(bytearray(NWORDS * 8)).cast("Q")

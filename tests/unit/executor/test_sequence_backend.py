@@ -1,4 +1,4 @@
-"""What a model of sequences is given besides its clients' tensors, and what is kept of it."""
+"""Inputs of a sequence model besides the client's tensors, and the state that is kept."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def step(
 
 
 def run(backend: SequenceBackend, *requests: FakeBackendRequest) -> list[Response]:
-    """As the loop does it: all answers could be placed."""
+    """Execute as the loop does when every answer could be placed."""
     responses = list(backend.execute(requests))
     for request, response in zip(requests, responses, strict=True):
         backend.states.settle(request.parameters["sequence_id"], response.error is None)  # type: ignore[arg-type]
@@ -126,12 +126,12 @@ def test_states_are_each_sequences_own(make: Make, batch: int, shape: tuple[int,
 
     assert [ask(1, 1, "start"), ask(5, 2, "start"), ask(1, 1), ask(5, 2)] == [1, 5, 2, 10]
     assert "as it was told" in failure(run(backend, step(-1, 1, shape=shape))[0]).message
-    assert ask(1, 1) == 3  # what failed has changed nothing
+    assert ask(1, 1) == 3  # the failed request has changed nothing
     assert ask(1, 1, "start") == 1
     backend.states.forget(2)
     assert ask(1, 2) == 1
     backend.execute([step(7, 2, shape=shape)])
-    backend.states.settle(2, succeeded=False)  # its answer could not be placed
+    backend.states.settle(2, succeeded=False)  # the answer could not be placed
     assert ask(1, 2) == 2
 
 

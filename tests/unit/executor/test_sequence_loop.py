@@ -1,4 +1,4 @@
-"""Sequences over real sockets and shared memory: where they begin, who waits, what a stop does."""
+"""Sequences over real sockets and shared memory: placement, waiting, and the effect of a stop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def spec_of(slots: int = 1, idle_us: int = 60_000_000) -> ModelSpec:
 
 
 class Named:
-    """A model that answers with its own number."""
+    """A model that answers with a fixed number."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -66,7 +66,7 @@ def ask(
     timeout_s: float = 30,
     **parameters: Parameter,
 ) -> int:
-    """The number of the model that a request of a sequence came to."""
+    """Return the number of the model that received a request of a sequence."""
     told = {f"sequence_{flag}": True for flag in flags.split()} | parameters
     options = RunOptions(parameters={"sequence_id": sequence, **told}, timeout_s=timeout_s)
     with rig.dispatcher.call(entry, options) as call:
@@ -77,7 +77,7 @@ def ask(
 
 
 def free_slots(rig: Rig) -> list[int]:
-    """What each executor publishes."""
+    """Return the free slots that each executor publishes."""
     found = []
     for executor in rig.executors:
         fd = executor.status.segment.reader_fd()
@@ -103,7 +103,7 @@ def test_a_sequence_that_lives_somewhere_waits_for_no_stranger(
 ) -> None:
     entry = rig.serve(Named(0), spec=spec_of())
     assert ask(rig, entry, 1, "start") == 0
-    entry = rig.serve(Named(1), spec=spec_of())  # nobody has heard of that one yet
+    entry = rig.serve(Named(1), spec=spec_of())  # the frontend has not heard of this executor yet
     both = (*entry.instances, *(e.instance for e in rig.executors[:1]))
     entry = msgspec.structs.replace(entry, instances=both)
     rig.writer.publish(Snapshot("cafe0123", 0, models={"m": {"1": entry}}, complete=True))
@@ -134,7 +134,7 @@ def test_who_has_no_slot_waits_and_too_many_are_refused(
     with pytest.raises(QueueFull, match="Exceeds maximum number of sequences"):
         ask(rig, entry, 5, "start")
     with pytest.raises(InvalidArgument, match="START flag"):
-        ask(rig, entry, 2)  # it is over before it has begun
+        ask(rig, entry, 2)  # the request ends before the sequence has begun
     assert ask(rig, entry, 1, "start") == 7
     assert ask(rig, entry, 1, "end") == 7
     assert [each.result(30) for each in waiting] == [7, 7, 7]
@@ -172,7 +172,7 @@ def test_a_timeout_ends_a_sequence_that_waits_for_a_slot(
         assert caught.value.message == "timeout of the corresponding sequence has been expired"
     with pytest.raises(InvalidArgument, match="START flag"):
         ask(rig, entry, 2)
-    assert ask(rig, entry, 1, timeout=1) == 7  # it has its slot
+    assert ask(rig, entry, 1, timeout=1) == 7  # the sequence has its slot
 
 
 def test_silence_gives_a_slot_back(rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""What executors find as they are forked."""
+"""State of executors right after the fork from the template."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("model", ["workers/identity", "workers/add_sub"])
 def test_a_model_is_loaded_without_importing_more_of_the_server(model: str) -> None:
-    """What the template has not imported, each executor imports, and has in its own memory."""
+    """Each executor imports modules missing in the template, and has a copy in private memory."""
     folder = repository.read_folder(str(ROOT / model))
     (instance, *_) = folder.instances()
     subprocess.run(

@@ -1,4 +1,4 @@
-"""`pb_utils.MetricFamily`: what models may do, and what is published of it."""
+"""`pb_utils.MetricFamily`: use by models, and publication."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def failure(use: Callable[..., object], *arguments: float) -> str:
 
 
 class Published:
-    """An executor's metrics and the page that others read."""
+    """An executor's metrics and the page that other processes read."""
 
     def __init__(self) -> None:
         self.page = StatusPage("cafe0123")
@@ -114,7 +114,7 @@ def test_what_native_models_do_wrong_is_no_clients_fault(published: Published) -
         with pytest.raises(Internal) as told:
             wrong()
         assert told.value.message.startswith(text)
-    for _ in range(2):  # one that is refused leaves no family, and costs no place
+    for _ in range(2):  # a refused metric leaves no family, and costs no place
         with pytest.raises(Internal, match="the model has 1 metrics already"):
             own.counter("m", "")
     with pytest.raises(Internal, match="metric 'n': the value of label 'shard' is no text"):
@@ -133,12 +133,12 @@ def test_the_same_labels_are_the_same_metric(published: Published) -> None:
     assert [each.value() for each in (metric, same, other)] == [7.5] * 3
     assert published.families()["n"].help == "first"
     del metric, same
-    assert first.Metric({"a": "1"}).value() == 7.5  # the family has it
+    assert first.Metric({"a": "1"}).value() == 7.5  # the family has the metric
     del first
     assert (other.value(), published.values("n")) == (7.5, [(7.5,)])
     times = MetricFamily("t", "", HISTOGRAM)
     times.Metric({}, [1.0]).observe(3)
-    times.Metric({}, [5.0, 6.0]).observe(3)  # there is one already
+    times.Metric({}, [5.0, 6.0]).observe(3)  # such a metric exists already
     assert published.values("t") == [(0, 2, 6)]
 
 
@@ -156,12 +156,12 @@ def test_metrics_go_with_their_family(published: Published) -> None:
         told.append(failure(metric.value))
         doing = ("increment", "set", "observe", "get")
         assert told == [f"Failed to {each} metric value: {DELETED}" for each in doing]
-    value.set(4)  # where it is now
+    value.set(4)  # in the current place
     assert published.values("kept") == [(4,)]
 
 
 def test_a_family_that_the_collector_finds_while_metrics_change(published: Published) -> None:
-    """Finalizers run in the midst of anything, on the thread that has the lock, too."""
+    """Finalizers run at any point, also on the thread that has the lock."""
     family = MetricFamily("n", "", COUNTER)
     metric = family.Metric()
     for number in range(20):
@@ -198,7 +198,7 @@ def test_no_increment_is_lost_between_threads(published: Published) -> None:
 def test_what_a_forked_process_counts_is_its_own(published: Published) -> None:
     family = MetricFamily("n", "", COUNTER)
     metric = family.Metric()
-    with published.metrics._lock:  # as another thread may have it
+    with published.metrics._lock:  # as if another thread had the lock
         pid = os.fork()
         if not pid:
             metric.increment(5)

@@ -1,4 +1,4 @@
-"""Sample requests before a model is ready: what they hold, and what is wrong with some."""
+"""Sample requests before a model is ready: contents, and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ input [ { name: "X" data_type: TYPE_%s dims: [ -1 ] } ]
 output [ { name: "Y" data_type: TYPE_INT32 dims: [ -1 ] } ]
 model_warmup [ { name: "w" %s inputs { key: "X" value { data_type: TYPE_%s dims: [ 3 ] %s } } } ]
 """
-SEEN: list[np.ndarray] = []  # what the model was run with
+SEEN: list[np.ndarray] = []  # inputs of each run of the model
 BODY = """
 from tests.unit.executor import test_warmup
 test_warmup.SEEN.append(request.input("X").copy())

@@ -1,4 +1,4 @@
-"""What becomes of an export, by what the collector says, and what of that is told."""
+"""Results of an export by the collector's answer, and the log of failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.log_lines import log_lines
 
 
 class Scripted:
-    """A collector that answers with these statuses, the last one again and again."""
+    """A collector that answers with the given statuses, and repeats the last status."""
 
     def __init__(self, *statuses: int) -> None:
         self.paths: list[str] = []
@@ -64,7 +64,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scripted | SpanExp
 
 
 def export(started: list[Scripted | SpanExport], *statuses: int) -> tuple[SpanExport, Scripted]:
-    """Three spans, one at a time, for a collector that answers with these statuses."""
+    """Export three spans, one at a time, to a collector that answers with the given statuses."""
     scripted = Scripted(*statuses)
     settings = Settings(otlp_endpoint=scripted.url + "/", otlp_timeout_s=0.5)
     made = SpanExport(settings, Resource({}))

@@ -1,4 +1,4 @@
-"""When the exporter ends, and what it still takes then."""
+"""The exporter's end, and the spans still taken at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches by number and by time, and what there is no room for."""
+"""Batches by number and by time, and spans without room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache: what is in it is whole, bounded, and not taken from those who use it."""
+"""The cache: complete, bounded, and never evicting snapshots in use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def digest(name: str) -> str:
 
 
 def put(cache: Cache, name: str, nbytes: int, age_s: float = 0.0) -> str:
-    """A snapshot of one file of so many bytes, last used so long ago."""
+    """Put a snapshot of one file of `nbytes` bytes, last used `age_s` seconds ago."""
     with cache.incoming(digest(name), time.monotonic()) as folder:
         cache.claim(digest(name), nbytes)
         Path(folder, "m").mkdir()

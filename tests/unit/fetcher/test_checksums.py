@@ -1,4 +1,4 @@
-"""What stores say of a file's content, as their file systems of fsspec describe it."""
+"""Checksums of stores, as fsspec's file systems describe files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store says it has is a stranger's word."""
+"""A store's list of files is untrusted input."""
 
 from __future__ import annotations
 

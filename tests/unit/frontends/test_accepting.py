@@ -1,4 +1,4 @@
-"""A connection's beginning and end: what goes wrong with one costs the others nothing."""
+"""Accepting and closing connections: a failure on one connection costs the others nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WATCHDOG_S = 60.0
 
 
 class Client:
-    """In the place of a protocol's connection: a client that closes without having asked."""
+    """Stand-in for a protocol's connection: a client that closes without having asked."""
 
     idle_since = inf
 
@@ -41,7 +41,7 @@ class Client:
 
 
 class Accepting:
-    """A process that accepts what its listener has, and counts how often it pauses.
+    """A process that accepts its listener's connections, and counts how often it pauses.
 
     Attributes:
         begin: called with each accepted socket.
@@ -189,7 +189,7 @@ def test_a_lane_that_comes_without_its_descriptor_is_none(lanes: object) -> None
 
 @pytest.mark.parametrize("lingers", [True, False])
 def test_who_is_refused_while_it_still_sends_reads_why(lingers: bool) -> None:
-    """Without lingering what it sends meets a closed socket: the connection is reset."""
+    """Without lingering, the client's bytes meet a closed socket, which resets the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname(), 30)
         accepted, _ = listener.accept()

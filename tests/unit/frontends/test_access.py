@@ -1,4 +1,4 @@
-"""Who may do what: each cell of the table, and what a request says of itself."""
+"""Access control: each cell of the table, and the origin that a request claims."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CALLERS = {
 }
 HERE = ("127.0.0.1:8000", "[::1]:8000", "localhost:8000", "unix:/run/s.sock")
 
-# settings, and by action who may
+# settings, and for each action the callers that are allowed
 TABLE: list[tuple[dict[str, Any], dict[Action, str]]] = [
     (
         {},
@@ -203,7 +203,7 @@ def test_the_same_marks_are_looked_at_each_time() -> None:
         assert client.get("/v2", headers={"Host": "localhost"}).status == 200
         assert client.get("/v2", headers=CROSS).status == 403
         assert client.get("/v2", headers={"Host": "localhost", "Origin": "null"}).status == 403
-    for number in range(600):  # a name for each, and none is kept for ever
+    for number in range(600):  # each number has a distinct name, and no name is kept for ever
         assert client.get("/v2", headers={"Host": f"127.0.0.1:{number}"}).status == 200
 
 
@@ -246,7 +246,7 @@ def test_a_listed_page_reads_the_answer() -> None:
 
 @pytest.mark.parametrize("who", ["owner", "anyone"])
 def test_changes_by_those_who_may(who: Any) -> None:
-    """The fake's callers are remote ones."""
+    """The fake's callers are remote callers."""
     client = Client(Settings(model_control="explicit", state_changes_from=who))
     for method, path in (
         ("POST", "/v2/logging"),

@@ -1,4 +1,4 @@
-"""Who is one caller with whom."""
+"""Caller numbers: which addresses count as one caller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmserve.frontends.caller_numbers import of_host
     ("one", "other"),
     [
         ("::ffff:192.0.2.1", "192.0.2.1"),  # the same, to a listener for both
-        ("2001:db8::1", "2001:db8:0:0:ffff::2"),  # one network may choose among these
+        ("2001:db8::1", "2001:db8:0:0:ffff::2"),  # one network may choose among these addresses
         ("fe80::1%eth0", "fe80::1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What one caller may have of the pool, counted in requests over HTTP and gRPC."""
+"""A caller's share of the pool, counted in requests over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.grpc_client import Rig, request
 from tests.raw_http2 import RawClient
 from tests.unit.http_client import Client, as_binary
 
-SIZE = 2 * FREE  # of a tensor that counts
+SIZE = 2 * FREE  # bytes of a tensor that counts
 ARRAY = np.zeros(SIZE // 4, np.float32)
 ROOMY = 100 * SIZE  # a pool
 
@@ -140,7 +140,7 @@ def test_over_grpc_a_request_with_too_much_is_refused() -> None:
 
 def test_over_grpc_announced_tensors_count_before_they_come() -> None:
     dispatcher = fake_models.dispatcher()
-    dispatcher.pool_bytes = 4 * SIZE  # several requests of a caller here may have one of this
+    dispatcher.pool_bytes = 4 * SIZE  # a caller's share of this pool has room for several requests
     with Rig(dispatcher) as rig:
         raws = begin_large(rig, 2)
         fields = raws[1].fields()

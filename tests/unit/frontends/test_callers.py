@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection."""
+"""Identity of the peer of a connection."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ IPV6 = [pytest.param(host, marks=pytest.mark.needs("ipv6")) for host in ("::1", 
 
 @pytest.fixture(params=["127.0.0.1", *IPV6])
 def tcp(request):
-    """A function that connects and gives both ends."""
+    """Return a function that connects and gives both ends."""
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
     listener = socket.socket(family)
     opened = [listener]

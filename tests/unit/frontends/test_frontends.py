@@ -1,4 +1,4 @@
-"""Frontend processes as the supervisor keeps them, with stand-ins that only hold their lock."""
+"""Frontend processes under the supervisor's care, with stand-ins that only hold their lock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ while os.path.exists("."):
 
 
 class Keeper:
-    """`Frontends` with somebody who watches for ends, as the supervisor does."""
+    """`Frontends` with a watcher for ended processes, like the supervisor's."""
 
     def __init__(self, folder: Path, count: int) -> None:
         master = pidfd_open(os.getpid())
@@ -122,7 +122,7 @@ def test_a_successor_adopts(keeper: Keeper, folder: Path) -> None:
     try:
         assert len(successor.turn()) == 2
         assert successor.pids() == pids
-        os.kill(pids["web 1"], signal.SIGKILL)  # not its child
+        os.kill(pids["web 1"], signal.SIGKILL)  # not a child of this process
         wait_until(lambda: bool(successor.turn()), "another")
         assert successor.pids()["web 0"] == pids["web 0"]
     finally:

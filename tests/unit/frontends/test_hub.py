@@ -1,4 +1,4 @@
-"""The loop of an HTTP worker, and what waits on it."""
+"""The loop of an HTTP worker, and the greenlets that wait on the loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WATCHDOG_S = 30.0
 
 
 class Loop:
-    """Runs functions as greenlets of one hub until all are over."""
+    """Runs functions as greenlets of one hub until all have ended."""
 
     def __init__(self) -> None:
         self.hub = Hub(2, "some_threads")
@@ -98,7 +98,7 @@ def test_what_came_when_nobody_waited_is_found_later(
         ends[1].send(b"one")
         assert ends[0].receive(WATCHDOG_S)[0] == b"one"
         ends[1].send(b"two")
-        waiting.sleep(0.02)  # the loop hears of it meanwhile
+        waiting.sleep(0.02)  # the loop sees the event meanwhile
         waiting.sleep(0.02)
         assert ends[0].receive(WATCHDOG_S)[0] == b"two"
         ends[1].close()
@@ -122,7 +122,7 @@ def test_waits_end_in_the_order_of_their_deadlines(
         over.append(seconds)
 
     def receive() -> None:
-        for seconds in (0.3, 0.1, 0.2):  # filed late, earlier than that, and once more
+        for seconds in (0.3, 0.1, 0.2):  # a late timer, an earlier timer, and a timer in between
             began = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 ends[0].receive(seconds)
@@ -172,7 +172,7 @@ def test_an_event_ends_a_wait_for_a_channel(loop: Loop, ends: tuple[Channel, Cha
         event.wait(WATCHDOG_S, ready)
         assert event.is_set()
         event.wait(WATCHDOG_S, ready)
-        # Whoever waits for the channel next has nothing to do with it
+        # The next waiter for the channel is not affected
         late = loop.hub.event()
         late.wait(0.01, ready)
         late.set()
@@ -203,7 +203,8 @@ def test_work_beside_lets_others_go_on_and_has_its_result_and_its_error(loop: Lo
 
 
 def test_a_lock_that_is_held_beside_keeps_no_greenlet_from_it(loop: Loop) -> None:
-    """As an arena that grows: all of its waiters are beside, whoever has the lock."""
+    """Like the lock of a growing arena: all waiters are beside, regardless of the lock's
+    holder."""
     lock, count = threading.Lock(), [0]
 
     def grow() -> None:
@@ -253,7 +254,8 @@ def test_a_descriptor_that_was_closed_and_is_another_now(loop: Loop) -> None:
 
 
 def test_what_is_told_of_a_closed_descriptor_ends_no_wait_for_its_successor(loop: Loop) -> None:
-    """Both were ready; whoever is first closes the other and waits for one with its number."""
+    """Both channels were ready; the first greenlet closes the other channel and waits for a new
+    channel with the closed descriptor's number."""
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
     (first, other), (old, its_peer), (new, silent) = pairs
     channels, peers = [Channel(first), Channel(old)], [Channel(other), Channel(its_peer)]
@@ -262,7 +264,8 @@ def test_what_is_told_of_a_closed_descriptor_ends_no_wait_for_its_successor(loop
         for channel, peer in zip(channels, peers, strict=True):
             peer.send(b"so that the loop watches it")
             channel.receive(WATCHDOG_S)
-        waiting.sleep(0.01)  # a turn without either, or the one that came last is told of first
+        # a turn without both channels, otherwise the later channel is reported first
+        waiting.sleep(0.01)
         for peer in peers:
             peer.send(b"in one turn")
         channels[0].receive(WATCHDOG_S)
@@ -298,7 +301,7 @@ def test_who_is_called_for_a_descriptor_that_another_waited_for_before(loop: Loo
         assert got.pop() == text
     loop.hub._descriptors.epoll.unregister(
         fd
-    )  # as if by mistake: its owner can close it all the same
+    )  # as if by mistake: the owner can still close the descriptor
     loop.hub.unhandle(fd)
     for sock in (other, left, right):
         sock.close()
@@ -344,7 +347,7 @@ def test_what_waits_for_a_thread_has_a_bound() -> None:
     gate.set()
     for _ in taken:
         assert over.acquire(timeout=WATCHDOG_S)
-    while True:  # there is room again as soon as the last item has been put away
+    while True:  # room returns as soon as the last item has been put away
         try:
             threads.submit(item)
             break
@@ -361,7 +364,7 @@ def test_an_error_ends_its_greenlet_alone(loop: Loop, caplog: pytest.LogCaptureF
 
 
 def test_timers_of_what_is_over_are_dropped(loop: Loop) -> None:
-    """As each connection leaves one, which would be due in a minute only."""
+    """Each connection leaves a timer that would be due only after a minute."""
     over: list[int] = []
 
     def use() -> None:
@@ -379,7 +382,7 @@ def test_timers_of_what_is_over_are_dropped(loop: Loop) -> None:
 
 
 def test_who_still_waits_ends_with_the_hub_in_its_thread() -> None:
-    """Freed by another thread later, it could bring down the process."""
+    """A greenlet freed later by another thread could crash the process."""
     ended: list[int] = []
 
     def stubborn() -> None:
@@ -405,7 +408,7 @@ def test_who_still_waits_ends_with_the_hub_in_its_thread() -> None:
 
 
 def test_one_greenlet_runs_what_comes_one_after_the_other(loop: Loop) -> None:
-    """Its stack is memory that it would cost more to get anew."""
+    """A reused greenlet keeps its stack, and a new stack would cost more."""
     seen: list[object] = []
 
     def note() -> None:
@@ -440,8 +443,8 @@ def test_what_a_greenlet_has_run_is_not_kept(loop: Loop) -> None:
 
 
 def test_a_closed_hub_knows_nothing_of_its_thread() -> None:
-    """Else the greenlet library may free what the hub refers to, when it is collected as garbage
-    while a thread ends."""
+    """Otherwise the greenlet library may free objects of the hub when the hub is collected as
+    garbage while a thread ends."""
     hub = Hub(1, "some_threads")
     mains: list[weakref.ref[greenlet]] = []
 
@@ -456,7 +459,7 @@ def test_a_closed_hub_knows_nothing_of_its_thread() -> None:
     deadline = time.monotonic() + WATCHDOG_S
     while mains[0]() is not None:
         assert time.monotonic() < deadline, "the thread's greenlet is still known"
-        gc.collect()  # the library frees it a moment after the thread's end
+        gc.collect()  # the library frees the greenlet a moment after the thread's end
 
 
 def test_nothing_is_left_open() -> None:
@@ -468,5 +471,5 @@ def test_nothing_is_left_open() -> None:
         hub.run(0.0)
         hub.close()
         del hub
-        gc.collect()  # it and what waits on it know each other
+        gc.collect()  # the hub and its waiters refer to each other
     assert len(os.listdir("/proc/self/fd")) == before

@@ -1,4 +1,4 @@
-"""The one driver: what becomes of a request that fails at each of its steps."""
+"""The common driver of requests, with requests that fail at each step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONES = np.ones(4, np.float32)
 
 
 class Source:
-    """A request whose steps fail as told."""
+    """A request whose steps fail with the given exceptions."""
 
     def __init__(self, check: Exception | None = None, fill: Exception | None = None) -> None:
         self.started_ns = 0
@@ -45,7 +45,7 @@ class Source:
 
 
 class Waiting:
-    """A client that is told what it waits for."""
+    """A client that records the call it waits for."""
 
     def __init__(self) -> None:
         self.calls: list[InferenceCall] = []

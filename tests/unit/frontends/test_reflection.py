@@ -1,4 +1,4 @@
-"""Health and reflection are described by files of our own: against the packages that others use."""
+"""Health and reflection, described by the project's own files, against the official packages."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_generated_code_runs_on_the_oldest_protobuf_that_may_be_installed() -> N
 
 @pytest.fixture(scope="module")
 def extended() -> str:
-    """The name of a message, in the pool that files share, that has two extensions."""
+    """Return the name of a message with two extensions, in the pool that files share."""
     file = descriptor_pb2.FileDescriptorProto(name="tests/extended.proto", package="extended")
     file.dependency.append("google/protobuf/descriptor.proto")
     message = file.message_type.add(name="Base")
@@ -96,7 +96,8 @@ def extended() -> str:
 
 
 def answers(requests: list[Any]) -> tuple[list[Any], list[Any]]:
-    """What ours and theirs say, as theirs reads it."""
+    """Return the project's answers and the official package's answers, both parsed by the official
+    package."""
     data = [request.SerializeToString() for request in requests]
     ours = list(map(their_reflection.ServerReflectionResponse.FromString, serve(data)))
     servicer = ReflectionServicer([*SERVICES, SERVICE.full_name])

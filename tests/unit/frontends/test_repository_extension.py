@@ -36,7 +36,7 @@ ME = Caller(os.geteuid())
 
 
 def caller() -> Caller:
-    """Who loads, in these tests."""
+    """The caller that loads models in these tests."""
     return ME
 
 

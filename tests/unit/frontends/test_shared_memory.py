@@ -1,4 +1,4 @@
-"""When what was found in somebody's regions is found again."""
+"""Cached look-ups in callers' regions: when a cached result is used again."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ Tensors = Sequence[tuple[str, str, tuple[int, ...]]]
 def spec(
     name: str, inputs: Tensors = (), outputs: Tensors = (), batch: int = 0, **parameters: str
 ) -> ModelSpec:
-    """A model's spec; with the parameter grps = message it is completed as at the start."""
+    """Return a model's spec; a spec with the parameter grps = message is completed as at the
+    start."""
     decoupled = parameters.pop("decoupled", "") == "true"
     found = ModelSpec(
         name,
@@ -41,7 +42,7 @@ def spec(
 
 
 def message_spec(name: str = "your_model", **parameters: str) -> ModelSpec:
-    """A model that takes the message."""
+    """Return the spec of a model that takes the message."""
     told: dict[str, Any] = {"grps": "message", "grps_version": "1.0.0", **parameters}
     return spec(name, **told)
 
@@ -57,7 +58,7 @@ def echo(request: FakeRequest) -> Outcome:
 
 
 def answering(**arrays: Any) -> Callable[[FakeRequest], Outcome]:
-    """A model that gives these arrays, whatever it is asked."""
+    """Return a model that always gives these arrays."""
 
     def run(request: FakeRequest) -> Outcome:
         return Outcome(tuple(tensor(name, value) for name, value in arrays.items()))
@@ -75,7 +76,7 @@ def tensor(name: str, value: Any, datatype: str = "") -> OutputTensor:
 
 
 def message(value: GrpsMessage) -> Outcome:
-    """The answer of a model that takes messages."""
+    """Return the answer of a model that takes messages."""
     data = message_wire.encode(value)
     return Outcome((OutputTensor("grps", "UINT8", (len(data),), memoryview(data)),))
 
@@ -91,7 +92,7 @@ def streaming(request: FakeRequest) -> Iterator[Outcome]:
 
 
 def breaking(request: FakeRequest) -> Iterator[Outcome]:
-    """Fails after its first answer."""
+    """Fail after the first answer."""
     yield message(GrpsMessage(str_data="first"))
     yield Outcome(error=ModelFailure("the model broke"))
 
@@ -101,7 +102,7 @@ def refusing(request: FakeRequest) -> Outcome:
 
 
 def http_echo(request: FakeRequest) -> Iterator[Outcome]:
-    """A model that takes HTTP requests: tells what it got."""
+    """Answer an HTTP request with a description of the request."""
     head = custom_http.decode_request(request.inputs["http"].view)
     body = bytes(request.inputs["http_body"].view) if "http_body" in request.inputs else b""
     answer = HttpAnswer(201, (("Content-Type", "text/html"), ("X-Query", repr(head.query))))
@@ -118,7 +119,7 @@ def http_echo(request: FakeRequest) -> Iterator[Outcome]:
 
 
 def dispatcher(*models: tuple[ModelSpec, Any]) -> FakeDispatcher:
-    """Models that are ready."""
+    """Return a dispatcher of ready models."""
     return FakeDispatcher(models)
 
 

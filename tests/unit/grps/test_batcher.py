@@ -1,4 +1,4 @@
-"""Batches of a project's model: who runs when, and what becomes of those who cannot wait."""
+"""Batches of a project's model: order of runs, and requests that cannot wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG_NS = 60_000_000_000
 
 
 class Model:
-    """Gives a message with the batch that it was in; `gate` closed: it waits."""
+    """Model that gives a message with the request's batch, and waits while `gate` is closed."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
@@ -46,7 +46,7 @@ def test_a_batch_is_never_larger_than_it_may_be_and_batches_overlap() -> None:
     batcher = Batcher(BatchPolicy(2, frozenset((2,)), LONG_NS), model.run)
     with ThreadPoolExecutor(6) as pool:
         answers = [start(pool, batcher, f"{n}") for n in range(6)]
-        for _ in range(3):  # all three run at once: none waits for another
+        for _ in range(3):  # all three run at once, without waiting
             assert model.entered.acquire(timeout=30)
         model.gate.set()
         assert [answer.result(30) for answer in answers] == [(f"{n}", 2) for n in range(6)]
@@ -73,7 +73,7 @@ def test_one_whose_time_ends_while_it_runs_costs_the_others_nothing() -> None:
         late = start(pool, batcher, "late", time.monotonic_ns() + 300_000_000)
         while not batcher._queue.waiting and not late.done():
             time.sleep(0.001)
-        other = start(pool, batcher, "other")  # whoever completes a batch runs it
+        other = start(pool, batcher, "other")  # the request that completes a batch runs the batch
         with pytest.raises(DeadlineExceeded):  # while the model is at work
             late.result(30)
         model.gate.set()
@@ -85,10 +85,10 @@ def test_everyone_runs_the_batch_of_their_own_alone_and_no_batch_waits_for_one_w
 ):
     batcher = Batcher(BatchPolicy(2, frozenset((2,))), lambda messages, contexts: messages)
     first, other, third = (queued(batcher, text) for text in ("first", "other", "third"))
-    assert batcher._next(third, 0) == []  # the batch is not its own: handed on
+    assert batcher._next(third, 0) == []  # the batch belongs to another request: handed on
     assert batcher._next(third, 0) == [third]
     queued(batcher, "fourth")
-    assert batcher._next(other, time.monotonic_ns() + 50_000_000) == []  # it only waits
+    assert batcher._next(other, time.monotonic_ns() + 50_000_000) == []  # the request only waits
     late = queued(batcher, "late", 1)
     assert batcher._next(late, 1) == []
     assert late.done()

@@ -1,4 +1,4 @@
-"""GRPS projects in the backend that runs them, without an executor around it."""
+"""GRPS projects in their backend, without an executor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROJECTS = Path(__file__).parents[2] / "repositories" / "grps"
 
 
 class Stream:
-    """A request of a client who reads everything."""
+    """A request of a client that reads every response."""
 
     def __init__(self, parameters: dict[str, Any], **inputs: bytes) -> None:
         arrays: dict[str, Any] = {
@@ -47,7 +47,7 @@ class Stream:
         raise AssertionError("the stream was let go of")
 
     def all(self) -> list[Response]:
-        """Every response, and nothing after the final one."""
+        """Return every response, and check that nothing follows the final response."""
         found: list[Response] = []
         while True:
             response, final = self._sent.get(timeout=30)
@@ -112,7 +112,7 @@ Load = Callable[[str | Path], Project]
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Loads projects; what they do to the process is undone afterwards."""
+    """Load projects; changes to the process are undone afterwards."""
     monkeypatch.chdir(os.getcwd())
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", sys.dont_write_bytecode)
@@ -284,7 +284,7 @@ inferer_register.register("chat", Mine())
 
 
 def write(root: Path, load: str = "return True", result: str = "inp", more: str = "") -> Path:
-    """A project with an inferer of its own."""
+    """Write a project with a custom inferer."""
     (root / "conf").mkdir(parents=True)
     (root / "src").mkdir()
     inference = (PROJECTS / "chat/conf/inference.yml").read_text()

@@ -1,4 +1,4 @@
-"""Models with a path of their own, and models that take HTTP requests as they are."""
+"""Models with a custom path, and models that take raw HTTP requests."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ TEXT = models.spec("t", [("IN", "BYTES", (-1,))], [("OUT", "BYTES", (-1,))])
 
 
 class Client:
-    """One model (or more) behind the real application."""
+    """Client of the real application with one or more models."""
 
     def __init__(self, *served: tuple[ModelSpec, Any], **settings: Any) -> None:
         self.fake: FakeDispatcher = models.dispatcher(*served)
@@ -71,7 +71,7 @@ OUT = {**IN, "name": "OUT"}
 
 
 class NotedHub(Hub):
-    """A loop that notes what runs beside it."""
+    """A loop that records functions run beside the loop."""
 
     def __init__(self) -> None:
         super().__init__(2, "some_threads")

@@ -1,4 +1,4 @@
-"""What models answer custom HTTP requests with, and what they see of it; a project's own test."""
+"""Models' answers to custom HTTP requests, as seen by models; a project's own test."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_response_of_flask_stays_one_with_all_its_cookies() -> None:
     assert body == b"hi"
 
 
-# Each is done to a response of ours and to one of Flask's: what both say must be the same.
+# Each change is applied to the project's response and to Flask's: both must show the same result.
 CHANGES = {
     "nothing": lambda r: None,
     "set_data": lambda r: r.set_data("später"),

@@ -1,4 +1,4 @@
-"""Names of models as GRPS clients say them."""
+"""Names of models as GRPS clients write the names."""
 
 from __future__ import annotations
 

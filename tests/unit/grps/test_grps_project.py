@@ -1,4 +1,4 @@
-"""GRPS projects in the repository: what is found, and what is said of the rest."""
+"""GRPS projects in the repository: recognised projects, and messages about the rest."""
 
 from __future__ import annotations
 

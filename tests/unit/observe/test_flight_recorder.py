@@ -95,7 +95,7 @@ def test_what_the_watchdog_kills_is_recorded_and_leaves_a_file(tmp_path, recorde
 
 @pytest.mark.parametrize("living", [0, 1])
 def test_rings_of_the_dead_are_kept_within_bounds_and_the_living_keep_theirs(tmp_path, living):
-    """A process may live long and say little: that does not make its ring an old one."""
+    """The ring of a long-lived process with few events does not count as old."""
     script = (
         "import sys, os; from shmserve.observe import flight_recorder as f\n"
         "f.start(sys.argv[1], 'http-living'); f.record('kind', 'first'); print(flush=True)\n"

@@ -29,7 +29,7 @@ def _part(handle, index):
 
 
 def stand_in(**changed):
-    """A module like pynvml with two devices, the second one in MIG mode."""
+    """Return a module like pynvml with two devices, the second in MIG mode."""
     functions = {
         "NVMLError": NVMLError,
         "nvmlInit": lambda: None,
@@ -46,7 +46,7 @@ def stand_in(**changed):
 
 @pytest.fixture
 def host(monkeypatch, tmp_path):
-    """Sets what is there: a module or None, and how many device files."""
+    """Set the host's pynvml module (or None) and number of device files."""
 
     def prepare(module, files=0):
         monkeypatch.setattr(nvml, "_library", nvml._Library())

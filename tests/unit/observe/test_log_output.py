@@ -1,4 +1,4 @@
-"""Logs whose other end nobody reads, in programs of their own."""
+"""Logs with an unread other end, in separate programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
 
-# 2,000 lines of 999 characters: more than a queue holds. `done` says that the program got there.
+# 2,000 lines of 999 characters exceed a queue. `done` shows that the program was not blocked.
 PROGRAM = """
 import logging, os, sys, threading
 from shmserve.observe import log_output, logs
@@ -36,7 +36,7 @@ DROPPED = re.compile(r"\((\d+) lines of the log were dropped\)")
 
 
 class Output:
-    """A file of some kind that takes nothing, as `fd`, until `read` reads its other end."""
+    """A file of some kind; `fd` takes nothing until `read` reads the other end."""
 
     def __init__(self, fd: int, reading: int) -> None:
         self.fd = fd
@@ -82,7 +82,7 @@ def output(request: pytest.FixtureRequest) -> Iterator[Output]:
 
 
 class Program:
-    """A program that writes its log to `stderr`, and says in a pipe when it is done."""
+    """A program that logs to `stderr`, and reports the end of its work through a pipe."""
 
     def __init__(self, program: str, stderr: int, *words: str) -> None:
         self._reading, writing = os.pipe()
@@ -107,7 +107,7 @@ class Program:
         os.close(self._reading)
 
     def done(self) -> bool:
-        """Whether it says so in time."""
+        """Return whether the program reports its end in time."""
         return bool(select.select([self._reading], [], [], WATCHDOG_S)[0]) and (
             os.read(self._reading, 4) == b"done"
         )
@@ -129,7 +129,8 @@ class Program:
 )
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_lines_that_nobody_reads_are_dropped_and_counted(output: Output, form: str) -> None:
-    """Two processes share what they write to: room that one sees the other takes."""
+    """Two processes share the output: the other process may take room that the first process has
+    seen."""
     words = (output.fd, form, "threads")
     with Program(PROGRAM, *words) as one, Program(PROGRAM, *words) as other:
         assert one.done()
@@ -166,7 +167,7 @@ def test_a_process_whose_logs_reader_is_gone_ends(role: str) -> None:
 
 
 def run(program: str, path: Path) -> str:
-    """What the program has written to one file, as both of its streams."""
+    """Return the program's output, with both streams in one file."""
     with path.open("wb") as file:
         ended = subprocess.run(
             [sys.executable, "-c", program], stdout=file, stderr=file, timeout=WATCHDOG_S
@@ -214,7 +215,7 @@ for _ in range(100):
 
 
 def test_a_master_without_threads_hands_its_lines_to_another_process(tmp_path: Path) -> None:
-    """In order, and those that nobody has received by its end it writes itself."""
+    """In order; the master itself writes lines not received by the master's end."""
     program = """
 import logging, os, sys, threading, time
 from shmserve.observe import log_output, logs

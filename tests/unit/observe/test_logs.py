@@ -1,4 +1,4 @@
-"""What is logged, and how, can be changed while a process runs."""
+"""Log settings can be changed while a process runs."""
 
 from __future__ import annotations
 

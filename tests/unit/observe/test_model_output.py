@@ -1,4 +1,4 @@
-"""A model that prints without end leaves room in the log, and what is missing is counted."""
+"""A model that prints without end leaves room in the log, and missing lines are counted."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""What exporting takes is there, or the start says what to install."""
+"""Export needs extra packages; without the packages the start names the extra to install."""
 
 from __future__ import annotations
 

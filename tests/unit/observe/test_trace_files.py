@@ -1,4 +1,4 @@
-"""Trace files: whole JSON arrays whoever writes them, and whatever goes wrong."""
+"""Trace files: whole JSON arrays, with several writers and after errors."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LARGE = bytes(range(256)) * (LARGE_BYTES // 256)
 
 
 class Memory:
-    """Places, and how many of them were asked for."""
+    """Memory for tensors, and the number of requests for memory."""
 
     def __init__(self, size: int) -> None:
         self.view = memoryview(bytearray(size))
@@ -35,8 +35,8 @@ def message(*raw: bytes, **fields: object) -> bytes:
 
 def take(data: bytes, steps: list[int], received: bool, limits: Settings = LIMITS,
          later: bool = False) -> IncomingRequest:  # fmt: skip
-    """Give it all, in pieces of these sizes; `received`: into its own memory where it offers some;
-    `later`: places are there only when they are wanted."""
+    """Feed `data` in pieces of the sizes `steps`. `received`: receive into the request's memory
+    where offered. `later`: memory becomes available only on demand."""
     incoming = IncomingRequest(len(data), limits, (lambda _: None) if later else Memory)  # type: ignore[arg-type]
     position, turn = 0, 0
     while position < len(data):

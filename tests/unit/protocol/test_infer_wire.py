@@ -1,4 +1,4 @@
-"""ModelInfer messages: pairing of raw parts, what is refused and how, copies."""
+"""ModelInfer messages: pairing of raw parts, refusals and errors, copies."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_malformed_bytes_are_refused_with_the_reason(data: bytes, problem: str) 
 
 
 def _peak(action: Callable[[], object]) -> int:
-    """Bytes that `action` held at most, beside what there was."""
+    """Return the peak of bytes that `action` allocated."""
     tracemalloc.start()
     try:
         kept = action()

@@ -1,4 +1,4 @@
-"""Instance groups on the devices of a host: who runs where, what clients see, what is refused."""
+"""Instance groups on a host's devices: placement, view of clients, refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = {"python": "model.py", "pytorch": "model.pt", "onnxruntime": "model.onnx
 
 @pytest.fixture
 def host(monkeypatch):
-    """Sets how many devices there are, and whether CuPy is installed."""
+    """Set the visible devices, and whether CuPy is installed."""
 
     def prepare(tokens=(), cupy=True):
         monkeypatch.setattr(placement.gpus, "visible_devices", lambda: tuple(tokens))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""config.pbtxt: what is read, what is refused, and the JSON form."""
+"""config.pbtxt: accepted fields, refused fields, and the JSON form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON part of requests: what is accepted, and that errors name the field."""
+"""The JSON part of requests: accepted fields, and errors that name the field."""
 
 from __future__ import annotations
 

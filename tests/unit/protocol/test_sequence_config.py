@@ -1,4 +1,4 @@
-"""`sequence_batching` of config.pbtxt: what it means, and what cannot be meant."""
+"""`sequence_batching` of config.pbtxt: valid settings, and contradictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scanning repositories: what is found, and what is said of the rest."""
+"""Scanning repositories: models found, and messages about the rest."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_find_with_a_configuration_of_its_own(tmp_path: Path) -> None:
 
 
 def in_catalog(root: Path, **models: dict[str, str]) -> str:
-    """The path of a catalog with these entries in a cache."""
+    """Write a catalog with the given entries into a cache, and return the path."""
     (root / "repositories").mkdir(parents=True)
     path = root / "repositories" / "x.catalog"
     path.write_text(json.dumps({"url": "s3://b/m", "models": models}))

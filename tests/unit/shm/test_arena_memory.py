@@ -57,7 +57,7 @@ def test_what_is_there_now_is_had_without_waiting(memory: ArenaMemory) -> None:
     slot = memory.reserve_now(1000)
     assert slot is not None
     assert len(slot.view) == 1000
-    assert memory.reserve_now(2 << 20) is None  # wants a segment of its own
+    assert memory.reserve_now(2 << 20) is None  # needs a separate segment
     memory.reclaim(memory.reserve(2 << 20))
     again = memory.reserve_now(2 << 20)
     assert again is not None
@@ -138,7 +138,7 @@ def test_a_segment_of_its_own_may_be_given_back_and_the_first_shared_one_not(
     memory: ArenaMemory,
 ) -> None:
     large = memory.reserve(2 << 20)
-    assert not memory.may_shrink  # it is in use
+    assert not memory.may_shrink  # the memory is in use
     memory.reclaim(large)
     assert memory.may_shrink
     memory.trim()

@@ -1,4 +1,4 @@
-"""Opening what a client names: what goes wrong is told by the region's name, never by the key."""
+"""Opening memory named by a client: errors name the region, never the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where models' own metrics are published: behind the status page, for whoever has it."""
+"""Publication of models' own metrics: behind the status page, for every reader of the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def page() -> Iterator[StatusPage]:
 
 @pytest.fixture
 def reader(page: StatusPage) -> Iterator[int]:
-    """A reader's descriptor, from before there is anything to read."""
+    """A reader's descriptor, opened before anything is published."""
     fd = page.segment.reader_fd()
     yield fd
     os.close(fd)
@@ -42,7 +42,7 @@ def test_values_are_seen_as_they_change(page: StatusPage, reader: int) -> None:
     assert read(reader) == ()
     size = os.fstat(reader).st_size
     area = MetricsArea(page.segment.fd)
-    assert os.fstat(reader).st_size == size  # who has no metrics has no area
+    assert os.fstat(reader).st_size == size  # without metrics no area exists
     words = area.write(counters(2), [1.5, 2.5])
     assert values(reader) == [1.5, 2.5]
     words[1] = 7

@@ -1,4 +1,4 @@
-"""Which sequences live where, as frontends see it."""
+"""Location of sequences as published to frontends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service manager hears, following the registry."""
+"""Messages to the service manager, derived from the registry."""
 
 import socket
 
@@ -138,7 +138,7 @@ def test_an_unhealthy_service_gives_no_sign_of_life(tmp_path, manager):
 
 
 def test_a_generation_that_begins_to_serve_names_its_main_process_once(tmp_path, manager):
-    """Whoever handed over to it may have died before."""
+    """The previous generation may have died before naming the new main process."""
     serves: list = []
     notifier, reader = Notifier(str(tmp_path / "notify")), RegistryReader(str(tmp_path))
     announcer = Announcer(notifier, reader, 0.0, speaks=lambda: bool(serves), main_pid=7)

@@ -1,4 +1,4 @@
-"""Children's ends: whose number a pid is by then."""
+"""Children's ends: a pid may already belong to another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def test_the_group_of_a_number_that_is_anothers_is_left_alone(
 ) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     adopted = Child("m/1/0", process.pid, os.pidfd_open(process.pid), None, 0.0)
-    process.wait(30)  # whoever inherited it has reaped it, so its number may be given again
+    # the process that inherited the child has reaped the child, so the pid may be given again
+    process.wait(30)
     killed: list[int] = []
     monkeypatch.setattr(os, "killpg", lambda pid, _: killed.append(pid))
     monkeypatch.setattr(os.path, "exists", lambda _: True)

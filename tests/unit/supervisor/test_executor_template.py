@@ -1,4 +1,4 @@
-"""What becomes of a template that does not answer."""
+"""A template that does not answer."""
 
 import sys
 

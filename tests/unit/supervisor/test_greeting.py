@@ -1,4 +1,4 @@
-"""What the operator is told when the service is ready."""
+"""The message to the operator when the service is ready."""
 
 import json
 import shlex

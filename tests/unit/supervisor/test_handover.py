@@ -1,4 +1,4 @@
-"""What a handover says of a new generation, and of why there is none."""
+"""Reports of a handover about a new generation, or about the reason of a failure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def old(master_fd: int, stopping_fd: int = -1, **more: object) -> handover.Old:
 
 
 def test_a_service_that_stops_is_not_taken_over(pipe: Pipe) -> None:
-    """Although its master has not ended, and the new generation could serve."""
+    """The master has not ended, and the new generation could serve."""
     reading, writing = pipe()
     os.write(writing, rundir.SERVES.encode())
     alive = pidfd_open(os.getpid())
@@ -52,7 +52,7 @@ def test_a_service_that_stops_is_not_taken_over(pipe: Pipe) -> None:
 
 
 def test_what_cannot_be_started_is_told_whatever_number_the_pipe_has(pipe: Pipe) -> None:
-    """Descriptors from 3 on become those that are passed."""
+    """Passed descriptors are renumbered from 3 on."""
     reading, writing = pipe()
     http = [("http", pipe()[1])] * (writing + 1)
     pid = handover._start(

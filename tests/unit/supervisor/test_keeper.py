@@ -1,4 +1,4 @@
-"""The keeper around small programs: what it passes on, whom it follows, and how it ends."""
+"""The keeper with small programs: signals, the followed master, and the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from shmserve.testing.running_server import wait_until
 
-# As `shmserve serve` does it, with a socket as systemd passes it.
+# As `shmserve serve` starts the keeper, with a socket as systemd passes sockets.
 START = '''
 import os, sys
 from shmserve.transport.processes import adopt_orphans
@@ -81,11 +81,11 @@ class Kept:
         return self.process.stdout.readline().strip()
 
     def master(self) -> int:
-        """The pid that the next master tells."""
+        """Return the pid reported by the next master."""
         return int(self.says().split()[1])
 
     def asked(self, number: signal.Signals) -> str:
-        """What is said after this signal to the keeper."""
+        """Send a signal to the keeper, and return the next output."""
         self.process.send_signal(number)
         return self.says()
 

@@ -18,7 +18,7 @@ from shmserve.transport.notify import Notifier
 
 
 class Store:
-    """What systemd does with FDSTORE=1."""
+    """systemd's store of descriptors (FDSTORE=1)."""
 
     def __init__(self, path: Path) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -27,7 +27,8 @@ class Store:
         self.kept: dict[str, list[int]] = {}
 
     def settle(self) -> list[bytes]:
-        """Take what has been sent; what the objects that are kept begin with, but for the list."""
+        """Take the messages sent; return the first bytes of the stored objects, without the
+        list."""
         while True:
             try:
                 data, fds, _, _ = socket.recv_fds(self.sock, 1000, 64)
@@ -43,7 +44,7 @@ class Store:
         return sorted(os.pread(fd, 9, 0) for fd in objects)
 
     def passed(self) -> list[tuple[str, int]]:
-        """What the next start gets."""
+        """Return the descriptors passed to the next start."""
         kept, self.kept = self.kept, {}
         return [(name, fd) for name, fds in kept.items() for fd in fds]
 
@@ -63,7 +64,8 @@ def region(number: int, fd: int) -> Region:
 
 
 class Clients:
-    """Those of a service, with one memory for each number; the last two have the same."""
+    """Clients of a service, with one memory for each number; the last two numbers share a
+    memory."""
 
     def __init__(self, count: int) -> None:
         self.fds = {number: memory(number) for number in range(1, count)}
@@ -96,14 +98,14 @@ def clients(store: Store) -> Iterator[Clients]:
 
 
 class OneLife:
-    """Of a supervisor. systemd's queue is often full, so that it takes several turns to tell."""
+    """One life of a supervisor. systemd's queue is often full, so telling takes several turns."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lasting = LastingRegions(Notifier(store.sock.getsockname()))
 
     def tell(self, regions: dict[int, Region], fds: dict[int, int]) -> list[bytes]:
-        """What is kept then."""
+        """Tell systemd about the regions; return the stored contents."""
         for _ in range(20):
             self._lasting.turn(regions, fds)
             kept = self._store.settle()

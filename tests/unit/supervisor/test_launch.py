@@ -1,4 +1,4 @@
-"""What the master looks at before anything is launched."""
+"""Checks of the master before any process is launched."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_all_taken_addresses_are_told_at_once() -> None:
 
 
 def test_the_agents_address_is_kept_for_the_coordinators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them listens there, one after the other, and nobody else meanwhile."""
+    """The coordinators listen on this address one after the other, and no other process in
+    between."""
     monkeypatch.setattr(launch._state, "places", ())
     place = ("127.0.0.1", free_port())
     settings = Settings(grpc_processes=0, agent_bind=(f"127.0.0.1:{place[1]}",))
@@ -85,7 +86,7 @@ print(activation.has_all(os.environ, places[:1]), activation.has_http(os.environ
 
 
 def test_what_is_passed_is_taken_by_name() -> None:
-    """By a process that becomes another one, as the handover's does."""
+    """By a process that becomes another program through exec, as in a handover."""
     socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     memory = os.memfd_create("test")
     os.write(memory, b"bytes")
@@ -116,7 +117,7 @@ exec_with({command!r}, dict(os.environ), {passed!r})
 def test_a_folder_that_cannot_be_locked_does_not_keep_the_master_from_its_beat(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is a following generation's, that awaits the lock of the one before."""
+    """The folder of a following generation, which awaits the previous generation's lock."""
     (tmp_path / "state" / "master.lock").mkdir(parents=True)
     lock = rundir.lock(str(tmp_path), "master")
     assert lock.acquire()
@@ -168,7 +169,7 @@ def test_a_state_directory_is_one_services_alone(tmp_path: Path) -> None:
 
 
 class Beating:
-    """A master that lives, of generation `g1` in a run directory; a predecessor may wait."""
+    """A living master of generation `g1` in a run directory; a predecessor may wait."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
         (base / "g1").mkdir()

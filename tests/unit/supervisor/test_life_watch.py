@@ -1,4 +1,4 @@
-"""What systemd's watchdog is fed from: the master's and the coordinator's beats."""
+"""Sources of systemd's watchdog: the master's and the coordinator's beats."""
 
 from shmserve.supervisor.processes.life_watch import LifeWatch
 from shmserve.transport import rundir

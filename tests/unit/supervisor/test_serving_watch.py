@@ -1,4 +1,4 @@
-"""What the coordinator hears of gRPC processes that serve, that fail to, and that are late."""
+"""Reports to the coordinator about gRPC processes that serve, fail to serve, or are late."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ STATUS = "grpc 0 ended with status 3"
 
 
 class Service:
-    """A supervisor's share in it; `heard`: by its coordinator; `later_s`: beyond the real time."""
+    """The supervisor's part; `heard`: messages to the coordinator; `later_s`: seconds added to
+    real time."""
 
     def __init__(
         self, folder: Path, what: str, count: int = 1, begins: bool = True, waits: bool = False

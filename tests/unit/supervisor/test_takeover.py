@@ -1,4 +1,4 @@
-"""When a new generation may serve, and what its predecessor hears."""
+"""When a new generation may serve, and the messages to the predecessor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def snapshot(complete: bool = True, **models: ModelState) -> Snapshot:
 
 
 class Generation:
-    """A new one; `heard`: by its predecessor."""
+    """A new generation; `heard`: messages to the predecessor."""
 
     def __init__(self, run_dir: str, until: float = inf) -> None:
         self.writer = RegistryWriter(run_dir, "e1")

@@ -1,4 +1,4 @@
-"""BYTES framing: what goes in comes out, and nothing else is accepted."""
+"""BYTES framing: round trips, and refusal of any other bytes."""
 
 from __future__ import annotations
 

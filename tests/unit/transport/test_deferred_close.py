@@ -1,4 +1,4 @@
-"""Descriptors of strangers, closed by a thread of its own."""
+"""Descriptors of strangers, closed by a separate thread."""
 
 from __future__ import annotations
 

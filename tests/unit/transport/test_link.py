@@ -31,7 +31,7 @@ SPEC = ModelSpec("m", "1", "", "python", 0, (), ())
 
 
 class Coordinator:
-    """Accepts one link at a time and does what the test says."""
+    """Accepts one link at a time and acts as the test demands."""
 
     def __init__(self, run_dir: str) -> None:
         self.path = os.path.join(run_dir, "coordinator.sock")
@@ -43,7 +43,7 @@ class Coordinator:
         self.listener.settimeout(10)
 
     def go_away(self) -> None:
-        """As if killed; until there is another one nobody can connect."""
+        """Disappear as if killed; no process can connect until another coordinator exists."""
         self.listener.close()
         self.channel.close()
 
@@ -83,7 +83,7 @@ def coordinator(run_dir):
 
 
 class Process:
-    """The callbacks of a link, and what they were told."""
+    """The callbacks of a link, and a record of their arguments."""
 
     def __init__(self, run_dir: str, **options) -> None:
         self.told: list = []
@@ -153,7 +153,7 @@ def test_a_grant_waits_for_its_answer(coordinator, process, answer):
     thread, answers = in_thread(lambda: process.link.grant(64, 10.0))
     grant = coordinator.receive()
     assert grant == Grant(grant.ticket, 64)
-    coordinator.send(Granted(grant.ticket + 1, True))  # somebody else's
+    coordinator.send(Granted(grant.ticket + 1, True))  # another process's ticket
     coordinator.send(Granted(grant.ticket, answer, "why"))
     thread.join(10)
     assert answers == [answer]

@@ -1,4 +1,5 @@
-"""Addresses that a service is to listen on: read, checked, kept, and who has them if not it."""
+"""Listening addresses of a service: parsing, checks, reservation, and other holders of an
+address."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def listener(title: str, kind: str, place: object) -> subprocess.Popen[bytes]:
 
 @pytest.fixture
 def other(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process, which would share its port."""
+    """Another process, which would share the port."""
     with listener("somebody", "tcp", port) as process:
         yield process
         process.communicate(b"\n")
@@ -115,7 +116,7 @@ def test_a_free_address_is_kept_for_those_who_share_it(port: int) -> None:
             sock.bind(("127.0.0.1", port))
             sock.listen()
             with socket.create_connection(("127.0.0.1", port)):
-                sock.accept()[0].close()  # the one that listens has all connections
+                sock.accept()[0].close()  # the listening socket gets all connections
     free(address)
     assert listen_addresses.reserve("grpc_bind", parse("grpc_bind", "127.0.0.1:0")) == []
 
@@ -136,7 +137,7 @@ def test_a_socket_file_that_somebody_listens_on_stays(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="another process"):
             listen_addresses.make_way("grpc_bind", str(path))
         process.communicate(b"\n")
-    free(address)  # the file of one that is gone
+    free(address)  # the file of an ended process
     assert path.exists()
     listen_addresses.make_way("grpc_bind", str(path))
     assert not path.exists()
@@ -167,7 +168,7 @@ def test_a_process_that_has_lost_its_service_and_its_socket_file_is_waited_for(
         service.stdin.write(b"\n")
         service.stdin.flush()
         free(address, 60.0)
-        deadline = time.monotonic() + 30.0  # its socket closes before it is gone
+        deadline = time.monotonic() + 30.0  # the socket closes before the process ends
         while os.path.exists(f"/proc/{orphan}/fd/0"):
             assert time.monotonic() < deadline, "it has not ended"
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What waits to be sent to the coordinator."""
+"""Messages that wait to be sent to the coordinator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmserve.transport.outbox import Outbox
 
 
 def only_ours(read: int, write: int) -> bool:
-    """Whether nobody else has the writing end of a pipe; both ends are closed."""
+    """Return whether no other process has the pipe's writing end; close both ends."""
     os.close(write)
     os.set_blocking(read, False)
     try:

@@ -140,7 +140,7 @@ def test_what_one_coordinator_was_not_told_of_fds_is_not_told_to_the_next(tmp_pa
         if welcomes:
             link.send(LoadFailed("m/1/0", "of the second"))
         else:
-            coordinator.channel.close()  # it dies before it hears any of it
+            coordinator.channel.close()  # the coordinator dies before reading any message
             link.send(StoredRegions((7,), True), [write])
             link.send(StoredRegions((), False))
         welcomes.append(message)
@@ -166,7 +166,7 @@ def test_what_one_coordinator_was_not_told_of_fds_is_not_told_to_the_next(tmp_pa
 
 
 def nobody_else_has(read, write):
-    """Whether these were the only descriptors of a pipe's ends; they are closed."""
+    """Return whether these were the only descriptors of a pipe's ends; close both ends."""
     os.close(write)
     os.set_blocking(read, False)
     try:

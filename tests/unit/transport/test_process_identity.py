@@ -1,4 +1,4 @@
-"""Whose process a pid is, also where /proc does not show it."""
+"""The owner of a process, also where /proc hides the process."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from shmserve.transport.trust.process_identity import is_of, started_at
 
 @pytest.mark.needs("mounts")
 def test_owners_that_proc_hides_are_watched_too():
-    # It becomes a user who may not write where this process's coverage goes
+    # The process changes to a user without write access to this process's coverage files
     environ = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")}
     hide = 'mount -t proc -o hidepid=invisible proc /proc && exec "$@"'
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Adds 1, from its input's memory into its output's."""
+"""Model that adds 1, from the input's memory into the output's memory."""
 
 import numpy as np
 

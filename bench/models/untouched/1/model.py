@@ -1,4 +1,5 @@
-"""Takes its output's memory and leaves it as it is: what a request costs without its bytes."""
+"""Model that takes the output's memory and leaves it unwritten: the cost of a request without its
+bytes."""
 
 
 class Model:

@@ -125,7 +125,7 @@ class Http2Engine:
 
     def _finish(self) -> None:
         for connection in self._connections:
-            guarded(connection.terminate)
+            guarded(partial(connection.terminate, _STOPS))
         self._loop.stop()
 
 

@@ -34,6 +34,7 @@ _SENDS = 16
 _LAST_WORDS_S = 2.0  # seconds for the client to read the last frames
 _CLOSES_FIRST_S = 1.0  # seconds for a client to close a drained connection
 _TOO_OLD = "the connection is old (grpc_max_connection_age_s)"
+_GIVES_WAY = "an idle connection makes room for another (max_connections, descriptors)"
 _ENDED = select.EPOLLHUP | select.EPOLLERR
 
 
@@ -280,14 +281,16 @@ class ServerConnection:
         self._core.drain(monotonic(), reason)
         self._settle_later()
 
-    def terminate(self) -> None:
-        """End the connection now."""
-        self._core.terminate(ErrorCode.NO_ERROR, "the server is stopping")
+    def terminate(self, reason: str) -> None:
+        """End the connection now, and tell the client why: `reason` is ASCII."""
+        self._core.terminate(ErrorCode.NO_ERROR, reason)
         self._calls.all_over()
         self._settle()
         self.lose()
 
-    give_way = terminate
+    def give_way(self) -> None:
+        """End the idle connection: the process needs room for another."""
+        self.terminate(_GIVES_WAY)
 
     def _may_leave(self, now: float) -> bool:
         """Return True if the socket may be closed, now that all output is sent. After a drain the

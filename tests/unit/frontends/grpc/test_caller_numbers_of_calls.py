@@ -1,4 +1,4 @@
-"""Requests tell the dispatcher whose they are."""
+"""gRPC requests give the dispatcher their caller number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repository, statistics, settings over gRPC; secrets; what is counted of requests."""
+"""Repository, statistics, settings over gRPC; secrets; counts of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metadata that become parameters, and those that decide who may do what."""
+"""Metadata that become parameters, and metadata that decide about access."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_parameters_go_to_the_model_and_come_from_it() -> None:
         "priority": 3,
         "timeout": 1000,
     }
-    assert type(parameters["priority"]) is int  # what can be sent on
+    assert type(parameters["priority"]) is int  # a type that can be sent on
     assert answer.parameters["n"].int64_param == 3
     assert answer.parameters["seen"].string_param == str(sorted(parameters))
 
@@ -271,7 +271,7 @@ def test_regions_in_and_out(rig: Rig) -> None:
     )
     answer = rig.client.infer(message)
     call = rig.dispatcher.calls[-1]
-    assert answer.raw_output_contents == [b""]  # one for each output all the same
+    assert answer.raw_output_contents == [b""]  # still an entry for each output
     assert list(answer.outputs[0].shape) == [4]
     assert (call.receipt.copied_in, call.receipt.copied_out, call.reserved) == (0, 0, [])
     assert [(place.name, place.at.offset) for place in call.options.places] == [("OUTPUT0", 64)]
@@ -357,7 +357,7 @@ def test_long_details_reach_the_client() -> None:
 
     with Rig(FakeDispatcher([(fake_models.spec("identity", "FP32", (-1,)), fail)])) as rig:
         code, details = rig.client.error("ModelInfer", request())
-    assert code == "INVALID_ARGUMENT"  # and not: more trailing metadata than one may receive
+    assert code == "INVALID_ARGUMENT"  # instead of an error about too much trailing metadata
     assert details.startswith("üüü")
     assert details.endswith("...")
 
@@ -404,5 +404,5 @@ def test_the_clients_deadline_is_the_calls() -> None:
     with Rig(dispatcher, request_timeout_s=20) as rig:
         rig.client.infer(timeout=5)
         rig.client.infer(timeout=500)
-    assert 0 < given[0] < 6  # gRPC rounds what it sends
+    assert 0 < given[0] < 6  # gRPC rounds timeouts before sending
     assert given[1] == 20

@@ -1,4 +1,4 @@
-"""What the gRPC server bounds: calls, and how long it waits for clients."""
+"""Limits of the gRPC server: number of calls, and time to wait for clients."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_cancelled_call_that_waits_for_a_thread_never_runs() -> None:
         wait_until(lambda: rig.served.busy == 2, "one waits")
         waiting.cancel()
         wait_until(lambda: rig.served.busy == 1, "its place is free")
-        # On the same connection, so by its answer the server has heard of the cancellation
+        # On the same connection, so the answer proves that the server has read the cancellation
         rig.client.method("ServerLive")(b"", timeout=WATCHDOG_S)
         gate.set()
         assert running.result(WATCHDOG_S).outputs
@@ -69,7 +69,7 @@ def test_a_client_that_never_sends_its_message_is_given_up(monkeypatch: pytest.M
         sender = Sender()
         infer = rig.client.channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
         silent = infer.future(iter(sender))
-        assert rig.client.infer().outputs  # although there is one thread only
+        assert rig.client.infer().outputs  # despite the single thread
         assert silent.code() is grpc.StatusCode.CANCELLED
         sender.close()
 
@@ -97,7 +97,7 @@ def test_limits_of_requests_hold_within_streams_too(monkeypatch: pytest.MonkeyPa
 def test_a_client_that_does_not_take_its_answer_is_given_up() -> None:
     with Rig(send_timeout_s=0.5, min_bytes_per_s=1 << 30) as rig:
         sender = Sender()
-        # As a stream of answers: the client reads none before it is asked to.
+        # As a stream of answers: the client reads only on request.
         infer = rig.client.channel.stream_stream("/inference.GRPCInferenceService/ModelInfer")
         sender.send(request(np.zeros(16 << 20, np.float32)).SerializeToString())
         call = infer(iter(sender), timeout=WATCHDOG_S)

@@ -21,7 +21,7 @@ from tests.grpc_client import Rig, Sender, put, tensor
 
 
 def ask(model: str, count: int, id: str = "", **parameters: Any) -> pb.ModelInferRequest:
-    """A request to a model with one INT32 input."""
+    """Return a request to a model with one INT32 input."""
     array = np.array([count], np.int32)
     message = pb.ModelInferRequest(
         model_name=model,
@@ -38,15 +38,15 @@ def number(outcome: int) -> Outcome:
 
 
 class Models:
-    """`one` answers once; `many` answers 0, 1, … as often as its input says.
+    """`one` answers once; `many` answers 0, 1, … as often as the input says.
 
-    Both first wait for the gate that the request's parameter names, if it names one.
+    Both first wait for the gate named by a parameter of the request, if any.
     """
 
     def __init__(self) -> None:
         self.gates: dict[str, threading.Event] = {}
         self.entered: list[str] = []
-        self.given = 0  # answers that `many` has handed over
+        self.given = 0  # answers handed over by `many`
         spec = fake_models.spec
         self.dispatcher = FakeDispatcher(
             [
@@ -93,7 +93,7 @@ def value(message: pb.ModelStreamInferResponse) -> int:
 
 
 def told(message: pb.ModelStreamInferResponse) -> tuple[str, Any, bool]:
-    """Id, value or error (None: nothing), whether it is final."""
+    """Return the id, the value or error (None: neither), and whether the message is final."""
     response = message.infer_response
     final = response.parameters["triton_final_response"].bool_param
     if message.error_message:
@@ -250,7 +250,7 @@ def test_a_client_that_does_not_read_stops_its_model_and_nobody_else(models: Mod
         slow = rig.client.stream([ask("many", 1)])
         wait_until(lambda: models.given > 4, "answers are made")
         seen = -1
-        while seen != models.given:  # until it stands still
+        while seen != models.given:  # until the count stands still
             seen = models.given
             threading.Event().wait(0.5)
         assert seen < 20

@@ -1,4 +1,4 @@
-"""What clients of the HTTP/2 engine may do to a connection, and what that does to the others."""
+"""Misuse of connections by clients of the HTTP/2 engine, and the effect on other connections."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.raw_http2 import RawClient
 
 
 def farewell(raw: RawClient) -> tuple[int, bytes]:
-    """Code and reason of the GOAWAY that comes, before the connection is closed."""
+    """Return code and reason of the GOAWAY received before the connection closes."""
     *_, payload = raw.until(GOAWAY)
     assert list(raw.frames()) == []
     return int.from_bytes(payload[4:8]), payload[8:]
@@ -91,7 +91,7 @@ def test_connections_wait_while_there_is_no_descriptor(
     with Rig() as rig:
         rig.client.infer()
         with no_descriptors(but=1):
-            raw = RawClient(rig.target)  # which is the last one
+            raw = RawClient(rig.target)  # the last connection allowed
             raw.call(prefix(len(data)) + data)
             wait_until(lambda: "No descriptor is left" in caplog.text, "it is said")
             assert rig.client.infer().outputs
@@ -126,7 +126,9 @@ def test_where_there_is_no_room_the_longest_idle_connection_ends(
         other.send(PING, 0, 0, bytes(8))
         assert other.until(PING)
         assert rig.client.call("ServerReady", wait_for_ready=True).ready, "there is room for it"
-        assert farewell(idle)[0] == ErrorCode.NO_ERROR
+        code, reason = farewell(idle)
+        assert code == ErrorCode.NO_ERROR
+        assert b"max_connections" in reason, "the server goes on"
         assert not ended(other)
         gate.set()
         assert busy.fields()[":status"] == "200"
@@ -211,12 +213,12 @@ def test_a_reset_stream_is_a_cancelled_call() -> None:
         gate.set()
         wait_until(lambda: rig.dispatcher.calls[0].closed == 1, "it is closed")
         raw.call(prefix(len(data)) + data, 3)
-        assert raw.until(HEADERS)[2] == 3  # nothing came for the other one
+        assert raw.until(HEADERS)[2] == 3  # nothing came for the other stream
         raw.close()
 
 
 def large_call(raw: RawClient, stream_id: int) -> None:
-    """An inference whose tensor gets a slot."""
+    """Send an inference whose tensor gets a slot."""
     data = request(np.zeros(50_000, np.float32)).SerializeToString()
     data = prefix(len(data)) + data
     raw.call(None, stream_id)
@@ -287,12 +289,13 @@ def test_whom_calls_may_be_for_is_a_setting() -> None:
 def test_large_tensors_are_received_in_slots_and_sent_from_them(ready: bool) -> None:
     array = np.random.default_rng(1).random(1 << 20, dtype=np.float32)
     with Rig() as rig:
-        rig.dispatcher.memory.ready = ready  # else memory is made for it
+        rig.dispatcher.memory.ready = ready  # otherwise the dispatcher makes memory for the tensor
         for _ in range(2):
             assert rig.client.infer(request(array)).raw_output_contents == [array.tobytes()]
         assert rig.client.infer().outputs
         assert rig.client.infer(request(array)).outputs
-        assert 0 < rig.dispatcher.calls[3].receipt.copied_in <= 64 << 10  # came with its head
+        # bytes that came with the message's head
+        assert 0 < rig.dispatcher.calls[3].receipt.copied_in <= 64 << 10
         for call in rig.dispatcher.calls[:2]:
             assert (call.receipt.copied_in, call.receipt.copied_out) == (0, 0)
         wait_until(lambda: all(call.closed == 1 for call in rig.dispatcher.calls), "all are")
@@ -346,7 +349,7 @@ def begun(message: Any, count: int = 1000) -> bytes:
 
 
 def lacking() -> Any:
-    """A shape whose tensor would be larger than the one that is sent."""
+    """Return a request whose shape needs more bytes than the request carries."""
     message = request(np.zeros(50_000, np.float32))
     message.inputs[0].shape[0] += 1
     return message
@@ -360,7 +363,7 @@ def endless() -> Any:
 
 
 def unexpected() -> Any:
-    """A tensor for an input that the model does not have."""
+    """Return a request with an input that the model does not have."""
     message = request(np.zeros(50_000, np.float32))
     message.inputs[0].name = "OTHER"
     return message
@@ -453,7 +456,7 @@ def test_callers_are_refused_before_a_large_message_has_come() -> None:
 @pytest.mark.parametrize("end", ["reset", "close"])
 def test_an_answer_that_nobody_takes_is_let_go(end: Any) -> None:
     with Rig() as rig:
-        raw = RawClient(rig.target)  # whose windows are small
+        raw = RawClient(rig.target)  # a client with small windows
         array = np.zeros(1 << 20, np.float32)
         data = request(array).SerializeToString()
         raw.call(None)
@@ -498,7 +501,7 @@ def test_a_window_that_is_opened_has_the_rest_of_the_answer_sent() -> None:
 
 
 def test_tensors_arrive_however_frames_and_packets_are_cut() -> None:
-    """Two calls at a time, their frames among each other and among frames that nobody knows."""
+    """Two calls at a time, with interleaved frames and unknown frames in between."""
     with Rig() as rig:
         raw = RawClient(rig.target)
         raw.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -535,7 +538,7 @@ def test_tensors_arrive_however_frames_and_packets_are_cut() -> None:
 
 
 def frame_of(choose: random.Random, stream_id: int, data: bytes, end: bool) -> bytes:
-    """DATA, padded perhaps, with a frame before it that means nothing, perhaps."""
+    """Return a DATA frame, padded at random, at random preceded by a frame of unknown type."""
     before = frame(77, 0, stream_id, b"unknown") if choose.random() < 0.1 else b""
     if choose.random() < 0.2:
         padding = choose.randrange(200)
@@ -544,7 +547,7 @@ def frame_of(choose: random.Random, stream_id: int, data: bytes, end: bool) -> b
 
 
 def answers(raw: RawClient, count: int) -> dict[int, bytes]:
-    """The messages of so many calls, by their streams."""
+    """Return the messages of `count` calls by stream."""
     found: dict[int, bytes] = {}
     for kind, flags, stream_id, payload in raw.frames():
         if kind == 0:

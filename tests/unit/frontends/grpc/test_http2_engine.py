@@ -1,4 +1,4 @@
-"""What is the HTTP/2 engine's alone: who calls, what it refuses, and how it ends."""
+"""The HTTP/2 engine alone: identity of callers, refusals, and shutdown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def raw(rig: Rig) -> Iterator[RawClient]:
 
 
 class Noting(SocketCallers):
-    """Who was seen."""
+    """`SocketCallers` that records the callers."""
 
     def __init__(self) -> None:
         self.seen: list[Caller] = []
@@ -96,7 +96,7 @@ def test_heads_that_are_refused(
 
 
 def test_blanks_around_values_are_no_part_of_them() -> None:
-    """A real client sends them with its metadata; a raw one also in the fields of gRPC's own."""
+    """A real client sends blanks with metadata; a raw client also in gRPC's own fields."""
     with Rig(grpc_header_forward_pattern="^x-") as rig:
         rig.client.infer(metadata=(("x-user", " a b "),))
         noted = rig.dispatcher.calls[-1].request

@@ -1,4 +1,4 @@
-"""Heads of messages that come again: what is remembered of them, and what is not."""
+"""Repeated heads of messages: which parts the server remembers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One item for each message whose fields were read."""
+    """A list with an item for each message whose fields were read."""
     seen: list[int] = []
     parse = model_infer.parse_request  # type: ignore[attr-defined]
 
@@ -68,7 +68,7 @@ def test_what_is_not_alike_is_read(rig: Rig, read: list[int]) -> None:
 
 
 def test_large_messages_on_the_heap_leave_the_loop_to_others(rig: Rig) -> None:
-    """Others, health among them, go on."""
+    """Other calls, health among them, go on."""
     gate, entered = threading.Event(), threading.Event()
     function = rig.dispatcher.functions["identity"]
 

@@ -1,4 +1,4 @@
-"""Where gRPC listens: addresses, ports that are taken, socket files, several processes."""
+"""gRPC listeners: addresses, ports in use, socket files, several processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Bind = Callable[..., list[str]]
 
 @pytest.fixture
 def bind(tmp_path: Path) -> Iterator[Bind]:
-    """Bind with these settings as process `number`; returns what is bound."""
+    """Return a function that binds with given settings as process `number`, and returns the
+    addresses."""
     made: list[tuple[Http2Engine, Listening]] = []
 
     def bind(number: int = 0, **settings: Any) -> list[str]:
@@ -86,12 +87,12 @@ def test_processes_of_one_service_share_a_port_but_not_a_number(bind: Bind, tmp_
 def test_a_socket_file_and_its_mode(bind: Bind, tmp_path: Path) -> None:
     path = tmp_path / "grpc.sock"
     with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(path))  # what a killed process leaves
+        gone.bind(str(path))  # a killed process leaves such a file
     assert bind(grpc_bind=(f"unix:{path}",)) == [f"unix:{path}"]
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     open_to_all = tmp_path / "open.sock"
     bind(1, grpc_bind=(f"unix:{open_to_all}",))
-    assert not open_to_all.exists()  # the first process has it alone
+    assert not open_to_all.exists()  # the socket belongs to the first process alone
 
 
 def test_a_socket_file_may_be_open_to_others(bind: Bind, tmp_path: Path) -> None:

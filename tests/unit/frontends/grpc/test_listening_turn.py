@@ -1,4 +1,4 @@
-"""When a gRPC process may listen: what its supervisor says, and what its end says."""
+"""When a gRPC process may listen: messages of the supervisor, and the supervisor's end."""
 
 from __future__ import annotations
 

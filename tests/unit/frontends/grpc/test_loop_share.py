@@ -1,4 +1,4 @@
-"""What runs on the loop of the HTTP/2 engine, and when."""
+"""Work on the loop of the HTTP/2 engine, and when the work is done."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_of_many_calls_that_come_together_one_runs_before_others_are_looked_at(
 ) -> None:
     with Rig() as rig:
         raw = RawClient(rig.target)
-        raw.until(SETTINGS)  # its settings: from now on it is served
+        raw.until(SETTINGS)  # the server's settings: from now on the connection is served
         whole, parts = raw.sock, []
 
         class Gathered:

@@ -1,4 +1,4 @@
-"""The thread of the HTTP/2 engine: what is posted to it, what waits on it, and time."""
+"""The thread of the HTTP/2 engine: posted functions, waiting calls, and time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_is_to_be_done_earlier_shortens_the_loops_sleep(loop: EventLoop) ->
         def expire(self) -> None:
             expired.set()
 
-    threading.Event().wait(0.02)  # it sleeps
+    threading.Event().wait(0.02)  # the loop sleeps
     loop.post(lambda: loop.at(monotonic() + 0.05, passed.set))
     assert passed.wait(WATCHDOG_S)
     loop.post(lambda: loop.deadline(monotonic() + 1000, Call()))

@@ -1,4 +1,4 @@
-"""Deadlines of messages that are being received: what they grow with, and how far."""
+"""Deadlines of messages during reception: how deadlines grow, and up to which limit."""
 
 from __future__ import annotations
 

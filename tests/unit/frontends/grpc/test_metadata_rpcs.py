@@ -1,4 +1,4 @@
-"""Everything over gRPC that is no inference: metadata, regions, health, reflection."""
+"""gRPC calls other than inference: metadata, regions, health, reflection."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def check(rig: Rig, service: str = "") -> int:
 
 
 class Watcher:
-    """What a watch has told so far, newest last."""
+    """Statuses received from a watch so far, newest last."""
 
     def __init__(self, rig: Rig, service: str = "") -> None:
         request = health_pb2.HealthCheckRequest(service=service).SerializeToString()
@@ -166,7 +166,7 @@ def test_health_is_checked(rig: Rig) -> None:
     assert check(rig, "identity") == SERVING
     rig.dispatcher.put(fake_models.spec("loading", "FP32", (-1,)), ModelState.LOADING)
     assert check(rig, "loading") == NOT_SERVING
-    assert check(rig) == NOT_SERVING  # one that should be ready is not
+    assert check(rig) == NOT_SERVING  # a model that should be ready is not
     del rig.dispatcher.entries["loading"]
     bad = health_pb2.HealthCheckRequest(service="nosuch").SerializeToString()
     assert rig.client.error(CHECK, bad)[0] == "NOT_FOUND"

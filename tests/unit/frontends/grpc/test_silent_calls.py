@@ -1,4 +1,4 @@
-"""Calls that send nothing, whom they cost what."""
+"""Calls that send nothing, and their cost for other callers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_caller_at_its_share_costs_others_nothing(tmp_path: Path) -> None:
         code, details = rig.client.error("ModelInfer", request())
         assert (code, "max_caller_share" in details) == ("RESOURCE_EXHAUSTED", True)
         rig.dispatcher.functions["identity"] = model
-        assert other.infer().outputs  # there are a place and a thread for it
+        assert other.infer().outputs  # a place and a thread are free for the call
         assert not any(call.done() for call in running)
         gate.set()
         assert all(call.result(WATCHDOG_S).outputs for call in running)
@@ -109,7 +109,8 @@ def test_silent_health_checks_do_not_keep_out_a_probe(tmp_path: Path) -> None:
         silent = silent_calls(rig.client, CHECK, 512, sender)
         assert other.method(CHECK)(b"", timeout=WATCHDOG_S)
 
-        def answered() -> bool:  # even the silent ones' own address: they give way
+        # even from the address of the silent calls, because silent calls give way
+        def answered() -> bool:
             call = neighbour.method(CHECK).future(b"", timeout=WATCHDOG_S)
             return call.code() is grpc.StatusCode.OK
 
@@ -166,7 +167,7 @@ def test_a_stream_that_is_idle_for_very_long_ends(monkeypatch: pytest.MonkeyPatc
 
 
 class Call:
-    """A call as the book sees it."""
+    """A call as the book of calls sees a call."""
 
     client_number = 1
 

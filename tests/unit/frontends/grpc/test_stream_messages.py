@@ -1,4 +1,4 @@
-"""Messages of a stream that wait for its rpc."""
+"""Messages of a stream that wait for the rpc's thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from shmserve.frontends.http2.grpc_framing import GrpcMessage
 
 @pytest.fixture
 def call() -> Http2Call:
-    """A stream with two messages more than may wait, whose client has been given no credit."""
+    """A stream with two messages above the limit of waiting messages, whose client has no
+    credit."""
     given: list[int] = []
     owner: Any = SimpleNamespace(
         client=SimpleNamespace(number=1), given=given, give_credit=lambda _, count: given.append(1)

@@ -1,4 +1,4 @@
-"""The metrics page over HTTP: its files, its data, GRPS's series."""
+"""The metrics page over HTTP: files, data, GRPS's series."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DISTRIBUTION = tuple(float(percent) for percent in PERCENTS)
 
 
 def history(level: int = 0, points: int = 2, **fields: Any) -> HistoryReport:
-    """`points` whole periods and the one that runs; values count up from 1."""
+    """Return `points` whole periods and the current period; values count up from 1."""
     cells: Column = [*(float(n) for n in range(1, points + 1)), 1000.0]
     values: dict[str, Any] = {
         "life": "l1",
@@ -277,7 +277,7 @@ def test_a_trend_has_all_times_oldest_first(client: Client, name: str) -> None:
     values = [value for _, value in found["data"]]
     at = 0
     for points in (30, 24, 60, 60):
-        first = 0.0 if name.startswith("*fail") else 1.0  # what had no value is 0 here
+        first = 0.0 if name.startswith("*fail") else 1.0  # a series without a value shows as 0
         assert values[at : at + points] == [0.0] * (points - 2) + [first, 2.0]
         at += points
 

@@ -40,7 +40,7 @@ def streaming(client: Client, function: Any) -> None:
 
 
 def events(client: Client, document: Any, status: str = "200 OK") -> list[Any]:
-    """The events of a stream, and what its body gives back is checked."""
+    """Return the events of a stream, and check that the body gives its resources back."""
     env_body = json.dumps(document).encode()
     started: list[Any] = []
     env = {
@@ -247,5 +247,5 @@ def test_what_cannot_run_or_be_told_is_counted(client: Client) -> None:
     assert generate(client, "identity", b"{").status == 400
     assert client.dispatcher.refusals == [("identity", "InvalidArgument")]
     streaming(client, count_up)
-    error_of(generate(client, "decoupled", {"INPUT0": 2}), 400)  # more answers than one
+    error_of(generate(client, "decoupled", {"INPUT0": 2}), 400)  # more than one answer
     assert client.dispatcher.calls[-1].outcomes == ["InvalidArgument"]

@@ -1,4 +1,4 @@
-"""Header fields whose names have a `_`, from the socket to the model and to those who decide."""
+"""Header fields with a `_` in the name, from the socket to the model and to access control."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Connections:
         self._serving = ServingContext(Config(), FakeLog(), own, app, hooks, 1 << 62)
 
     def ask(self, first: str, headers: tuple[str, ...], body: bytes = b"") -> tuple[int, str]:
-        """Status and whole answer of one request."""
+        """Return the status and the whole answer of one request."""
         lines = ("Host: localhost", "Connection: close", f"Content-Length: {len(body)}", *headers)
         head = first + "".join(f"{line}\r\n" for line in lines) + "\r\n"
         sock: Any = FakeSocket(head.encode() + body, 8192)

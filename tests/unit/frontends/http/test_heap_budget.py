@@ -1,4 +1,4 @@
-"""The heap that bodies may take: of one request, and of all together."""
+"""Heap limits of request bodies: per request, and for all requests together."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_request_gives_back_what_it_took() -> None:
     client.dispatcher.functions["identity"] = look
     values = np.zeros(1 << 20, np.float32).tolist()
     body, headers = gzipped(json.dumps({"inputs": [as_json(values)]}).encode())
-    gc.disable()  # what is given back is, at once
+    gc.disable()  # released heap is given back at once
     try:
         answer = client.ask("POST", INFER, body, headers)
         assert answer.status == 200
@@ -95,7 +95,7 @@ def test_what_was_announced_takes_nothing_before_it_comes() -> None:
 
 
 def test_a_body_may_end_while_another_is_counted() -> None:
-    """Python collects garbage wherever it likes, under the lock of the budget as well."""
+    """Python may collect garbage at any point, also under the lock of the budget."""
     budget = HeapBudget()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""JSON parts that are remembered: what is asked once only, and what each time."""
+"""Remembered JSON parts: checks made once, and checks made for each request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDENTITY = make_signature(spec("identity", "FP32", (-1,)))
 
 
 class Regions:
-    """Registered regions by name, and how often one was looked up."""
+    """Registered regions by name, and the number of look-ups."""
 
     def __init__(self, **numbers: int) -> None:
         self.numbers = numbers

@@ -1,4 +1,4 @@
-"""Bodies that are wrong, chunked or compressed, and compressed answers."""
+"""Wrong, chunked and compressed bodies, and compressed answers."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_a_body_that_is_too_large_is_told_the_limit(
 
 
 def samples(client: Client) -> dict[str, dict[tuple[str, ...], float]]:
-    """By name; label values in the order of their names."""
+    """Return values by metric name and by label values, ordered by label name."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -320,7 +320,7 @@ def test_metrics_say_what_was_counted(client: Client) -> None:
     assert told["shmserve_build_info"] == {(shmserve.__version__,): 1}
 
 
-GPU_VALUES = {  # of the first GPU, with Triton's name as the parser reads it
+GPU_VALUES = {  # values of the first GPU, with Triton's name as the parser reads the name
     "shmserve_gpu_utilization_ratio": ("nv_gpu_utilization", 0.25),
     "shmserve_gpu_memory_used_bytes": ("nv_gpu_memory_used_bytes", 1 << 30),
     "shmserve_gpu_memory_total_bytes": ("nv_gpu_memory_total_bytes", 1 << 37),

@@ -1,4 +1,4 @@
-"""A client that is always faster than its connection: others have their turns all the same."""
+"""A client that is always faster than its connection: other clients still have their turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PEEK, WHOLE, NOW = socket.MSG_PEEK, socket.MSG_WAITALL, socket.MSG_DONTWAIT
 
 
 class Client:
-    """Who is waited for without an end."""
+    """A client without a deadline."""
 
     settings = Settings()
     watch: tuple[str, float] | None = ("test", inf)
@@ -57,7 +57,7 @@ def greenlet_socket(hub: Hub, accepted: socket.socket) -> GreenletSocket:
 
 
 def turns_of_others(hub: Hub, run: Callable[[], object]) -> int:
-    """How often another greenlet had its turn while one ran."""
+    """Return how often another greenlet had a turn while `run` was running."""
     turns, over = [0], [False]
 
     def watch() -> None:
@@ -91,7 +91,7 @@ def server_context(folder: Path) -> ssl.SSLContext:
 @pytest.mark.needs("openssl")
 @pytest.mark.parametrize("large", [False, True])
 def test_tls_whose_bytes_are_there_already(hub: Hub, folder: Path, large: bool) -> None:
-    """Small requests that were sent ahead, and a body that comes faster than it is read."""
+    """Small requests sent ahead, and a body that arrives faster than the server reads."""
     ours, theirs = socket.socketpair()
     sock = greenlet_socket(hub, ours)
     size, count = (ROUNDS << 20, 1) if large else (100, ROUNDS)
@@ -128,7 +128,7 @@ def test_tls_whose_bytes_are_there_already(hub: Hub, folder: Path, large: bool) 
 
 
 def test_requests_that_were_read_ahead(hub: Hub) -> None:
-    """As those after a chunked body: the socket has no part in them any more."""
+    """Like requests after a chunked body: already read, so the socket plays no part any more."""
     ours, theirs = socket.socketpair()
     client = Client()
     client.sock = greenlet_socket(hub, ours)
@@ -139,7 +139,8 @@ def test_requests_that_were_read_ahead(hub: Hub) -> None:
 
 
 def test_what_comes_whole_is_taken_at_once_the_next_time(hub: Hub) -> None:
-    """And what does not, is looked at before: the rest of it has a place of its own."""
+    """A request that does not come whole is peeked at first: the rest of the request has its own
+    place."""
     ours, theirs = socket.socketpair()
     client = Client()
     sock = client.sock = greenlet_socket(hub, ours)
@@ -185,7 +186,7 @@ def test_small_parts_of_a_large_body(hub: Hub) -> None:
 
 @pytest.mark.needs("openssl")
 def test_tls_with_who_has_gone(hub: Hub, folder: Path) -> None:
-    """With a reset, before there is anything of TLS: an error like any other's end."""
+    """A reset before the TLS handshake is an error like the end of any other client."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
         sock = greenlet_socket(hub, listener.accept()[0])

@@ -246,7 +246,7 @@ def test_chunked_client_that_stops(pair: Pair) -> None:
 
 
 class Watched(Connection):
-    """Remembers each deadline, in seconds from when it was set."""
+    """A connection that records each deadline, in seconds from when the deadline was set."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.limits: list[float] = []

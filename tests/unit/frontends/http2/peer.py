@@ -1,4 +1,4 @@
-"""A client that says exactly the frames it is told to, and reads the server's."""
+"""A client that sends exactly the given frames, and reads the server's frames."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Frame(NamedTuple):
 
     @property
     def word(self) -> int:
-        """Its last four bytes: an error code, an increment."""
+        """Return the last four bytes of the payload: an error code, an increment."""
         return int.from_bytes(self.payload[-4:], "big")
 
 
@@ -44,7 +44,7 @@ def parse(data: bytes) -> list[Frame]:
 
 
 def fields(pairs: Any) -> bytes:
-    """A block of literals that leaves tables alone."""
+    """Return a header block of literals that leaves tables alone."""
     encoder = hpack.Encoder()
     return b"".join(
         encoder.add((name.encode("latin-1"), value.encode("latin-1")), True)
@@ -87,7 +87,7 @@ class Peer:
         return self.give(headers(stream_id, pairs, end))
 
     def failure(self, *data: bytes) -> int:
-        """The code of the GOAWAY that ends the connection over `data`."""
+        """Return the code of the GOAWAY that ends the connection because of `data`."""
         events = self.give(*data)
         assert type(events[-1]).__name__ == "ConnectionTerminated", events
         last = self.take()[-1]
@@ -98,7 +98,7 @@ class Peer:
         return code
 
     def resets(self) -> dict[int, int]:
-        """Stream to code of the RST_STREAMs that wait to be sent."""
+        """Return stream -> code of the RST_STREAM frames that wait to be sent."""
         return {x.stream_id: x.word for x in self.take() if x.kind == f.RST_STREAM}
 
 

@@ -1,4 +1,4 @@
-"""Known attacks on HTTP/2 end with a clear code, and what is lawful beside them does not."""
+"""Known attacks on HTTP/2 end with a clear code; similar lawful traffic goes on."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_header_block_without_end() -> None:
 
 
 def test_a_list_larger_than_we_take_is_told_and_the_next_request_is_read() -> None:
-    """Both enter the table: what follows is decoded with the right one."""
+    """Both lists enter the table: the next block is decoded with the right table."""
     peer = Peer(max_header_list_bytes=2000)
     encoder = hpack.Encoder()
     for stream_id, value in ((1, "y" * 2000), (3, "y" * 2000), (5, "z")):
@@ -148,15 +148,15 @@ def test_trailers_larger_than_we_take_end_their_stream_alone() -> None:
 
 
 def test_header_bombs() -> None:
-    # One long value in the table, named again and again by a byte each
+    # One long value in the table, named a thousand times by one byte each
     encoder = hpack.Encoder()
     bomb = encoder.encode([("x", "y" * 3000)]) + bytes((0x80 | 62,)) * 1000
     assert Peer().failure(f.frame(f.HEADERS, 4, 1, bomb)) == CALM
-    # Huffman: what is 5 bits long on the wire is a byte here
+    # Huffman: 5 bits on the wire become one byte
     packed = hpack.Encoder().encode([("x", "e" * 50000)], huffman=True)
     assert len(packed) < 32768
     assert Peer(max_decoded_bytes=40000).failure(f.frame(f.HEADERS, 4, 1, packed)) == CALM
-    # The same in a stream that is not there any more
+    # The same attack in a stream that has ended
     peer = Peer()
     peer.ask(1, end=False)
     peer.connection.reset(1, ErrorCode.CANCEL)

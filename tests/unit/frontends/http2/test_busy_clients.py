@@ -1,4 +1,4 @@
-"""Frames that real clients send beside their messages never end a connection, however many."""
+"""Frames that real clients send beside messages never end a connection, in any number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_TIME: dict[str, Any] = {
 
 
 def lives(peer: Peer) -> bool:
-    """Whether the connection goes on; what it has to say is dropped."""
+    """Drop the pending frames, and return whether the connection goes on."""
     peer.take()
     return not peer.connection.finished
 
@@ -100,7 +100,7 @@ def test_calls_that_were_given_up_pay_for_each_other(why: str) -> None:
             peer.now += 0.06
             pairs += (("grpc-timeout", "50m"),)
         peer.give(f.rst_stream(stream_id, ErrorCode.CANCEL))
-        early = stream_id + 2  # read late: its request and its reset come together
+        early = stream_id + 2  # read late: request and reset arrive together
         peer.give(headers(early, pairs), f.rst_stream(early, ErrorCode.CANCEL))
     assert lives(peer)
 
@@ -110,7 +110,7 @@ def test_messages_on_their_way_to_a_stream_that_we_ended() -> None:
     peer.ask(1, end=False)
     peer.give(data(1, bytes(36)))
     peer.connection.send(1, peer.now, trailers=TRAILERS)
-    assert peer.give(data(1, bytes(655)) * 100) == []  # all that the stream's window allowed
+    assert peer.give(data(1, bytes(655)) * 100) == []  # all bytes that the stream's window allowed
     assert isinstance(peer.ask(3)[0], RequestReceived)
     assert peer.failure(data(1, b"x")) == ErrorCode.FLOW_CONTROL_ERROR
 
@@ -130,5 +130,6 @@ def test_frames_that_come_with_each_request() -> None:
         peer.give(priority, headers(stream_id), f.frame(16, 0, 0, b"\0\0\0\1u=1"))
         peer.connection.send(stream_id, peer.now, head=HEAD, trailers=TRAILERS)
         peer.take()
-        peer.give(f.rst_stream(stream_id, ErrorCode.CANCEL))  # it did not know that all was said
+        # the client did not know that the answer was complete
+        peer.give(f.rst_stream(stream_id, ErrorCode.CANCEL))
     assert lives(peer)

@@ -1,4 +1,4 @@
-"""The loop of the http2 engine: what goes wrong in one call's doing is not the others'."""
+"""The loop of the HTTP/2 engine: a failure in one call's work does not affect other calls."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def test_a_defect_at_a_turns_end_does_not_end_the_loop() -> None:
     loop = EventLoop(1)
     for action in (defect, lambda: done.append("other"), loop.stop):
         loop.at_turns_end(action)
-    loop.post(lambda: None)  # so that it does not wait
+    loop.post(lambda: None)  # so that the loop does not wait
     loop.run()
     assert done == ["defect", "other"]

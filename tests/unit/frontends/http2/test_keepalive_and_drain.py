@@ -97,7 +97,7 @@ def test_a_drain_serves_what_was_on_its_way() -> None:
     assert peer.take()
     assert not peer.connection.finished
     peer.connection.send(3, peer.now, trailers=b"\x88")
-    assert not peer.connection.finished  # there is still something to send
+    assert not peer.connection.finished  # frames still wait to be sent
     peer.take()
     assert peer.connection.finished
 

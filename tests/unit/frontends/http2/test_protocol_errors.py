@@ -1,4 +1,4 @@
-"""What a client may not do, and which code says so."""
+"""Protocol errors of clients, and the code of each."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def test_frames_of_a_stream_that_we_reset_are_forgiven() -> None:
 
 
 def test_a_message_after_the_clients_own_reset_is_forgiven() -> None:
-    """As grpc-java sends it, if a deadline passes while the message waits to be written."""
+    """grpc-java sends such a message if a deadline passes while the message waits to be
+    written."""
     peer = Peer(stream_window=1 << 16)
     peer.ask(1, end=False)
     (reset, asked) = peer.give(f.rst_stream(1, 8), headers(3), data(1, b"abc"))

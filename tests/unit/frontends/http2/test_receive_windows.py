@@ -1,4 +1,4 @@
-"""Flow control of what the client sends."""
+"""Flow control of data from the client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_what_a_stream_held_is_given_back_when_it_ends() -> None:
         peer.ask(stream_id, end=False)
         assert peer.give(data(stream_id, bytes(60000)))
         peer.connection.send(stream_id, peer.now, trailers=TRAILERS)
-        peer.connection.consumed(stream_id, 60000)  # of a stream that is gone: nothing happens
+        # consumed bytes of an ended stream: nothing happens
+        peer.connection.consumed(stream_id, 60000)
     assert isinstance(peer.ask(21)[0], RequestReceived)
 
 

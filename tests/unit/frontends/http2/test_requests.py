@@ -170,11 +170,11 @@ def test_blocks_are_remembered_only_while_the_table_stays() -> None:
     first = head(1, adding(b"1"))
     assert head(3, newest) == first
     assert head(5, newest) is head(7, newest)
-    # What adds an entry is decoded each time, and the same bytes mean something else after it
+    # A block that adds an entry is decoded each time, and changes the meaning of later equal bytes
     assert head(9, adding(b"2")).value("x-a") == "2"
     assert head(11, newest).value("x-a") == "2"
     assert head(13, adding(b"2")) is not head(15, adding(b"2"))
-    # and so is what changes the table's size, after which an entry may be gone
+    # A block that changes the table's size, too: an entry may be evicted
     resized = b"\x20\x3f\xe1\x1f" + fields(REQUEST)  # to 0 and back to 4096
     remembered = head(17, newest)
     assert head(19, resized) is not head(21, resized)
@@ -239,7 +239,8 @@ def test_a_malformed_request_is_reset_alone(pairs: tuple[tuple[str, str], ...]) 
 
 
 def test_blanks_at_the_ends_of_values_are_left_out() -> None:
-    """RFC 9113 calls them malformed; gRPC's clients send them, and its servers take them."""
+    """RFC 9113 calls such values malformed; gRPC's clients send them, and gRPC's servers accept
+    them."""
     blanks = {"te": " trailers", "content-type": "application/grpc\t", "grpc-timeout": " 1S "}
     sent = (*REQUEST[:4], *blanks.items(), ("host", "localhost "), ("x", " \ta b\t "), ("y", " "))
     peer = Peer()

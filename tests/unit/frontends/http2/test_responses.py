@@ -159,8 +159,8 @@ def test_streams_take_turns() -> None:
     assert payloads(peer.take()) == [
         (1, 16384), (3, 16384), (5, 16384), (1, 16383),
     ]  # fmt: skip
-    # The connection's window is shut: whoever waits goes on in turn, and nobody who comes later
-    # and is small overtakes them
+    # The connection's window is shut: waiting streams go on in turn, and no later small answer
+    # overtakes them
     peer.ask(7)
     peer.connection.send(7, peer.now, head=HEAD, data=[bytes(10)], trailers=TRAILERS)
     assert payloads(peer.take()) == []

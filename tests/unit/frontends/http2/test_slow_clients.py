@@ -1,4 +1,4 @@
-"""Clients that let the server wait, whichever way."""
+"""Clients that let the server wait, in every way."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_slow_reader_that_goes_on_is_waited_for() -> None:
 def test_a_client_that_does_not_read_its_socket() -> None:
     peer = Peer(send_stall_s=30.0)
     peer.ask(1)
-    peer.now += 1000.0  # time in which there was nothing to read does not count
+    peer.now += 1000.0  # time without anything to read does not count
     peer.connection.send(1, peer.now, head=HEAD, data=[bytes(9000)], trailers=TRAILERS)
     peer.connection.outgoing(peer.now)
     assert peer.connection.tick(peer.now + 29.0) == []

@@ -1,4 +1,4 @@
-"""Adds 1 on the GPU, from its input's memory into its output's."""
+"""Adds 1 on the GPU, from the input's memory into the output's memory."""
 
 import numpy as np
 

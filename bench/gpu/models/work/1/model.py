@@ -1,4 +1,4 @@
-"""Goes over its input as often as it is told to, and answers with one number."""
+"""Goes over the input a given number of times, and answers with one number."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Does what it is told, however bad."""
+"""Obeys every command, however harmful."""
 
 import ctypes
 import os
@@ -44,7 +44,7 @@ class Model:
         os._exit(int(argument or 1))
 
     def fork_and_leave(self, request, argument):
-        """The child has all that this process has, and tells its pid in a file."""
+        """Fork a child that inherits all open resources, and write the child's pid to a file."""
         child = os.fork()
         if not child:
             time.sleep(1000)

@@ -1,4 +1,4 @@
-"""Tells how many requests it was given at once, or does what one of them says."""
+"""Returns the number of requests in the call, or obeys a command in one of the requests."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""An ordinary model of Triton's dialect that calls others, as its command says."""
+"""An ordinary model of Triton's dialect that calls other models on command."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([text])
 
     def call(self, argument):
-        """Hands on what another model makes of X."""
+        """Pass on the output of another model for X."""
         x = pb_utils.Tensor("X", self.x.as_numpy())
         self.x = None
         response = request_for("worker", inputs=[x], outputs=["Y"]).exec()
@@ -55,7 +55,8 @@ class TritonPythonModel:
         return count
 
     def view(self, _):
-        """Whether the output is memory of the worker's that nobody has copied."""
+        """Return the output, and whether the array owns its memory and is writable: uncopied
+        worker memory is neither."""
         y = pb_utils.get_output_tensor_by_name(request_for("worker").exec(), "Y").as_numpy()
         return [y.tolist(), bool(y.flags.owndata), bool(y.flags.writeable)]
 
@@ -73,13 +74,13 @@ class TritonPythonModel:
         for response in request_for("counter", inputs=[n]).exec(decoupled=True):
             if response.has_error():
                 found.append(response.error().message())
-            elif response.output_tensors():  # the last one only ends the stream
+            elif response.output_tensors():  # the last response only ends the stream
                 out = pb_utils.get_output_tensor_by_name(response, "OUT")
                 found.append(int(out.as_numpy()[0]))
         return found
 
     def leave(self, argument):
-        """Takes one response of many."""
+        """Take one response of many."""
         n = pb_utils.Tensor("N", np.array([int(argument)], np.int32))
         for response in request_for("counter", inputs=[n]).exec(decoupled=True):
             return int(response.output_tensors()[0].as_numpy()[0])
@@ -100,7 +101,7 @@ class TritonPythonModel:
         return pb_utils.is_model_ready(*argument.split())
 
     def manage(self, argument):
-        """Loads a model that is made of what comes along, calls it, and unloads it."""
+        """Load a model from files sent with the load request, call and unload the model."""
         code = "class Model:\n  def infer(self, request):\n    return {'Y': 2 * request.input('X')}"
         tensors = {
             kind: [{"name": name, "data_type": "TYPE_FP32", "dims": [-1]}]
@@ -117,6 +118,6 @@ class TritonPythonModel:
         return [ready, doubled, pb_utils.is_model_ready(argument)]
 
     def circle(self, _):
-        """Calls the model that calls this one."""
+        """Call the model that calls this model."""
         response = request_for("caller").exec()
         return response.error().message()

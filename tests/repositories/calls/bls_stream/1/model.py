@@ -42,7 +42,8 @@ class TritonPythonModel:
             inputs=[pb_utils.Tensor("N", np.array([count], np.int32))],
         )
         responses = await request.async_exec(decoupled=True)
-        outputs = [r.output_tensors() async for r in responses]  # the last may have none
+        # the last response may have no outputs
+        outputs = [r.output_tensors() async for r in responses]
         return str([int(tensors[0].as_numpy()[0]) for tensors in outputs if tensors])
 
     async def hold(self, _):

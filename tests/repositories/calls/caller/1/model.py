@@ -1,4 +1,5 @@
-"""A native model that calls others: the one its parameters name, else the one that calls it."""
+"""A native model that calls the model named by its parameters, otherwise the model that calls this
+model."""
 
 import numpy as np
 

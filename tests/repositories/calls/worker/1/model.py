@@ -1,4 +1,4 @@
-"""Adds one, or fails, or takes its time, or is killed; which, its parameters say."""
+"""Adds one, fails, takes time, or is killed, as the parameters demand."""
 
 import os
 import signal

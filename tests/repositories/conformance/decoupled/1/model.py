@@ -1,4 +1,4 @@
-"""Answers as often as its input says, counting from 0."""
+"""Answers as often as the input says, counting from 0."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -1,4 +1,4 @@
-"""Gives its input back."""
+"""Returns the input."""
 
 import triton_python_backend_utils as pb_utils
 

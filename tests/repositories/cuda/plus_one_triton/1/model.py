@@ -2,7 +2,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Adds one to host tensors, which is what a model on a GPU gets unless it asks for others."""
+    """Adds one to host tensors: the default of a model on a GPU."""
 
     def initialize(self, args):
         assert args["model_instance_kind"] == "GPU"

@@ -1,4 +1,4 @@
-"""Doubles what it gets, straight into the output."""
+"""Doubles the input, straight into the output."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Adds one; an input that begins with a negative number makes it sleep as many seconds."""
+"""Adds one; an input that begins with a negative number makes the model sleep as many seconds."""
 
 import time
 

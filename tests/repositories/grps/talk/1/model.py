@@ -1,4 +1,4 @@
-"""Streams what it is told, word by word; all at once to who wants no stream."""
+"""Streams the input word by word; without a stream, answers all words at once."""
 
 from shmserve import grps
 

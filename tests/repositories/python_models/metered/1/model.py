@@ -1,4 +1,4 @@
-"""Counts its requests, and what they bring, in metrics of its own."""
+"""Counts requests, and their contents, in custom metrics."""
 
 import time
 
@@ -26,7 +26,7 @@ class TritonPythonModel:
             self.requests.increment(1)
             self.level.set(x)
             self.sizes.observe(x)
-            time.sleep(0.02)  # so that requests at a time go to both instances
+            time.sleep(0.02)  # so that concurrent requests go to both instances
             count = pb_utils.Tensor("COUNT", np.array([self.requests.value()]))
             responses.append(pb_utils.InferenceResponse([count]))
         return responses

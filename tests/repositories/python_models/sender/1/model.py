@@ -1,8 +1,8 @@
-"""Does what COMMAND says, word by word.
+"""Obeys COMMAND, word by word.
 
-`send:A` sends A, `last:A` with the final flag, `final` that flag alone; `return:A` and `raise:A`
-end it. What a sender refuses is the answer to the next `told`. In a coroutine, which a command
-that begins with `async` makes of it, `meet:N` waits until N requests wait for each other.
+`send:A` sends A, `last:A` with the final flag, `final` the flag alone; `return:A` and `raise:A`
+end the command. A sender's refusal is the answer to the next `told`. A command that begins with
+`async` runs as a coroutine, in which `meet:N` waits until N requests wait for each other.
 """
 
 import asyncio

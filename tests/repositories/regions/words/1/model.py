@@ -1,4 +1,4 @@
-"""Gives its words back."""
+"""Returns the input words."""
 
 
 class Model:

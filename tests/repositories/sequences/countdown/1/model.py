@@ -1,7 +1,8 @@
-"""Has each request run COUNT times: it tells what it saw in each run, or in the last one. One with
-the parameter `hold` waits in its first run; only those whose COUNT has the same shape run together.
+"""Runs each request COUNT times, and reports each run or the last run. A request with the
+parameter `hold` waits in the first run; only requests with COUNT of equal shape run together.
 
-SEEN: the number of this run, whether it is the first one, its flags, how many run together.
+SEEN: number of the run, whether the run is the first, the request's flags, number of requests run
+together.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Says of each sequence which row it has, how many rows are ready, and how often it was asked."""
+"""Returns for each sequence the row, the number of ready rows, and the number of calls."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Does what it is told, with response senders as the public documentation shows them."""
+"""Obeys commands, with response senders as the public documentation shows them."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class TritonPythonModel:
         threading.Thread(target=self.count, args=(sender, argument), daemon=True).start()
 
     def big(self, sender, argument):
-        """Answers of 1 MiB, until nobody wants them."""
+        """Send answers of 1 MiB, until the request is cancelled."""
         threading.Thread(target=self._big, args=(sender, int(argument)), daemon=True).start()
 
     def _big(self, sender, count):
@@ -42,14 +42,14 @@ class TritonPythonModel:
         finish(sender)
 
     def texts(self, sender, argument):
-        """Texts of so many bytes each, and one of none."""
+        """Send texts of the given sizes in bytes, and an empty text."""
         for i, size in enumerate([*map(int, argument.split(",")), 0]):
             text = np.array([b"x" * size], np.object_)
             sender.send(response(i, text=text))
         finish(sender)
 
     def slowly(self, sender, argument):
-        """An answer every 50 ms, until nobody wants them."""
+        """Send an answer every 50 ms, until the request is cancelled."""
         threading.Thread(target=self._slowly, args=(sender, int(argument)), daemon=True).start()
 
     def _slowly(self, sender, count):

@@ -1,4 +1,4 @@
-"""Answers with its strings."""
+"""Returns the input strings."""
 
 import triton_python_backend_utils as pb_utils
 
