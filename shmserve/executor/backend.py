@@ -181,7 +181,8 @@ class Response(Struct, frozen=True):
 
 
 class Context(Struct, frozen=True):
-    """Context of a backend: describes the instance to load."""
+    """Argument of `Backend.load`: the instance to load, the server's other models, and custom
+    metrics."""
 
     spec: ModelSpec  # inputs and outputs may be empty: the backend completes them
     directory: str  # the model's folder; the version's folder is `directory`/`version`
