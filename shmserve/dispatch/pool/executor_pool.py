@@ -367,8 +367,8 @@ class ExecutorPool:
     @property
     def over(self) -> bool:
         """True if no request is in flight and either the model holds no slots of ours or the
-        executor has ended, so `close` loses nothing. The executor counts as ended if a
-        connection was hung up or no idle connection is left. An executor that takes no more
+        executor has ended, so `close` loses nothing. The executor counts as ended if the pool
+        has a connection that was hung up, or has no connection. An executor that takes no more
         requests may still work on requests, and its model may still hold inputs."""
         with self._lock:
             if self.in_flight or not self._retained:
