@@ -55,12 +55,7 @@ from shmserve.supervisor.generations import activation, handover
 from shmserve.supervisor.master_state import MasterState
 from shmserve.transport import listen_addresses, rundir
 from shmserve.transport.listen_addresses import ListenAddress
-from shmserve.transport.processes import (
-    FileLock,
-    has_ended,
-    send_signal,
-    spawn_role,
-)
+from shmserve.transport.processes import FileLock, has_ended, send_signal, spawn_role
 
 _log = logging.getLogger(__name__)
 

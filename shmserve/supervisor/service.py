@@ -176,9 +176,7 @@ class Supervisor:
         )
         self._coordinator = CoordinatorProcess(run_dir, commands.coordinator, master_fd)
         self._life = LifeWatch(
-            run_dir,
-            settings.watchdog_s,
-            settings.watchdog_s + settings.drain_timeout_s,
+            run_dir, settings.watchdog_s, settings.watchdog_s + settings.drain_timeout_s
         )
         self._looked_at = 0.0
         self._touched_at = time.monotonic()

@@ -183,5 +183,5 @@ def config_json_seeds() -> list[bytes]:
     return [
         b'{"backend":"python","max_batch_size":4,"input":[{"name":"IN","data_type":"TYPE_FP32",'
         b'"dims":[-1]}],"output":[{"name":"OUT","data_type":"TYPE_FP32","dims":["2"]}],'
-        b'"parameters":{"a":{"string_value":"b"}},"dynamic_batching":{}}',
+        b'"parameters":{"a":{"string_value":"b"}},"dynamic_batching":{}}'
     ]

@@ -35,13 +35,7 @@ from shmserve.errors import (
     Unavailable,
 )
 from shmserve.protocol.control import messages
-from shmserve.protocol.control.data_messages import (
-    Answer,
-    Cancel,
-    Credit,
-    Descriptor,
-    Execute,
-)
+from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, Descriptor, Execute
 from shmserve.waiting import installed
 
 _TICK_S = 1.0  # period of checking whether the client is still there

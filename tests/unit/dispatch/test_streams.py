@@ -340,10 +340,7 @@ def test_a_whole_stream_may_have_a_limit(tmp_path: Path) -> None:
         channel_of(request).send(None, final=True)
 
     entry = serve(rig, endless)
-    with (
-        start(rig, entry, 0) as call,
-        pytest.raises(DeadlineExceeded, match="stream_timeout_s"),
-    ):
+    with start(rig, entry, 0) as call, pytest.raises(DeadlineExceeded, match="stream_timeout_s"):
         list(call.stream())
     all_slots_come_back(rig)
     rig.close()

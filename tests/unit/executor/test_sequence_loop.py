@@ -230,8 +230,7 @@ def test_a_sequence_that_begins_anew_and_fails_has_nothing_of_the_one_before(rig
 
     spec = spec_of()
     entries = msgspec.structs.replace(  # type: ignore[type-var]
-        spec.config.sequence_batching,
-        state=(StateEntry("STATE", "NEXT", "TYPE_FP32", (1,)),),
+        spec.config.sequence_batching, state=(StateEntry("STATE", "NEXT", "TYPE_FP32", (1,)),)
     )
     config = msgspec.structs.replace(spec.config, sequence_batching=entries)
     entry = rig.serve(model, spec=msgspec.structs.replace(spec, config=config))

@@ -217,10 +217,7 @@ def test_triton_errors(make: Make, code: str, kind: Code) -> None:
         ("raise pb.TritonModelException('mine')", "mine"),
         ("requests[0].inputs()[0].as_numpy()[0] = 1", "read-only"),
         ("pb.triton_string_to_numpy('TYPE_X')", "KeyError: 'TYPE_X'"),
-        (
-            "pb.InferenceResponse([], parameters={'a': None})",
-            "bool/int/str, found type",
-        ),
+        ("pb.InferenceResponse([], parameters={'a': None})", "bool/int/str, found type"),
     ],
 )
 def test_triton_nonsense(make: Make, body: str, reason: str) -> None:

@@ -104,10 +104,7 @@ def test_auto_with_gpus_falls_back_where_one_is_not_there(host, model):
     [
         ("01", "instance_group.gpus has 3, but there are 2 devices (0 to 1)"),
         ("0", "instance_group.gpus has 3, but there is 1 device (0)"),
-        (
-            "",
-            "instance_group.kind KIND_GPU needs a CUDA device, and none is visible to the server",
-        ),
+        ("", "instance_group.kind KIND_GPU needs a CUDA device, and none is visible to the server"),
     ],
 )
 def test_devices_that_are_not_there_are_a_failure_of_the_model(host, model, tokens, reason):

@@ -9,10 +9,7 @@ from typing import Any
 
 from shmserve.core.stats.custom_metrics import MetricKind
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig as ModelConfig
-from shmserve.executor.backends.triton.called_request import (
-    FLAG_SEQUENCE_END,
-    FLAG_SEQUENCE_START,
-)
+from shmserve.executor.backends.triton.called_request import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from shmserve.executor.backends.triton.data_types import (
     TRITON_STRING_TO_NUMPY,
     DataType,

@@ -47,9 +47,7 @@ class BufferBody:
     __slots__ = ("buffers", "close")
 
     def __init__(
-        self,
-        buffers: Sequence[Buffer],
-        close: Callable[[], object] = lambda: None,
+        self, buffers: Sequence[Buffer], close: Callable[[], object] = lambda: None
     ) -> None:
         self.buffers = buffers
         self.close = close
@@ -181,10 +179,7 @@ class HttpResponse:
         self._omit = False
 
     def start_response(
-        self,
-        status: str,
-        headers: list[tuple[str, str]],
-        exc_info: ExcInfo | None = None,
+        self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None
     ) -> Callable[[bytes], None]:
         if exc_info is not None:
             if self.begun:

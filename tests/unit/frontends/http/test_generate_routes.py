@@ -164,12 +164,7 @@ def test_limits(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "expected"),
-    [
-        ([1.5], 1.5),
-        ([float("nan")], "NaN"),
-        ([float("inf"), 1], "[Infinity,1.0]"),
-        ([], []),
-    ],
+    [([1.5], 1.5), ([float("nan")], "NaN"), ([float("inf"), 1], "[Infinity,1.0]"), ([], [])],
 )
 def test_numbers(client: Client, outcome: list[float], expected: Any) -> None:
     array = np.array(outcome, np.float32)
