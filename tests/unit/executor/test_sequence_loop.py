@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -43,13 +42,6 @@ class Named:
 
     def __call__(self, request: Request) -> Response:
         return Response((Output("OUT", "FP32", np.full(1, self.number, np.float32)),))
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
 
 
 @pytest.fixture
