@@ -13,7 +13,7 @@ from shmserve import repository
 from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config.backend_kinds import BUILT_IN
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup, placed, places
-from shmserve.repository import placement
+from shmserve.repository import model_folder
 
 CONFIG = """
 backend: "%s"
@@ -29,9 +29,9 @@ def host(monkeypatch):
     """Set the visible devices, and whether CuPy is installed."""
 
     def prepare(tokens=(), cupy=True):
-        monkeypatch.setattr(placement.gpus, "visible_devices", lambda: tuple(tokens))  # type: ignore[attr-defined]
+        monkeypatch.setattr(model_folder.gpus, "visible_devices", lambda: tuple(tokens))  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            placement.util,  # type: ignore[attr-defined]
+            model_folder.util,  # type: ignore[attr-defined]
             "find_spec",
             lambda name: object() if cupy and name == "cupy" else None,
         )
