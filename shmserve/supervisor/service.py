@@ -138,13 +138,7 @@ class Supervisor:
             run_dir,
             "supervisor",
             process,
-            LinkHandlers(
-                on_trim=lambda nbytes: None,
-                on_stats=lambda what: {},
-                held_bytes=lambda: 0,
-                on_message=self._from_link,
-                on_fds=self._fds_from_link,
-            ),
+            LinkHandlers(on_message=self._from_link, on_fds=self._fds_from_link),
         )
         self._regions, fds = restored(inherited.stored)
         self._store = FdStore[int](self._stored_regions)
