@@ -111,18 +111,9 @@ class Attempt:
     """
 
     __slots__ = (
-        "_cancellation",
-        "_entry",
-        "_executors",
-        "_message",
-        "_options",
-        "_timeout_s",
-        "abandoned",
-        "deadline_ns",
-        "overdue",
-        "pool",
-        "unfinished",
-    )
+        "_cancellation", "_entry", "_executors", "_message", "_options", "_timeout_s",
+        "abandoned", "deadline_ns", "overdue", "pool", "unfinished",
+    )  # fmt: skip
 
     def __init__(
         self,

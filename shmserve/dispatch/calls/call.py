@@ -39,23 +39,10 @@ class Call(CallScope):
     """A request, as a context manager. Not for use by two threads, except `cancel`."""
 
     __slots__ = (
-        "_answer",
-        "_attempt",
-        "_cancellation",
-        "_deadline_ns",
-        "_held",
-        "_held_bytes",
-        "_inputs",
-        "_memory",
-        "_options",
-        "_plane",
-        "_pool",
-        "_slots",
-        "_timeout_s",
-        "account",
-        "entry",
+        "_answer", "_attempt", "_cancellation", "_deadline_ns", "_held", "_held_bytes", "_inputs",
+        "_memory", "_options", "_plane", "_pool", "_slots", "_timeout_s", "account", "entry",
         "receipt",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, plane: DataPlane, entry: ModelEntry, options: RunOptions, cancellable: bool = False

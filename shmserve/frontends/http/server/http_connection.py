@@ -66,17 +66,9 @@ class HttpConnection:
     """
 
     __slots__ = (
-        "_body",
-        "_caller",
-        "_client",
-        "_heads",
-        "_server",
-        "_service",
-        "expired",
-        "settings",
-        "sock",
-        "watch",
-    )
+        "_body", "_caller", "_client", "_heads", "_server", "_service", "expired", "settings",
+        "sock", "watch",
+    )  # fmt: skip
 
     def __init__(
         self,

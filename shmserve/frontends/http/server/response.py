@@ -17,15 +17,9 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 
 _ORDINARY, _LENGTH, _DROPPED, _CLOSE = range(4)
 _HOP_BY_HOP = {
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "te",
-    "trailers",
-    "transfer-encoding",
-    "upgrade",
-}
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailers",
+    "transfer-encoding", "upgrade",
+}  # fmt: skip
 _OURS = {"server", "date"}
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _CACHE_SIZE = 1024
@@ -150,18 +144,9 @@ class HttpResponse:
     """
 
     __slots__ = (
-        "_chunked",
-        "_length",
-        "_omit",
-        "_sink",
-        "begun",
-        "headers",
-        "keep_alive",
-        "method",
-        "sent",
-        "status",
-        "version",
-    )
+        "_chunked", "_length", "_omit", "_sink", "begun", "headers", "keep_alive", "method",
+        "sent", "status", "version",
+    )  # fmt: skip
 
     def __init__(
         self, sink: ByteSink, method: str, version: tuple[int, int], keep_alive: bool

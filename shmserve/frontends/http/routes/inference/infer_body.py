@@ -73,20 +73,9 @@ class InferBody:
     """
 
     __slots__ = (
-        "_forward",
-        "_inputs",
-        "_known",
-        "_reader",
-        "_regions",
-        "_settings",
-        "_signature",
-        "environ",
-        "nbytes",
-        "request",
-        "share",
-        "started_ns",
-        "wanted",
-    )
+        "_forward", "_inputs", "_known", "_reader", "_regions", "_settings", "_signature",
+        "environ", "nbytes", "request", "share", "started_ns", "wanted",
+    )  # fmt: skip
 
     def __init__(
         self,
