@@ -71,10 +71,8 @@ def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
 
 def send_signal(pidfd: int, number: signal.Signals) -> None:
     """Signal the process; do nothing if it has ended."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        pass
 
 
 def follow(pidfd: int, stop: Callable[[], None], within_s: float = 4.0) -> None:
