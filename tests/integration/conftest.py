@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -24,3 +25,9 @@ def frontend(server: RunningServer) -> Iterator[Dispatcher]:
     wait_until(lambda: not memory.forwarded, "outputs of executors are held")
     wait_until(lambda: not server.show("slots"), "slots of executors are held")
     made.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as executor:
+        yield executor

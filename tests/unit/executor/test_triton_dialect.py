@@ -17,14 +17,9 @@ from shmserve.executor.backends.triton.inference_response import InferenceRespon
 from shmserve.repository import model_folder
 from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 from shmserve.testing.model_files import X_TO_Y as CONFIG
-from shmserve.testing.model_files import Make, model_maker, triton
+from shmserve.testing.model_files import Make, triton
 
 X = np.arange(4, dtype=np.float32)
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    return model_maker(tmp_path)
 
 
 # ------------------------------------------------------------- Triton dialect
