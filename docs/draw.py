@@ -83,7 +83,7 @@ def picture(edges: list[tuple[str, str, str]]) -> str:
 
 def config_table() -> str:
     """Return a table of the fields of config.pbtxt: a row for each message with its honoured
-    fields, and a row for all fields with the same verdict. Parts of a refused field are left out."""
+    fields, and a row for all fields of one verdict. Parts of a refused field are left out."""
     honoured: dict[str, list[str]] = {}
     verdicts: dict[str, str] = {}
     for path in schema_paths():

@@ -98,9 +98,7 @@ MOVED = {
     },
     "python_models.md": {"tritons-public-models": "compatibility.md#python-models"},
     "remote_models.md": {"a-second-node": "benchmarks.md#results-starting-and-resting"},
-    "scale.md": {
-        "from-one-host-to-a-thousand-in-steps": "scale.md#which-setup-for-how-many-hosts"
-    },
+    "scale.md": {"from-one-host-to-a-thousand-in-steps": "scale.md#which-setup-for-how-many-hosts"},
     "security.md": {
         "keys": "keys.md",
         "tls": "keys.md",

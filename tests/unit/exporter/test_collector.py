@@ -118,7 +118,7 @@ def test_what_the_sdk_sends_to_nobody_is_refused(caplog: pytest.LogCaptureFixtur
     session, stop = collectors.StatusSession(), threading.Event()
     collector = collectors.Collector("spans", TooLarge(), session, stop)
     assert collector.send([]) is collectors.Fate.REFUSED
-    assert "it was not asked" in caplog.text
+    assert "the collector was not asked" in caplog.text
 
 
 def test_queues_are_as_opentelemetrys_variables_say(caplog: pytest.LogCaptureFixture) -> None:
