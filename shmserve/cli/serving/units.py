@@ -42,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
     hidden = next((folder for folder in _HIDDEN if app.is_relative_to(folder)), "")
     if hidden:
         print(
-            f"shmserve: the service cannot see {app}, because the unit hides {hidden}; install into "
+            f"shmserve: the service cannot see {app}: the unit hides {hidden}; install into "
             "/opt (python3 -m venv /opt/shmserve), or with PIPX_HOME=/opt/pipx",
             file=sys.stderr,
         )
