@@ -137,7 +137,7 @@ class Numbers:
 
     def __call__(self) -> Iterator[Metric]:
         yield from families(self._coordinator.report(), self._registry.current())
-        what = "Spans of traced requests, by what became of them since the exporter began"
+        what = "Spans of traced requests, by result, since the exporter's start"
         spans = CounterMetricFamily("shmserve_exporter_spans", what, labels=("result",))
         for result in ("exported", "lost", "refused"):
             spans.add_metric([result], getattr(self._spans, result))

@@ -105,6 +105,6 @@ class Collector(Generic[Payload]):
         if fate is Fate.TAKEN:
             _log.info("the collector takes %s again", self._what)
         else:
-            reason = "it was not asked" if status is None else f"status {status}"
+            reason = "the collector was not asked" if status is None else f"status {status}"
             reason = reason if status != 0 else "no answer"
             _log.warning("the collector does not take %s: %s (otlp_endpoint)", self._what, reason)

@@ -69,7 +69,7 @@ class MetricExport:
             try:
                 metrics = list(converted(self._collect(), time.time_ns()))
             except ShmserveError as ex:  # no coordinator is running now
-                _log.debug("no metrics: %s", ex)
+                _log.debug("metrics were not exported: %s", ex)
                 continue
             scope = ScopeMetrics(SCOPE, metrics, "")
             self._collector.try_once(MetricsData([ResourceMetrics(self._resource, [scope], "")]))

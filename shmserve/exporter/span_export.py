@@ -53,7 +53,9 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
         return default
     if text.isdecimal() and 0 < int(text) <= _MAX_NUMBER:
         return int(text)
-    _log.warning("%s is no whole number from 1 to %d: %d holds", name, _MAX_NUMBER, default)
+    _log.warning(
+        "%s is not a whole number from 1 to %d: the exporter uses %d", name, _MAX_NUMBER, default
+    )
     return default
 
 
@@ -111,7 +113,7 @@ class SpanExport:
         total_lost = self.lost + self.refused
         if total_lost > self._told:
             so_far = log_fields(exported=self.exported, lost=self.lost, refused=self.refused)
-            _log.warning("%d spans more are lost; in all", total_lost - self._told, extra=so_far)
+            _log.warning("%d more spans are lost; in all", total_lost - self._told, extra=so_far)
             self._told = total_lost
 
     def _run(self) -> None:

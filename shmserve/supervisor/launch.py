@@ -6,7 +6,7 @@ The module is light on purpose: the master imports nothing else of the server, a
 - a lock, so that one service owns the run directory
 - a pidfd of itself, by which all processes notice its end
 - the keeper's pipe
-- the addresses of gRPC and of the agent, bound but not listened on, which keeps others out
+- the addresses of gRPC and of the agent, bound but not listened on, to keep other services away
 - the socket of its log
 - the state in `master_state`
 
@@ -59,12 +59,13 @@ from shmserve.transport.processes import FileLock, has_ended, send_signal, spawn
 
 _log = logging.getLogger(__name__)
 
-_PREDECESSOR_S = 10.0  # beyond the drain: for the processes of an earlier service to end
+_PREDECESSOR_S = 10.0  # time after the drain for processes of an earlier service to end
 _LAUNCH_S = 15.0
 _TURN_S = 0.02
 SUPERVISOR = [sys.executable, "-m", "shmserve.supervisor"]  # command
 _REPORT_BYTES = 4096
-# Meant for the master: another process would take its sockets or speak in its name.
+# Variables for the master only: by these, another process would take the master's sockets or
+# report in the master's name.
 _MASTER_ONLY = (
     "LISTEN_PID",
     "LISTEN_FDS",
@@ -355,7 +356,7 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
         new_session=True,
     )
     try:
-        status = process.wait(_LAUNCH_S)  # of the half that exits once the supervisor is detached
+        status = process.wait(_LAUNCH_S)  # first fork, which exits once the second is detached
     except subprocess.TimeoutExpired:
         process.kill()
         status = process.wait()

@@ -155,7 +155,7 @@ class CoordinatorClient:
             timeout_s = self._settings.load_timeout_s + _BEYOND_S
             answer, fds = self._answer(make, ModelAnswer, timeout_s)
         except Unavailable:
-            raise DeadlineExceeded("the request has not been done in time; it goes on") from None
+            raise DeadlineExceeded("the request has not ended in time, and goes on") from None
         close_all(fds)
         _check(answer)
 

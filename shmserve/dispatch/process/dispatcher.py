@@ -234,7 +234,7 @@ class Dispatcher:
                 pause_s = _RESTING_S if self.rest.resting else _MAINTENANCE_S
                 self.tracer.flush(self.coordinator.take_traces)
             except Exception:
-                log.exception("maintenance failed; it goes on")
+                log.exception("one round of maintenance failed")
                 pause_s = _MAINTENANCE_S
                 time.sleep(_MAINTENANCE_S)
 

@@ -85,9 +85,9 @@ NO_EFFECT = {
     "optimization.input_pinned_memory": "shared memory is pinned as a whole where a GPU reads it",
     "optimization.output_pinned_memory": "shared memory is pinned as a whole where a GPU reads it",
     "optimization.gather_kernel_buffer_threshold": "each request is copied by itself",
-    "optimization.eager_batching": "a batch is gathered when it is to run",
+    "optimization.eager_batching": "a batch is gathered just before it runs",
     "sequence_batching.state.use_same_buffer_for_input_output": "a state is copied once",
-    "sequence_batching.state.use_growable_memory": "a state lies in memory of its size",
+    "sequence_batching.state.use_growable_memory": "each state has memory of its own size",
     "metric_tags": "metrics have the same labels for every model",
     "model_metrics": "metrics have the same buckets for every model",
 }
@@ -107,14 +107,14 @@ HINTS = {
     "output.is_shape_tensor": "shape tensors belong to TensorRT",
     "input.is_non_linear_format_io": "the format belongs to TensorRT",
     "output.is_non_linear_format_io": "the format belongs to TensorRT",
-    "optimization.execution_accelerators": "KIND_GPU chooses CUDA, others are not used",
+    "optimization.execution_accelerators": "KIND_GPU chooses CUDA, there are no other accelerators",
     "ensemble_scheduling.step.model_namespace": "there is one repository, without namespaces",
     "instance_group.secondary_devices": "DLA cores belong to TensorRT",
     "instance_group.profile": "profiles belong to TensorRT",
     "instance_group.passive": "every instance takes requests",
     "cc_model_filenames": "default_model_filename is used on every device",
     "model_operations.op_library_filename": "custom operators are not loaded",
-    "model_repository_agents.agents": "models are read as they lie",
+    "model_repository_agents.agents": "models are read without agents",
 }
 
 

@@ -132,7 +132,8 @@ def test_branches_with_and_without_threads(made: Any, threads: int) -> None:
 
 
 def test_a_step_that_is_sent_has_begun(made: Any) -> None:
-    """Where another cannot run then, the whole must not look as if nothing had."""
+    """If another step then cannot run, the ensemble's request must not look as if it had not
+    begun."""
     begun, failed = threading.Event(), threading.Event()
 
     def waits(request: Request) -> Response:
@@ -156,7 +157,7 @@ def test_a_step_that_is_sent_has_begun(made: Any) -> None:
 def test_a_refusal_of_the_only_step_that_was_sent_is_none_of_others(
     made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also around another ensemble, whose steps count where they are sent."""
+    """Also for an ensemble inside: steps count in the ensemble that sends them."""
     wait = Attempt._wait
 
     def refused(*arguments: Any) -> Any:
@@ -288,7 +289,7 @@ def test_later_answers_have_as_long_as_those_of_any_stream(
         next(answers)
         from_ns = time.monotonic_ns()
         assert not next(answers).final
-    assert deadlines[0] >= from_ns + 30 * 10**9  # not the remainder that earlier steps have left
+    assert deadlines[0] >= from_ns + 30 * 10**9  # not the remaining time after earlier steps
     models.rig.assert_nothing_held()
 
 
@@ -387,8 +388,7 @@ def test_a_model_that_is_replaced_by_another_version(made: Any) -> None:
 
 
 def counts(request: Request) -> None:
-    """Answer as often as the first element says: with that number, the next, …; then a bare
-    end."""
+    """Answer n times, n being the first element: with n, n + 1, …; then an end without outputs."""
     assert request.responses is not None
     first = request.inputs["IN"].numpy()[0]
     for number in range(int(first)):
@@ -413,7 +413,7 @@ def streamed(models: Models, inputs: dict[str, Array], **options: Any) -> list[l
 
 
 TWO = np.full(3, 2, np.float32)
-# Behind a stream: two branches that meet, with a tensor that is there once
+# Behind a stream: two branches that meet, with a tensor from outside of the stream
 MIDDLE = ensemble(
     "e", "IN", "OUT once",
     step("one", "IN", "once"), step("told", "IN", "a"), step("ten", "a", "b"),

@@ -122,7 +122,7 @@ def test_what_the_sdk_sends_to_nobody_is_refused(caplog: pytest.LogCaptureFixtur
         "spans", "traces", TooLarge, Settings(), stop
     )
     assert collector.send([]) is collectors.Fate.REFUSED
-    assert "it was not asked" in caplog.text
+    assert "the collector was not asked" in caplog.text
 
 
 def test_queues_are_as_opentelemetrys_variables_say(caplog: pytest.LogCaptureFixture) -> None:

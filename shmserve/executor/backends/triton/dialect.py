@@ -192,7 +192,9 @@ class TritonDialect:
             return sink.wait(request) if waits else None
         chosen = sink.take(answer)
         if chosen is not answer:
-            _log.warning("execute has returned a response to a request that had been sent one")
+            _log.warning(
+                "execute returned a response to a request whose response had been sent already"
+            )
         return chosen
 
     def _stream(self, requests: Sequence[Request]) -> None:

@@ -113,7 +113,7 @@ class GrpcServer:
                 break
             time.sleep(_LOOK_S)
         if self.busy:
-            _log.warning("%d calls did not end within the drain's limit", self.busy)
+            _log.warning("%d calls did not end within drain_timeout_s", self.busy)
         self.close()
 
     @property

@@ -86,13 +86,13 @@ def families(report: Report, snapshot: Snapshot) -> Iterator[Metric]:
     yield from _executions(models)
     yield _gauge(
         "pending_requests",
-        "Requests that wait to be executed",
+        "Requests that wait for execution",
         _MODEL,
         sorted(report.pending().items()),
     )
     yield _counter(
         "key_requests",
-        "Requests that came with a key, by its name",
+        "Requests with a key, by the key's name",
         ("key",),
         [((name,), count) for name, count in sorted(report.keys.items())],
     )
@@ -135,7 +135,7 @@ def _requests(models: list[ModelReport]) -> Iterator[Metric]:
     ]
     yield _counter(
         "requests",
-        "Inference requests for models that are ready, by their outcome's time",
+        "Inference requests to ready models, counted at their end",
         (*_MODEL, "protocol"),
         [(labels, c.requests) for labels, c in counts],
     )
@@ -151,7 +151,7 @@ def _requests(models: list[ModelReport]) -> Iterator[Metric]:
     )
     yield _counter(
         "cache_lookups",
-        "Requests whose answer was looked for among those that are kept, by result",
+        "Lookups in the response cache, by result",
         (*_MODEL, "result"),
         [
             ((model.model, model.version, result), model.all_requests().cache[index])
@@ -174,7 +174,7 @@ def _requests(models: list[ModelReport]) -> Iterator[Metric]:
 def _durations(models: list[ModelReport]) -> Iterator[Metric]:
     whole = HistogramMetricFamily(
         "shmserve_request_duration_seconds",
-        "From a request's arrival to its answer being ready to send; answered requests",
+        "Time of answered requests from arrival to an answer ready to send",
         labels=_MODEL,
     )
     stages = HistogramMetricFamily(
@@ -199,7 +199,7 @@ def _observe(family: HistogramMetricFamily, labels: list[str], buckets: list[int
 
 def _executions(models: list[ModelReport]) -> Iterator[Metric]:
     for name, what, field in (
-        ("model_executions", "How often a model ran and answered", "executions"),
+        ("model_executions", "Executions of a model", "executions"),
         ("inferences", "Elements of the batches of all executions", "inferences"),
     ):
         rows = [((m.model, m.version), getattr(m.runs, field)) for m in models]
@@ -224,9 +224,9 @@ def _processes(report: Report) -> Iterator[Metric]:
     # gRPC processes do not count connections
     connections = {role: connected[role] for role in connected if role == "http"}
     for make, name, what, by_role in (
-        (_counter, "process_starts", "Processes that were started", report.starts),
-        (_counter, "process_ends", "Processes that have ended, for whatever reason", report.ends),
-        (_gauge, "processes", "Processes that run", running),
+        (_counter, "process_starts", "Started processes", report.starts),
+        (_counter, "process_ends", "Ended processes, for any reason", report.ends),
+        (_gauge, "processes", "Running processes", running),
         (_gauge, "connections", "Connections of clients", connections),
     ):
         rows = [((role,), count) for role, count in sorted(by_role.items())]
@@ -243,7 +243,7 @@ def _processes(report: Report) -> Iterator[Metric]:
     )
     yield _gauge(
         "executor_busy_seconds",
-        "For how long an instance has been running its present request; 0: idle",
+        "Time since an instance began its current request; 0 if idle",
         (*_MODEL, "instance"),
         zip(labels, (_busy_s(p) for p in executors), strict=True),
     )
@@ -271,8 +271,12 @@ def _memory(report: Report) -> Iterator[Metric]:
         ("slots", "slots", "Slots of arenas in use"),
         ("slot_bytes", "slot_bytes", "Bytes of slots in use"),
         ("arena_bytes", "arena_bytes", "Shared memory that processes hold"),
-        ("cache_bytes", "cache_bytes", "Answers that are kept"),
-        ("abandoned", "abandoned_requests", "Requests whose late answers are awaited"),
+        ("cache_bytes", "cache_bytes", "Bytes of answers in the response cache"),
+        (
+            "abandoned",
+            "abandoned_requests",
+            "Abandoned requests whose late answers are still to come",
+        ),
     ):
         rows = [((role,), total) for role, total in sorted(_by_role(report, field).items())]
         yield _gauge(name, f"{what}, by role", ("role",), rows)
@@ -283,9 +287,13 @@ def _memory(report: Report) -> Iterator[Metric]:
         "shmserve_pool_used_bytes", "Shared memory granted to processes", value=report.pool_used
     )
     for field, name, what in (
-        ("regions", "regions", "Regions of client memory that are registered"),
+        ("regions", "regions", "Registered regions of client memory"),
         ("nbytes", "region_bytes", "Bytes of registered client memory"),
-        ("quarantined", "regions_quarantined", "Regions that cannot be used any more"),
+        (
+            "quarantined",
+            "regions_quarantined",
+            "Regions out of use, because their memory was truncated",
+        ),
     ):
         rows = [((region.kind,), getattr(region, field)) for region in report.regions]
         yield _gauge(name, f"{what}, by kind", ("kind",), rows)
