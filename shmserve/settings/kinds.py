@@ -51,7 +51,7 @@ def without_unit(name: str, text: str) -> str | int | float:
 
 
 def bare(kind: Any) -> Any:
-    """Return a type without its bounds."""
+    """Return a type without bounds."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 

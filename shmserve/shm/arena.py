@@ -66,7 +66,7 @@ class ArenaMemory:
         self._growing = threading.Lock()
         self._next_segment = 1
         self._mappings = mappings
-        self.held_bytes = 0  # bytes of the segments that this process holds
+        self.held_bytes = 0  # bytes of all segments
         self.drops = 0  # number of segments given back so far
         # Frees unneeded slots of about so many bytes; returns False if there are none.
         self.spare: Callable[[int], bool] = lambda nbytes: False
