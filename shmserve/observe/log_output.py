@@ -50,7 +50,7 @@ class _Output:
             stream.use(self.writers[fd].write)
 
     def end(self) -> None:
-        """Wait at most a second, at the end of the process, for its lines to go out."""
+        """Wait at most a second, at the end of the process, for the lines to go out."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, LogStream):
                 stream.flush_begun()

@@ -26,7 +26,7 @@ _LOOK_S = 0.002  # pause between two checks of the queue at the end
 
 
 def lines_of(text: str) -> int:
-    """Return the number of lines of a text, at least one."""
+    """Return the number of lines of a text, at least 1."""
     return max(1, text.count("\n"))
 
 
@@ -52,7 +52,7 @@ class Dropped:
         return notice + data
 
     def add(self, lines: int) -> None:
-        """Count lines that were dropped."""
+        """Count dropped lines."""
         self._count += lines
 
     def take(self) -> int:

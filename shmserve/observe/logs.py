@@ -147,7 +147,7 @@ def apply(settings: LogSettings) -> None:
 
 
 def adopt() -> None:
-    """Set up handlers that were added since `setup`."""
+    """Set up handlers added since `setup`."""
     _install()
 
 
