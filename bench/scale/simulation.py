@@ -94,7 +94,7 @@ class Series:
 
 
 class Simulation:
-    """Run of the simulation. Equal assumptions give equal figures, except for times of decisions."""
+    """Run of the simulation. Equal assumptions give equal figures, except decision times."""
 
     def __init__(self, given: Assumptions) -> None:
         self.given = given
