@@ -158,7 +158,8 @@ def test_without_a_library_the_extra_is_named(nowhere, monkeypatch, capsys, modu
 def test_settings_are_explained_by_name(capsys) -> None:
     assert cli.main(["settings", "http_workers", "max_chunks"]) == 0
     assert capsys.readouterr().out == (
-        "http_workers\n  number of HTTP worker processes\n  takes a whole number, at least 1; default: 2\n"
+        "http_workers\n  number of HTTP worker processes\n"
+        "  takes a whole number, at least 1; default: 2\n"
         "\nmax_chunks\n  since 0.2 it is always 65536, as no service needed another value; "
         "delete the setting\n"
     )
