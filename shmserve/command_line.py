@@ -16,19 +16,9 @@ from shmserve.config import CONFIG_VARIABLE
 from shmserve.errors import ShmserveError
 
 TABLES = (
-    "processes",
-    "models",
-    "segments",
-    "slots",
-    "queues",
-    "resources",
-    "cache",
-    "regions",
-    "stats",
-    "gpus",
-    "monitor",
-    "events",
-)
+    "processes", "models", "segments", "slots", "queues", "resources", "cache", "regions",
+    "stats", "gpus", "monitor", "events",
+)  # fmt: skip
 DOORS = ("http", "grpc", "region", "lane")  # transports that `measure` can use
 ERROR = 2  # exit status of a failed command; 1: the command ran and the answer is no
 

@@ -91,7 +91,7 @@ def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
     process = ids.new_process_id("exporter", os.getpid())
     flight_recorder.start(run_dir, process)
     resource = Resource.create(resource_attributes(settings, rundir.read_epoch(run_dir)))
-    link = Link(run_dir, "exporter", process, _handlers())
+    link = Link(run_dir, "exporter", process, LinkHandlers())
     spans = SpanExport(settings, resource)
     intake = Intake(run_dir, spans.put, stop.fd)
     numbers = None
@@ -124,15 +124,6 @@ def _take(intake: Intake, spans: SpanExport, lock: FileLock, stop: Ending, beat_
             if not lock.beat():
                 _log.error("run_dir: files have been removed, ending for a successor")
                 return
-
-
-def _handlers() -> LinkHandlers:
-    return LinkHandlers(
-        on_trim=lambda nbytes: None,
-        on_stats=lambda what: {},
-        held_bytes=lambda: 0,
-        on_message=lambda message: None,
-    )
 
 
 class Numbers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from shmserve.config import ExtensionSettings, Settings
-from shmserve.settings.field_kinds import about
 
 ONLINE = "grps_online"  # name of the online flag in the registry
 
@@ -16,14 +15,12 @@ class GrpsSettings(ExtensionSettings, frozen=True):
     FLAGS: ClassVar[tuple[str, ...]] = ("online",)
 
     online: Annotated[
-        bool, about("state of GRPS readiness at the start, until a client sets online or offline")
+        bool, "state of GRPS readiness at the start, until a client sets online or offline"
     ] = False
     default_model: Annotated[
         str,
-        about(
-            "model, as name-version, for GRPS requests that name no model; empty: the only model,"
-            " or the only model with GRPS parameters"
-        ),
+        "model, as name-version, for GRPS requests that name no model; empty: the only model,"
+        " or the only model with GRPS parameters",
     ] = ""
 
 

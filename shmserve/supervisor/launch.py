@@ -55,18 +55,14 @@ from shmserve.supervisor.generations import activation, handover
 from shmserve.supervisor.master_state import MasterState
 from shmserve.transport import listen_addresses, rundir
 from shmserve.transport.listen_addresses import ListenAddress
-from shmserve.transport.processes import (
-    FileLock,
-    has_ended,
-    send_signal,
-    spawn_role,
-)
+from shmserve.transport.processes import FileLock, has_ended, send_signal, spawn
 
 _log = logging.getLogger(__name__)
 
 _PREDECESSOR_S = 10.0  # time after the drain for processes of an earlier service to end
 _LAUNCH_S = 15.0
 _TURN_S = 0.02
+SUPERVISOR = [sys.executable, "-m", "shmserve.supervisor"]  # command
 _REPORT_BYTES = 4096
 # Variables for the master only: by these, another process would take the master's sockets or
 # report in the master's name.
@@ -352,9 +348,8 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
     arguments += _state.supervisor_arguments(settings.load_timeout_s, serves(settings))
     arguments += more
     environ = {k: v for k, v in os.environ.items() if k not in _MASTER_ONLY}
-    process = spawn_role(
-        "supervisor",
-        arguments,
+    process = spawn(
+        [*SUPERVISOR, *arguments],
         keep=(master_pidfd, lock.pin(), *log_fds, *_state.supervisor_fds),
         stdin=_state.failure,
         environ=environ,

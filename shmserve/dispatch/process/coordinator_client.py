@@ -173,9 +173,7 @@ class CoordinatorClient:
     ) -> HistoryReport:
         """Return the recent history; see `AskHistory`."""
         content = self._file(
-            "history",
-            lambda ticket, _: AskHistory(ticket, level, since, life, brief),
-            HistoryGiven,
+            "history", lambda ticket, _: AskHistory(ticket, level, since, life, brief), HistoryGiven
         )
         with _readable("history"):
             size = len(content)

@@ -169,11 +169,7 @@ def _places(
 
 
 def _written(
-    model: Any,
-    inputs: list[str],
-    names: list[str],
-    positions: dict[str, int] | None,
-    as_dict: bool,
+    model: Any, inputs: list[str], names: list[str], positions: dict[str, int] | None, as_dict: bool
 ) -> frozenset[str]:
     """Return the inputs that the model may write into, by TorchScript's own alias analysis."""
     graph = model.inlined_graph

@@ -29,12 +29,7 @@ from shmserve.executor.backends.triton.response_sender import (
     StreamSink,
 )
 from shmserve.ids import instance_index
-from shmserve.protocol.triton_config import (
-    backend_kinds,
-    document,
-    instance_groups,
-    model_config,
-)
+from shmserve.protocol.triton_config import backend_kinds, document, instance_groups, model_config
 from shmserve.repository import read_labels
 from shmserve.tensor.spec import ModelSpec
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from shmserve.core.stats.executor_counters import STAGES
 from shmserve.core.stats.request_counters import Reason
+from shmserve.frontends.http.routes.scrape.custom_text import escaped
 from shmserve.frontends.http.routes.scrape.gpu_metrics import triton_gpu_lines
 from shmserve.protocol.control.stats_messages import ModelReport, Report
 
@@ -94,8 +95,4 @@ def _head(name: str, what: str, kind: str = "counter") -> tuple[str, str]:
 def _labels(model: ModelReport, reason: str = "") -> str:
     """Return the labels in Triton's order, by name: some tools compare whole lines."""
     between = f',reason="{reason}"' if reason else ""
-    return f'model="{_escaped(model.model)}"{between},version="{_escaped(model.version)}"'
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'model="{escaped(model.model)}"{between},version="{escaped(model.version)}"'
