@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 _RECORDS = 1000  # records of a ring; also limit of rows to show or keep
 KEPT_RINGS = 24  # rings of ended processes to keep
-BAD_END = "bad-end.json"  # rows at the moment of a failure or a forced end, as `keep` writes them
+BAD_END = "bad-end.json"  # rows at the moment of a failure or a forced end, written by `keep`
 _FOLDER = "events"
 _RING = ".ring"
 _MAX_BYTES = 64 << 20  # limit of a ring to read
@@ -46,7 +46,7 @@ class _Recorder:
         self._process = process
         self._ring = EventRing(records)
         self._fd = -1
-        self._again_at = 0.0  # no new attempt to make the ring before this time
+        self._again_at = 0.0  # earliest time of a new attempt to make the ring
         self._broken = ""  # reason why the last event could not be written
         self._lock = threading.Lock()
 
@@ -61,7 +61,7 @@ class _Recorder:
                 offset, record = self._ring.add(time.time(), kind, subject, text)
                 os.pwrite(self._fd, record, offset)
                 self._broken = ""
-            except OSError as ex:  # the service goes on even if its history cannot be written
+            except OSError as ex:  # the service goes on without its history
                 if self._broken != str(ex.strerror):
                     self._broken = str(ex.strerror)
                     _log.error("events are not recorded for now: %s", ex.strerror)
@@ -97,7 +97,7 @@ def record(
 
 
 def rows(run_dir: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """Return the last events of all processes that have a ring, the newest last."""
+    """Return the last events of all processes with a ring, the newest last."""
     count = _RECORDS if limit is None else min(limit, _RECORDS)
     folder = _folder(run_dir)
     merged = [(event, name) for name in _rings(folder) for event in _read(folder, name)]
@@ -109,8 +109,7 @@ def rows(run_dir: str, limit: int | None = None) -> list[dict[str, Any]]:
 
 
 def keep(run_dir: str) -> None:
-    """Write the result of `rows` to a file after a bad end, so that later events cannot replace
-    it."""
+    """Write the result of `rows` to a file after a bad end, safe from later events."""
     path = os.path.join(_folder(run_dir), BAD_END)
     try:
         with open(path + ".new", "wb") as file:

@@ -1,8 +1,8 @@
-"""``python -m shmserve.observe.last_words MODULE ...``: run a module and record why it ended.
+"""``python -m shmserve.observe.last_words MODULE ...``: run a module and record the reason of its
+end.
 
-The program has no other use for its standard input. So standard input is a file in memory, which
-the parent keeps. An exception that ends the program is written to this file, even if the module is
-still being imported.
+The program's standard input is a file in memory, which the parent keeps. An exception that ends the
+program goes to this file, even while the module is still being imported.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ def tell(words: str) -> None:
 def main() -> None:
     """Run the module named on the command line as a program with the remaining arguments.
 
-    From here on nothing that the program prints blocks the program: a process with a traceback
-    that nobody reads must end.
+    From here on no output blocks the program: a process whose traceback has no reader must end.
     """
     log_output.begin(logs.printed, forks=False)
     sys.excepthook = _tell_and_print

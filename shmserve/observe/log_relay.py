@@ -1,11 +1,11 @@
 """Log lines of a process that forks and so may have no thread: gunicorn's master.
 
-The master sends lines through a socket that never blocks and that no other program uses. So do its
-forks until they have a thread. The supervisor writes the lines. Before the first supervisor, and
-between two supervisors, lines wait in the socket's buffer; lines that find no room are dropped and
-counted. Lines still in the socket when the master ends are written by the master itself: a start
-that fails has no supervisor. Nothing but the master's own end then waits for this write, and an
-alarm bounds the wait.
+The master sends lines through a socket that never blocks and has no other users. Forks of the
+master do the same until they have a thread. The supervisor writes the lines. Before the first
+supervisor, and between two supervisors, lines wait in the socket's buffer; lines that find no room
+are dropped and counted. Lines still in the socket when the master ends are written by the master
+itself: a start that fails has no supervisor. Only the master's own end then waits for this write,
+and an alarm bounds the wait.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ PRONOUNS = re.compile(
 OPENING = re.compile(
     r"(What|Who|Whoever|Whom|Those|It|They|Of|As `|The same|Whether|How|None|Nobody|One|All that)\b"
 )
-MOST_OPENINGS = 0.03
+SECTIONS = {"What is served", "Who may do what"}  # of docs/settings.md
 LONG_WORDS = 150  # below that, one sentence makes a file dense
 MOST_OF_A_FILE = 75
 
@@ -39,11 +39,11 @@ CEILINGS = {
     "shmserve/cuda": 36,
     "shmserve/dispatch": 32,
     "shmserve/executor": 43,
-    "shmserve/exporter": 34,
+    "shmserve/exporter": 33,
     "shmserve/fetcher": 36,
     "shmserve/frontends": 40,
     "shmserve/grps": 43,
-    "shmserve/observe": 47,
+    "shmserve/observe": 45,
     "shmserve/protocol": 36,
     "shmserve/repository": 42,
     "shmserve/settings": 44,
@@ -109,5 +109,5 @@ def test_no_long_file_is_dense() -> None:
 def test_docstrings_open_with_a_noun_or_a_verb() -> None:
     paths = [*sources("shmserve"), *sources("bench")]
     texts = [text for path in paths for text in docstrings(path)]
-    openings = [text.partition("\n")[0] for text in texts if OPENING.match(text)]
-    assert len(openings) <= MOST_OPENINGS * len(texts), openings
+    openings = {text.partition("\n")[0] for text in texts if OPENING.match(text)}
+    assert openings == SECTIONS

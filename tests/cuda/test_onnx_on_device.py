@@ -299,7 +299,7 @@ def test_without_the_provider(
     else:
         monkeypatch.setitem(sys.modules, "cupy", None)
     why = {
-        "provider": "onnxruntime-gpu in the place of",
+        "provider": "onnxruntime-gpu instead of",
         "library": "provider does not start",
         "cupy": r"pip install 'shmserve\[gpu\]'",
     }[lacks]

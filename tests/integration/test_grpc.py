@@ -415,7 +415,7 @@ def test_a_stop_finishes_what_was_accepted(tmp_path: Path) -> None:
         hold.let_go()
         assert running.result().outputs
         assert server.stop() == 0
-        assert "did not end within the drain's limit" not in server.log()
+        assert "did not end within drain_timeout_s" not in server.log()
         sender.close()
     assert server.leaks() == []
 

@@ -227,7 +227,7 @@ def test_new_certificates_without_a_restart(server: Encrypted) -> None:
 
     def told() -> bool:
         assert renewed()
-        return server.log().count("certificates as before") == 2
+        return server.log().count("the old certificates stay in use") == 2
 
     wait_until(told, "broken ones change nothing")
 

@@ -210,7 +210,7 @@ def test_keys_come_and_go_while_it_serves(server: Keyed) -> None:
 
     def told() -> bool:
         assert (status(late), over_grpc(late)) == (200, "OK")
-        return server.log().count("keys as before: 5") == 2
+        return server.log().count("the old keys stay valid: 5") == 2
 
     wait_until(told, "both processes say that the file is broken")
     path.write_text(before)

@@ -340,7 +340,7 @@ def test_one_death_has_all_regions_of_its_owner_copied(tmp_path: Path) -> None:
             hold.wait_begun()
             os.truncate(memory.path, 0)
         victim.join(WATCHDOG_S)
-        wait_until(lambda: "its owner's are copied" in server.log(), "a strike")
+        wait_until(lambda: "its owner's regions are copied" in server.log(), "a strike")
         server.wait_instances()
         before = server.pids("executor")
         for _ in range(4):

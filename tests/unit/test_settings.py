@@ -272,4 +272,6 @@ def test_each_setting_has_a_section_and_a_description() -> None:
     declared = config.declared()
     assert declared["max_queue"].section == "Limits on requests"
     assert declared["grps_online"].section == "GRPS"
-    assert declared["max_queue"].description.startswith("requests waiting for or running on")
+    assert declared["max_queue"].description.startswith(
+        "requests from one frontend process that wait"
+    )

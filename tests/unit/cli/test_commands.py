@@ -158,7 +158,8 @@ def test_without_a_library_the_extra_is_named(nowhere, monkeypatch, capsys, modu
 def test_settings_are_explained_by_name(capsys) -> None:
     assert cli.main(["settings", "http_workers", "max_chunks"]) == 0
     assert capsys.readouterr().out == (
-        "http_workers\n  HTTP worker processes\n  takes a whole number, at least 1; default: 2\n"
+        "http_workers\n  number of HTTP worker processes\n"
+        "  takes a whole number, at least 1; default: 2\n"
         "\nmax_chunks\n  since 0.2 it is always 65536, as no service needed another value; "
         "delete the setting\n"
     )
@@ -388,5 +389,5 @@ def test_grpc_is_measured_with_every_datatype() -> None:
         wrong = GrpcDoor(rig.target, "identity", {"X": np.array([b"a"], object)})
         with wrong, pytest.raises(Unavailable, match=r"INVALID_ARGUMENT.*unexpected .* input 'X'"):
             wrong.send()
-    with pytest.raises(ConfigError, match="--input x: complex128 is no datatype"):
+    with pytest.raises(ConfigError, match="--input x: tensors cannot have the datatype complex128"):
         GrpcDoor("127.0.0.1:1", "m", {"x": np.zeros(1, complex)})

@@ -165,7 +165,7 @@ def test_lists_take_a_datatype(value: object, datatype: str, dtype: str) -> None
 @pytest.mark.parametrize(
     ("value", "datatype", "reason"),
     [
-        ([1.5], "INT32", "fractions are no INT32"),
+        ([1.5], "INT32", "fractions do not fit INT32"),
         ([256], "UINT8", "beyond UINT8"),
         ([-1], "UINT16", "beyond UINT16"),
         ([70000], "FP16", "beyond FP16"),

@@ -97,8 +97,8 @@ def test_it_is_read_with_units(tmp_path: Path) -> None:
         (
             '"up.scale-2"',
             "digits_max",
-            "models: models_digits_max_replicas in /cluster.toml would be of digits_max and of "
-            "another",
+            "models: models_digits_max_replicas in /cluster.toml could belong to digits_max or to "
+            "another model",
         ),
         (
             'model_repository = ["/srv/models"]',

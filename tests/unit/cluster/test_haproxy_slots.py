@@ -79,7 +79,7 @@ def test_who_goes_drains_and_may_come_back() -> None:
 def test_more_than_there_are_slots_for_is_told() -> None:
     commands, problems = changes(slots(STATE), {"b": {A: 1, B: 1, C: 1, D: 1, E: 1}})
     assert len(serving(obeyed(slots(STATE), commands))) == 4
-    assert problems == ["backend b: 1 nodes more than it has slots"]
+    assert problems == ["backend b: 1 slots are missing (haproxy_slots)"]
 
 
 def test_other_backends_are_left_alone() -> None:

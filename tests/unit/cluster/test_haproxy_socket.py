@@ -72,7 +72,7 @@ def test_servers_come_change_and_go(balancer: Balancer) -> None:
 def test_what_it_has_no_place_for_is_told(balancer: Balancer) -> None:
     nodes = {Address(f"127.0.0.{i}", 80, 80): 1 for i in range(2, 7)}
     assert balancer.route({"http_model_digits": nodes, "http_model_other": {}})[1] == [
-        "backend http_model_digits: 2 nodes more than it has slots",
+        "backend http_model_digits: 2 slots are missing (haproxy_slots)",
         "it has no backend http_model_other",
     ]
     assert len(taken(balancer, "http_model_digits")) == 3

@@ -117,7 +117,7 @@ def test_what_native_models_do_wrong_is_no_clients_fault(published: Published) -
     for _ in range(2):  # a refused metric leaves no family, and costs no place
         with pytest.raises(Internal, match="the model has 1 metrics already"):
             own.counter("m", "")
-    with pytest.raises(Internal, match="metric 'n': the value of label 'shard' is no text"):
+    with pytest.raises(Internal, match="metric 'n': the value of label 'shard' is not a string"):
         own.counter("n", "", {"shard": 1})  # type: ignore[dict-item]
     for less in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="counter 'n' cannot grow by"):
@@ -244,7 +244,7 @@ def test_what_a_forked_process_counts_is_its_own(published: Published) -> None:
         ("cs.Metric({'__a': 'x'})", "Invalid label name"),
         ("hs.Metric({'le': 'x'}, [1.0])", "Invalid label name"),
         ("cs.Metric({'a': 'x' * 257})", "the value of label 'a' has 257 characters"),
-        ("cs.Metric({'a': chr(0xd800)})", "the value of label 'a' is no UTF-8"),
+        ("cs.Metric({'a': chr(0xd800)})", "the value of label 'a' is not UTF-8"),
         ("cs.Metric({f'a{i}': '' for i in range(33)})", "there are 33 labels, more than 32"),
         ("cs.Metric(buckets=[1.0])", "Failed to create metric. Unexpected buckets found."),
         ("hs.Metric()", "Failed to create metric. Missing required buckets."),

@@ -84,7 +84,7 @@ def test_what_is_refused_is_not_sent_again(
     assert scripted.paths == ["/v1/traces"] * 3, "nobody is led elsewhere"
     made.turn(1.0)
     assert "the collector does not take spans: status 400 (otlp_endpoint)" in caplog.text
-    assert "6 spans more are lost; in all exported=1 lost=4 refused=2" in log_lines(caplog)
+    assert "6 more spans are lost; in all exported=1 lost=4 refused=2" in log_lines(caplog)
     made.turn(2.0)
     assert caplog.text.count("more are lost") == 1
 
@@ -108,7 +108,7 @@ def test_the_end_waits_for_nobody_and_tells_what_is_left(
     wait_until(lambda: bool(scripted.paths), "a first attempt")
     made.close(0.1)
     assert (made.exported, made.refused, made.lost) == (0, 0, 7)
-    assert "7 spans more are lost; in all exported=0 lost=7 refused=0" in log_lines(caplog)
+    assert "7 more spans are lost; in all exported=0 lost=7 refused=0" in log_lines(caplog)
 
 
 def test_what_the_sdk_sends_to_nobody_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,7 +136,7 @@ def test_queues_are_as_opentelemetrys_variables_say(caplog: pytest.LogCaptureFix
     queue.put(spans)
     assert queue.dropped == 0
     (warned,) = caplog.records
-    assert "OTEL_BSP_MAX_QUEUE_SIZE is no whole number" in warned.getMessage()
+    assert "OTEL_BSP_MAX_QUEUE_SIZE is not a whole number" in warned.getMessage()
 
 
 def test_what_is_used_of_opentelemetrys_variables_is_logged(

@@ -63,7 +63,7 @@ def test_a_broken_file_keeps_the_keys(
         assert name_of(keys, "first") == "old"
     errors = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert len(errors) == 1, "once for each change"
-    assert "keys as before: 1" in errors[0].getMessage()
+    assert "the old keys stay valid: 1" in errors[0].getMessage()
     path.unlink(missing_ok=True)
     path.write_text(entry_text("new", "other", ("use",), None))
     clock[0] += 1
