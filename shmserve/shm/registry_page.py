@@ -48,7 +48,8 @@ class RegistryWriter:
     """The writing end. Exists once, in the coordinator.
 
     `previous` is the last snapshot of an earlier coordinator of this epoch, or None. A page of
-    another epoch is replaced by a fresh page: its readers ended with their service.
+    another epoch is replaced by a fresh page: its readers ended with their service. A page without
+    a snapshot stays: its coordinator died early, and processes of this epoch may read the page.
     """
 
     def __init__(self, run_dir: str, epoch: str) -> None:
@@ -57,7 +58,8 @@ class RegistryWriter:
         self.previous = self._load_previous()
         self._file = ReplacedFile(os.path.join(run_dir, SNAPSHOT_FILE))
         page = os.path.join(run_dir, PAGE_FILE)
-        if self.previous is None or not _is_page(page):
+        generation = _generation_of(page)
+        if generation is None or (self.previous is None and generation > 0):
             self._make_page(page)
         with open(page, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), PAGE_BYTES)
@@ -173,14 +175,15 @@ def _read(run_dir: str) -> Snapshot:
     return snapshot
 
 
-def _is_page(path: str) -> bool:
+def _generation_of(path: str) -> int | None:
+    """Return the generation that a page names; None if the file is no page."""
     try:
         with open(path, "rb") as file:
-            head = file.read(8)
-            size = os.fstat(file.fileno()).st_size
+            page = file.read()
     except OSError:
-        return False
-    return size == PAGE_BYTES and memoryview(head).cast("Q")[0] == MAGIC
+        return None
+    words = memoryview(page).cast("Q") if len(page) == PAGE_BYTES else (0,)
+    return words[_GENERATION_WORD] if words[_MAGIC_WORD] == MAGIC else None
 
 
 def _open_page(run_dir: str) -> memoryview:

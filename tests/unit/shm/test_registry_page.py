@@ -120,6 +120,16 @@ def test_a_coordinator_that_died_between_file_and_word_is_survived(run_dir):
     second.close()
 
 
+def test_a_coordinator_that_died_before_it_published_has_left_its_readers_the_page(run_dir):
+    first, reader = RegistryWriter(run_dir, "e1"), RegistryReader(run_dir)
+    with pytest.raises(Unavailable, match="the server is starting"):
+        reader.current()
+    first.close()
+    second = RegistryWriter(run_dir, "e1")
+    assert second.publish(snapshot("a")) == reader.current()
+    second.close()
+
+
 @pytest.mark.parametrize("broken", [b"", b"\xff\xff", b"not msgpack"])
 def test_what_cannot_be_read_counts_as_nothing(run_dir, broken):
     with open(os.path.join(run_dir, SNAPSHOT_FILE), "wb") as file:
