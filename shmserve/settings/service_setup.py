@@ -73,7 +73,7 @@ class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[HeaderPair, ...],
         about(
             "header fields of each request to an `http(s)://` repository, such as "
-            "`Authorization=Bearer …`; never shown"
+            "`Authorization=Bearer …`; never shown, and not sent where a redirect leads elsewhere"
         ),
     ] = ()
     host_policies: Annotated[
