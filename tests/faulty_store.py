@@ -82,8 +82,8 @@ class Faulty:
     """HTTP proxy before a store. `faults`: fault by the end of the path:
 
     ``truncate`` (half of the answer, then the end), ``short`` (half, as if complete), ``longer``,
-    ``corrupt``, ``stall`` (half, then nothing until `go_on` is set), ``refuse`` (403). `asked`:
-    paths of GET requests.
+    ``corrupt``, ``stall`` (half, then nothing until `go_on` is set), ``refuse`` (403), or the
+    origin to which a redirect leads. `asked`: paths of GET requests; `fields`: header fields of requests.
     """
 
     def __init__(self, upstream: int) -> None:
@@ -92,7 +92,7 @@ class Faulty:
         self.fields: list[dict[str, str]] = []
         self.go_on = threading.Event()
         self._server: ThreadingHTTPServer | None = None
-        self._upstream = upstream
+        self.upstream = upstream
         self.port = free_port()
         self.start()
 
@@ -140,7 +140,7 @@ class Faulty:
             self.asked.append(handler.path)
         self.fields.append(dict(handler.headers.items()))
         length = int(handler.headers.get("Content-Length", 0))
-        upstream = http.client.HTTPConnection("127.0.0.1", self._upstream, timeout=_WAIT_S)
+        upstream = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=_WAIT_S)
         upstream.request(
             handler.command, handler.path, handler.rfile.read(length), dict(handler.headers.items())
         )
@@ -156,6 +156,8 @@ class Faulty:
         self, handler: BaseHTTPRequestHandler, status: int, fields: dict[str, str], body: bytes
     ) -> None:
         fault = self.fault_of(handler.path) if handler.command == "GET" else ""
+        if fault.startswith("http"):
+            status, body, fields = 302, b"", {"Location": fault + handler.path}
         if fault == "refuse":
             status, body = 403, b"<Error><Code>AccessDenied</Code></Error>"
         if fault == "corrupt":

@@ -65,6 +65,13 @@ def table(settings: Settings) -> dict[Action, tuple[Kind, ...]]:
     return {action: tuple(kind for kind in rows[action] if kind not in keyed) for action in ACTIONS}
 
 
+def is_restricted(settings: Settings, category: str) -> bool:
+    """Return True if HTTP or gRPC asks for a secret for a category of APIs. Ways to these APIs on
+    which no secret can be sent are closed then."""
+    rules = (*settings.http_restricted_api, *settings.grpc_restricted_protocol)
+    return any(category in map(str.strip, rule.partition(":")[0].split(",")) for rule in rules)
+
+
 class Access:
     """Access checks by the table.
 

@@ -69,11 +69,13 @@ def from_index(data: bytes) -> list[tuple[str, RemoteFile]]:
     Raises:
         ConfigError: `data` is no index, or has another version.
     """
-    return [
-        (f"{name}/{path}", RemoteFile(path, file.size, f"sha256:{file.sha256}", f"{name}/{path}"))
-        for name, files in remote_index.read(data).models.items()
-        for path, file in files.items()
-    ]
+    listed: list[tuple[str, RemoteFile]] = []
+    for name, files in remote_index.read(data).models.items():
+        listed.append((f"{name}/", RemoteFile("", 0, "")))  # a model without files counts, too
+        for path, file in files.items():
+            full = f"{name}/{path}"
+            listed.append((full, RemoteFile(path, file.size, f"sha256:{file.sha256}", full)))
+    return listed
 
 
 def models(listed: Iterable[tuple[str, RemoteFile]]) -> dict[str, RemoteModel]:
@@ -107,11 +109,8 @@ def _checked(name: str, files: list[RemoteFile]) -> RemoteModel:
     if problem:
         return RemoteModel(printable(name), (), f"it is not a valid model name, {problem}")
     files = _without_markers(files)
-    return (
-        RemoteModel(name, tuple(files))
-        if not (problem := files_fault(files))
-        else RemoteModel(name, (), problem)
-    )
+    problem = files_fault(files) if files else "it has no files"
+    return RemoteModel(name, () if problem else tuple(files), problem)
 
 
 def _without_markers(files: list[RemoteFile]) -> list[RemoteFile]:

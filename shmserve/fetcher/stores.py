@@ -10,13 +10,14 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 from urllib.parse import quote
 
 import fsspec
+import yarl
 from fsspec import asyn
 from fsspec.callbacks import Callback
 
@@ -86,11 +87,14 @@ class Store:
             ShmserveError: the listing failed; the message names the repository and the reason.
         """
         try:
-            return remote_files.models(self._listed())
+            found = remote_files.models(self._listed())
         except ConfigError as ex:
             raise ConfigError(f"{self.url}: {ex.message}") from None
         except Exception as ex:
             raise _told(ex, self.url) from None
+        if not found:  # more likely a mistake than a repository that has become empty
+            raise Unavailable(f"{self.url}: it lists no models")
+        return found
 
     def fetch(self, file: RemoteFile, path: str, until: float) -> None:
         """Write a file to `path`, exactly as listed. `until` is the deadline (`time.monotonic`).
@@ -123,8 +127,6 @@ class Store:
         found = self._call("_find", "find", self._root, withdirs=True, detail=True)
         if f"{self._root}/{INDEX}" in found:
             return self._indexed(str)
-        if not found:  # more likely a wrong address than a repository that has become empty
-            raise Unavailable("there is nothing")
         return self._files(found)
 
     def _indexed(self, escaped: Callable[[str], str]) -> Iterator[tuple[str, RemoteFile]]:
@@ -197,8 +199,23 @@ class Store:
             return {"config_kwargs": {**times, "retries": retries}}
         if self._scheme in ("http", "https") and settings.repository_http_headers:
             pairs = (text.partition("=") for text in settings.repository_http_headers)
-            return {"headers": {name.strip(): value.strip() for name, _, value in pairs}}
+            fields = {name.strip(): value.strip() for name, _, value in pairs}
+            return {"client_kwargs": {"middlewares": (_at_origin(self.url, fields),)}}
         return {}
+
+
+def _at_origin(url: str, fields: Mapping[str, str]) -> Callable[..., Awaitable[Any]]:
+    """Return aiohttp middleware that adds header fields to requests to the origin (scheme, host and
+    port) of `url`. A redirect to another origin is followed without these fields, because their
+    secrets are for the configured server alone."""
+    origin = yarl.URL(url).origin()
+
+    async def send(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        if request.url.origin() == origin:
+            request.headers.update(fields)
+        return await handler(request)
+
+    return send
 
 
 class _Progress(Callback):  # type: ignore[misc]  # fsspec has no types
@@ -263,7 +280,8 @@ def _reason(ex: BaseException) -> str:
         return f"the cache cannot be written ({os.strerror(ex.errno)})"
     status = getattr(ex, "status", None)
     if isinstance(status, int):
-        return f"the store answers with status {status}"
+        redirected = " after a redirect" if getattr(ex, "history", ()) else ""
+        return f"the store answers with status {status}{redirected}"
     return f"the store cannot be used ({type(ex).__name__})"
 
 

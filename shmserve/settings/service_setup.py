@@ -62,7 +62,8 @@ class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     repository_http_headers: Annotated[
         tuple[HeaderPair, ...],
         "header fields of each request to an `http(s)://` repository, such as "
-        "`Authorization=Bearer …`; `shmserve settings` never shows them",
+        "`Authorization=Bearer …`; `shmserve settings` never shows them, and no redirect takes "
+        "them to another origin",
     ] = ()
     host_policies: Annotated[
         dict[str, Annotated[tuple[HostRule, ...], Meta(min_length=1)]],

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from shmserve.cli.operating.show import ask
+from shmserve.client import connect
 from shmserve.errors import UnreadableMessage
 from shmserve.protocol.control import client_messages as wire
 from shmserve.protocol.control.client_messages import (
     ClientHello,
     Failed,
+    LaneOpened,
     ListRegions,
     Ok,
     OpenLane,
@@ -122,19 +124,39 @@ def test_no_key_comes_in_here(tmp_path: Path) -> None:
     }
     with RunningServer(**SMALL, **settings) as server:
         path = f"{server.run_dir}/{wire.SOCKET_NAME}"
-        for message, fds in (
-            (RegisterMemfd("region", 0, SIZE), [memfd()]),
-            (ListRegions(), []),
-            (Unregister(("region",)), []),
-            (OpenLane("echo"), []),
-        ):
-            with Raw(path) as client:
-                reply = client.ask(message, fds)
+        for reply in replies(path):
             refused(reply, "a key with the scope 'register'")
             assert reply.code == "UNAUTHENTICATED"
-            for fd in fds:
-                os.close(fd)
+        with Raw(path) as client:
+            refused(client.ask(OpenLane("echo")), "a key with the scope 'use'")
     assert server.leaks() == []
+
+
+@pytest.mark.parametrize("setting", ["http_restricted_api", "grpc_restricted_protocol"])
+def test_a_restricted_api_is_restricted_here(setting: str) -> None:
+    with RunningServer(str(MODELS), **SMALL, **{setting: "trace, shared-memory:x-a=s"}) as server:
+        path = f"{server.run_dir}/{wire.SOCKET_NAME}"
+        for reply in replies(path):
+            refused(reply, "shared-memory is a restricted API")
+            assert reply.code == "PERMISSION_DENIED"
+        assert ask(server.run_dir, "regions") == []
+        with Raw(path) as client:  # a lane is for inference, which is not restricted
+            assert isinstance(client.ask(OpenLane("echo")), LaneOpened)
+        with pytest.warns(RuntimeWarning, match="takes no memory"):
+            connect(server.base_url, path).close()
+    assert server.leaks() == []
+
+
+def replies(path: str) -> list[Any]:
+    """Return the replies to all requests that concern memory."""
+    fd = memfd()
+    messages = [(RegisterMemfd("region", 0, SIZE), [fd]), (ListRegions(), [])]
+    made = []
+    for message, fds in [*messages, (Unregister(("region",)), []), (Unregister(), [])]:
+        with Raw(path) as client:
+            made.append(client.ask(message, fds))
+    os.close(fd)
+    return made
 
 
 def test_many_regions_come_in_pages(path: str) -> None:

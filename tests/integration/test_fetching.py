@@ -226,7 +226,7 @@ def test_a_store_with_nothing_is_rather_a_wrong_address(
     store: Faulty, program: Program, tmp_path: Path
 ) -> None:
     for url, why in (
-        ("s3://models/nowhere", "there is nothing"),
+        ("s3://models/nowhere", "it lists no models"),
         ("s3://no-such-bucket/x", "it is not there"),
     ):
         fetcher = Fetcher(program, url, tmp_path / "cache")
@@ -312,6 +312,47 @@ def test_a_web_server_has_an_index(
     web.faults = {}
     assert fetcher.round() == {}
     assert fetcher.files("m") == {**FILES, "1/model.py": b"two", "1/new": b"new"}
+
+
+def test_header_fields_stay_at_the_configured_origin(
+    web: Faulty, program: Program, tmp_path: Path
+) -> None:
+    assert command(["index", str(tmp_path / "web")]) == 0
+    elsewhere = Faulty(web.upstream)
+    try:
+        secret = {"repository_http_headers": f"X-Api-Key={SECRET},Authorization=Bearer {SECRET}"}
+        fetcher = Fetcher(program, f"{web.url}/web", tmp_path / "cache", **secret)
+        web.faults = {"index.json": elsewhere.url, "1/weights": elsewhere.url}
+        assert fetcher.round() == {}
+        assert fetcher.files("m") == FILES
+        assert {path.rpartition("/")[2] for path in elsewhere.asked} == {"index.json", "weights"}
+        assert SECRET not in str(elsewhere.fields)
+        assert [fields.get("X-Api-Key") for fields in web.fields] == [SECRET] * len(web.fields)
+        (tmp_path / "web/m/1/weights").write_bytes(b"new")
+        command(["index", str(tmp_path / "web")])
+        elsewhere.faults = {"1/weights": "refuse"}
+        assert fetcher.round() == {
+            "m": "file '1/weights': the store answers with status 403 after a redirect"
+        }
+    finally:
+        elsewhere.stop()
+
+
+def test_an_index_without_models_or_files_changes_nothing(
+    web: Faulty, program: Program, tmp_path: Path
+) -> None:
+    index = tmp_path / "web/index.json"
+    fetcher = Fetcher(program, f"{web.url}/web", tmp_path / "cache")
+    assert command(["index", str(index.parent)]) == 0
+    assert fetcher.round() == {}
+    index.write_text('{"version": 1, "models": {}}')
+    fetcher.ask("*")
+    problem = f"{web.url}/web: it lists no models"
+    assert fetcher.answer() == ({"m": problem}, [problem])
+    assert fetcher.files("m") == FILES
+    index.write_text('{"version": 1, "models": {"m": {}}}')
+    assert fetcher.round() == {"m": "it has no files"}
+    assert fetcher.files("m") == FILES
 
 
 def test_rounds_run_side_by_side(

@@ -29,7 +29,7 @@ from collections import Counter
 from shmserve.config import Settings
 from shmserve.coordinator.programs.lane_desk import LaneDesk
 from shmserve.coordinator.regions.registrations import RegionRegistrations
-from shmserve.core.access import Access
+from shmserve.core.access import Access, is_restricted
 from shmserve.core.caller import Caller
 from shmserve.core.region_kinds import SYSTEM
 from shmserve.core.regions.region_book import visible
@@ -37,6 +37,7 @@ from shmserve.errors import (
     Code,
     InvalidArgument,
     PeerDied,
+    PermissionDenied,
     ProtocolViolation,
     ShmserveError,
     TooLarge,
@@ -231,14 +232,14 @@ class ClientSocket:
                 raise ProtocolViolation(f"{type(message).__name__} out of turn")
             if isinstance(message, wire.ClientHello):
                 reply = connection.greet(message.version)
+            elif isinstance(message, wire.OpenLane):
+                reply = self._open_lane(connection, message)
             elif (refusal := self._refusal(connection.caller)) is not None:
                 reply = refusal
             elif isinstance(message, wire.Unregister):
                 reply = self._unregister(connection.caller, message)
             elif isinstance(message, wire.ListRegions):
                 reply = self._status(connection.caller, message)
-            elif isinstance(message, wire.OpenLane):
-                reply = self._open_lane(connection, message)
             else:
                 raise ProtocolViolation("a registration before the hello")
         connection.answer(reply)
@@ -273,9 +274,12 @@ class ClientSocket:
         return wire.Ok()
 
     def _refusal(self, caller: Caller) -> wire.Failed | None:
-        """Return a refusal for callers that must present a key, because no request on this socket
-        carries a key."""
+        """Return a refusal of requests that register, list or unregister memory, if the caller must
+        present a key or a secret: no request on this socket carries one."""
         try:
+            if is_restricted(self._settings, "shared-memory"):
+                text = "shared-memory is a restricted API, which the client socket does not have"
+                raise PermissionDenied(text)
             if self._access.asked_at_the_door("register"):
                 self._access.check("register", caller)
         except ShmserveError as ex:

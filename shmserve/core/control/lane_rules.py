@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from shmserve.config import Settings
+from shmserve.core.access import is_restricted
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import PermissionDenied, Unimplemented
 
@@ -18,8 +19,7 @@ def check_model(entry: ModelEntry, settings: Settings) -> None:
         Unimplemented: the server has no lanes, or the model is an ensemble, has sequences, cached
             responses or rate limits, or is traced.
     """
-    rules = (*settings.http_restricted_api, *settings.grpc_restricted_protocol)
-    if any("inference" in rule.partition(":")[0] for rule in rules):
+    if is_restricted(settings, "inference"):
         raise PermissionDenied("inference is a restricted API, which has no lanes")
     obstacle = _obstacle(entry)
     if not settings.max_lanes:
