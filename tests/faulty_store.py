@@ -83,7 +83,8 @@ class Faulty:
 
     ``truncate`` (half of the answer, then the end), ``short`` (half, as if complete), ``longer``,
     ``corrupt``, ``stall`` (half, then nothing until `go_on` is set), ``refuse`` (403), or the
-    origin to which a redirect leads. `asked`: paths of GET requests; `fields`: header fields of requests.
+    origin to which a redirect leads. `asked`: paths of GET requests; `fields`: header fields of
+    requests.
     """
 
     def __init__(self, upstream: int) -> None:

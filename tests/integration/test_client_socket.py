@@ -134,7 +134,8 @@ def test_no_key_comes_in_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["http_restricted_api", "grpc_restricted_protocol"])
 def test_a_restricted_api_is_restricted_here(setting: str) -> None:
-    with RunningServer(str(MODELS), **SMALL, **{setting: "trace, shared-memory:x-a=s"}) as server:
+    restricted: dict[str, Any] = {setting: "trace, shared-memory:x-a=s"}
+    with RunningServer(str(MODELS), **SMALL, **restricted) as server:
         path = f"{server.run_dir}/{wire.SOCKET_NAME}"
         for reply in replies(path):
             refused(reply, "shared-memory is a restricted API")
