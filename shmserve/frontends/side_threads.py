@@ -48,9 +48,14 @@ class CallElsewhere(Generic[_Result]):
     def result(self) -> _Result:
         """Return the call's result, or raise its error. Call once, after the call has ended."""
         done, result = self._results.pop()
-        if not done:
+        if done:
+            return result  # type: ignore[no-any-return]
+        try:
             raise result
-        return result  # type: ignore[no-any-return]
+        finally:
+            # The error's traceback refers to this frame, and this frame to the error: a circle
+            # would keep all that the failed call's frames refer to.
+            del result
 
 
 class SideThreads:

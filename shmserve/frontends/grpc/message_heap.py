@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
-
-import numpy as np
 
 from shmserve.errors import ShmserveError, Unavailable
 from shmserve.frontends.grpc.error_statuses import details_of
 from shmserve.frontends.heap_budget import BUDGET, FREE
 from shmserve.frontends.http2.grpc_framing import FramingFailed, WholeMessage
+
+_FIRST_BYTES = 1 << 17
 
 
 class MessageHeap:
@@ -61,17 +62,45 @@ class CountedMessage(WholeMessage):
         super().feed(data)
 
 
-def counted_memory(size: int, limit: int) -> memoryview:
-    """Return memory of `size` bytes, counted until the memory is freed.
+class GrowingMemory:
+    """Memory for a message of unknown size, counted as bytes are added.
 
-    Raises:
-        Unavailable: as `MessageHeap.take`.
+    The memory is a mapping of its own: unlike heap, a mapping returns to the system as soon as the
+    mapping is freed, and grows without a copy.
+
+    Attributes:
+        size: bytes added so far.
     """
-    heap = MessageHeap(limit)
-    heap.take(size)
-    place = np.empty(size, np.uint8)
-    weakref.finalize(place, heap.close).atexit = False
-    return place.data
+
+    __slots__ = ("_heap", "_mapping", "size")
+
+    def __init__(self, limit: int) -> None:
+        self._heap = MessageHeap(limit)
+        self._mapping = mmap.mmap(-1, _FIRST_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.size = 0
+
+    def add(self, part: bytes) -> None:
+        """Add bytes at the end.
+
+        Raises:
+            Unavailable: as `MessageHeap.take`.
+        """
+        self._heap.take(len(part))
+        end = self.size + len(part)
+        if end > len(self._mapping):
+            self._mapping.resize(2 * end)  # pages are allocated as bytes arrive
+        self._mapping[self.size : end] = part
+        self.size = end
+
+    def view(self) -> memoryview:
+        """Return all bytes, counted until the memory is freed. Call once, instead of `close`."""
+        weakref.finalize(self._mapping, self._heap.close).atexit = False
+        return memoryview(self._mapping)[: self.size]
+
+    def close(self) -> None:
+        """Free the memory, even while an error's traceback refers to this object."""
+        self._mapping.close()
+        self._heap.close()
 
 
 def take(heap: MessageHeap, nbytes: int) -> None:

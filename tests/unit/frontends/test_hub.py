@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -200,6 +201,31 @@ def test_work_beside_lets_others_go_on_and_has_its_result_and_its_error(loop: Lo
     loop.start(light)
     loop.run()
     assert told == ["light", True]
+
+
+def test_an_error_beside_is_freed_without_the_collector(loop: Loop) -> None:
+    """A failed call's frames may hold a large message."""
+    gone: list[weakref.ref[Any]] = []
+
+    def heavy() -> None:
+        def fails(message: threading.Event) -> None:
+            raise ZeroDivisionError
+
+        message = threading.Event()
+        gone.append(weakref.ref(message))
+        with contextlib.suppress(ZeroDivisionError):
+            waiting.beside(fails, message)
+
+    gc.disable()
+    try:
+        loop.start(heavy)
+        loop.run()
+        give_up = time.monotonic() + WATCHDOG_S
+        while gone[0]() is not None:  # the thread beside drops the call a moment later
+            assert time.monotonic() < give_up, "the error keeps what the call held"
+            time.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 def test_a_lock_that_is_held_beside_keeps_no_greenlet_from_it(loop: Loop) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Iterator
 
-from shmserve.errors import InvalidArgument, ResourceExhausted
-from shmserve.frontends.grpc.message_heap import MessageHeap, counted_memory
+from shmserve.errors import ResourceExhausted
+from shmserve.frontends.grpc.message_heap import GrowingMemory
+from shmserve.frontends.inflating import STEP_BYTES, inflated
 
 ACCEPTED = ("identity", "deflate", "gzip")
-_WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 _LEVEL = 6
-_PART_BYTES = 1 << 20
 
 
 def inflate(data: memoryview | bytes, encoding: str, limit: int, heap_bytes: int) -> memoryview:
@@ -28,39 +28,24 @@ def inflate(data: memoryview | bytes, encoding: str, limit: int, heap_bytes: int
         ResourceExhausted: the message is larger than `limit` bytes.
         Unavailable: there is no memory for the message.
     """
-    heap = MessageHeap(heap_bytes)
+    memory = GrowingMemory(heap_bytes)
     try:
-        parts = _parts(data, encoding, limit, heap)
-        whole = counted_memory(sum(map(len, parts)), heap_bytes)
-        position = 0
-        for part in parts:
-            whole[position : position + len(part)] = part
-            position += len(part)
-        return whole
-    finally:
-        heap.close()
-
-
-def _parts(data: memoryview | bytes, encoding: str, limit: int, heap: MessageHeap) -> list[bytes]:
-    reader = zlib.decompressobj(_WINDOWS[encoding])
-    parts: list[bytes] = []
-    rest: memoryview | bytes = data
-    size = 0
-    try:
-        while not reader.eof and (part := reader.decompress(rest, _PART_BYTES)):
-            heap.take(len(part))
-            parts.append(part)
-            size += len(part)
-            if size > limit:
+        for part in inflated(_pieces(data), encoding, "a message"):
+            if memory.size + len(part) > limit:
                 raise ResourceExhausted(
                     f"a message is larger than {limit} bytes (max_request_bytes)"
                 )
-            rest = reader.unconsumed_tail
-    except zlib.error:
-        raise InvalidArgument(f"a message is not valid {encoding}") from None
-    if not reader.eof:
-        raise InvalidArgument(f"a message is not valid {encoding}")
-    return parts
+            memory.add(part)
+    except BaseException:
+        memory.close()
+        raise
+    return memory.view()
+
+
+def _pieces(data: memoryview | bytes) -> Iterator[memoryview]:
+    view = memoryview(data)
+    for start in range(0, len(view), STEP_BYTES):
+        yield view[start : start + STEP_BYTES]
 
 
 def deflate(message: bytes, encoding: str) -> bytes:

@@ -171,7 +171,7 @@ def test_a_client_that_may_not_send_is_not_too_slow() -> None:
 
 
 def test_inflating() -> None:
-    heap = 8 << 20
+    heap = 7 << 20
     assert inflate(deflate(bytes(1000), "gzip"), "gzip", 1000, heap) == bytes(1000)
     assert inflate(deflate(bytes(1000), "deflate"), "deflate", 1000, heap) == bytes(1000)
     with pytest.raises(ResourceExhausted, match="999 bytes"):
@@ -188,6 +188,27 @@ def test_inflating() -> None:
         inflate(deflate(large, "gzip"), "gzip", 1 << 30, heap)
     kept.clear()
     assert BUDGET.used == 0
+    for bad, reason in ((deflate(large, "gzip")[:-9], "cut off"), (large[:9], "not valid")):
+        with pytest.raises(InvalidArgument, match=f"a message.* {reason}"):
+            inflate(bad, "gzip", 1 << 30, heap)
+    with pytest.raises(InvalidArgument, match="goes on after its gzip data"):
+        inflate(deflate(large, "gzip") + b"x", "gzip", 1 << 30, heap)
+
+
+def test_a_message_that_is_refused_while_it_is_inflated_leaves_no_memory() -> None:
+    heap = 256 << 20
+    bomb = deflate(bytes(heap + (8 << 20)), "gzip")
+    before = private_bytes()
+    with pytest.raises(Unavailable, match="max_heap_bytes") as refused:
+        inflate(bomb, "gzip", 1 << 30, heap)
+    assert private_bytes() - before < heap / 4, "the traceback keeps the message"
+    assert BUDGET.used == 0
+    assert refused.tb is not None
+
+
+def private_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
 
 def test_a_deadline_is_kept_by_the_server_too(rig: Rig, raw: RawClient) -> None:

@@ -8,18 +8,16 @@ the part being filled, so a decompression bomb meets a limit first.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
 from typing import Any, Protocol
 
-from shmserve import waiting
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge, UnsupportedEncoding
 from shmserve.frontends.heap_budget import BUDGET, FREE
 from shmserve.frontends.http.routes.inference.body_heap import JSON_COST, BodyHeap
+from shmserve.frontends.inflating import STEP_BYTES, inflated
 
-_PIECE = 1 << 16  # compressed bytes read and bytes inflated at a time
 MAX_SMALL_BODY_BYTES = 64 << 10  # limit for requests without tensors or files
 _COPY = 1 << 20  # bytes per read where `readinto` cannot be used
 
@@ -216,7 +214,7 @@ def open_body(environ: Environ, limits: Settings) -> BodyReader:
     coding = environ.get("HTTP_CONTENT_ENCODING")
     chunked = "HTTP_TRANSFER_ENCODING" in environ
     if chunked:
-        pieces = iter(lambda: stream.read(_PIECE), b"")
+        pieces = iter(lambda: stream.read(STEP_BYTES), b"")
         if not coding:
             return PieceReader(pieces, limits.max_request_bytes, heap=heap)
     else:
@@ -233,9 +231,8 @@ def open_body(environ: Environ, limits: Settings) -> BodyReader:
         if not coding:
             return KnownLengthReader(stream, length, heap)
         pieces = _bounded(stream, length)
-    inflate = _inflater(coding or "")
-    if inflate is not None:
-        pieces = inflate(pieces)
+    if coding := _coding(coding or ""):
+        pieces = inflated(pieces, coding, "the request body")
     return PieceReader(pieces, limits.max_request_bytes, heap=heap)
 
 
@@ -275,57 +272,25 @@ def header_length(environ: Environ, reader: BodyReader) -> int | None:
 
 def _bounded(stream: Any, length: int) -> Iterator[bytes]:
     while length > 0:
-        data = stream.read(min(length, _PIECE))
+        data = stream.read(min(length, STEP_BYTES))
         if not data:
             raise _short(length, 0)
         length -= len(data)
         yield data
 
 
-def _inflater(header: str) -> Callable[[Iterator[bytes]], Iterator[bytes]] | None:
-    """Return the decoder of a Content-Encoding; None for identity."""
+def _coding(header: str) -> str:
+    """Return the coding of a Content-Encoding field: "gzip", "deflate" or "" for identity."""
     coding = header.strip().lower()
     if coding in ("", "identity"):
-        return None
+        return ""
     if coding in ("gzip", "x-gzip"):
-        return lambda pieces: _inflate(pieces, "gzip")
+        return "gzip"
     if coding == "deflate":
-        return lambda pieces: _inflate(pieces, "deflate")
+        return coding
     raise UnsupportedEncoding(
         f"Unsupported compression type '{header[:64]}': use one of gzip, deflate"
     )
-
-
-def _inflate(pieces: Iterator[bytes], coding: str) -> Iterator[bytes]:
-    """Inflate piece by piece, at most `_PIECE` bytes at a time.
-
-    "deflate" is the zlib format, but some clients send bare deflate data instead. The first byte
-    distinguishes the two: its low half is always 8 in zlib.
-    """
-    inflater: Any = None
-    inflate: Callable[..., bytes] = _at_once
-    try:
-        for piece in pieces:
-            if inflater is None:
-                bare = coding == "deflate" and piece[0] & 0x0F != 8
-                inflater = zlib.decompressobj(31 if coding == "gzip" else -15 if bare else 15)
-            elif inflater.eof:
-                raise InvalidArgument(f"the request body goes on after its {coding} data")
-            data = inflate(inflater.decompress, piece, _PIECE)
-            while data:
-                yield data
-                inflate = waiting.beside  # a large body: inflate the rest beside the loop
-                data = inflate(inflater.decompress, inflater.unconsumed_tail, _PIECE)
-            if inflater.unused_data:
-                raise InvalidArgument(f"the request body goes on after its {coding} data")
-    except zlib.error:
-        raise InvalidArgument(f"the request body is not valid {coding} data") from None
-    if inflater is None or not inflater.eof:
-        raise InvalidArgument(f"the request body's {coding} data is cut off")
-
-
-def _at_once(inflate: Callable[..., bytes], *args: Any) -> bytes:
-    return inflate(*args)
 
 
 def _short(expected: int, got: int) -> InvalidArgument:
