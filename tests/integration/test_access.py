@@ -319,7 +319,27 @@ def test_a_host_that_is_not_ours(doors: RunningServer) -> None:
         ("Host: localhost:1", 200),
         ("Host: localhost\r\nSCRIPT_NAME: /elsewhere", 400),
     ):
-        with socket.create_connection(("127.0.0.1", doors.http_port), 60) as sock:
-            sock.sendall(f"GET /v2 HTTP/1.1\r\n{fields}\r\nConnection: close\r\n\r\n".encode())
-            answer = sock.makefile("rb").read()
-        assert answer.startswith(f"HTTP/1.1 {status} ".encode()), (fields, answer)
+        assert _get(doors, "/v2", fields).startswith(f"HTTP/1.1 {status} "), fields
+
+
+def test_the_host_of_a_target_counts_instead_of_the_field(doors: RunningServer) -> None:
+    """RFC 9112, 3.2.2."""
+    for target, host, status in (
+        ("http://evil.example/v2", "localhost", 403),
+        ("HTTP://evil.example:80/v2", "localhost", 403),
+        ("http://localhost/v2", "evil.example", 200),
+        ("http://localhost/v2", "localhost, evil.example", 400),
+        ("http://localhost@evil.example/v2", "localhost", 400),
+        ("http:///v2", "localhost", 400),
+        ("/v2?a=http://evil.example", "localhost", 200),
+    ):
+        answer = _get(doors, target, f"Host: {host}")
+        assert answer.startswith(f"HTTP/1.1 {status} "), (target, host, answer)
+        if status == 403:
+            assert "request target: 'evil.example" in answer
+
+
+def _get(doors: RunningServer, target: str, fields: str) -> str:
+    with socket.create_connection(("127.0.0.1", doors.http_port), 60) as sock:
+        sock.sendall(f"GET {target} HTTP/1.1\r\n{fields}\r\nConnection: close\r\n\r\n".encode())
+        return sock.makefile("rb").read().decode()

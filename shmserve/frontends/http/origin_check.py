@@ -52,7 +52,8 @@ class OriginCheck:
         # Browsers open no Unix sockets, and clients of Unix sockets send any Host they like
         if host is not None:
             if not unix:
-                self._origins.check_host(host)
+                of_target = req.env.get("RAW_URI", "/")[:1] not in "/*"
+                self._origins.check_host(host, "request target" if of_target else "header Host")
         elif req.env["SERVER_PROTOCOL"] == "HTTP/1.1" and req.env.get("REMOTE_PORT"):
             raise InvalidArgument("header Host is missing")
         if origin is not None or site is not None:

@@ -55,16 +55,16 @@ class Origins:
             own = own_name.lower()
             self._hosts = frozenset({*_NAMES, own, own.partition(".")[0]})
 
-    def check_host(self, host: str, name: str = "Host") -> None:
-        """Refuse a request whose `Host` is no name of this server.
+    def check_host(self, host: str, place: str = "header Host") -> None:
+        """Refuse a request whose host is no name of this server.
 
         The check stops DNS rebinding. A web page can have its own name resolve to this server's
-        address. Only `Host` then distinguishes requests of that page from requests of the server's
-        own page.
+        address. Only the host then distinguishes requests of that page from requests of the
+        server's own page.
 
         Args:
             host: value of the field.
-            name: name of the field, for messages.
+            place: place of the value in the request, for messages.
 
         Raises:
             InvalidArgument: the value is malformed.
@@ -72,12 +72,12 @@ class Origins:
         """
         match = _HOST.fullmatch(host)
         if match is None:
-            raise InvalidArgument(f"header {name}: '{_shown(host)}' is no host")
+            raise InvalidArgument(f"{place}: '{_shown(host)}' is no host")
         plain = _plain(match[1])
         if self._hosts is None or plain in self._hosts or (self._loopback and _is_loopback(plain)):
             return
         raise PermissionDenied(
-            f"header {name}: '{_shown(host)}' is no name of this server (setting allowed_hosts)"
+            f"{place}: '{_shown(host)}' is no name of this server (setting allowed_hosts)"
         )
 
     def listed(self, origin: str) -> bool:

@@ -66,7 +66,7 @@ def call_head(
         return refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, request.excess)
     if hosts is not None:
         try:
-            hosts.check_host(request.authority, ":authority")
+            hosts.check_host(request.authority, "header :authority")
         except ShmserveError as ex:
             return refusal(status_of(ex), ex.message)
     method = methods.get(request.path)

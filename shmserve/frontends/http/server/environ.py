@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from typing import Any
+from urllib.parse import urlsplit
 
 from gunicorn import util
 from gunicorn.http import wsgi
@@ -68,6 +69,9 @@ def request_environ(base: dict[str, Any], request: Any) -> dict[str, Any]:
             script_name = value
         key = "HTTP_" + name.replace("-", "_")
         environ[key] = f"{environ[key]},{value}" if key in environ else value
+    # the host of an absolute target counts instead of Host (RFC 9112, 3.2.2)
+    if request.uri[:1] not in "/*" and "," not in environ.get("HTTP_HOST", ","):
+        environ["HTTP_HOST"] = urlsplit(request.uri).netloc
     if request.underscored:
         environ[UNDERSCORED] = by_name(request.underscored)
     path = request.path
