@@ -185,6 +185,8 @@ def prepare(settings: Settings) -> None:
     single_models.lay_out(settings)
     _state.be_master(run_dir)
     rundir.write_epoch(run_dir, ids.new_epoch())
+    limits_s = settings.load_timeout_s, settings.drain_timeout_s
+    rundir.write_reload(run_dir, rundir.ReloadTerms(settings.reload, *limits_s))
 
 
 def _folder_locks(settings: Settings, run_dir: str) -> tuple[FileLock, ...]:

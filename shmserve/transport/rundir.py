@@ -6,6 +6,7 @@
     grpc-<number>.lock, grpc-bind.lock   held by a gRPC process while it listens; while it binds
     exporter-0.lock, fetcher-0.lock   held by exporter and fetcher, where they run
     epoch             8 hexadecimal digits, written at service start
+    reload            what `shmserve reload` replaces, load and drain limits: settings of the master
     coordinator.sock  listening socket for the links of all processes
     exporter.sock     processes send spans here
     <process>.sock    an executor's endpoint
@@ -41,6 +42,9 @@ import re
 import shutil
 import stat
 
+import msgspec
+from msgspec import Struct
+
 from shmserve.config import GENERATION
 from shmserve.errors import ConfigError
 from shmserve.transport.processes import FileLock
@@ -48,6 +52,7 @@ from shmserve.transport.processes import FileLock
 COORDINATOR_SOCKET = "coordinator.sock"
 EXPORTER_SOCKET = "exporter.sock"
 EPOCH_FILE = "epoch"
+_RELOAD_FILE = "reload"
 TOTALS_FILE = "totals.msgpack"
 _HANDOVER = "handover"
 SERVES = "serves"  # report of a generation after it has taken over
@@ -57,6 +62,14 @@ _ENDPOINT = re.compile(r"executor-[0-9]+-[0-9a-f]+\.sock")
 _OVERRIDES = re.compile(r"[a-z]+-[0-9]+-[0-9a-f]+-[0-9]+")
 _LONGEST_NAME = len("/executor-00000-0000.sock")
 _SOCKET_PATH_LIMIT = 107  # sun_path of a Unix-domain socket, without its NUL
+
+
+class ReloadTerms(Struct, frozen=True):
+    """Settings of a running master that `shmserve reload` obeys."""
+
+    reload: str
+    load_timeout_s: float
+    drain_timeout_s: float
 
 
 def lock(run_dir: str, role: str, fd: int = -1) -> FileLock:
@@ -180,7 +193,7 @@ def clean(run_dir: str) -> None:
     clean_sockets(run_dir)
     for name in os.listdir(run_dir):
         temporary = name.endswith(".new") or name.startswith("registry.")
-        if temporary or name in (EPOCH_FILE, TOTALS_FILE):
+        if temporary or name in (EPOCH_FILE, _RELOAD_FILE, TOTALS_FILE):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(run_dir, name))
     shutil.rmtree(overrides(run_dir), ignore_errors=True)
@@ -250,3 +263,19 @@ def read_epoch(run_dir: str) -> str:
             return file.read().strip()
     except FileNotFoundError:
         return ""
+
+
+def write_reload(run_dir: str, terms: ReloadTerms) -> None:
+    """Write down how the master of this generation reloads."""
+    with open(os.path.join(run_dir, _RELOAD_FILE), "wb") as file:
+        file.write(msgspec.json.encode(terms))
+
+
+def read_reload(run_dir: str) -> ReloadTerms | None:
+    """Return how the master of this generation reloads. Return None if the master has not said
+    so."""
+    try:
+        with open(os.path.join(run_dir, _RELOAD_FILE), "rb") as file:
+            return msgspec.json.decode(file.read(), type=ReloadTerms)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None

@@ -11,6 +11,7 @@ from shmserve.config import Settings
 from shmserve.errors import Unavailable
 from shmserve.transport import rundir
 from shmserve.transport.processes import has_ended, send_signal
+from shmserve.transport.rundir import ReloadTerms
 
 _LOOK_S = 0.05
 _BEGIN_S = 10.0  # seconds for the master to fork
@@ -20,9 +21,9 @@ _BEYOND_LOAD_S = 90.0  # seconds of a handover beyond the loading of models
 def main(arguments: argparse.Namespace) -> int:
     settings = config.load()
     base = config.base_dir(settings)
-    if settings.reload == "handover":
-        # wait first: after a handover, another process is the master
-        _await_earlier(settings, base)
+    # wait first: after a handover, another process is the master, perhaps with other settings
+    _await_earlier(_terms(settings, base), base)
+    terms = _terms(settings, base)
     holder = rundir.lock(rundir.serving(base), "master").holder_pidfd()
     if holder is None:
         raise Unavailable(
@@ -30,11 +31,11 @@ def main(arguments: argparse.Namespace) -> int:
             "those of the server"
         )
     pid, master = holder
-    if settings.reload == "workers":
+    if terms.reload == "workers":
         send_signal(master, signal.SIGHUP)
         print(f"the HTTP workers of pid {pid} are replaced (setting reload)")
         return 0
-    outcome = _hand_over(settings, base, master)
+    outcome = _hand_over(terms, base, master)
     generation, _, state = outcome.partition(" ")
     if state != rundir.SERVES:
         raise Unavailable(f"the old generation serves on: {state.removeprefix('failed: ')}")
@@ -42,14 +43,22 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _hand_over(settings: Settings, base: str, master: int) -> str:
+def _terms(settings: Settings, base: str) -> ReloadTerms:
+    """Return the settings of the running service. A service of an earlier version has not written
+    them down: for such a service, return the caller's."""
+    running = rundir.read_reload(rundir.serving(base))
+    own = ReloadTerms(settings.reload, settings.load_timeout_s, settings.drain_timeout_s)
+    return running or own
+
+
+def _hand_over(terms: ReloadTerms, base: str, master: int) -> str:
     """Request a handover, wait for the end, and return the outcome."""
     lock = rundir.lock(base, "handover")
     before = rundir.handed_over(base)
     send_signal(master, signal.SIGUSR2)
     begun = time.monotonic()
     seen = False
-    while time.monotonic() < begun + settings.load_timeout_s + _BEYOND_LOAD_S:
+    while time.monotonic() < begun + terms.load_timeout_s + _BEYOND_LOAD_S:
         working = lock.holder() is not None
         outcome = rundir.handed_over(base)
         if outcome != before:
@@ -63,10 +72,10 @@ def _hand_over(settings: Settings, base: str, master: int) -> str:
     raise Unavailable("the handover did not begin, or ended without a result; see the log")
 
 
-def _await_earlier(settings: Settings, base: str) -> None:
+def _await_earlier(terms: ReloadTerms, base: str) -> None:
     """Wait for the end of an earlier handover, which lasts until either of its generations has
     ended."""
-    limit_s = settings.load_timeout_s + _BEYOND_LOAD_S + 3 * settings.drain_timeout_s + _BEGIN_S
+    limit_s = terms.load_timeout_s + _BEYOND_LOAD_S + 3 * terms.drain_timeout_s + _BEGIN_S
     deadline = time.monotonic() + limit_s
     while (pid := rundir.lock(base, "handover").holder()) is not None:
         if time.monotonic() > deadline:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shmserve.cli.serving import reload
+from shmserve.transport import rundir
 
 FIRST = """
 import sys
@@ -63,3 +64,36 @@ def test_a_second_reload_is_for_the_generation_that_the_first_one_has_begun(
             ends.join()
             second.stdin.close()
     assert capsys.readouterr().out == "generation g2 serves, the old generation ends\n"
+
+
+RUNNING = """
+import signal, sys
+from shmserve.transport import rundir
+base = sys.argv[1]
+signal.signal(signal.SIGHUP, lambda *_: rundir.hand_over(base, "workers"))
+signal.signal(signal.SIGUSR2, lambda *_: rundir.hand_over(base, "g1 serves"))
+assert rundir.lock(base, "master").acquire()
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("running", ["workers", "handover"])
+def test_the_running_service_decides_what_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    running: str,
+) -> None:
+    other = {"workers": "handover", "handover": "workers"}[running]
+    monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("SHMSERVE_RELOAD", other)
+    with started(RUNNING, tmp_path) as master:
+        assert master.stdin is not None
+        rundir.write_reload(str(tmp_path), rundir.ReloadTerms(running, 60.0, 10.0))
+        try:
+            assert reload.main(argparse.Namespace()) == 0
+        finally:
+            master.stdin.close()
+    words = {"workers": "the HTTP workers of pid", "handover": "generation g1 serves"}
+    assert capsys.readouterr().out.startswith(words[running])
