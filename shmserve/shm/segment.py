@@ -39,6 +39,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
+class _Shortage:
+    """Shortage of shared memory. `logged`: True until a segment could be made again. A process
+    without a first segment tries 20 times a second."""
+
+    logged = False
+
+
+_shortage = _Shortage()
+
+
 class Segment:
     """A segment that this process owns and writes: `view` is the memory, `size` its bytes."""
 
@@ -150,8 +160,11 @@ def _create(epoch: str, size: int) -> int:
         os.posix_fallocate(fd, 0, size)  # get ENOSPC now, not SIGBUS later
     except OSError as ex:
         os.close(fd)
-        log.error("no shared memory for a segment of %d bytes: %s", size, ex.strerror)
+        if not _shortage.logged:
+            _shortage.logged = True
+            log.error("no shared memory for a segment of %d bytes: %s", size, ex.strerror)
         raise ArenaExhausted("the server's shared memory is full") from ex
+    _shortage.logged = False
     return fd
 
 

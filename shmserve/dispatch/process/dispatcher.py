@@ -33,7 +33,7 @@ from shmserve.dispatch.pool.orphaned_requests import OrphanedRequests
 from shmserve.dispatch.pool.rest import Rest
 from shmserve.dispatch.process.coordinator_client import CoordinatorClient
 from shmserve.dispatch.traces.tracing import Tracer
-from shmserve.errors import ArenaExhausted, NotFound, ShmserveError, Unavailable
+from shmserve.errors import ArenaExhausted, NotFound, ShmserveError, TooLarge, Unavailable
 from shmserve.observe import flight_recorder, gauges
 from shmserve.protocol.control.link_messages import RegistryChanged, Welcome
 from shmserve.protocol.control.messages import FromCoordinator
@@ -247,7 +247,7 @@ class Dispatcher:
     def _prepare(self) -> bool:
         try:
             self.memory.prepare()
-        except (ArenaExhausted, Unavailable) as ex:
+        except (ArenaExhausted, TooLarge, Unavailable) as ex:  # the coordinator says why
             log.debug("no arena yet: %s", ex)
             return False
         return True

@@ -22,7 +22,7 @@ from setproctitle import setproctitle
 
 from shmserve import config, ids
 from shmserve.core.scheduling.rate_limit_policy import RateLimit
-from shmserve.errors import ArenaExhausted, ShmserveError
+from shmserve.errors import ArenaExhausted, ShmserveError, TooLarge
 from shmserve.executor import custom_metrics, rate_limited
 from shmserve.executor.backend import CPU, Backend
 from shmserve.executor.backends.model_errors import from_load, sanitised
@@ -184,7 +184,7 @@ class Executor:
     ) -> None:
         try:
             self.memory.prepare()
-        except ArenaExhausted as ex:  # the first request asks for a segment again
+        except (ArenaExhausted, TooLarge) as ex:  # the first request asks for a segment again
             log.warning("no first segment yet: %s", ex)
         hello = ExecutorHello(messages.VERSION, self.process, self.instance.name)
         lanes, mappings = self._lanes(spec), self.devices.mappings

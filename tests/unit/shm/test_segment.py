@@ -65,16 +65,30 @@ def test_an_fd_that_is_too_small_is_not_mapped() -> None:
     segment.close()
 
 
-def test_full_shared_memory_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_space(fd: int, offset: int, size: int) -> None:
-        raise OSError(28, "No space left on device")
+def _no_space(fd: int, offset: int, size: int) -> None:
+    raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(segments.os, "posix_fallocate", no_space)  # type: ignore[attr-defined]
+
+def test_full_shared_memory_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments.os, "posix_fallocate", _no_space)  # type: ignore[attr-defined]
     fds = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ArenaExhausted):
         Segment("cafe0123", 4096)
     assert len(os.listdir("/proc/self/fd")) == fds
     assert _ours() == []
+
+
+def test_a_shortage_is_logged_once_until_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for shortage in (1, 2):
+        with monkeypatch.context() as full:
+            full.setattr(segments.os, "posix_fallocate", _no_space)  # type: ignore[attr-defined]
+            for _ in range(20):
+                with pytest.raises(ArenaExhausted):
+                    Segment("cafe0123", 4096)
+        Segment("cafe0123", 4096).close()
+        assert len(caplog.records) == shortage
 
 
 def test_sweep_removes_what_is_ours_and_nothing_else() -> None:
