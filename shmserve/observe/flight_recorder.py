@@ -47,19 +47,23 @@ class _Recorder:
         self._ring = EventRing(records)
         self._fd = -1
         self._again_at = 0.0  # earliest time of a new attempt to make the ring
+        self._unwritten: dict[int, bytes] = {}  # records by offset: at most the whole ring
         self._broken = ""  # reason why the last event could not be written
         self._lock = threading.Lock()
 
     def add(self, kind: str, subject: str, text: str) -> None:
         with self._lock:
+            offset, record = self._ring.add(time.time(), kind, subject, text)
+            self._unwritten[offset] = record
             try:
                 if self._fd < 0:
                     if time.monotonic() < self._again_at:
                         return
                     self._again_at = time.monotonic() + _AGAIN_S
                     self._fd = _create(self._folder, self._process)
-                offset, record = self._ring.add(time.time(), kind, subject, text)
-                os.pwrite(self._fd, record, offset)
+                for offset, record in list(self._unwritten.items()):
+                    os.pwrite(self._fd, record, offset)
+                    del self._unwritten[offset]
                 self._broken = ""
             except OSError as ex:  # the service goes on without its history
                 if self._broken != str(ex.strerror):
@@ -166,13 +170,18 @@ def _sweep(folder: str) -> None:
 
 
 def _is_written(path: str) -> bool:
+    """Return False if the ring's writer has ended. Without a descriptor to look with, return
+    True."""
     try:
         with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError as ex:  # other errors: a file system without locks
+                return isinstance(ex, BlockingIOError)
+    except FileNotFoundError:
+        return False
     except OSError:
-        pass
+        return True
     return False
 
 

@@ -1,6 +1,8 @@
 """Rings of events as files: bounded, and nobody's trouble."""
 
+import contextlib
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -69,12 +71,44 @@ def test_a_full_disk_is_looked_at_again_a_second_later(tmp_path, recorder, monke
     monkeypatch.setattr(flight_recorder, "_create", lambda *a: (tries.append(a), create(*a))[1])
     monkeypatch.setattr(flight_recorder, "_SPARE_INODES", 1 << 62)  # as if nothing was free
     for _ in range(100):
-        flight_recorder.record("kind", "lost")
+        flight_recorder.record("kind", "late")
     monkeypatch.undo()
     assert len(tries) == 1
     recorder._again_at = 0.0
     recorder.add("kind", "kept", "")
-    assert [row[2] for row in seen(tmp_path)] == ["kept"]
+    assert [row[2:] for row in seen(tmp_path)] == [("late", 100), ("kept", 1)]
+
+
+@contextlib.contextmanager
+def no_descriptors():
+    spare = os.open("/dev/null", os.O_RDONLY)
+    os.close(spare)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_process_without_descriptors_loses_no_event(tmp_path, recorder):
+    with no_descriptors():
+        recorder.add("kind", "limit reached", "")
+    recorder.add("kind", "right after", "")
+    recorder._again_at = 0.0
+    recorder.add("kind", "later", "")
+    assert [row[2] for row in seen(tmp_path)] == ["limit reached", "right after", "later"]
+
+
+def test_a_ring_that_cannot_be_opened_is_not_taken_for_a_dead_one(tmp_path, recorder):
+    recorder.add("kind", "first", "")
+    ring = str(tmp_path / "events" / "http-1-ab.ring")
+    with no_descriptors():
+        assert flight_recorder._is_written(ring)
+    os.close(recorder._fd)
+    recorder._fd = -1
+    assert not flight_recorder._is_written(ring)
+    assert not flight_recorder._is_written(ring + "-gone")
 
 
 def test_what_the_watchdog_kills_is_recorded_and_leaves_a_file(tmp_path, recorder):
