@@ -92,7 +92,7 @@ class Store:
             raise ConfigError(f"{self.url}: {ex.message}") from None
         except Exception as ex:
             raise _told(ex, self.url) from None
-        if not found:  # more likely a mistake than a repository that has become empty
+        if not found:  # more likely a mistake than an empty repository
             raise Unavailable(f"{self.url}: it lists no models")
         return found
 
@@ -206,7 +206,7 @@ class Store:
 
 def _at_origin(url: str, fields: Mapping[str, str]) -> Callable[..., Awaitable[Any]]:
     """Return aiohttp middleware that adds header fields to requests to the origin (scheme, host and
-    port) of `url`. A redirect to another origin is followed without these fields, because their
+    port) of `url`. A redirect to another origin is followed without the fields, because the
     secrets are for the configured server alone."""
     origin = yarl.URL(url).origin()
 

@@ -48,8 +48,9 @@ class RegistryWriter:
     """The writing end. Exists once, in the coordinator.
 
     `previous` is the last snapshot of an earlier coordinator of this epoch, or None. A page of
-    another epoch is replaced by a fresh page: its readers ended with their service. A page without
-    a snapshot stays: its coordinator died early, and processes of this epoch may read the page.
+    another epoch is replaced by a fresh page: the old readers ended with their service. A page
+    without a snapshot stays: the coordinator died early, and processes of this epoch may read the
+    page.
     """
 
     def __init__(self, run_dir: str, epoch: str) -> None:

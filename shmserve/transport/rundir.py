@@ -6,7 +6,7 @@
     grpc-<number>.lock, grpc-bind.lock   held by a gRPC process while it listens; while it binds
     exporter-0.lock, fetcher-0.lock   held by exporter and fetcher, where they run
     epoch             8 hexadecimal digits, written at service start
-    reload            what `shmserve reload` replaces, load and drain limits: settings of the master
+    reload            settings of the master for `shmserve reload`
     coordinator.sock  listening socket for the links of all processes
     exporter.sock     processes send spans here
     <process>.sock    an executor's endpoint
@@ -65,7 +65,7 @@ _SOCKET_PATH_LIMIT = 107  # sun_path of a Unix-domain socket, without its NUL
 
 
 class ReloadTerms(Struct, frozen=True):
-    """Settings of a running master that `shmserve reload` obeys."""
+    """Settings of a running master for `shmserve reload`."""
 
     reload: str
     load_timeout_s: float
@@ -266,14 +266,13 @@ def read_epoch(run_dir: str) -> str:
 
 
 def write_reload(run_dir: str, terms: ReloadTerms) -> None:
-    """Write down how the master of this generation reloads."""
+    """Record how the master of this generation reloads."""
     with open(os.path.join(run_dir, _RELOAD_FILE), "wb") as file:
         file.write(msgspec.json.encode(terms))
 
 
 def read_reload(run_dir: str) -> ReloadTerms | None:
-    """Return how the master of this generation reloads. Return None if the master has not said
-    so."""
+    """Return the record of `write_reload`; None if there is none."""
     try:
         with open(os.path.join(run_dir, _RELOAD_FILE), "rb") as file:
             return msgspec.json.decode(file.read(), type=ReloadTerms)

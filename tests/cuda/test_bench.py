@@ -41,7 +41,7 @@ def test_everything_runs_and_the_fake_is_not_timed(
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     told = json.loads(output.read_text())
     assert told["parts"].keys() == set(PARTS)
-    assert told["method"].startswith("What a GPU adds")
+    assert told["method"].startswith("Gains from a GPU")
     assert told["parts"]["rounds"]["grpc"]["rounds"] == 20
     assert done.stdout.endswith("problems: none\n")
     places = told["parts"]["regions"]["rows"]["1 MiB"]

@@ -104,7 +104,7 @@ def test_that_there_is_no_shared_memory_is_told_once(
     # a user whose server has not been started
     monkeypatch.setattr(os, "getuid", lambda: 0x7FFFFFFF)
     for place, named, why in (
-        (server.base_url, None, "no client socket is known for this address: connect to the unix:"),
+        (server.base_url, None, "no client socket is known for this address: connect to a unix:"),
         (f"unix:{server.unix_path}", NO_SOCKET, f"no server at the client socket {NO_SOCKET}: "),
     ):
         with pytest.warns(RuntimeWarning, match=f"travel over HTTP, .*: {why}"):

@@ -86,7 +86,7 @@ def test_what_is_refused_is_not_sent_again(
     assert "the collector does not take spans: status 400 (otlp_endpoint)" in caplog.text
     assert "6 more spans are lost; in all exported=1 lost=4 refused=2" in log_lines(caplog)
     made.turn(2.0)
-    assert caplog.text.count("more are lost") == 1
+    assert caplog.text.count("more spans are lost") == 1
 
 
 def test_a_collector_that_is_busy_is_asked_again(

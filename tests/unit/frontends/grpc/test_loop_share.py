@@ -106,7 +106,8 @@ def test_of_many_calls_that_come_together_one_runs_before_others_are_looked_at(
             assert raw.fields()[":status"] == "200"
             assert raw.fields()["grpc-status"] == "0"
         raw.close()
-    assert events[:5] == ["http2", "received", "http2", "http2", "http2"]
+    begun = events.index("http2")  # what the client sent before may be received until then
+    assert events[begun : begun + 5] == ["http2", "received", "http2", "http2", "http2"]
 
 
 def test_a_defect_with_one_connection_keeps_no_other_from_its_time() -> None:
