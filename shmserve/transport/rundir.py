@@ -46,7 +46,8 @@ import msgspec
 from msgspec import Struct
 
 from shmserve.config import GENERATION
-from shmserve.errors import ConfigError
+from shmserve.errors import ConfigError, UnreadableMessage
+from shmserve.protocol.decoding import json_decoder
 from shmserve.transport.processes import FileLock
 
 COORDINATOR_SOCKET = "coordinator.sock"
@@ -70,6 +71,9 @@ class ReloadTerms(Struct, frozen=True):
     reload: str
     load_timeout_s: float
     drain_timeout_s: float
+
+
+_decode_terms = json_decoder(ReloadTerms)
 
 
 def lock(run_dir: str, role: str, fd: int = -1) -> FileLock:
@@ -272,9 +276,10 @@ def write_reload(run_dir: str, terms: ReloadTerms) -> None:
 
 
 def read_reload(run_dir: str) -> ReloadTerms | None:
-    """Return the record of `write_reload`; None if there is none."""
+    """Return the record of `write_reload`, or None without a record."""
     try:
         with open(os.path.join(run_dir, _RELOAD_FILE), "rb") as file:
-            return msgspec.json.decode(file.read(), type=ReloadTerms)
-    except (FileNotFoundError, msgspec.MsgspecError):
+            terms: ReloadTerms = _decode_terms(file.read())
+            return terms
+    except (FileNotFoundError, UnreadableMessage):
         return None
