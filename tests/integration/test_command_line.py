@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from shmserve.testing.running_server import ROOT, RunningServer
 
 
-def shmserve(
-    server: RunningServer, *words: str, environ: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def shmserve(server: RunningServer, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "shmserve", *words],
-        env=environ or server.environ,
+        env=server.environ,
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -50,18 +47,20 @@ def test_what_cannot_be_measured_is_told(server: RunningServer) -> None:
     assert "decoupled" in done.stdout
 
 
-def test_a_service_without_keeper_or_systemd_is_not_handed_over(server: RunningServer) -> None:
+def test_a_service_without_keeper_or_systemd_is_not_handed_over() -> None:
     """The process that started gunicorn would take the end of the old master for the end of the
     service."""
-    masters, environ = server.pids("master"), {**server.environ, "SHMSERVE_RELOAD": "handover"}
-    done = shmserve(server, "reload", environ=environ)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "shmserve: the old generation serves on: gunicorn was started directly, so its end would"
-        " be the end of the service for whoever did that; start it with `shmserve serve`\n"
-    )
-    assert server.pids("master") == masters
-    assert server.ready()
+    with RunningServer(reload="handover") as server:
+        masters = server.pids("master")
+        done = shmserve(server, "reload")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            "shmserve: the old generation serves on: gunicorn was started directly, so its end"
+            " would be the end of the service for whoever did that; start it with"
+            " `shmserve serve`\n"
+        )
+        assert server.pids("master") == masters
+        assert server.ready()
 
 
 def test_readiness_and_control(server: RunningServer) -> None:

@@ -161,10 +161,13 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again(tmp_path):
         wait_until(lambda: entry().state is ModelState.UNAVAILABLE, "the failure")
         assert entry().reason == "the model says no"
         wait_until(lambda: tree.live("good"), "the other model")
+        log = tmp_path / "log"
+        # An executor that has not ended yet could tell the next coordinator that it loads
+        wait_until(lambda: "executor ended instance=bad" in log.read_text(), "its end")
         tree.kill(tree.pid("coordinator"))
         wait_until(lambda: len(tree.rows()) == 4, "another coordinator")
         assert entry().state is ModelState.UNAVAILABLE
-        assert (tmp_path / "log").read_text().count("started executor instance=bad") == 1
+        assert log.read_text().count("started executor instance=bad") == 1
     finally:
         tree.close()
 

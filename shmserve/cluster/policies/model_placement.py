@@ -201,6 +201,8 @@ def _balance(layout: Layout, barred: Barred) -> None:
         )
         if best is None or higher < best[0]:
             best = (higher, name, home)
-    if best is not None and best[0] <= (1 - MARGIN) * layout.load[busiest]:
+    busy = layout.load[busiest]
+    # Loads of less than a float can tell apart from (1 - MARGIN) of themselves stay where they are
+    if best is not None and best[0] < busy and best[0] <= (1 - MARGIN) * busy:
         layout.remove(busiest, best[1])
         layout.add(best[2], best[1])
