@@ -176,10 +176,16 @@ class Snapshot(Struct, frozen=True, dict=True):
 
         Raises:
             NotFound: no such model, or no such version.
+            Unavailable: unknown, because the repository has not been read yet.
         """
         entry = self.models.get(name, {}).get(version) if version else self.newest(name)
         if entry is None:
             which = f" version {version}" if version and self.models.get(name) else ""
+            if not self.complete:
+                raise Unavailable(
+                    f"model '{name}'{which} is not known yet, because the service is not ready:"
+                    f" {self._hindrance}"
+                )
             raise NotFound(
                 f"Request for unknown model: '{name}'{which} is not found; the repository index"
                 " lists what there is"

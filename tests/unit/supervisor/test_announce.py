@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.errors import NotFound, Unavailable
 from shmserve.shm.registry_page import RegistryReader, RegistryWriter
 from shmserve.supervisor.announce import Announcer, status_line
 from shmserve.tensor.spec import ModelSpec
@@ -148,3 +149,10 @@ def test_a_generation_that_begins_to_serve_names_its_main_process_once(tmp_path,
     announcer.turn(101.0)
     announcer.turn(102.0)
     assert heard(manager) == ["MAINPID=7", "EXTEND_TIMEOUT_USEC=60000000"]
+
+
+def test_a_model_is_unknown_only_once_the_repository_has_been_read():
+    with pytest.raises(Unavailable, match=r"'b' is not known yet.* not read its repository yet"):
+        snapshot(complete=False).model("b")
+    with pytest.raises(NotFound, match="'b' is not found"):
+        snapshot(a=READY).model("b")
