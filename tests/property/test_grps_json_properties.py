@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import json_format
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shmserve._generated import grps_pb2 as pb
@@ -184,6 +184,8 @@ def test_no_text_breaks_the_parser(text: bytes) -> None:
 
 
 @given(documents)
+@example({"strData": [], "gtensors": {}, "str_data": None})
+@example({"strData": "a", "str_data": "b"})
 def test_what_is_accepted_is_what_protobuf_accepts(document: dict[str, Any]) -> None:
     """For any request. Protobuf tells payloads from nulls as we do."""
     text = json.dumps(document)

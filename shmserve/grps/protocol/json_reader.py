@@ -150,7 +150,13 @@ def _renamed(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document with camelCase names replaced by the schema's names."""
 
     def snake(fields: Any) -> Any:
-        return {_CAMEL.get(k, k): v for k, v in fields.items()} if type(fields) is dict else fields
+        if type(fields) is not dict:
+            return fields
+        given = {k: v for k, v in fields.items() if v is not None}  # null: the field is not there
+        renamed = {_CAMEL.get(k, k): v for k, v in given.items()}
+        if len(renamed) < len(given):
+            raise InvalidArgument("a field is given by both of its names, such as str_data, strData")
+        return renamed
 
     document = snake(document)
     document["gmap"] = snake(document.get("gmap"))
