@@ -118,8 +118,9 @@ def grown(samples: list[Sample]) -> list[str]:
     so the first processes must still live at the end.
     """
     end = samples[-1].second
-    loaded = max((one.second for one in samples if one.second < end), default=end)
-    early = [one for one in samples if loaded / 4 <= one.second <= loaded / 2]
+    times = sorted({one.second for one in samples if one.second < end})
+    second_quarter = times[len(times) // 4 : len(times) // 2 + 1]
+    early = [one for one in samples if one.second in second_quarter]
     problems = ended(samples)
     for last in [one for one in samples if one.second == end]:
         rows = [one for one in early if one.role == last.role]

@@ -91,7 +91,7 @@ def test_replaced_processes_and_missing_samples_are_problems() -> None:
     rows = [replace(row, second=float(second)) for second in range(9)]
     assert grown(rows) == []
     assert grown([*rows[:-1], replace(rows[-1], pids="8")]) == ["grpc: process 7 has ended"]
-    late = [row, *rows[6:]]
+    late = [*(replace(one, role="http") for one in rows[:-1]), rows[-1]]
     assert grown(late) == ["grpc: no samples of the second quarter"]
 
 

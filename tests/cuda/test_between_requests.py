@@ -93,7 +93,6 @@ def test_what_idle_executors_have_pinned_is_let_go(
     plane = rig.Rig(tmp_path)
     try:
         entry = plane.serve(model, spec=structs.replace(rig.SPEC, decoupled=decoupled))
-        monkeypatch.setattr(plane.executors[0].loop, "_idle_s", 0.0)
         with plane.dispatcher.call(entry) as call:
             feed(call, np.zeros(1 << 16, np.float32))  # type: ignore[arg-type]
             if decoupled:
@@ -101,6 +100,7 @@ def test_what_idle_executors_have_pinned_is_let_go(
             else:
                 call.execute()
         assert pinned[0] > 0
+        monkeypatch.setattr(plane.executors[0].loop, "_idle_s", 0.0)
         until(lambda: not devices.open().pins.nbytes, "it stays pinned")
     finally:
         plane.close()

@@ -47,6 +47,7 @@ def test_ten_thousand_regions() -> None:
         for caller in callers:
             caller.join()
         assert answers == [200] * CROWD
+        client.connection.close()  # idle for so long, it may have been closed by the server
         assert client.register("one-more", memory.name, 4)[0] == 503
         assert len(client.status()) == CROWD
         for number in (0, CROWD // 2, CROWD - 1):
