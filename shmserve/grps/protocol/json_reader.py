@@ -155,7 +155,9 @@ def _renamed(document: dict[str, Any]) -> dict[str, Any]:
         given = {k: v for k, v in fields.items() if v is not None}  # null: the field is not there
         renamed = {_CAMEL.get(k, k): v for k, v in given.items()}
         if len(renamed) < len(given):
-            raise InvalidArgument("a field is given by both of its names, such as str_data, strData")
+            raise InvalidArgument(
+                "a field is given by both of its names, such as str_data, strData"
+            )
         return renamed
 
     document = snake(document)
