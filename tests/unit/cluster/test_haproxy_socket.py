@@ -18,7 +18,7 @@ from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings, ModelTab
 from shmserve.cluster.haproxy_slots import Address, slots
 from shmserve.cluster.haproxy_socket import Balancer, ToldBalancer
 from shmserve.errors import Unavailable
-from shmserve.testing.running_server import free_port, wait_until
+from tests.running_server import free_port, wait_until
 
 pytestmark = pytest.mark.needs("haproxy")
 

@@ -36,7 +36,7 @@ _UNLINKED = ("keeper", "master", "template")  # roles without a link to the coor
 _SIDE_BY_SIDE = 16  # pytest-xdist workers with distinct ports
 # a segment has a name for microseconds, or longer if its process gets no processor time
 _BIRTH_S = 10.0
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WATCHDOG_S) -> None:
