@@ -137,8 +137,7 @@ class Sources:
         return self._gone if name in self._retired else self.given
 
     def _judge_retired(self) -> None:
-        """Warn of retired settings whose values describe the present behaviour, and refuse other
-        values."""
+        """Warn of retired settings that describe the present behaviour, and refuse the others."""
         for name, (value, origin, _) in self._gone.items():
             retired = self._retired[name]
             reason = retired.explanation(name)
@@ -159,8 +158,7 @@ class Sources:
                 yield name, value
 
     def converted(self) -> dict[str, Any]:
-        """Return the values in their settings' types. A value that cannot be converted becomes a
-        problem."""
+        """Return the values in their settings' types. Values that do not fit become problems."""
         self._judge_retired()
         values = {}
         for name, given in self.given.items():

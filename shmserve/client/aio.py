@@ -60,17 +60,10 @@ async def connect(
     """
     calls = _Calls(concurrency)
     try:
-        make = functools.partial(
-            api.connect,
-            url,
-            control,
-            max_bytes=max_bytes,
-            max_device_bytes=max_device_bytes,
-            timeout=timeout,
-            lanes=lanes,
-            require_shared_memory=require_shared_memory,
-        )
-        client = AsyncClient(await calls.run(make, timeout), calls, timeout)
+        limits = {"max_bytes": max_bytes, "max_device_bytes": max_device_bytes, "timeout": timeout}
+        only = {"lanes": lanes, "require_shared_memory": require_shared_memory}
+        made = await calls.run(timeout, api.connect, url, control, **limits, **only)
+        client = AsyncClient(made, calls, timeout)
     except BaseException:
         await calls.close()
         raise
@@ -90,8 +83,7 @@ class AsyncClient:
 
     @property
     def shared_memory(self) -> bool:
-        """Return True if tensors go through shared memory now, False if tensors travel over
-        HTTP."""
+        """Return True if tensors go through shared memory now, False if over HTTP."""
         return self._client.shared_memory
 
     @property
@@ -101,18 +93,14 @@ class AsyncClient:
 
     async def device_memory(self, device: int = 0) -> bool:
         """Return True if arrays of a GPU stay there; raises as `Client.device_memory`."""
-        return await self._calls.run(
-            functools.partial(self._client.device_memory, device), self._timeout_s
-        )
+        return await self._calls.run(self._timeout_s, self._client.device_memory, device)
 
     async def empty(
         self, shape: int | Sequence[int], dtype: Any = np.float32, *, device: int | None = None
     ) -> Any:
-        """Return an uninitialised array in shared memory; arguments and errors are those of
-        `Client.empty`."""
-        return await self._calls.run(
-            functools.partial(self._client.empty, shape, dtype, device=device), self._timeout_s
-        )
+        """Return an uninitialised array in shared memory. Arguments and errors: `Client.empty`."""
+        empty = self._client.empty
+        return await self._calls.run(self._timeout_s, empty, shape, dtype, device=device)
 
     async def infer(
         self,
@@ -147,7 +135,7 @@ class AsyncClient:
                 device=device,
             )
 
-        return await self._calls.run(call, timeout_s)
+        return await self._calls.run(timeout_s, call)
 
     def stream(
         self,
@@ -214,12 +202,10 @@ class AsyncClient:
 
     async def _ask(self, call: Callable[..., T], *args: Any, timeout: float | None) -> T:
         timeout_s = timeout or self._timeout_s
-        ask = functools.partial(call, *args, timeout=timeout_s)
-        return await self._calls.run(ask, timeout_s)
+        return await self._calls.run(timeout_s, call, *args, timeout=timeout_s)
 
     async def close(self) -> None:
-        """End all calls, unregister all memory and close the connections; results stay
-        readable."""
+        """End all calls, unregister all memory, close the connections. Results stay readable."""
         try:
             await self._calls.close()
         finally:
@@ -250,7 +236,7 @@ class AsyncResultStream:
         now = time.monotonic()
         self._until = self._until or now + self._timeout_s
         try:
-            result = await self._calls.run(self._next, max(self._until - now, _LEAST_S))
+            result = await self._calls.run(max(self._until - now, _LEAST_S), self._next)
         except asyncio.CancelledError:  # the thread may have received an answer, which is lost
             self._over = True
             raise
@@ -285,7 +271,7 @@ class _Calls:
         self._scopes: set[CancelScope] = set()
         self._closed = False
 
-    async def run(self, call: Callable[[], T], timeout_s: float) -> T:
+    async def run(self, timeout_s: float, call: Callable[..., T], *args: Any, **options: Any) -> T:
         """Run a call in a thread and return its result.
 
         Raises:
@@ -299,7 +285,8 @@ class _Calls:
         try:
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(timeout_s):
-                return await loop.run_in_executor(self._threads, scope.run, call)
+                ask = functools.partial(call, *args, **options)
+                return await loop.run_in_executor(self._threads, scope.run, ask)
         except TimeoutError as ex:
             raise InferenceError(0, LATE) from ex
         finally:
@@ -307,8 +294,7 @@ class _Calls:
             scope.cancel()
 
     async def close(self) -> None:
-        """Cancel all calls, including calls that wait for a thread, and end the threads.
-        Idempotent."""
+        """Cancel all calls, also calls without a thread yet; end the threads. Idempotent."""
         self._closed = True
         for scope in self._scopes:
             scope.cancel()

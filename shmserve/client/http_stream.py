@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from shmserve.client import tensors
-from shmserve.client.client_call import ClientCall
 from shmserve.client.memory import device_arrays
 from shmserve.client.output_sizes import DescribedModel
-from shmserve.client.result import Result
+from shmserve.client.result import ClientCall, Result
 from shmserve.client.tensors import NO_JSON, ClientTensor
 from shmserve.client.wire.http_transport import EventStream
 from shmserve.client.wire.inference_error import InferenceError

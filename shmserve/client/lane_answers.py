@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 
-from shmserve.client.client_call import ClientCall
 from shmserve.client.placed_request import RequestAttempt
-from shmserve.client.result import Result
+from shmserve.client.result import ClientCall, Result
 from shmserve.client.result_reader import ResultReader
 from shmserve.client.wire.cancel_scope import cancellable
 from shmserve.client.wire.inference_error import LATE, InferenceError

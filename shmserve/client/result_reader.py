@@ -132,8 +132,7 @@ class ResultReader:
         return device_arrays.to_device(array, self._device)
 
     def _elsewhere(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        """Return the bytes of an output that is not in the message: the output's window, or no
-        bytes."""
+        """Return the bytes of an output outside the message: the window's, or no bytes."""
         place, size = self._windows.get(name, (None, 0))
         if place is None:
             return np.empty(0, np.uint8)
@@ -156,8 +155,7 @@ def _extent(data: Any, count: int) -> int:
 
 
 def _receipt(receipt: LaneReceipt, instance: str) -> dict[str, Any]:
-    """Return a lane's receipt in the form of an HTTP receipt, plus the bytes carried in
-    messages."""
+    """Return a lane's receipt as an HTTP receipt, plus the bytes carried in messages."""
     return {
         "copied_bytes": {
             "in": receipt.copied_in,

@@ -93,8 +93,7 @@ def _array(name: str, value: Any) -> tuple[Any, int | None]:
 
 
 def _as(datatype: str, array: Array, value: Any, name: str) -> Array:
-    """Convert numbers of a list to the model's datatype. Other elements stay as given: the server
-    judges them."""
+    """Convert numbers of a list to the model's datatype. The server judges other elements."""
     if array.dtype.kind not in "iuf" or datatype not in _ROWS:
         return array
     dtype = dtype_of(datatype)
@@ -140,8 +139,7 @@ def datatype_of(dtype: np.dtype[Any], name: str) -> str:
 
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
-    """Return the dtype of fixed-size elements. Without ml_dtypes, BF16 elements are returned as
-    uint16 bits."""
+    """Return the dtype of fixed-size elements. Without ml_dtypes, BF16 is uint16 bits."""
     row = _ROWS[datatype]
     if not row.extension:
         return np.dtype(row.numpy_name)
@@ -154,8 +152,7 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
 
 
 def nbytes_of(datatype: str, shape: tuple[int, ...]) -> int | None:
-    """Return the bytes of a tensor; None if the size depends on the elements or on an open
-    dimension."""
+    """Return the bytes of a tensor; None if elements or an open dimension decide the size."""
     if datatype not in _ROWS or (shape and min(shape) < 0):
         return None
     return math.prod(shape) * _ROWS[datatype].itemsize

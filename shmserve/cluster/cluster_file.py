@@ -123,8 +123,7 @@ def read(path: str) -> ClusterFile:
 
 
 def _model_names(path: str) -> list[str]:
-    """Return the names of the tables below `models`. Return an empty list if the file cannot be
-    read, which `read` reports."""
+    """Return the names of the tables below `models`. `read` reports an unreadable file."""
     try:
         models = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("models")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):

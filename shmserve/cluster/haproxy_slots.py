@@ -100,8 +100,7 @@ def changes(
 def _of_backend(
     backend_slots: list[ServerSlot], wanted: dict[Address, int], problems: list[str], name: str
 ) -> Iterator[str]:
-    """Yield the commands for a backend. An address that leaves is drained, because maintenance
-    would end its running requests."""
+    """Yield a backend's commands. Maintenance would end requests, so leaving servers drain."""
     by_place = {(address.host, address.port): address for address in wanted}
     free = []
     for slot in sorted(backend_slots, key=lambda slot: not slot.taken):
@@ -125,8 +124,7 @@ def _of_backend(
 
 
 def _known(slot: ServerSlot) -> bool:
-    """Return True if the slot's address was set by a controller, False if it comes from the
-    template."""
+    """Return True if a controller has set the slot's address, False for the template's."""
     return slot.taken or slot.drains
 
 

@@ -106,8 +106,7 @@ class _State:
         self.unseen = f"the service does not answer as it should: {error}"
 
     def looked(self, ready: frozenset[str], counts: dict[str, ReplicaCounts], changes: int) -> None:
-        """Record the service's answers. `changes` is the number of changes when the service was
-        asked."""
+        """Record the service's answers. `changes`: number of changes at the time of asking."""
         self.up_at = time.monotonic()
         if not self.up and not self.failed:
             self.problem = ""
@@ -115,8 +114,7 @@ class _State:
             self.up, self.ready, self.counts = True, ready, counts
 
     def next_change(self) -> tuple[str, str] | None:
-        """Return the next model to unload or load, unloading first. Return None if all models are
-        as ordered."""
+        """Return the next model to unload, else to load; None if all models are as ordered."""
         now = time.monotonic()
         self.failed = {
             name: (why, at) for name, (why, at) in self.failed.items() if now - at < AGAIN_S
@@ -181,8 +179,7 @@ class NodeService:
             return self._report()
 
     def stop(self) -> None:
-        """End the service after its running requests, wait for its end, and delete the run
-        directory."""
+        """End the service after running requests, await the end, delete the run directory."""
         self._end.set()
         for thread in self._threads:
             thread.join(self._settings.service_stop_timeout_s + _GONE_S)
@@ -208,8 +205,7 @@ class NodeService:
     # ------------------------------------------------------------- the process
 
     def _keep_alive(self) -> None:
-        """Start the service again and again. Needs its own thread: the service ends with the
-        thread that started it."""
+        """Start the service again and again. The service ends with the starting thread."""
         ends = 0
         while not self._end.is_set():
             begun = time.monotonic()
@@ -324,8 +320,7 @@ class NodeService:
 
 
 def _ask(transport: Transport, method: str, path: str, body: object = None) -> Any:
-    """Return the document in the service's response. Raise InferenceError or UnreadableMessage on
-    failure."""
+    """Return the document of a response. Raise InferenceError or UnreadableMessage on failure."""
     pieces = [msgspec.json.encode(body)] if body is not None else ()
     reply = transport.request(method, path, {"Content-Type": "application/json"}, pieces)
     if reply.status != 200:

@@ -93,8 +93,7 @@ class Device:
             self._runtime.deviceSynchronize()
 
     def check(self) -> None:
-        """Raise if the device is lost: every CUDA call then fails. Does not wait for work on the
-        device."""
+        """Raise if the device is lost: every CUDA call then fails. Waits for no work."""
         with self.working():
             self._runtime.memGetInfo()
 
@@ -107,8 +106,7 @@ class Device:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Make the device current within the context, and raise exceptions of CuPy as
-        ShmserveErrors."""
+        """Make the device current within the context. CuPy's exceptions become ShmserveErrors."""
         try:
             with self.here():  # leaving the context fails, too, if the device is lost
                 yield
@@ -185,8 +183,7 @@ class Device:
             return self.cupy.empty(tuple(shape), dtype)
 
     def bring_to(self, source: Array, target: Any) -> None:
-        """Start to copy a row-major host array to a row-major part of a `room`. Copies run in the
-        order of the calls."""
+        """Start to copy a row-major host array to a row-major part of a `room`, in call order."""
         with self.working():
             if source.nbytes:
                 self._from_host(source, target, self._ahead.ptr)

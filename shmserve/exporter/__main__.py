@@ -15,13 +15,14 @@ from opentelemetry.sdk.resources import Resource
 from prometheus_client.core import CounterMetricFamily, Metric
 from setproctitle import setproctitle
 
+import shmserve
 from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.core.control.silence import period_s
 from shmserve.dispatch.process.coordinator_client import CoordinatorClient
+from shmserve.exporter.collector import pairs
 from shmserve.exporter.intake import Intake
 from shmserve.exporter.metric_export import MetricExport
-from shmserve.exporter.otlp_settings import resource_attributes
 from shmserve.exporter.span_export import SpanExport, quiet
 from shmserve.frontends.http.routes.scrape.prometheus_text import families
 from shmserve.observe import flight_recorder, log_output, logs
@@ -90,7 +91,7 @@ def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
     run_dir = config.run_dir(settings)
     process = ids.new_process_id("exporter", os.getpid())
     flight_recorder.start(run_dir, process)
-    resource = Resource.create(resource_attributes(settings, rundir.read_epoch(run_dir)))
+    resource = Resource.create(_attributes(settings, rundir.read_epoch(run_dir)))
     link = Link(run_dir, "exporter", process, LinkHandlers())
     spans = SpanExport(settings, resource)
     intake = Intake(run_dir, spans.put, stop.fd)
@@ -111,6 +112,16 @@ def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
     finally:
         intake.close()
         link.close()
+
+
+def _attributes(settings: Settings, epoch: str) -> dict[str, str]:
+    """Return the service's attributes in all exports; `epoch` is the service's epoch."""
+    return {
+        "service.name": settings.otlp_service_name,
+        "service.version": shmserve.__version__,
+        "service.instance.id": epoch,
+        **pairs(settings.otlp_resource),
+    }
 
 
 def _take(intake: Intake, spans: SpanExport, lock: FileLock, stop: Ending, beat_s: float) -> None:

@@ -76,8 +76,7 @@ class MetricExport:
 
 
 def converted(families: Iterable[Family], now_ns: int) -> Iterator[Metric]:
-    """Yield the families as OpenTelemetry metrics under the same names, counters without
-    `_total`."""
+    """Yield families as OpenTelemetry metrics by the same names, counters without `_total`."""
     for family in families:
         data: Sum | Gauge | Histogram
         if family.type == "histogram":
@@ -103,8 +102,7 @@ def _numbers(
 
 
 def _histograms(family: Family, now_ns: int) -> Iterator[HistogramDataPoint]:
-    """Yield a data point for each set of labels. A family has cumulated counts, one sample per
-    bucket."""
+    """Yield a point for each set of labels. A family has cumulated counts by bucket."""
     points: dict[tuple[tuple[str, str], ...], dict[float, float]] = {}
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in family.samples:

@@ -114,8 +114,7 @@ def _checked(name: str, files: list[RemoteFile]) -> RemoteModel:
 
 
 def _without_markers(files: list[RemoteFile]) -> list[RemoteFile]:
-    """Drop folders that contain files: folders are created with their files, so only empty folders
-    count."""
+    """Drop folders with files: only empty folders count, as files bring folders along."""
     parents: set[str] = set()
     for file in files:
         parts = file.path.rstrip("/").split("/")

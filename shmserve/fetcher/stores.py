@@ -159,8 +159,7 @@ class Store:
             self._fs.get_file(key, path, callback=progress)
 
     def _is_encrypted(self, file: RemoteFile) -> bool:
-        """Return True if S3's encryption of the object explains an entity tag that is not the
-        content's MD5."""
+        """Return True if S3's encryption explains an entity tag that is not the content's MD5."""
         if self._scheme != "s3" or not file.mark.startswith("md5:"):
             return False
         bucket, key, _ = self._fs.split_path(file.key)

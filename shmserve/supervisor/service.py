@@ -332,11 +332,9 @@ class Supervisor:
     def _ended(self, child: Child) -> None:
         self._selector.unregister(child.pidfd)
         now = time.monotonic()
-        if self._frontends.ended(child, now) or self._template.ended(child, now):
-            return
-        if any(helper.ended(child, now) for helper in self._helpers):
-            return
-        if not self._coordinator.ended(child, now):
+        ends = [group.ended for group in (self._frontends, *self._helpers)]
+        ends += (self._template.ended, self._coordinator.ended)
+        if not any(ended(child, now) for ended in ends):
             self._executors.ended(child, now)
 
     # ------------------------------------------------------------------ the drain
@@ -350,9 +348,8 @@ class Supervisor:
         self._coordinator.halt()
         self._executors.halt()
         self._template.close()
-        self._frontends.halt()
-        for helper in self._helpers:
-            helper.halt()
+        for group in (self._frontends, *self._helpers):
+            group.halt()
         if self._frontends.children:  # their accepted requests still need the executors
             self._link.send(Drain(self._drain_reason, announce=True))
             self._end_all(lambda: self._frontends.children, started)

@@ -166,8 +166,7 @@ def _call(result: Measurement, door: Door, count: int, start: float, seconds: fl
 
 
 def draw(arguments: argparse.Namespace, results: Sequence[Measurement]) -> None:
-    """Draw medians and rates over time into the file. Raise ConfigError if the file cannot be
-    written."""
+    """Draw medians and rates over time. Raise ConfigError if the file cannot be written."""
     median: dict[str, list[tuple[float, float]]] = {}
     rates: dict[str, list[tuple[float, float]]] = {}
     for result in results:

@@ -38,8 +38,7 @@ class Door(Protocol):
 def maker(
     over: str, url: str, settings: Settings, arguments: argparse.Namespace, inputs: Any
 ) -> Callable[[], Door]:
-    """Return a function that opens a door of this kind. Raise ConfigError if the server has no
-    such address."""
+    """Return the opener of a kind of door. Raise ConfigError if the server has no address."""
     if over != "grpc":
         control = "" if over == "http" else server_address.client_socket(settings, arguments.url)
         return functools.partial(ClientDoor, over, url, control, arguments.model, inputs)

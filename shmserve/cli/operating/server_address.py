@@ -34,8 +34,7 @@ def http(settings: Settings, url: str | None) -> str:
 
 
 def grpc(settings: Settings, address: str | None) -> str:
-    """Return the gRPC address for the gRPC library: `address` if given, else from `grpc_bind`, as
-    `http`."""
+    """Return the address for the gRPC library: `address`, or else of `grpc_bind`, as `http`."""
     target = address or _bound(settings.grpc_bind)
     if not target or not settings.grpc_processes:
         raise ConfigError("grpc_bind: no gRPC is served here; give --grpc")
@@ -79,8 +78,7 @@ class Asking:
             raise ConfigError(f"--url: {ex}") from None
 
     def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, str, bytes]:
-        """Send a request and return status, error message and body. Raise Unavailable if no answer
-        came."""
+        """Return status, error message and body. Raise Unavailable if no answer came."""
         try:
             reply = self._transport.request(method, path, self._headers, [body] if body else ())
         except InferenceError as ex:

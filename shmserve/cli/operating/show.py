@@ -93,8 +93,7 @@ def _receive(channel: Channel) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Return aligned columns in the order of first appearance, with numbers aligned to the
-    right."""
+    """Return aligned columns, ordered by first appearance. Numbers are aligned to the right."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [columns]
     lines += [[str(row.get(key, "")).replace("\n", " ") for key in columns] for row in rows]

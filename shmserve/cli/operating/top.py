@@ -75,8 +75,7 @@ def run(settings: Settings, interval_s: float) -> int:
 
 
 def look(run_dir: str) -> Look:
-    """Read the server's tables, and the usage of its processes from /proc. Raises as
-    `show.ask`."""
+    """Read the server's tables, and usage of processes from /proc. Raises as `show.ask`."""
     tables = {name: ask(run_dir, name) for name in _LOOKS}
     usage = {row["pid"]: used for row in tables["processes"] if (used := _usage(row["pid"]))}
     return Look(time.monotonic(), tables, usage)

@@ -9,6 +9,7 @@ import json
 import shutil
 from pathlib import Path
 
+from shmserve.cli.serving import shipped
 from shmserve.errors import ConfigError
 
 _EXAMPLES = ("add_sub", "digits", "identity", "identity_bytes", "noop", "repeat_int32")
@@ -64,14 +65,5 @@ def _can_run(name: str) -> bool:
 
 
 def examples() -> Path:
-    """Return the folder of the example workers: inside the package in a wheel, beside the package
-    in a checkout.
-
-    Raises:
-        ConfigError: the folder is missing.
-    """
-    package = Path(__file__).absolute().parents[2]
-    for folder in (package, package.parent):
-        if (folder / "workers").is_dir():
-            return folder / "workers"
-    raise ConfigError("the example workers are missing from this installation")
+    """Return the folder of the example workers; raises as `shipped`."""
+    return shipped("workers", "workers", "the example workers are")

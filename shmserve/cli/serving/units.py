@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from shmserve.cli.serving import shipped
 from shmserve.errors import ConfigError
 
 _ENVIRONMENT = "/opt/shmserve"  # path in the shipped files
@@ -61,14 +62,5 @@ def _write(place: Path, text: str) -> None:
 
 
 def templates() -> Path:
-    """Return the folder of the shipped files: inside the package in a wheel, beside the package in
-    a checkout.
-
-    Raises:
-        ConfigError: the folder is missing.
-    """
-    package = Path(__file__).absolute().parents[2]
-    for folder in (package / "systemd", package.parent / "deploy" / "systemd"):
-        if folder.is_dir():
-            return folder
-    raise ConfigError("systemd's units are missing from this installation")
+    """Return the folder of the shipped files; raises as `shipped`."""
+    return shipped("systemd", "deploy/systemd", "systemd's units are")

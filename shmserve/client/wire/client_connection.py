@@ -66,8 +66,7 @@ class ControlConnection:
     def open_lane(
         self, model: str, version: str, within_s: float
     ) -> tuple[wire.LaneOpened, Channel]:
-        """Return a new channel to an executor of a model. Raises as `register`, but without
-        retries."""
+        """Return a new channel to a model's executor. Raises as `register`, without retries."""
         if not self.has_lanes:
             raise Unimplemented("the server has no lanes")
         reply, fds = self._ask(wire.OpenLane(model, version), (), wire.LaneOpened, within_s)

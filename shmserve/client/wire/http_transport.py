@@ -162,8 +162,7 @@ class Transport:
             connection.close()
 
     def keep(self, connection: http.client.HTTPConnection, ends: bool) -> None:
-        """Keep the connection for later requests, or close it if `ends` is set or enough are
-        idle."""
+        """Keep the connection for later requests, unless `ends` is set or enough are idle."""
         with self._lock:
             if not (self._closed or ends or len(self._idle) >= _MAX_IDLE):
                 self._idle.append(connection)
@@ -216,8 +215,7 @@ class EventStream:
         return event
 
     def close(self) -> None:
-        """Stop reading. Unless the stream has ended, close the connection, which cancels the
-        request."""
+        """Stop reading. Closing the connection of an unfinished stream cancels the request."""
         if not self._over:
             self._response.close()
             self._connection.close()
@@ -235,8 +233,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _usable(connection: http.client.HTTPConnection) -> bool:
-    """Return True if an idle connection is still open. Readable bytes or EOF make a connection
-    unusable."""
+    """Return True if an idle connection is open: neither bytes nor EOF are to be read."""
     if connection.sock is None:
         return False
     poll = select.poll()
@@ -258,8 +255,7 @@ def left_s(until: float) -> float:
 
 @contextlib.contextmanager
 def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
-    """Close the connection on any exception. Turn timeouts and lost connections into
-    InferenceError."""
+    """Close the connection on any exception. Make timeouts and lost connections InferenceError."""
     try:
         yield
     except TimeoutError as ex:

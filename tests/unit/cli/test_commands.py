@@ -21,7 +21,7 @@ import pytest
 
 import shmserve
 from shmserve import cli, config
-from shmserve.cli.inspecting import model_code
+from shmserve.cli.inspecting import try_load
 from shmserve.cli.measuring import line_chart, made_inputs, measure
 from shmserve.cli.measuring.grpc_door import GrpcDoor
 from shmserve.cli.measuring.measure import Measurement
@@ -270,9 +270,9 @@ def test_lines_are_drawn() -> None:
 
 def test_code_that_is_no_python_is_found_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("import nothing_here\n")
-    assert model_code.problem(tmp_path) == ""
+    assert try_load.code_problem(tmp_path) == ""
     (tmp_path / "model.py").write_text("x = 1\ndef f(:\n")
-    assert model_code.problem(tmp_path).startswith(f"{tmp_path}/model.py, line 2: ")
+    assert try_load.code_problem(tmp_path).startswith(f"{tmp_path}/model.py, line 2: ")
 
 
 def test_the_line_of_the_model_that_failed_is_found_behind_other_errors(tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ def test_the_line_of_the_model_that_failed_is_found_behind_other_errors(tmp_path
         names["load"]()
     outer = ConfigError("told otherwise")
     outer.__cause__ = told.value
-    assert model_code.place(outer, str(tmp_path)) == f"{path}, line 2: "
-    assert model_code.place(outer, "/elsewhere") == ""
+    assert try_load._place(outer, str(tmp_path)) == f"{path}, line 2: "
+    assert try_load._place(outer, "/elsewhere") == ""
 
 
 def test_the_live_view_shows_rates() -> None:
