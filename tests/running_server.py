@@ -80,13 +80,11 @@ def _ports() -> Iterator[int]:
 
 
 _PORTS = _ports()
-
-
 _REMOVALS: list[Callable[[], object]] = []
 
 
 def folder_of(owner: object) -> str:
-    """Return a temporary folder, removed when its owner is collected or this process ends."""
+    """Return a temporary folder, removed with its owner or at the end of this process."""
     folder = tempfile.mkdtemp(prefix="shmserve-")
     _REMOVALS.append(weakref.finalize(owner, _remove, folder, os.getpid()))
     return folder

@@ -17,9 +17,9 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from shmserve.client.wire.inference_error import CLOSED, LATE, InferenceError
 
 __all__ = ["AsyncClient", "AsyncResultStream", "connect"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _LEAST_S = 0.001  # 0 would mean the client's own timeout
 
@@ -71,6 +72,20 @@ async def connect(
         yield client
     finally:
         await client.close()
+
+
+def _coroutine(
+    call: Callable[Concatenate[api.Client, P], T],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """Return a call that takes a `timeout` as a coroutine of the asyncio client."""
+
+    @functools.wraps(call)
+    async def ask(client: AsyncClient, /, *args: P.args, **options: P.kwargs) -> T:
+        timeout_s: Any = options.get("timeout") or client._timeout_s
+        within = {**options, "timeout": timeout_s}
+        return await client._calls.run(timeout_s, call, client._client, *args, **within)
+
+    return ask
 
 
 class AsyncClient:
@@ -165,44 +180,18 @@ class AsyncClient:
         self, model: str = "", version: str = "", *, timeout: float | None = None
     ) -> bool:
         """Return True if the server or a model is ready, as `Client.ready`."""
+        timeout_s, ready = timeout or self._timeout_s, self._client.ready
         try:
-            return await self._ask(self._client.ready, model, version, timeout=timeout)
+            return await self._calls.run(timeout_s, ready, model, version, timeout=timeout_s)
         except InferenceError:  # the deadline has passed
             return False
 
-    async def metadata(
-        self, model: str = "", version: str = "", *, timeout: float | None = None
-    ) -> Any:
-        """Return the description of the server or of a model, as `Client.metadata`."""
-        return await self._ask(self._client.metadata, model, version, timeout=timeout)
-
-    async def config(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:
-        """Return a model's configuration, as `Client.config`."""
-        return await self._ask(self._client.config, model, version, timeout=timeout)
-
-    async def statistics(
-        self, model: str = "", version: str = "", *, timeout: float | None = None
-    ) -> Any:
-        """Return counts and times of requests, as `Client.statistics`."""
-        return await self._ask(self._client.statistics, model, version, timeout=timeout)
-
-    async def models(self, *, timeout: float | None = None) -> Any:
-        """Return the list of the model repository, as `Client.models`."""
-        return await self._ask(self._client.models, timeout=timeout)
-
-    async def load(
-        self, model: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None
-    ) -> None:
-        """Load a model and wait until it is ready, as `Client.load`."""
-        await self._ask(self._client.load, model, config, timeout=timeout)
-
-    async def unload(self, model: str, *, timeout: float | None = None) -> None:
-        """Unload a model, as `Client.unload`."""
-        await self._ask(self._client.unload, model, timeout=timeout)
-
-    async def _ask(self, call: Callable[..., T], *args: Any, timeout: float | None) -> T:
-        timeout_s = timeout or self._timeout_s
-        return await self._calls.run(timeout_s, call, *args, timeout=timeout_s)
+    metadata = _coroutine(api.Client.metadata)
+    config = _coroutine(api.Client.config)
+    statistics = _coroutine(api.Client.statistics)
+    models = _coroutine(api.Client.models)
+    load = _coroutine(api.Client.load)
+    unload = _coroutine(api.Client.unload)
 
     async def close(self) -> None:
         """End all calls, unregister all memory, close the connections. Results stay readable."""

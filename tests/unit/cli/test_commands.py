@@ -29,6 +29,7 @@ from shmserve.cli.operating import server_address, top
 from shmserve.cli.serving import init
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, Unavailable
+from shmserve.observe.usage import Usage
 from tests.grpc_client import VALUES, Rig
 
 ROOT = Path(__file__).parents[3]
@@ -297,13 +298,13 @@ def test_the_live_view_shows_rates() -> None:
     stats = {"model": "m", "version": "1", "failed": 2, "request_ms": 0.5}
 
     def look(at: float, answered: int, cpu: float) -> top.Look:
-        tables = {
+        tables: dict[str, Any] = {
             "processes": [{**process, "instance": "m/1/0"}, {**other, "up_s": 98765.0}, process],
             "models": [{**model, "instance_state": "READY"}],
             "queues": [{"process": "http-1", "instance": "m/1/0", "in_flight": 3}],
             "stats": [{**stats, "answered": answered}],
         }
-        return top.Look(at, tables, {7: (cpu, 5 << 20)})  # type: ignore[arg-type]
+        return top.Look(at, tables, {7: Usage(cpu, 0, 5 << 20, 0, True)})
 
     drawn = io.StringIO()
     Console(file=drawn, width=120).print(top.frame(look(0, 10, 1.0), look(2, 110, 2.0)))
