@@ -100,12 +100,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Reading:
-    """Read the settings and their origins.
-
-    Raises:
-        ConfigError: a file that cannot be read, unknown keys, values of the wrong type. The
-            message has all errors, a line for each, followed by the warnings.
-    """
+    """Read the settings and their origins. Raise ConfigError for a file that cannot be read, for
+    unknown keys and values of the wrong type: a line for each error, then the warnings."""
     extensions.check()
     known = declared()
     source = Sources(known, FORMER, RETIRED)

@@ -104,12 +104,8 @@ class Sources:
             self._values_of(name)[name] = GivenValue(text, origin, name)
 
     def take_file(self, path: str, variable: str) -> None:
-        """Take a TOML file, whose tables are prefixes of names. `variable`: variable that names
-        the file.
-
-        Raises:
-            ConfigError: the file cannot be read, or is not TOML.
-        """
+        """Take a TOML file, whose tables are prefixes of names. `variable`: variable that names the
+        file. Raise ConfigError if the file cannot be read, or is not TOML."""
         try:
             with open(path, encoding="utf-8") as file:
                 text = file.read()

@@ -261,12 +261,8 @@ class _Calls:
         self._closed = False
 
     async def run(self, timeout_s: float, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Run a call in a thread and return its result.
-
-        Raises:
-            InferenceError: the call missed the deadline, `close` ended the call, or the client was
-                closed before.
-        """
+        """Run a call in a thread and return its result. Raise InferenceError if the call missed the
+        deadline, `close` ended the call, or the client was closed before."""
         if self._closed:
             raise InferenceError(0, CLOSED)
         scope = CancelScope()

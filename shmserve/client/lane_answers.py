@@ -85,11 +85,8 @@ class LaneAnswers:
         )
 
     def _receive(self) -> wire.LaneAnswer:
-        """Send credit for the answers taken, and return the next answer.
-
-        Raises:
-            InferenceError: the executor died, the deadline passed, or the request was cancelled.
-        """
+        """Send credit for the answers taken, and return the next answer. Raise InferenceError if
+        the executor died, the deadline passed, or the request was cancelled."""
         lane, request = self._lane, self._request
         left_s = self._until - time.monotonic()
         # Send credit now, so that the executor can tell a slow reader from a reader that has

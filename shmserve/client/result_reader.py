@@ -67,11 +67,8 @@ class ResultReader:
     def of_lane(
         self, answer: LaneAnswer, model: str, request_id: str, opened: LaneOpened, receipt: bool
     ) -> Result:
-        """Return the result of a lane's answer, with its receipt if `receipt` is set.
-
-        Raises:
-            InferenceError: the answer is malformed.
-        """
+        """Return the result of a lane's answer, with its receipt if `receipt` is set. Raise
+        InferenceError if the answer is malformed."""
         arrays = {}
         try:
             for tensor in answer.outputs:
@@ -90,11 +87,8 @@ class ResultReader:
         return Result(arrays, document, receipt_document, "lane")
 
     def of_http(self, reply: Reply, model: str) -> Result:
-        """Return the result of an HTTP response.
-
-        Raises:
-            InferenceError: the response is malformed.
-        """
+        """Return the result of an HTTP response. Raise InferenceError if the response is
+        malformed."""
         try:
             return self._result(reply, model)
         except (ValueError, KeyError, TypeError, UnreadableMessage) as ex:

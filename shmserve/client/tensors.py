@@ -125,11 +125,8 @@ def _integers(datatype: str, dtype: np.dtype[Any], value: Any, name: str) -> Arr
 
 
 def datatype_of(dtype: np.dtype[Any], name: str) -> str:
-    """Return the protocol's name of a dtype.
-
-    Raises:
-        ValueError: the protocol has no such datatype.
-    """
+    """Return the protocol's name of a dtype. Raise ValueError if the protocol has no such
+    datatype."""
     datatype = _BY_DTYPE.get(dtype.name)
     if datatype is not None and dtype.isnative:
         return datatype
@@ -160,11 +157,7 @@ def nbytes_of(datatype: str, shape: tuple[int, ...]) -> int | None:
 
 def from_bytes(data: Any, datatype: str, shape: tuple[int, ...], name: str, model: str) -> Any:
     """Return an array of bytes on the host or a GPU: a view of `data`, except for BYTES elements,
-    which are decoded.
-
-    Raises:
-        ValueError: the bytes do not fit the shape.
-    """
+    which are decoded. Raise ValueError if the bytes do not fit the shape."""
     if datatype != BYTES:
         return data.view(dtype_of(datatype)).reshape(shape)
     try:

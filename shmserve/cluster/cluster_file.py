@@ -89,11 +89,8 @@ class ClusterFile(Struct, frozen=True):
 
 
 def read(path: str) -> ClusterFile:
-    """Read a cluster file.
-
-    Raises:
-        ConfigError: the file cannot be read or has errors; the message has a line for each error.
-    """
+    """Read a cluster file. Raise ConfigError if the file cannot be read or has errors; the message
+    has a line for each error."""
     names = _model_names(path)
     declared = _declared("", ClusterSettings)
     for name in names:

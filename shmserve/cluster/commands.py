@@ -154,12 +154,9 @@ def status(file: ClusterFile) -> Status:
 
 
 def down(file: ClusterFile) -> None:
-    """End all services after their running requests.
-
-    Raises:
-        Unavailable: there is no Ray, no cluster is up, or some services have not ended. The
-            controller then still runs, so `down` can be repeated.
-    """
+    """End all services after their running requests. Raise Unavailable if there is no Ray, no
+    cluster is up, or some services have not ended. The controller then still runs, so `down` can be
+    repeated."""
     with _connected(file.settings) as ray_nodes:
         actor = _controller(ray_nodes, file.settings.name)
         limit_s = file.settings.service_stop_timeout_s + file.settings.drain_s + _DOWN_MORE_S

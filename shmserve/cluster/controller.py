@@ -81,11 +81,8 @@ class Controller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Route no more requests to any node, then end the services.
-
-        Raises:
-            Unavailable: the last round or some services have not ended; call again.
-        """
+        """Route no more requests to any node, then end the services. Raise Unavailable if the last
+        round or some services have not ended; call again."""
         self._end.set()
         self._thread.join(_END_S)
         if self._thread.is_alive():

@@ -45,11 +45,8 @@ class Balancer:
 
     def route(self, wanted: Mapping[str, Mapping[Address, int]]) -> tuple[int, list[str]]:
         """Set the servers to the wanted weights of addresses, by backend. Return the number of
-        commands, and problems as text.
-
-        Raises:
-            Unavailable: HAProxy cannot be reached, or its answer cannot be read.
-        """
+        commands, and problems as text. Raise Unavailable if HAProxy cannot be reached, or its
+        answer cannot be read."""
         deadline = time.monotonic() + _TIMEOUT_S
         current_slots = haproxy_slots.slots(self.ask(["show servers state"], deadline))
         commands, problems = haproxy_slots.changes(current_slots, wanted)

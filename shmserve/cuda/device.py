@@ -147,11 +147,8 @@ class Device:
             runtime.free_unused()
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """Return an uninitialised CuPy array.
-
-        Raises:
-            ResourceExhausted: the device has no memory left.
-        """
+        """Return an uninitialised CuPy array. Raise ResourceExhausted if the device has no memory
+        left."""
         with self.working():
             return self.cupy.empty(tuple(shape), dtype)
 
@@ -167,12 +164,9 @@ class Device:
         return self.cupy.ndarray(tuple(shape), dtype, memptr=cuda.MemoryPointer(memory, 0))
 
     def bring(self, source: Array) -> tuple[Any, Any]:
-        """Start to copy a row-major host array to new device memory, on the copy stream. Return
-        the array, and the event for `await_copy`. The source must stay valid until then.
-
-        Raises:
-            ResourceExhausted: the device has no memory left.
-        """
+        """Start to copy a row-major host array to new device memory, on the copy stream. Return the
+        array, and the event for `await_copy`. The source must stay valid until then. Raise
+        ResourceExhausted if the device has no memory left."""
         array = self.room(source.shape, source.dtype)
         self.bring_to(source, array)
         return array, self.arrival()
@@ -235,12 +229,9 @@ class Device:
                 self._from_host(source, target, _DEFAULT_STREAM)
 
     def copied(self, source: Any) -> Any:
-        """Return a copy of a device array, complete for later computations (as after
-        `await_copy`). The source may be on another device, as for `move`.
-
-        Raises:
-            ResourceExhausted: the device has no memory left.
-        """
+        """Return a copy of a device array, complete for later computations (as after `await_copy`).
+        The source may be on another device, as for `move`. Raise ResourceExhausted if the device
+        has no memory left."""
         with self.working():
             with self._on(self.cupy.cuda.Stream.null):
                 copy = self.cupy.empty(source.shape, source.dtype)

@@ -68,11 +68,8 @@ class Cache:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock that all changes of the cache need.
-
-        Raises:
-            DeadlineExceeded: another process holds the lock for too long.
-        """
+        """Hold the lock that all changes of the cache need. Raise DeadlineExceeded if another
+        process holds the lock for too long."""
         descriptor = _lock(self.file("lock"), time.monotonic() + _LOCK_S)
         try:
             yield
@@ -108,11 +105,8 @@ class Cache:
     @contextmanager
     def incoming(self, digest: str, until: float) -> Iterator[str]:
         """Lock a snapshot for fetching, and yield the folder to fill. Yield "" if the snapshot is
-        already complete.
-
-        Raises:
-            DeadlineExceeded: another process still holds the snapshot at `until`.
-        """
+        already complete. Raise DeadlineExceeded if another process still holds the snapshot at
+        `until`."""
         descriptor = _lock(self.file(INCOMING, f"{digest}.lock"), until)
         try:
             if self.snapshot(digest):

@@ -23,12 +23,8 @@ class Door(Protocol):
     """Connection of a single caller; a context manager."""
 
     def send(self, receipt: bool = False) -> Receipt:
-        """Send the request and wait for the answer. Return the receipt if `receipt` is set, else
-        an empty mapping.
-
-        Raises:
-            Unavailable: the request failed; the message gives the reason.
-        """
+        """Send the request and wait for the answer. Return the receipt if `receipt` is set, else an
+        empty mapping. Raise Unavailable if the request failed; the message gives the reason."""
         ...
 
     def __enter__(self) -> Self: ...

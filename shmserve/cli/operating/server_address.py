@@ -18,11 +18,8 @@ _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]"}
 
 def http(settings: Settings, url: str | None) -> str:
     """Return the HTTP address for `shmserve.client`: `url` if given, else a Unix socket of
-    `http_bind`, else the first address there.
-
-    Raises:
-        ConfigError: no address can be used from this host.
-    """
+    `http_bind`, else the first address there. Raise ConfigError if no address can be used from this
+    host."""
     if url:
         return url
     address = _bound(settings.http_bind)

@@ -52,11 +52,8 @@ def run(settings: Settings, name: str, *, as_json: bool, limit: int | None = Non
 
 
 def ask(run_dir: str, name: str) -> list[Row]:
-    """Return the rows of a table from the coordinator.
-
-    Raises:
-        Unavailable: no server runs with this run directory, or the server does not answer.
-    """
+    """Return the rows of a table from the coordinator. Raise Unavailable if no server runs with
+    this run directory, or the server does not answer."""
     try:
         place = os.path.join(rundir.serving(run_dir), rundir.COORDINATOR_SOCKET)
         channel = Channel.connect(place, _WAIT_S)

@@ -34,11 +34,8 @@ processes = 1
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Make the repository and the file, print the next steps, and return the exit status.
-
-    Raises:
-        ConfigError: the folder is not empty, or cannot be made.
-    """
+    """Make the repository and the file, print the next steps, and return the exit status. Raise
+    ConfigError if the folder is not empty, or cannot be made."""
     folder = Path(arguments.folder).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,8 @@ _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write the units, print the paths and the next steps, and return the exit status.
-
-    Raises:
-        ConfigError: the environment has no program, or a file cannot be written.
-    """
+    """Write the units, print the paths and the next steps, and return the exit status. Raise
+    ConfigError if the environment has no program, or a file cannot be written."""
     app = Path(arguments.app or sys.prefix).absolute()
     programs = app / "bin" if arguments.app else Path(sysconfig.get_path("scripts"))
     if not (programs / "shmserve").is_file():

@@ -32,11 +32,8 @@ class Block(Protocol):
     address: int
 
     def register(self) -> None:
-        """Register the block at the server as region `name`. Registering again is no error.
-
-        Raises:
-            ShmserveError: the server refused or does not answer.
-        """
+        """Register the block at the server as region `name`. Registering again is no error. Raise
+        ShmserveError if the server refused or does not answer."""
 
     def window(self, offset: int, nbytes: int) -> tuple[Any, object]:
         """Return a part of the block as an array of bytes, and an object that lives as long as the

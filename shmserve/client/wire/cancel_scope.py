@@ -28,11 +28,8 @@ class CancelScope:
         self._cancelled = False
 
     def run(self, call: Callable[[], T]) -> T:
-        """Run a call under this scope and return its result.
-
-        Raises:
-            InferenceError: the scope was cancelled before the answer arrived.
-        """
+        """Run a call under this scope and return its result. Raise InferenceError if the scope was
+        cancelled before the answer arrived."""
         self._check()
         token = _current.set((*_current.get(), self))
         try:

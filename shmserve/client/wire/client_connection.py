@@ -37,11 +37,7 @@ class ControlConnection:
     """
 
     def __init__(self, path: str) -> None:
-        """Connect.
-
-        Raises:
-            PeerDied: no server listens there, or its protocol version differs.
-        """
+        """Connect. Raise PeerDied if no server listens there, or its protocol version differs."""
         self._path = path
         self.has_lanes = False
         self._lock = threading.Lock()
@@ -51,11 +47,8 @@ class ControlConnection:
         self._channel: Channel | None = self._connect(inf)
 
     def register(self, name: str, byte_size: int, fd: int) -> None:
-        """Register a sealed memfd from offset 0.
-
-        Raises:
-            ShmserveError: the server refused or does not answer.
-        """
+        """Register a sealed memfd from offset 0. Raise ShmserveError if the server refused or does
+        not answer."""
         self._ask(wire.RegisterMemfd(name, 0, byte_size), [fd])
 
     def unregister(self, names: Sequence[str]) -> None:

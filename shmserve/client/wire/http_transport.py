@@ -102,12 +102,9 @@ class Transport:
         return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, data)
 
     def events(self, path: str, body: bytes, until: float) -> EventStream:
-        """Send a POST and return the server-sent events of the response. `until` is the deadline
-        of the last event (`time.monotonic`).
-
-        Raises:
-            InferenceError: the server refused, or as `request`.
-        """
+        """Send a POST and return the server-sent events of the response. `until` is the deadline of
+        the last event (`time.monotonic`). Raise InferenceError if the server refused, or as
+        `request`."""
         connection = self._connection(left_s(until))
         fields = {"Content-Length": str(len(body)), "Content-Type": "application/json"}
         with failures(connection), _interruptible(connection) as sock:
@@ -242,11 +239,8 @@ def _usable(connection: http.client.HTTPConnection) -> bool:
 
 
 def left_s(until: float) -> float:
-    """Return the seconds until a deadline (`time.monotonic`).
-
-    Raises:
-        InferenceError: the deadline has passed.
-    """
+    """Return the seconds until a deadline (`time.monotonic`). Raise InferenceError if the deadline
+    has passed."""
     remaining_s = until - time.monotonic()
     if remaining_s <= 0:
         raise InferenceError(0, LATE)

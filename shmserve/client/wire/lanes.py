@@ -48,11 +48,8 @@ class ClientLane:
         self.limit_s = opened.timeout_ns / 1e9 + _GRACE_S
 
     def receive(self, timeout_s: float) -> wire.LaneAnswer | None:
-        """Return the next answer, or None after `timeout_s` seconds.
-
-        Raises:
-            PeerDied, ProtocolViolation: the lane has failed; no answer will come.
-        """
+        """Return the next answer, or None after `timeout_s` seconds. Raise PeerDied or
+        ProtocolViolation if the lane has failed; no answer will come."""
         received = self.channel.receive_within(timeout_s, 0)
         if received is None:
             return None
