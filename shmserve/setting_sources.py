@@ -65,27 +65,21 @@ class GivenValue(NamedTuple):
     name: str
 
 
-class Sources:
-    """Values given for the settings in `declared`: by the file, then by the environment.
+class Sources(msgspec.Struct):
+    """Values given for the settings in `_declared`: by the file, then by the environment.
 
-    Args:
-        former: today's names of settings, by their former names.
-        retired: settings that no longer exist.
+    Attributes:
+        _former: today's names of settings, by their former names.
+        _retired: settings that no longer exist.
     """
 
-    def __init__(
-        self,
-        declared: Mapping[str, Declared],
-        former: Mapping[str, str],
-        retired: Mapping[str, Retired],
-    ) -> None:
-        self.given: dict[str, GivenValue] = {}
-        self.problems: list[str] = []
-        self.warnings: list[str] = []
-        self._declared = declared
-        self._former = former
-        self._retired = retired
-        self._gone: dict[str, GivenValue] = {}  # values given for retired settings
+    _declared: Mapping[str, Declared]
+    _former: Mapping[str, str]
+    _retired: Mapping[str, Retired]
+    given: dict[str, GivenValue] = {}
+    problems: list[str] = []
+    warnings: list[str] = []
+    _gone: dict[str, GivenValue] = {}  # values given for retired settings
 
     def take_variables(self, environ: Mapping[str, str], prefix: str) -> None:
         """Take the variables that begin with `prefix`."""

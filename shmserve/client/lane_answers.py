@@ -43,7 +43,7 @@ class LaneAnswers:
         self._attempt = attempt
         self._request = request
         self._call = call
-        self._reader = ResultReader(attempt.windows, call.device, again=True)
+        self._reader = ResultReader(attempt.windows, call.device, True)
         self._first: wire.LaneAnswer | None = first
         self._until = until
         self._owed = 0  # answers taken for which no credit was sent yet

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
+from msgspec import Struct, field
+
 from shmserve.client.http_stream import HttpAnswers, generate_request
 from shmserve.client.lane_answers import LaneAnswers
 from shmserve.client.memory.block_pool import BlockPool
@@ -37,30 +39,23 @@ _NOTHING: Set[str] = frozenset()
 _decode = json_decoder()
 
 
-class Requester:
+class Requester(Struct, eq=False):
     """Sender of a client's requests. Thread-safe.
 
-    Args:
-        lanes: the client's lanes; None: HTTP only.
-        shared: raise InferenceError for inputs of `INLINE_BYTES` or more without a place in shared
+    Attributes:
+        _lanes: the client's lanes; None: HTTP only.
+        _shared: raise InferenceError for inputs of `INLINE_BYTES` or more without a place in shared
             memory.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        pools: SharedMemoryPools,
-        lanes: Lanes | None,
-        shared: bool = False,
-    ) -> None:
-        self._transport = transport
-        self._pools = pools
-        self._lanes = lanes
-        self._shared = shared
-        self._models: dict[tuple[str, str], DescribedModel] = {}
-        self._decoupled: dict[tuple[str, str], bool] = {}
-        self._barred: dict[str, set[str]] = {}  # kinds of memory that a model does not take
-        self._sizes = OutputSizes()
+    _transport: Transport
+    _pools: SharedMemoryPools
+    _lanes: Lanes | None
+    _shared: bool = False
+    _models: dict[tuple[str, str], DescribedModel] = {}
+    _decoupled: dict[tuple[str, str], bool] = {}
+    _barred: dict[str, set[str]] = {}  # kinds of memory that a model does not take
+    _sizes: OutputSizes = field(default_factory=OutputSizes)
 
     def run(self, call: ClientCall) -> Result:
         """Send a request and return the result. Retry a refusal that shared memory has caused."""

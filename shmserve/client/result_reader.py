@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from shmserve.client import tensors
 from shmserve.client.memory import device_arrays
@@ -45,24 +46,18 @@ class TensorPlace(NamedTuple):
         return LaneWindow(self.block.name, self.offset, nbytes)
 
 
-class ResultReader:
+class ResultReader(Struct, eq=False):
     """Reader of the answers to one request.
 
-    Args:
-        windows: place and size in bytes of each output that has a window.
-        device: ordinal of the GPU for results; None: the host.
-        again: later answers overwrite the windows, so results get copies.
+    Attributes:
+        _windows: place and size in bytes of each output that has a window.
+        _device: ordinal of the GPU for results; None: the host.
+        _again: later answers overwrite the windows, so results get copies.
     """
 
-    def __init__(
-        self,
-        windows: Mapping[str, tuple[TensorPlace, int]],
-        device: int | None,
-        again: bool = False,
-    ) -> None:
-        self._windows = windows
-        self._device = device
-        self._again = again
+    _windows: Mapping[str, tuple[TensorPlace, int]]
+    _device: int | None
+    _again: bool = False
 
     def of_lane(
         self, answer: LaneAnswer, model: str, request_id: str, opened: LaneOpened, receipt: bool

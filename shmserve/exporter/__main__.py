@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from opentelemetry.sdk.resources import Resource
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -97,7 +98,8 @@ def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
     intake = Intake(run_dir, spans.put, stop.fd)
     numbers = None
     if settings.otlp_metrics_interval_s:
-        collect = Numbers(run_dir, CoordinatorClient(link, process, settings), spans)
+        coordinator = CoordinatorClient(link, process, settings)
+        collect = partial(_numbers, RegistryReader(run_dir), coordinator, spans)
         numbers = MetricExport(settings, resource, collect)
     link.start()
     spans.start()
@@ -137,22 +139,17 @@ def _take(intake: Intake, spans: SpanExport, lock: FileLock, stop: Ending, beat_
                 return
 
 
-class Numbers:
-    """Source of metrics: the families that a scrape of `/metrics` returns, and counts of exported
-    spans. Raises the same errors as a scrape."""
-
-    def __init__(self, run_dir: str, coordinator: CoordinatorClient, spans: SpanExport) -> None:
-        self._registry = RegistryReader(run_dir)
-        self._coordinator = coordinator
-        self._spans = spans
-
-    def __call__(self) -> Iterator[Metric]:
-        yield from families(self._coordinator.report(), self._registry.current())
-        what = "Spans of traced requests, by result, since the exporter's start"
-        spans = CounterMetricFamily("shmserve_exporter_spans", what, labels=("result",))
-        for result in ("exported", "lost", "refused"):
-            spans.add_metric([result], getattr(self._spans, result))
-        yield spans
+def _numbers(
+    registry: RegistryReader, coordinator: CoordinatorClient, spans: SpanExport
+) -> Iterator[Metric]:
+    """Yield the families that a scrape of `/metrics` returns, and counts of exported spans. Raises
+    the same errors as a scrape."""
+    yield from families(coordinator.report(), registry.current())
+    what = "Spans of traced requests, by result, since the exporter's start"
+    counts = CounterMetricFamily("shmserve_exporter_spans", what, labels=("result",))
+    for result in ("exported", "lost", "refused"):
+        counts.add_metric([result], getattr(spans, result))
+    yield counts
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 
 from shmserve import model_places
@@ -33,21 +33,23 @@ def require(settings: Settings) -> None:
     if settings.exports:
         spans = settings.trace_mode == "opentelemetry"
         name = "trace_mode: opentelemetry" if spans else "otlp_metrics_interval_s:"
-        _require(name, _EXPORTERS, "otlp")
+        for package in _missing(_EXPORTERS):
+            raise ConfigError(f"{name} needs {package}: pip install 'shmserve[otlp]'")
     for address in filter(model_places.is_remote, settings.model_repository):
-        packages = "fsspec", _STORES[address.partition("://")[0]]
-        _require(f"model_repository: {address}", packages, "remote")
+        for package in _missing(("fsspec", _STORES[address.partition("://")[0]])):
+            raise ConfigError(
+                f"model_repository: {address} needs {package}: pip install 'shmserve[remote]'"
+            )
     if model_places.fetches(settings):
         prepare_cache(model_places.cache_dir(settings))
 
 
-def _require(what: str, packages: Iterable[str], extra: str) -> None:
+def _missing(packages: Iterable[str]) -> Iterator[str]:
     for package in packages:
         try:
             metadata.version(package)
         except metadata.PackageNotFoundError:
-            text = f"{what} needs {package}: pip install 'shmserve[{extra}]'"
-            raise ConfigError(text) from None
+            yield package
 
 
 def prepare_cache(path: str) -> None:

@@ -167,25 +167,17 @@ class Transport:
         connection.close()
 
 
-class EventStream:
+class EventStream(Struct, eq=False):
     """Server-sent events as they arrive. For one thread at a time."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        connection: http.client.HTTPConnection,
-        sock: socket.socket,
-        response: http.client.HTTPResponse,
-        until: float,
-    ) -> None:
-        self._transport = transport
-        self._connection = connection
-        self._sock = sock
-        self._response = response
-        self._until = until
-        self._received = bytearray()
-        self._seen = 0  # leading bytes of `_received` in which no event ends
-        self._over = False
+    _transport: Transport
+    _connection: http.client.HTTPConnection
+    _sock: socket.socket
+    _response: http.client.HTTPResponse
+    _until: float
+    _received: bytearray = bytearray()
+    _seen: int = 0  # leading bytes of `_received` in which no event ends
+    _over: bool = False
 
     def next(self) -> bytes | None:
         """Return the data of the next event; None after the last event. Must not be called after
