@@ -157,7 +157,7 @@ docs: $(SERVE_DEPS)  ## write what of docs/ comes from the code: settings.md, dr
 	$(BIN)/python docs/draw.py
 
 site: $(SITE_DEPS)  ## the documents as a site, in site/; a link that leads nowhere is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 proto-check: $(DEV_DEPS)  ## fail if shmserve/_generated is stale
 	$(BIN)/python proto/generate.py --check

@@ -19,9 +19,9 @@ from shmserve.config import run_dir  # (gunicorn has a setting named `config`)
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.server import sign_of_life
 from shmserve.frontends.oip.restricted_apis import check_settings
-from shmserve.observe import logs, otlp_extra, trace_files
+from shmserve.observe import logs, trace_files
 from shmserve.supervisor import guard, launch
-from shmserve.transport import remote_extra
+from shmserve.transport import extras
 from shmserve.transport.trust import key_file, tls
 
 library_telemetry.switch_off(os.environ)  # all processes inherit the variables
@@ -56,8 +56,7 @@ def on_starting(server):
     try:
         check_settings(_settings)
         key_file.read(_settings)
-        otlp_extra.require(_settings)
-        remote_extra.require(_settings)
+        extras.require(_settings)
         encrypted = tls.certificates(_settings, "http", "http/1.1")
         tls.certificates(_settings, "grpc", "h2")
         if encrypted and server.cfg.worker_class_str != worker_class:  # others speak without TLS

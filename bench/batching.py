@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from shmserve.testing.running_server import RunningServer
+from tests.running_server import RunningServer
 
 CLIENTS = (1, 8, 32)
 PER_CALL_S, PER_ROW_S, DELAY_US = 0.002, 0.0005, 2000

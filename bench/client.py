@@ -32,7 +32,7 @@ import time
 import numpy as np
 
 import shmserve.client
-from shmserve.testing.running_server import RunningServer
+from tests.running_server import RunningServer
 
 
 def tritonclient_caller(stack, address, x, protocol="http"):

@@ -30,7 +30,7 @@ from pathlib import Path
 from bench.run import machine
 from shmserve.cli.serving import key
 from shmserve.config import Settings
-from shmserve.testing.running_server import ROOT, RunningServer
+from tests.running_server import ROOT, RunningServer
 from tests.tls_files import make_certificates
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from shmserve.testing.running_server import RunningServer
 from tests.faulty_store import KEYS, Moto
+from tests.running_server import RunningServer
 
 _CONFIG = """
 backend: "python"

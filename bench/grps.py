@@ -35,7 +35,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shmserve.testing.running_server import ROOT, RunningServer, free_port, wait_until
+from tests.running_server import ROOT, RunningServer, free_port, wait_until
 
 PREDICT = "/grps/v1/infer/predict"
 JSON = {"Content-Type": "application/json"}

@@ -21,7 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from bench.cpu_time import role_of
-from shmserve.testing.running_server import free_port
+from tests.running_server import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 IDENTITY = ROOT / "workers" / "identity"

@@ -19,7 +19,7 @@ import numpy as np
 
 import shmserve.client
 from shmserve.protocol.control import lane_messages as wire
-from shmserve.testing.running_server import RunningServer
+from tests.running_server import RunningServer
 
 MODEL = "untouched"
 SIZES = (4096, 1 << 20, 256 << 20)

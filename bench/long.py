@@ -19,7 +19,7 @@ import numpy as np
 
 import shmserve.client
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.testing.running_server import RunningServer, free_port, open_fds, rss_bytes
+from tests.running_server import RunningServer, free_port, open_fds, rss_bytes
 
 MODEL, INPUT, OUTPUT = "identity", "INPUT0", "OUTPUT0"
 ROLES = ("http worker", "grpc", "executor", "coordinator", "supervisor")

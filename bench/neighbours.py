@@ -22,7 +22,7 @@ import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.testing.running_server import RunningServer, free_port
+from tests.running_server import RunningServer, free_port
 
 FLOOD = 100
 PARTS = 2  # processes of the flood

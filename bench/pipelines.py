@@ -41,7 +41,7 @@ import numpy as np
 
 import shmserve.client
 from shmserve.client import Client
-from shmserve.testing.running_server import RunningServer
+from tests.running_server import RunningServer
 
 COUNT = 4 << 20  # elements: 16 MiB
 NBYTES = 4 * COUNT

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.run import machine
-from shmserve.testing.running_server import RunningServer
+from tests.running_server import RunningServer
 
 MODELS = Path(__file__).with_name("models")
 KIB, MIB = 1 << 10, 1 << 20

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bench import cpu_time
 from bench.run import machine
-from shmserve.testing.running_server import RunningServer, free_port
+from tests.running_server import RunningServer, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 KIB, MIB = 1 << 10, 1 << 20

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from shmserve.testing.running_server import free_port
+from tests.running_server import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = "shmserve.frontends.http.server.worker.ConnectionWorker"

@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 
 from shmserve.config import Settings
 from shmserve.frontends.http.routes.application import create_app
-from shmserve.testing import fake_models
+from tests import fake_models
 
 ROOT = Path(__file__).parents[1]
 # Paths in the repository, and what their pages are called on the site

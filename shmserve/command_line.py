@@ -31,8 +31,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands. Each command sets `module`, whose `main` runs the
-    command."""
+    """Return the parser of all commands. Each sets `module`, whose `main` runs the command."""
     whole = _Parser(
         prog="shmserve",
         description="A model server on a zero-copy shared-memory data plane.",

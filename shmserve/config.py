@@ -73,8 +73,7 @@ class Settings(TelemetrySettings, frozen=True):
         return self.trace_mode == "opentelemetry" or self.otlp_metrics_interval_s > 0
 
     def flags(self) -> dict[str, bool]:
-        """Return flags of extensions with their values at the start, by the settings' full
-        names."""
+        """Return flags of extensions with their first values, by the settings' full names."""
         return {
             f"{name}_{flag}": getattr(own, flag)
             for name, own in self.extensions.items()
@@ -88,27 +87,21 @@ SECRET = _SEMICOLONS | {"otlp_headers", "repository_http_headers"}  # values nev
 
 
 class Reading(NamedTuple):
-    """Settings, the origins of settings that were given, and warnings about settings to be
-    deleted."""
+    """Settings, origins of the given ones, and warnings about settings to be deleted."""
 
     settings: Settings
     origins: dict[str, str]
     warnings: tuple[str, ...]
 
 
-def load(environ: Mapping[str, str] | None = None) -> Settings:
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings. Raises as `read`."""
     return read(environ).settings
 
 
-def read(environ: Mapping[str, str] | None = None) -> Reading:
-    """Read the settings and their origins.
-
-    Raises:
-        ConfigError: a file that cannot be read, unknown keys, values of the wrong type. The
-            message has all errors, a line for each, followed by the warnings.
-    """
-    environ = os.environ if environ is None else environ
+def read(environ: Mapping[str, str] = os.environ) -> Reading:
+    """Read the settings and their origins. Raise ConfigError for a file that cannot be read, for
+    unknown keys and values of the wrong type: a line for each error, then the warnings."""
     extensions.check()
     known = declared()
     source = Sources(known, FORMER, RETIRED)
@@ -127,15 +120,13 @@ def read(environ: Mapping[str, str] | None = None) -> Reading:
     if problems:
         raise ConfigError("\n".join([*problems, *source.warnings]))
     own = {
-        name: kind(**{f: values.pop(f"{name}_{f}") for f in _given(name, kind, values)})
+        name: kind(
+            **{f: values.pop(k) for f in kind.__struct_fields__ if (k := f"{name}_{f}") in values}
+        )
         for name, kind in extensions.load_all(extensions.SETTINGS).items()
     }
     origins = {name: given.origin for name, given in source.given.items()}
     return Reading(Settings(**values, extensions=own), origins, tuple(source.warnings))
-
-
-def _given(name: str, kind: type[ExtensionSettings], values: Mapping[str, Any]) -> list[str]:
-    return [field for field in kind.__struct_fields__ if f"{name}_{field}" in values]
 
 
 def declared() -> dict[str, Declared]:
@@ -213,27 +204,21 @@ def _wrong_traces(settings: Settings) -> list[str]:
     return wrong
 
 
-def state_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
-    """Return the folder of files that outlive the service: the setting, systemd's, or the run
-    directory."""
-    environ = os.environ if environ is None else environ
+def state_dir(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the folder of files that outlive the service: as set, systemd's, or `base_dir`."""
     found = folder(environ, settings.state_dir, "STATE_DIRECTORY")
     return found or base_dir(settings, environ)
 
 
-def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
-    """Return the run directory of this process's generation: `base_dir`, or after a reload a
-    folder in it."""
-    environ = os.environ if environ is None else environ
+def run_dir(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+    """Return this generation's run directory: `base_dir`, or after a reload a folder in it."""
     generation = environ.get(GENERATION_VARIABLE, "")
     base = base_dir(settings, environ)
     return os.path.join(base, generation) if generation else base
 
 
-def base_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
-    """Return the service's run directory: the setting, systemd's, the user's, or one below
-    /tmp."""
-    environ = os.environ if environ is None else environ
+def base_dir(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the service's run directory: as set, systemd's, the user's, or one below /tmp."""
     found = folder(environ, settings.run_dir, "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
     return found or f"/tmp/shmserve-{os.getuid()}"
 

@@ -130,8 +130,7 @@ class Unavailable(ShmserveError):
 
 
 class NotConfigured(Unavailable):
-    """The server's configuration, or the wiring of its models, rules the request out: a retry is
-    in vain."""
+    """The configuration, or the wiring of models, rules the request out: a retry is in vain."""
 
     retry_after_s = 0
 
@@ -234,8 +233,7 @@ def from_code(code: Code, message: str) -> ShmserveError:
 
 
 def of_run(code: Code, message: str) -> ShmserveError:
-    """Return the error of a request that a model has run, as `from_code`, but without advice to
-    retry."""
+    """Return the error of a request that a model has run: `from_code`, no advice to retry."""
     error = from_code(code, message)
     error.retry_after_s = 0
     return error

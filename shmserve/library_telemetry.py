@@ -27,7 +27,6 @@ _SILENT = {
 
 
 def switch_off(environ: MutableMapping[str, str]) -> None:
-    """Switch telemetry and output off in an environment. A variable that is set already keeps its
-    value."""
+    """Switch telemetry and output off in an environment, unless a variable is already set."""
     for variable, value in (_OFF | _SILENT).items():
         environ.setdefault(variable, value)

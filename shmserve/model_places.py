@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from shmserve import config, ids
 from shmserve.config import Settings
@@ -21,10 +21,17 @@ def is_remote(repository: str) -> bool:
 
 
 def single_of(repository: str) -> tuple[str, str] | None:
-    """Return name and folder of an entry `NAME=FOLDER` of `model_repository`; None for other
-    entries."""
+    """Return name and folder of an entry `NAME=FOLDER`; None for other entries."""
     name, sign, path = repository.partition("=")
     return (name, path) if sign and ids.is_model_name(name) else None
+
+
+def missing_folders(settings: Settings) -> Iterator[str]:
+    """Yield an error for each local entry of `model_repository` that is no folder."""
+    for entry in settings.model_repository:
+        _, path = single_of(entry) or ("", entry)
+        if not is_remote(path) and not os.path.isdir(path):
+            yield f"model_repository: {path!r} is not a directory"
 
 
 def single_dir(settings: Settings) -> str:
@@ -32,17 +39,15 @@ def single_dir(settings: Settings) -> str:
     return os.path.join(config.run_dir(settings), "single")
 
 
-def cache_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
+def cache_dir(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
     """Return the folder of fetched models: the setting, systemd's, or the user's."""
-    environ = os.environ if environ is None else environ
     given = settings.repository_cache_dir
     found = config.folder(environ, given, "CACHE_DIRECTORY", "XDG_CACHE_HOME")
     return found or os.path.join(os.path.expanduser("~"), ".cache", "shmserve")
 
 
 def repository_paths(settings: Settings) -> tuple[str, ...]:
-    """Return local paths for `model_repository`: folders, and for a remote store its catalog in
-    the cache."""
+    """Return local paths for `model_repository`: folders, and catalogs of remote stores."""
     return tuple(_local(settings, entry) for entry in settings.model_repository)
 
 

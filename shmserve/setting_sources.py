@@ -65,27 +65,21 @@ class GivenValue(NamedTuple):
     name: str
 
 
-class Sources:
-    """Values given for the settings in `declared`: by the file, then by the environment.
+class Sources(msgspec.Struct):
+    """Values given for the settings in `_declared`: by the file, then by the environment.
 
-    Args:
-        former: today's names of settings, by their former names.
-        retired: settings that no longer exist.
+    Attributes:
+        _former: today's names of settings, by their former names.
+        _retired: settings that no longer exist.
     """
 
-    def __init__(
-        self,
-        declared: Mapping[str, Declared],
-        former: Mapping[str, str],
-        retired: Mapping[str, Retired],
-    ) -> None:
-        self.given: dict[str, GivenValue] = {}
-        self.problems: list[str] = []
-        self.warnings: list[str] = []
-        self._declared = declared
-        self._former = former
-        self._retired = retired
-        self._gone: dict[str, GivenValue] = {}  # values given for retired settings
+    _declared: Mapping[str, Declared]
+    _former: Mapping[str, str]
+    _retired: Mapping[str, Retired]
+    given: dict[str, GivenValue] = {}
+    problems: list[str] = []
+    warnings: list[str] = []
+    _gone: dict[str, GivenValue] = {}  # values given for retired settings
 
     def take_variables(self, environ: Mapping[str, str], prefix: str) -> None:
         """Take the variables that begin with `prefix`."""
@@ -104,12 +98,8 @@ class Sources:
             self._values_of(name)[name] = GivenValue(text, origin, name)
 
     def take_file(self, path: str, variable: str) -> None:
-        """Take a TOML file, whose tables are prefixes of names. `variable`: variable that names
-        the file.
-
-        Raises:
-            ConfigError: the file cannot be read, or is not TOML.
-        """
+        """Take a TOML file, whose tables are prefixes of names. `variable`: variable that names the
+        file. Raise ConfigError if the file cannot be read, or is not TOML."""
         try:
             with open(path, encoding="utf-8") as file:
                 text = file.read()
@@ -137,8 +127,7 @@ class Sources:
         return self._gone if name in self._retired else self.given
 
     def _judge_retired(self) -> None:
-        """Warn of retired settings whose values describe the present behaviour, and refuse other
-        values."""
+        """Warn of retired settings that describe the present behaviour, and refuse the others."""
         for name, (value, origin, _) in self._gone.items():
             retired = self._retired[name]
             reason = retired.explanation(name)
@@ -159,8 +148,7 @@ class Sources:
                 yield name, value
 
     def converted(self) -> dict[str, Any]:
-        """Return the values in their settings' types. A value that cannot be converted becomes a
-        problem."""
+        """Return the values in their settings' types. Values that do not fit become problems."""
         self._judge_retired()
         values = {}
         for name, given in self.given.items():

@@ -70,8 +70,7 @@ class ThreadWaiter(Protocol):
     def beside(self, work: Callable[..., _Result], *args: Any) -> _Result: ...
 
     def on_loop(self, call: Callable[..., _Result], *args: Any) -> _Result:
-        """Have a greenlet of this waiter's loop run `call`, and return the result. Called in any
-        other thread, which waits."""
+        """Have a greenlet of this loop run `call`; return the result. Any other thread waits."""
         ...
 
 
@@ -123,8 +122,7 @@ def start(work: Callable[[], None], name: str) -> Task:
 
 
 def beside(work: Callable[..., _Result], *args: Any) -> _Result:
-    """Run work that keeps a processor, a file or a lock for long, away from the loop. Return the
-    result."""
+    """Return the result of work that keeps a processor, file or lock for long, off the loop."""
     waiter = installed.waiter
     return work(*args) if waiter is None else waiter.beside(work, *args)
 

@@ -13,9 +13,9 @@ import hypothesis
 import pytest
 
 from shmserve.observe import logs
-from shmserve.testing.model_files import Make, model_maker
-from shmserve.testing.running_server import STARTED, RunningServer, remove_folders, segments_left
+from tests.model_files import Make, model_maker
 from tests.needs import NEEDS
+from tests.running_server import STARTED, RunningServer, remove_folders, segments_left
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 from pathlib import Path
 from typing import Any
 
-from shmserve.testing.running_server import free_port, wait_until
+from tests.running_server import free_port, wait_until
 
 SECRET = "not-for-any-log"
 KEYS = {

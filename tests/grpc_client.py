@@ -18,10 +18,10 @@ from shmserve.core.caller import Caller
 from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.process.server import SERVICE, GrpcServer
 from shmserve.frontends.grpc.rpc_methods import RpcContext
-from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher
-from shmserve.testing.running_server import WATCHDOG_S
 from shmserve.transport.listen_addresses import listeners, parse
+from tests import fake_models
+from tests.fake_dispatch import FakeDispatcher
+from tests.running_server import WATCHDOG_S
 
 PREFIX = f"/{SERVICE.full_name}/"
 VALUES = np.array([1, 2, 3, 4.5], np.float32)

@@ -8,7 +8,7 @@ import re
 import signal
 from pathlib import Path
 
-from shmserve.testing.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, wait_until
 
 
 class Hold:

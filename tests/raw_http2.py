@@ -16,8 +16,8 @@ from shmserve.frontends.http2.frames import (
     SETTINGS,
     frame_head,
 )
-from shmserve.testing.running_server import WATCHDOG_S
 from tests.grpc_client import PREFIX
+from tests.running_server import WATCHDOG_S
 
 INFER = f"{PREFIX}ModelInfer"
 

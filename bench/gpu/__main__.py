@@ -12,7 +12,7 @@ import bench.gpu
 from bench.gpu import copies, deaths, executors, overlap, regions, rounds
 from bench.gpu.timing import FAKE, GIB, KIB, MIB, NO_TIMING
 from bench.run import commit, machine
-from shmserve.testing.running_server import RunningServer
+from tests.running_server import RunningServer
 
 HERE = Path(__file__).parent
 PARTS = "copies", "regions", "overlap", "deaths", "executors", "rounds"

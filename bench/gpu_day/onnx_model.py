@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.gpu.caller import Caller
-from shmserve.testing.running_server import RunningServer
+from tests.running_server import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUESTS = 200

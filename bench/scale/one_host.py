@@ -26,7 +26,7 @@ from shmserve.cluster.haproxy_slots import Address, backend
 from shmserve.cluster.haproxy_socket import Balancer
 from shmserve.cluster.node_service import NodeReport
 from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
-from shmserve.testing.running_server import ROOT, RunningServer, free_port, wait_until
+from tests.running_server import ROOT, RunningServer, free_port, wait_until
 
 MODELS = (1, 8)
 BALANCERS = ((10, 16), (50, 32), (140, 64))  # models, slots of each

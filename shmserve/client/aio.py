@@ -17,9 +17,9 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from shmserve.client.wire.inference_error import CLOSED, LATE, InferenceError
 
 __all__ = ["AsyncClient", "AsyncResultStream", "connect"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _LEAST_S = 0.001  # 0 would mean the client's own timeout
 
@@ -60,17 +61,10 @@ async def connect(
     """
     calls = _Calls(concurrency)
     try:
-        make = functools.partial(
-            api.connect,
-            url,
-            control,
-            max_bytes=max_bytes,
-            max_device_bytes=max_device_bytes,
-            timeout=timeout,
-            lanes=lanes,
-            require_shared_memory=require_shared_memory,
-        )
-        client = AsyncClient(await calls.run(make, timeout), calls, timeout)
+        limits = {"max_bytes": max_bytes, "max_device_bytes": max_device_bytes, "timeout": timeout}
+        only = {"lanes": lanes, "require_shared_memory": require_shared_memory}
+        made = await calls.run(timeout, api.connect, url, control, **limits, **only)
+        client = AsyncClient(made, calls, timeout)
     except BaseException:
         await calls.close()
         raise
@@ -78,6 +72,20 @@ async def connect(
         yield client
     finally:
         await client.close()
+
+
+def _coroutine(
+    call: Callable[Concatenate[api.Client, P], T],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """Return a call that takes a `timeout` as a coroutine of the asyncio client."""
+
+    @functools.wraps(call)
+    async def ask(client: AsyncClient, /, *args: P.args, **options: P.kwargs) -> T:
+        timeout_s: Any = options.get("timeout") or client._timeout_s
+        within = {**options, "timeout": timeout_s}
+        return await client._calls.run(timeout_s, call, client._client, *args, **within)
+
+    return ask
 
 
 class AsyncClient:
@@ -90,8 +98,7 @@ class AsyncClient:
 
     @property
     def shared_memory(self) -> bool:
-        """Return True if tensors go through shared memory now, False if tensors travel over
-        HTTP."""
+        """Return True if tensors go through shared memory now, False if over HTTP."""
         return self._client.shared_memory
 
     @property
@@ -101,18 +108,14 @@ class AsyncClient:
 
     async def device_memory(self, device: int = 0) -> bool:
         """Return True if arrays of a GPU stay there; raises as `Client.device_memory`."""
-        return await self._calls.run(
-            functools.partial(self._client.device_memory, device), self._timeout_s
-        )
+        return await self._calls.run(self._timeout_s, self._client.device_memory, device)
 
     async def empty(
         self, shape: int | Sequence[int], dtype: Any = np.float32, *, device: int | None = None
     ) -> Any:
-        """Return an uninitialised array in shared memory; arguments and errors are those of
-        `Client.empty`."""
-        return await self._calls.run(
-            functools.partial(self._client.empty, shape, dtype, device=device), self._timeout_s
-        )
+        """Return an uninitialised array in shared memory. Arguments and errors: `Client.empty`."""
+        empty = self._client.empty
+        return await self._calls.run(self._timeout_s, empty, shape, dtype, device=device)
 
     async def infer(
         self,
@@ -147,7 +150,7 @@ class AsyncClient:
                 device=device,
             )
 
-        return await self._calls.run(call, timeout_s)
+        return await self._calls.run(timeout_s, call)
 
     def stream(
         self,
@@ -177,49 +180,21 @@ class AsyncClient:
         self, model: str = "", version: str = "", *, timeout: float | None = None
     ) -> bool:
         """Return True if the server or a model is ready, as `Client.ready`."""
+        timeout_s, ready = timeout or self._timeout_s, self._client.ready
         try:
-            return await self._ask(self._client.ready, model, version, timeout=timeout)
+            return await self._calls.run(timeout_s, ready, model, version, timeout=timeout_s)
         except InferenceError:  # the deadline has passed
             return False
 
-    async def metadata(
-        self, model: str = "", version: str = "", *, timeout: float | None = None
-    ) -> Any:
-        """Return the description of the server or of a model, as `Client.metadata`."""
-        return await self._ask(self._client.metadata, model, version, timeout=timeout)
-
-    async def config(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:
-        """Return a model's configuration, as `Client.config`."""
-        return await self._ask(self._client.config, model, version, timeout=timeout)
-
-    async def statistics(
-        self, model: str = "", version: str = "", *, timeout: float | None = None
-    ) -> Any:
-        """Return counts and times of requests, as `Client.statistics`."""
-        return await self._ask(self._client.statistics, model, version, timeout=timeout)
-
-    async def models(self, *, timeout: float | None = None) -> Any:
-        """Return the list of the model repository, as `Client.models`."""
-        return await self._ask(self._client.models, timeout=timeout)
-
-    async def load(
-        self, model: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None
-    ) -> None:
-        """Load a model and wait until it is ready, as `Client.load`."""
-        await self._ask(self._client.load, model, config, timeout=timeout)
-
-    async def unload(self, model: str, *, timeout: float | None = None) -> None:
-        """Unload a model, as `Client.unload`."""
-        await self._ask(self._client.unload, model, timeout=timeout)
-
-    async def _ask(self, call: Callable[..., T], *args: Any, timeout: float | None) -> T:
-        timeout_s = timeout or self._timeout_s
-        ask = functools.partial(call, *args, timeout=timeout_s)
-        return await self._calls.run(ask, timeout_s)
+    metadata = _coroutine(api.Client.metadata)
+    config = _coroutine(api.Client.config)
+    statistics = _coroutine(api.Client.statistics)
+    models = _coroutine(api.Client.models)
+    load = _coroutine(api.Client.load)
+    unload = _coroutine(api.Client.unload)
 
     async def close(self) -> None:
-        """End all calls, unregister all memory and close the connections; results stay
-        readable."""
+        """End all calls, unregister all memory, close the connections. Results stay readable."""
         try:
             await self._calls.close()
         finally:
@@ -250,7 +225,7 @@ class AsyncResultStream:
         now = time.monotonic()
         self._until = self._until or now + self._timeout_s
         try:
-            result = await self._calls.run(self._next, max(self._until - now, _LEAST_S))
+            result = await self._calls.run(max(self._until - now, _LEAST_S), self._next)
         except asyncio.CancelledError:  # the thread may have received an answer, which is lost
             self._over = True
             raise
@@ -285,13 +260,9 @@ class _Calls:
         self._scopes: set[CancelScope] = set()
         self._closed = False
 
-    async def run(self, call: Callable[[], T], timeout_s: float) -> T:
-        """Run a call in a thread and return its result.
-
-        Raises:
-            InferenceError: the call missed the deadline, `close` ended the call, or the client was
-                closed before.
-        """
+    async def run(self, timeout_s: float, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Run a call in a thread and return its result. Raise InferenceError if the call missed the
+        deadline, `close` ended the call, or the client was closed before."""
         if self._closed:
             raise InferenceError(0, CLOSED)
         scope = CancelScope()
@@ -299,7 +270,8 @@ class _Calls:
         try:
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(timeout_s):
-                return await loop.run_in_executor(self._threads, scope.run, call)
+                ask = functools.partial(call, *args, **options)
+                return await loop.run_in_executor(self._threads, scope.run, ask)
         except TimeoutError as ex:
             raise InferenceError(0, LATE) from ex
         finally:
@@ -307,8 +279,7 @@ class _Calls:
             scope.cancel()
 
     async def close(self) -> None:
-        """Cancel all calls, including calls that wait for a thread, and end the threads.
-        Idempotent."""
+        """Cancel all calls, also calls without a thread yet; end the threads. Idempotent."""
         self._closed = True
         for scope in self._scopes:
             scope.cancel()

@@ -15,11 +15,10 @@ from weakref import WeakSet
 
 import numpy as np
 
-from shmserve.client.client_call import ClientCall
 from shmserve.client.memory import device_arrays
 from shmserve.client.memory.shared_pools import SharedMemoryPools
 from shmserve.client.requester import Requester
-from shmserve.client.result import Result
+from shmserve.client.result import ClientCall, Result
 from shmserve.client.result_stream import ResultStream
 from shmserve.client.service_calls import ServiceCalls
 from shmserve.client.tensors import ClientTensor
@@ -108,8 +107,7 @@ class Client(ServiceCalls):
 
     @property
     def shared_memory(self) -> bool:
-        """Return True if tensors go through shared memory now, False if tensors travel over
-        HTTP."""
+        """Return True if tensors go through shared memory now, False if over HTTP."""
         return self._pools.on(None) is not None
 
     @property
@@ -205,9 +203,8 @@ class Client(ServiceCalls):
                 or CUDA sees no such GPU.
             ImportError: an input is on a GPU or `device` is given, and CuPy is not installed.
         """
-        call = self._call(
-            *(model, inputs, outputs, parameters, version, request_id, timeout, receipt, device)
-        )
+        options = (parameters, request_id, receipt)
+        call = self._call(model, inputs, outputs, version, timeout, device, *options)
         return self._requester.run(call)
 
     def stream(
@@ -238,9 +235,8 @@ class Client(ServiceCalls):
         Raises:
             ValueError, ImportError: as `infer`. InferenceErrors are raised by the stream.
         """
-        call = self._call(
-            *(model, inputs, outputs, parameters, version, request_id, timeout, receipt, device)
-        )
+        options = (parameters, request_id, receipt)
+        call = self._call(model, inputs, outputs, version, timeout, device, *options)
         begin = functools.partial(self._requester.begin, call, max_output_bytes)
         stream = ResultStream(begin, self)
         with self._streams_lock:
@@ -275,12 +271,10 @@ class Client(ServiceCalls):
         model: str,
         inputs: Mapping[str, Any],
         outputs: Sequence[str] | None,
-        parameters: Mapping[str, Any] | None,
         version: str,
-        request_id: str,
         timeout: float | None,
-        receipt: bool,
         device: int | None,
+        *options: Any,
     ) -> ClientCall:
         """Return the call that `infer` or `stream` describes. Raise ValueError or ImportError for
         arguments that are wrong on their own."""
@@ -290,8 +284,7 @@ class Client(ServiceCalls):
         tensors = self._tensors(model, version, inputs, deadline)
         names = None if outputs is None else tuple(outputs)
         timeout_s = max(deadline - time.monotonic(), _LEAST_S)
-        options = (parameters, request_id, timeout_s, receipt, device)
-        return ClientCall(model, version, tensors, names, *options)
+        return ClientCall(model, version, tensors, names, device, timeout_s, *options)
 
     def _tensors(
         self, model: str, version: str, inputs: Mapping[str, Any], until: float

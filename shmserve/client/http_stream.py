@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from shmserve.client import tensors
-from shmserve.client.client_call import ClientCall
 from shmserve.client.memory import device_arrays
 from shmserve.client.output_sizes import DescribedModel
-from shmserve.client.result import Result
+from shmserve.client.result import ClientCall, Result
 from shmserve.client.tensors import NO_JSON, ClientTensor
 from shmserve.client.wire.http_transport import EventStream
 from shmserve.client.wire.inference_error import InferenceError
@@ -25,12 +24,8 @@ _ELSE = "over HTTP a decoupled model's tensors are JSON (generate_stream); a lan
 
 
 def generate_request(call: ClientCall, model: DescribedModel) -> bytes:
-    """Return the request body.
-
-    Raises:
-        InferenceError: a tensor of the request or of the model's answers has no JSON form, or an
-            input hides the request's id or parameters.
-    """
+    """Return the request body. Raise InferenceError if a tensor of the request or of the model's
+    answers has no JSON form, or an input hides the request's id or parameters."""
     names = {tensor.name for tensor in call.inputs}
     datatypes = [(f"input '{tensor.name}'", tensor.datatype) for tensor in call.inputs]
     datatypes += [(f"output '{name}'", datatype) for name, (datatype, _) in model.outputs.items()]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 
-from shmserve.client.client_call import ClientCall
 from shmserve.client.placed_request import RequestAttempt
-from shmserve.client.result import Result
+from shmserve.client.result import ClientCall, Result
 from shmserve.client.result_reader import ResultReader
 from shmserve.client.wire.cancel_scope import cancellable
 from shmserve.client.wire.inference_error import LATE, InferenceError
@@ -44,7 +43,7 @@ class LaneAnswers:
         self._attempt = attempt
         self._request = request
         self._call = call
-        self._reader = ResultReader(attempt.windows, call.device, again=True)
+        self._reader = ResultReader(attempt.windows, call.device, True)
         self._first: wire.LaneAnswer | None = first
         self._until = until
         self._owed = 0  # answers taken for which no credit was sent yet
@@ -86,11 +85,8 @@ class LaneAnswers:
         )
 
     def _receive(self) -> wire.LaneAnswer:
-        """Send credit for the answers taken, and return the next answer.
-
-        Raises:
-            InferenceError: the executor died, the deadline passed, or the request was cancelled.
-        """
+        """Send credit for the answers taken, and return the next answer. Raise InferenceError if
+        the executor died, the deadline passed, or the request was cancelled."""
         lane, request = self._lane, self._request
         left_s = self._until - time.monotonic()
         # Send credit now, so that the executor can tell a slow reader from a reader that has

@@ -97,8 +97,7 @@ class RequestAttempt:
         return copies + self._reserve(None, on_host)
 
     def _reserve(self, device: int | None, tensors: list[ClientTensor]) -> list[Copy]:
-        """Reserve windows for all tensors in one block. Return an empty list if there is no
-        room."""
+        """Reserve windows for all tensors in one block. Return no windows without room."""
         pool = self._pool_of(device) if tensors else None
         block = pool.acquire(sum(map(_aligned, tensors))) if pool is not None else None
         if pool is None or block is None:
@@ -113,8 +112,7 @@ class RequestAttempt:
         return windows
 
     def _place_outputs(self) -> None:
-        """Reserve one block for each output, so that a kept output does not hold the blocks of the
-        others."""
+        """Reserve a block for each output: a kept output holds no block of other outputs."""
         devices = (None,) if self._device is None else (self._device, None)
         for name, nbytes in self._outputs.items():
             for device in devices if nbytes else ():
@@ -143,8 +141,7 @@ class RequestAttempt:
             device_arrays.synchronize(device)
 
     def outside(self) -> str | None:
-        """Return the name of the first input of at least `INLINE_BYTES` without a place in shared
-        memory, or None."""
+        """Return the first input of `INLINE_BYTES` or more that is not in shared memory."""
         for tensor in self._inputs:
             if tensor.name not in self._places and tensor.nbytes >= INLINE_BYTES:
                 return tensor.name

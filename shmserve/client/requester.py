@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from shmserve.client.client_call import ClientCall
+from msgspec import Struct, field
+
 from shmserve.client.http_stream import HttpAnswers, generate_request
 from shmserve.client.lane_answers import LaneAnswers
 from shmserve.client.memory.block_pool import BlockPool
 from shmserve.client.memory.shared_pools import SharedMemoryPools
 from shmserve.client.output_sizes import DescribedModel, OutputSizes, stream_windows
 from shmserve.client.placed_request import PoolOf, RequestAttempt
-from shmserve.client.result import Result
+from shmserve.client.result import ClientCall, Result
 from shmserve.client.result_reader import ResultReader
 from shmserve.client.result_stream import AnswerSource
 from shmserve.client.service_calls import model_path
@@ -38,34 +39,26 @@ _NOTHING: Set[str] = frozenset()
 _decode = json_decoder()
 
 
-class Requester:
+class Requester(Struct, eq=False):
     """Sender of a client's requests. Thread-safe.
 
-    Args:
-        lanes: the client's lanes; None: HTTP only.
-        shared: raise InferenceError for inputs of `INLINE_BYTES` or more without a place in shared
+    Attributes:
+        _lanes: the client's lanes; None: HTTP only.
+        _shared: raise InferenceError for inputs of `INLINE_BYTES` or more without a place in shared
             memory.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        pools: SharedMemoryPools,
-        lanes: Lanes | None,
-        shared: bool = False,
-    ) -> None:
-        self._transport = transport
-        self._pools = pools
-        self._lanes = lanes
-        self._shared = shared
-        self._models: dict[tuple[str, str], DescribedModel] = {}
-        self._decoupled: dict[tuple[str, str], bool] = {}
-        self._barred: dict[str, set[str]] = {}  # kinds of memory that a model does not take
-        self._sizes = OutputSizes()
+    _transport: Transport
+    _pools: SharedMemoryPools
+    _lanes: Lanes | None
+    _shared: bool = False
+    _models: dict[tuple[str, str], DescribedModel] = {}
+    _decoupled: dict[tuple[str, str], bool] = {}
+    _barred: dict[str, set[str]] = {}  # kinds of memory that a model does not take
+    _sizes: OutputSizes = field(default_factory=OutputSizes)
 
     def run(self, call: ClientCall) -> Result:
-        """Send a request and return the result. Retry a refusal that is caused by shared
-        memory."""
+        """Send a request and return the result. Retry a refusal that shared memory has caused."""
         return self.run_until(call, time.monotonic() + call.timeout_s)
 
     def run_until(self, call: ClientCall, until: float) -> Result:
@@ -149,8 +142,7 @@ class Requester:
     def _begin_on_lane(
         self, call: ClientCall, described: DescribedModel, largest: int, until: float
     ) -> AnswerSource | None:
-        """Start a stream over a lane and wait for the first answer. Return None if no lane takes
-        the request."""
+        """Start a stream over a lane, and wait for the first answer. None: no lane was free."""
         key = (call.model, call.version)
         names = tuple(described.outputs) if call.outputs is None else call.outputs
         sizes = stream_windows(described, names, largest)
@@ -215,8 +207,7 @@ class Requester:
         return barred | self._bar(model, attempt, reply.error)
 
     def _bar(self, model: str, attempt: RequestAttempt, reason: str) -> set[str]:
-        """Return the kinds of memory that a refusal rules out. Remember the kinds that the model
-        itself never takes."""
+        """Return the kinds of memory that a refusal rules out, and remember the model's own."""
         if attempt.on_gpu and "CUDA" in reason:
             self._barred.setdefault(model, set()).add(_GPU)
             return {_GPU}
@@ -227,8 +218,7 @@ class Requester:
     def _over_lane(
         self, attempt: RequestAttempt, call: ClientCall, until: float, use_lane: bool
     ) -> tuple[LaneAnswer | None, Result | None]:
-        """Return a lane's answer, and the result if the answer is a success. Return no answer if
-        no lane takes the request."""
+        """Return a lane's answer, and the result of a success. No answer: no lane was free."""
         request = None
         if self._lanes is not None and use_lane:
             request = attempt.lane_request(call.parameters, call.request_id)

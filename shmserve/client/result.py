@@ -1,9 +1,32 @@
-"""Result of an inference."""
+"""Call of a client, and the result of an inference."""
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from typing import Any
+
+from msgspec import Struct
+
+from shmserve.client.tensors import ClientTensor
+
+
+class ClientCall(Struct, frozen=True):
+    """Arguments of `infer` or `stream`, before a lane or HTTP is chosen.
+
+    Attributes:
+        outputs: names of the requested outputs; None: all.
+        timeout_s: seconds until the answer, or the last answer of a stream, is due.
+    """
+
+    model: str
+    version: str
+    inputs: Sequence[ClientTensor]
+    outputs: tuple[str, ...] | None
+    device: int | None
+    timeout_s: float
+    parameters: Mapping[str, Any] | None
+    request_id: str
+    receipt: bool
 
 
 class Result(Mapping[str, Any]):

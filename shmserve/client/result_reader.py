@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from shmserve.client import tensors
 from shmserve.client.memory import device_arrays
@@ -45,33 +46,24 @@ class TensorPlace(NamedTuple):
         return LaneWindow(self.block.name, self.offset, nbytes)
 
 
-class ResultReader:
+class ResultReader(Struct, eq=False):
     """Reader of the answers to one request.
 
-    Args:
-        windows: place and size in bytes of each output that has a window.
-        device: ordinal of the GPU for results; None: the host.
-        again: later answers overwrite the windows, so results get copies.
+    Attributes:
+        _windows: place and size in bytes of each output that has a window.
+        _device: ordinal of the GPU for results; None: the host.
+        _again: later answers overwrite the windows, so results get copies.
     """
 
-    def __init__(
-        self,
-        windows: Mapping[str, tuple[TensorPlace, int]],
-        device: int | None,
-        again: bool = False,
-    ) -> None:
-        self._windows = windows
-        self._device = device
-        self._again = again
+    _windows: Mapping[str, tuple[TensorPlace, int]]
+    _device: int | None
+    _again: bool = False
 
     def of_lane(
         self, answer: LaneAnswer, model: str, request_id: str, opened: LaneOpened, receipt: bool
     ) -> Result:
-        """Return the result of a lane's answer, with its receipt if `receipt` is set.
-
-        Raises:
-            InferenceError: the answer is malformed.
-        """
+        """Return the result of a lane's answer, with its receipt if `receipt` is set. Raise
+        InferenceError if the answer is malformed."""
         arrays = {}
         try:
             for tensor in answer.outputs:
@@ -90,11 +82,8 @@ class ResultReader:
         return Result(arrays, document, receipt_document, "lane")
 
     def of_http(self, reply: Reply, model: str) -> Result:
-        """Return the result of an HTTP response.
-
-        Raises:
-            InferenceError: the response is malformed.
-        """
+        """Return the result of an HTTP response. Raise InferenceError if the response is
+        malformed."""
         try:
             return self._result(reply, model)
         except (ValueError, KeyError, TypeError, UnreadableMessage) as ex:
@@ -132,8 +121,7 @@ class ResultReader:
         return device_arrays.to_device(array, self._device)
 
     def _elsewhere(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        """Return the bytes of an output that is not in the message: the output's window, or no
-        bytes."""
+        """Return the bytes of an output outside the message: the window's, or no bytes."""
         place, size = self._windows.get(name, (None, 0))
         if place is None:
             return np.empty(0, np.uint8)
@@ -156,8 +144,7 @@ def _extent(data: Any, count: int) -> int:
 
 
 def _receipt(receipt: LaneReceipt, instance: str) -> dict[str, Any]:
-    """Return a lane's receipt in the form of an HTTP receipt, plus the bytes carried in
-    messages."""
+    """Return a lane's receipt as an HTTP receipt, plus the bytes carried in messages."""
     return {
         "copied_bytes": {
             "in": receipt.copied_in,

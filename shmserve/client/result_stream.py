@@ -18,11 +18,7 @@ class AnswerSource(Protocol):
 
     def next(self) -> Result | InferenceError | None:
         """Return the next result, or the InferenceError of a single answer; None: the stream has
-        ended.
-
-        Raises:
-            InferenceError: the stream failed; no further answer comes.
-        """
+        ended. Raise InferenceError if the stream failed; no further answer comes."""
 
     def close(self) -> None:
         """End the request and release its resources. Idempotent."""

@@ -39,8 +39,7 @@ class ServiceCalls:
         return reply.status == 200
 
     def metadata(self, model: str = "", version: str = "", *, timeout: float | None = None) -> Any:
-        """Return the description of the server, or of a model: inputs, outputs, versions,
-        platform."""
+        """Return the description of the server or a model: inputs, outputs, versions, platform."""
         return self._get(model_path(model, version) if model else "/v2", timeout)
 
     def config(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:

@@ -93,8 +93,7 @@ def _array(name: str, value: Any) -> tuple[Any, int | None]:
 
 
 def _as(datatype: str, array: Array, value: Any, name: str) -> Array:
-    """Convert numbers of a list to the model's datatype. Other elements stay as given: the server
-    judges them."""
+    """Convert numbers of a list to the model's datatype. The server judges other elements."""
     if array.dtype.kind not in "iuf" or datatype not in _ROWS:
         return array
     dtype = dtype_of(datatype)
@@ -126,11 +125,8 @@ def _integers(datatype: str, dtype: np.dtype[Any], value: Any, name: str) -> Arr
 
 
 def datatype_of(dtype: np.dtype[Any], name: str) -> str:
-    """Return the protocol's name of a dtype.
-
-    Raises:
-        ValueError: the protocol has no such datatype.
-    """
+    """Return the protocol's name of a dtype. Raise ValueError if the protocol has no such
+    datatype."""
     datatype = _BY_DTYPE.get(dtype.name)
     if datatype is not None and dtype.isnative:
         return datatype
@@ -140,8 +136,7 @@ def datatype_of(dtype: np.dtype[Any], name: str) -> str:
 
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
-    """Return the dtype of fixed-size elements. Without ml_dtypes, BF16 elements are returned as
-    uint16 bits."""
+    """Return the dtype of fixed-size elements. Without ml_dtypes, BF16 is uint16 bits."""
     row = _ROWS[datatype]
     if not row.extension:
         return np.dtype(row.numpy_name)
@@ -154,8 +149,7 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
 
 
 def nbytes_of(datatype: str, shape: tuple[int, ...]) -> int | None:
-    """Return the bytes of a tensor; None if the size depends on the elements or on an open
-    dimension."""
+    """Return the bytes of a tensor; None if elements or an open dimension decide the size."""
     if datatype not in _ROWS or (shape and min(shape) < 0):
         return None
     return math.prod(shape) * _ROWS[datatype].itemsize
@@ -163,11 +157,7 @@ def nbytes_of(datatype: str, shape: tuple[int, ...]) -> int | None:
 
 def from_bytes(data: Any, datatype: str, shape: tuple[int, ...], name: str, model: str) -> Any:
     """Return an array of bytes on the host or a GPU: a view of `data`, except for BYTES elements,
-    which are decoded.
-
-    Raises:
-        ValueError: the bytes do not fit the shape.
-    """
+    which are decoded. Raise ValueError if the bytes do not fit the shape."""
     if datatype != BYTES:
         return data.view(dtype_of(datatype)).reshape(shape)
     try:

@@ -89,11 +89,8 @@ class ClusterFile(Struct, frozen=True):
 
 
 def read(path: str) -> ClusterFile:
-    """Read a cluster file.
-
-    Raises:
-        ConfigError: the file cannot be read or has errors; the message has a line for each error.
-    """
+    """Read a cluster file. Raise ConfigError if the file cannot be read or has errors; the message
+    has a line for each error."""
     names = _model_names(path)
     declared = _declared("", ClusterSettings)
     for name in names:
@@ -123,8 +120,7 @@ def read(path: str) -> ClusterFile:
 
 
 def _model_names(path: str) -> list[str]:
-    """Return the names of the tables below `models`. Return an empty list if the file cannot be
-    read, which `read` reports."""
+    """Return the names of the tables below `models`. `read` reports an unreadable file."""
     try:
         models = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("models")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):

@@ -61,8 +61,7 @@ def _controller(ray_nodes: Any, name: str) -> Any:
 
 
 def _answer(ray_nodes: Any, ref: Any, timeout_s: float = _ANSWER_S) -> Any:
-    """Return the controller's answer. Raise Unavailable if none comes in time, or the controller
-    failed."""
+    """Return the controller's answer. Raise Unavailable if late, or after a failure."""
     errors = ray_nodes.ray.exceptions
     try:
         return ray_nodes.ray.get(ref, timeout=timeout_s)
@@ -146,8 +145,7 @@ def _why(status: Status, lacking: list[str]) -> str:
 
 
 def status(file: ClusterFile) -> Status:
-    """Return the status of the cluster. Raise Unavailable if there is no Ray, or no cluster is
-    up."""
+    """Return the status of the cluster. Raise Unavailable if no Ray or no cluster is up."""
     with _connected(file.settings) as ray_nodes:
         answer: Status = _answer(
             ray_nodes, _controller(ray_nodes, file.settings.name).status.remote()
@@ -156,12 +154,9 @@ def status(file: ClusterFile) -> Status:
 
 
 def down(file: ClusterFile) -> None:
-    """End all services after their running requests.
-
-    Raises:
-        Unavailable: there is no Ray, no cluster is up, or some services have not ended. The
-            controller then still runs, so `down` can be repeated.
-    """
+    """End all services after their running requests. Raise Unavailable if there is no Ray, no
+    cluster is up, or some services have not ended. The controller then still runs, so `down` can be
+    repeated."""
     with _connected(file.settings) as ray_nodes:
         actor = _controller(ray_nodes, file.settings.name)
         limit_s = file.settings.service_stop_timeout_s + file.settings.drain_s + _DOWN_MORE_S

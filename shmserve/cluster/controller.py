@@ -15,7 +15,7 @@ from typing import Protocol
 
 from shmserve.cluster.cluster_file import ClusterFile
 from shmserve.cluster.haproxy_slots import NODES, Address, backend
-from shmserve.cluster.haproxy_socket import ToldBalancer
+from shmserve.cluster.haproxy_socket import Balancer
 from shmserve.cluster.node_service import NodeReport
 from shmserve.cluster.policies.cluster_plan import ClusterPlan, Decision
 from shmserve.cluster.policies.traffic_weights import UNKNOWN
@@ -41,8 +41,7 @@ class Nodes(Protocol):
         """
 
     def stop(self) -> None:
-        """End all services after their running requests. Raise Unavailable if some have not
-        ended."""
+        """End all services after their requests. Raise Unavailable if some have not ended."""
 
 
 @dataclass
@@ -72,7 +71,7 @@ class Controller:
         self._nothing = Decision({}, {name: {} for name in file.models}, {}, {})
         self._settings = file.settings
         self._plan = ClusterPlan(file.rules(), file.settings.drain_s)
-        self._balancers = [ToldBalancer(address) for address in file.settings.haproxy_sockets]
+        self._balancers = [Balancer(address) for address in file.settings.haproxy_sockets]
         self._begun = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
 
@@ -82,11 +81,8 @@ class Controller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Route no more requests to any node, then end the services.
-
-        Raises:
-            Unavailable: the last round or some services have not ended; call again.
-        """
+        """Route no more requests to any node, then end the services. Raise Unavailable if the last
+        round or some services have not ended; call again."""
         self._end.set()
         self._thread.join(_END_S)
         if self._thread.is_alive():

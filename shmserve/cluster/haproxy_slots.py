@@ -55,11 +55,8 @@ def backend(door: str, model: str) -> str:
 
 
 def slots(text: str) -> list[ServerSlot]:
-    """Parse the answer to ``show servers state``.
-
-    Raises:
-        Unavailable: the text is not such an answer.
-    """
+    """Parse the answer to ``show servers state``. Raise Unavailable if the text is not such an
+    answer."""
     lines = text.strip().splitlines()
     if len(lines) < 2 or lines[0].strip() != "1" or not lines[1].startswith("# "):
         raise Unavailable("the balancer's answer to 'show servers state' cannot be read")
@@ -100,8 +97,7 @@ def changes(
 def _of_backend(
     backend_slots: list[ServerSlot], wanted: dict[Address, int], problems: list[str], name: str
 ) -> Iterator[str]:
-    """Yield the commands for a backend. An address that leaves is drained, because maintenance
-    would end its running requests."""
+    """Yield a backend's commands. Maintenance would end requests, so leaving servers drain."""
     by_place = {(address.host, address.port): address for address in wanted}
     free = []
     for slot in sorted(backend_slots, key=lambda slot: not slot.taken):
@@ -125,8 +121,7 @@ def _of_backend(
 
 
 def _known(slot: ServerSlot) -> bool:
-    """Return True if the slot's address was set by a controller, False if it comes from the
-    template."""
+    """Return True if a controller has set the slot's address, False for the template's."""
     return slot.taken or slot.drains
 
 

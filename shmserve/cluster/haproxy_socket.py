@@ -24,22 +24,29 @@ _log = logging.getLogger(__name__)
 
 
 class Balancer:
-    """Client of a HAProxy's stats socket.
+    """Client of a HAProxy's stats socket. Between `start` and `stop` a thread of its own sends the
+    weights of `tell`, so that a HAProxy that does not answer delays no other.
 
     Args:
         address: path of the socket, or HOST:PORT.
+
+    Attributes:
+        problems: problems of the thread's last round, as text.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.problems: tuple[str, ...] = ()
+        self._changed = threading.Condition()
+        # weights not yet sent; None: HAProxy is up to date
+        self._wanted: Mapping[str, Mapping[Address, int]] | None = None
+        self._end = False
+        self._thread = threading.Thread(target=self._run, name=f"balancer {address}", daemon=True)
 
     def route(self, wanted: Mapping[str, Mapping[Address, int]]) -> tuple[int, list[str]]:
         """Set the servers to the wanted weights of addresses, by backend. Return the number of
-        commands, and problems as text.
-
-        Raises:
-            Unavailable: HAProxy cannot be reached, or its answer cannot be read.
-        """
+        commands, and problems as text. Raise Unavailable if HAProxy cannot be reached, or its
+        answer cannot be read."""
         deadline = time.monotonic() + _TIMEOUT_S
         current_slots = haproxy_slots.slots(self.ask(["show servers state"], deadline))
         commands, problems = haproxy_slots.changes(current_slots, wanted)
@@ -51,8 +58,7 @@ class Balancer:
         return len(commands), problems[:_SHOWN]
 
     def ask(self, commands: Iterable[str], deadline: float | None = None) -> str:
-        """Run commands and return the answers, in order. Raise Unavailable if HAProxy does not
-        answer."""
+        """Run commands and return the answers, in order. Raise Unavailable without an answer."""
         deadline = time.monotonic() + _TIMEOUT_S if deadline is None else deadline
         try:
             with self._connected(_left_s(deadline)) as sock:
@@ -82,38 +88,11 @@ class Balancer:
             raise
         return sock
 
-
-def _left_s(deadline: float) -> float:
-    """Return the seconds until a deadline. Raise TimeoutError if the deadline has passed."""
-    remaining_s = deadline - time.monotonic()
-    if remaining_s <= 0:
-        raise TimeoutError("timed out")
-    return remaining_s
-
-
-class ToldBalancer:
-    """Balancer with its own thread, so that a HAProxy that does not answer delays no other. Runs
-    between `start` and `stop`.
-
-    Attributes:
-        problems: problems of the last round, as text.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.problems: tuple[str, ...] = ()
-        self._balancer = Balancer(address)
-        self._changed = threading.Condition()
-        # weights not yet sent; None: HAProxy is up to date
-        self._wanted: Mapping[str, Mapping[Address, int]] | None = None
-        self._end = False
-        self._thread = threading.Thread(target=self._run, name=f"balancer {address}", daemon=True)
-
     def start(self) -> None:
         self._thread.start()
 
     def tell(self, wanted: Mapping[str, Mapping[Address, int]]) -> None:
-        """Have the thread set the wanted weights. Returns at once; newer weights replace older
-        ones."""
+        """Have the thread set the wanted weights, instead of older weights. Returns at once."""
         with self._changed:
             self._wanted = wanted
             self._changed.notify()
@@ -134,14 +113,22 @@ class ToldBalancer:
             if wanted is None:
                 return
             try:
-                texts = tuple(self._balancer.route(wanted)[1])
-                problems = tuple(f"balancer {self._balancer.address}: {what}" for what in texts)
+                texts = tuple(self.route(wanted)[1])
+                problems = tuple(f"balancer {self.address}: {what}" for what in texts)
             except Unavailable as ex:
                 problems = (ex.message,)
             except Exception as ex:  # keep the thread, the only one for this balancer
-                _log.exception("balancer %s could not be updated", self._balancer.address)
-                problems = (f"balancer {self._balancer.address}: {type(ex).__name__}",)
+                _log.exception("balancer %s could not be updated", self.address)
+                problems = (f"balancer {self.address}: {type(ex).__name__}",)
             for problem in problems:
                 if problem not in self.problems:
                     _log.warning("%s", problem)
             self.problems = problems
+
+
+def _left_s(deadline: float) -> float:
+    """Return the seconds until a deadline. Raise TimeoutError if the deadline has passed."""
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
+        raise TimeoutError("timed out")
+    return remaining_s

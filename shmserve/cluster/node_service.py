@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -61,90 +61,6 @@ class NodeReport:
     problem: str = ""
 
 
-@dataclass
-class _State:
-    """State shared by the threads, under one lock."""
-
-    orders: frozenset[str] | None = None
-    ready: frozenset[str] = frozenset()
-    changing: str = ""
-    changes: int = 0
-    failed: dict[str, tuple[str, float]] = field(default_factory=dict)
-    counts: dict[str, ReplicaCounts] = field(default_factory=dict)
-    up: bool = False
-    # time of the last successful look, at first the time of creation
-    up_at: float = field(default_factory=time.monotonic)
-    unseen: str = ""  # reason why the last look failed
-    grpc_up: bool = False  # the gRPC process listens later than the HTTP workers
-    launches: int = 0
-    problem: str = ""
-
-    def launched(self) -> None:
-        """Record that a process of the service starts."""
-        self.launches += 1
-        self.grpc_up = False
-
-    def ended(self) -> None:
-        """Record that the process of the service has ended."""
-        self.up, self.ready, self.counts = False, frozenset(), {}
-
-    def order(self, orders: frozenset[str]) -> None:
-        """Record the models to load. All other models are to be unloaded."""
-        self.orders = orders
-
-    def note(self, problem: str) -> None:
-        """Record a problem of the service."""
-        self.problem = problem
-
-    def looked_at_grpc(self, accepts: bool) -> None:
-        """Record whether the gRPC port accepted a connection."""
-        self.grpc_up = accepts
-
-    def missed(self, error: Exception) -> None:
-        """Record that the service could not be asked."""
-        self.up, self.ready = False, frozenset()
-        self.unseen = f"the service does not answer as it should: {error}"
-
-    def looked(self, ready: frozenset[str], counts: dict[str, ReplicaCounts], changes: int) -> None:
-        """Record the service's answers. `changes` is the number of changes when the service was
-        asked."""
-        self.up_at = time.monotonic()
-        if not self.up and not self.failed:
-            self.problem = ""
-        if changes == self.changes:  # otherwise the answers may be older than the last change
-            self.up, self.ready, self.counts = True, ready, counts
-
-    def next_change(self) -> tuple[str, str] | None:
-        """Return the next model to unload or load, unloading first. Return None if all models are
-        as ordered."""
-        now = time.monotonic()
-        self.failed = {
-            name: (why, at) for name, (why, at) in self.failed.items() if now - at < AGAIN_S
-        }
-        if not self.up or self.orders is None:
-            return None
-        for name in sorted(self.ready - self.orders):
-            return "unload", name
-        for name in sorted(self.orders - self.ready - self.failed.keys()):
-            self.changing = name
-            return "load", name
-        return None
-
-    def changed(self, what: str, name: str, problem: str, may_retry: bool) -> None:
-        """Record the end of a change; an empty `problem` means success. `may_retry`: a failed
-        change may be tried again at once."""
-        self.changing = ""
-        self.changes += 1
-        if problem:
-            self.problem = problem
-            if what == "load" and not may_retry:
-                self.failed[name] = (problem, time.monotonic())
-        elif what == "load":
-            self.ready |= {name}
-        else:
-            self.ready -= {name}
-
-
 class NodeService:
     """Service process of a node, and the threads that keep it running until `stop`.
 
@@ -161,10 +77,21 @@ class NodeService:
         self._run_dir = run_dir
         self._socket = os.path.join(run_dir, "http.sock")
         self._ports = (0, 0)
-        self._state = _State()
-        self._lock = threading.Lock()
         self._end = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # guards the next fields
+        self._orders: frozenset[str] | None = None  # models to load; others are to be unloaded
+        self._ready: frozenset[str] = frozenset()
+        self._changing = ""
+        self._changes = 0
+        self._failed: dict[str, tuple[str, float]] = {}
+        self._counts: dict[str, ReplicaCounts] = {}
+        self._up = False
+        self._up_at = time.monotonic()  # of the last successful look, at first of the creation
+        self._unseen = ""  # reason why the last look failed
+        self._grpc_up = False  # the gRPC process listens later than the HTTP workers
+        self._launches = 0
+        self._problem = ""
         self._threads = [
             threading.Thread(target=work, name=work.__name__, daemon=True)
             for work in (self._keep_alive, self._look_on, self._follow_orders)
@@ -177,12 +104,11 @@ class NodeService:
         report. Does not block."""
         with self._lock:
             if orders is not None:
-                self._state.order(orders)
+                self._orders = orders
             return self._report()
 
     def stop(self) -> None:
-        """End the service after its running requests, wait for its end, and delete the run
-        directory."""
+        """End the service after running requests, await the end, delete the run directory."""
         self._end.set()
         for thread in self._threads:
             thread.join(self._settings.service_stop_timeout_s + _GONE_S)
@@ -190,26 +116,24 @@ class NodeService:
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def _report(self) -> NodeReport:
-        state, process = self._state, self._process
-        changing = {state.changing} if state.changing else set()
-        failed = {name: why for name, (why, _) in state.failed.items()}
-        absent = not state.up and time.monotonic() - state.up_at > _ABSENT_S
+        changing = {self._changing} if self._changing else set()
+        failed = {name: why for name, (why, _) in self._failed.items()}
+        absent = not self._up and time.monotonic() - self._up_at > _ABSENT_S
         # no room, so that the node's models are placed elsewhere
         room = 0 if absent else self._room
-        look = NodeLook(room, state.ready | changing, state.ready, failed, dict(state.counts))
-        if not state.up:
-            problem = state.problem or state.unseen
-            return NodeReport(look, launches=state.launches, problem=problem)
+        look = NodeLook(room, self._ready | changing, self._ready, failed, dict(self._counts))
+        if not self._up:
+            problem = self._problem or self._unseen
+            return NodeReport(look, launches=self._launches, problem=problem)
         http, grpc = (Address(self._host, port, self._ports[0]) for port in self._ports)
-        pid = process.pid if process is not None else 0
-        grpc_address = grpc if state.grpc_up else None
-        return NodeReport(look, http, grpc_address, pid, state.launches, state.problem)
+        pid = self._process.pid if self._process is not None else 0
+        grpc_address = grpc if self._grpc_up else None
+        return NodeReport(look, http, grpc_address, pid, self._launches, self._problem)
 
     # ------------------------------------------------------------- the process
 
     def _keep_alive(self) -> None:
-        """Start the service again and again. Needs its own thread: the service ends with the
-        thread that started it."""
+        """Start the service again and again. The service ends with the starting thread."""
         ends = 0
         while not self._end.is_set():
             begun = time.monotonic()
@@ -225,7 +149,8 @@ class NodeService:
         ports = (self._settings.service_http_port, self._settings.service_grpc_port)
         self._ports = tuple(port or _free_port(self._host) for port in ports)  # type: ignore[assignment]
         with self._lock:
-            self._state.launched()
+            self._launches += 1
+            self._grpc_up = False
         return subprocess.Popen(
             [sys.executable, "-m", "shmserve.cluster.service_child", str(os.getpid())],
             env=self._environment(),
@@ -263,7 +188,7 @@ class NodeService:
         else:
             self._note(f"the service ended with status {process.returncode}")
         with self._lock:
-            self._state.ended()
+            self._up, self._ready, self._counts = False, frozenset(), {}
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
@@ -275,25 +200,30 @@ class NodeService:
     def _note(self, problem: str) -> None:
         _log.warning("%s", problem)
         with self._lock:
-            self._state.note(problem)
+            self._problem = problem
 
     # -------------------------------------------------------------- the models
 
     def _look_on(self) -> None:
         transport = Transport(f"unix:{self._socket}", _ASK_S)
         while not self._end.wait(_LOOK_S):
-            changes = self._state.changes
-            if self._state.up and not self._state.grpc_up:
-                self._state.looked_at_grpc(_accepts(self._host, self._ports[1]))
+            changes = self._changes
+            if self._up and not self._grpc_up:
+                self._grpc_up = _accepts(self._host, self._ports[1])
             try:
                 ready = _ready(_ask(transport, "POST", "/v2/repository/index", {"ready": True}))
                 counts = _counts(_ask(transport, "GET", "/v2/models/stats")) if ready else {}
             except (InferenceError, UnreadableMessage, KeyError, TypeError) as ex:
                 with self._lock:
-                    self._state.missed(ex)
+                    self._up, self._ready = False, frozenset()
+                    self._unseen = f"the service does not answer as it should: {ex}"
                 continue
             with self._lock:
-                self._state.looked(ready, counts, changes)
+                self._up_at = time.monotonic()
+                if not self._up and not self._failed:
+                    self._problem = ""
+                if changes == self._changes:  # otherwise the answers may be older than a change
+                    self._up, self._ready, self._counts = True, ready, counts
         transport.close()
 
     def _follow_orders(self) -> None:
@@ -302,12 +232,25 @@ class NodeService:
         while not self._end.wait(_LOOK_S):
             while not self._end.is_set():
                 with self._lock:
-                    change = self._state.next_change()
+                    change = self._next_change()
                 if change is None:
                     break
                 if not self._change(transport, *change):
                     break  # pause before the next attempt
         transport.close()
+
+    def _next_change(self) -> tuple[str, str] | None:
+        """Return the next model to unload, else to load; None if all models are as ordered."""
+        now = time.monotonic()
+        self._failed = {name: f for name, f in self._failed.items() if now - f[1] < AGAIN_S}
+        if not self._up or self._orders is None:
+            return None
+        for name in sorted(self._ready - self._orders):
+            return "unload", name
+        for name in sorted(self._orders - self._ready - self._failed.keys()):
+            self._changing = name
+            return "load", name
+        return None
 
     def _change(self, transport: Transport, what: str, name: str) -> bool:
         """Load or unload a model. Return True on success."""
@@ -319,13 +262,19 @@ class NodeService:
             problem, status = f"{what} {name}: {ex}", getattr(ex, "status", 0)
             _log.warning("%s", problem)
         with self._lock:
-            self._state.changed(what, name, problem, status in _NOT_NOW)
+            self._changing = ""
+            self._changes += 1
+            if problem:
+                self._problem = problem
+                if what == "load" and status not in _NOT_NOW:
+                    self._failed[name] = (problem, time.monotonic())
+            else:
+                self._ready = self._ready | {name} if what == "load" else self._ready - {name}
         return not problem
 
 
 def _ask(transport: Transport, method: str, path: str, body: object = None) -> Any:
-    """Return the document in the service's response. Raise InferenceError or UnreadableMessage on
-    failure."""
+    """Return the document of a response. Raise InferenceError or UnreadableMessage on failure."""
     pieces = [msgspec.json.encode(body)] if body is not None else ()
     reply = transport.request(method, path, {"Content-Type": "application/json"}, pieces)
     if reply.status != 200:

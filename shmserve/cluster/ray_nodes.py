@@ -103,8 +103,7 @@ class RayNodes:
             raise Unavailable(f"{len(late)} of {len(ends)} nodes did not report their end in time")
 
     def _named(self) -> list[Any]:
-        """Return the live actors of this cluster's nodes, also actors started by other
-        processes."""
+        """Return the live actors of the cluster's nodes, also of other processes."""
         names = {_NODE_NAME + row["NodeID"] for row in ray.nodes() if row["Alive"]}
         actors = []
         for row in ray.util.list_named_actors(all_namespaces=True):
@@ -133,8 +132,7 @@ class RayNodes:
         return not self._settings.nodes_resource or self._settings.nodes_resource in resources
 
     def _actor(self, node: str, resources: Mapping[str, float]) -> Any:
-        """Return the node's actor, and start the actor if needed. The actor reserves all GPUs of
-        the node."""
+        """Return the node's actor, started if needed. The actor reserves all GPUs."""
         room = self._settings.nodes_room_bytes or int(resources.get(ROOM_RESOURCE, 0)) * _MIB
         if not room and not resources.get("GPU"):
             room = int(resources.get("memory", 0))

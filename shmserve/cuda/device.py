@@ -93,8 +93,7 @@ class Device:
             self._runtime.deviceSynchronize()
 
     def check(self) -> None:
-        """Raise if the device is lost: every CUDA call then fails. Does not wait for work on the
-        device."""
+        """Raise if the device is lost: every CUDA call then fails. Waits for no work."""
         with self.working():
             self._runtime.memGetInfo()
 
@@ -107,8 +106,7 @@ class Device:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Make the device current within the context, and raise exceptions of CuPy as
-        ShmserveErrors."""
+        """Make the device current within the context. CuPy's exceptions become ShmserveErrors."""
         try:
             with self.here():  # leaving the context fails, too, if the device is lost
                 yield
@@ -149,11 +147,8 @@ class Device:
             runtime.free_unused()
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """Return an uninitialised CuPy array.
-
-        Raises:
-            ResourceExhausted: the device has no memory left.
-        """
+        """Return an uninitialised CuPy array. Raise ResourceExhausted if the device has no memory
+        left."""
         with self.working():
             return self.cupy.empty(tuple(shape), dtype)
 
@@ -169,12 +164,9 @@ class Device:
         return self.cupy.ndarray(tuple(shape), dtype, memptr=cuda.MemoryPointer(memory, 0))
 
     def bring(self, source: Array) -> tuple[Any, Any]:
-        """Start to copy a row-major host array to new device memory, on the copy stream. Return
-        the array, and the event for `await_copy`. The source must stay valid until then.
-
-        Raises:
-            ResourceExhausted: the device has no memory left.
-        """
+        """Start to copy a row-major host array to new device memory, on the copy stream. Return the
+        array, and the event for `await_copy`. The source must stay valid until then. Raise
+        ResourceExhausted if the device has no memory left."""
         array = self.room(source.shape, source.dtype)
         self.bring_to(source, array)
         return array, self.arrival()
@@ -185,8 +177,7 @@ class Device:
             return self.cupy.empty(tuple(shape), dtype)
 
     def bring_to(self, source: Array, target: Any) -> None:
-        """Start to copy a row-major host array to a row-major part of a `room`. Copies run in the
-        order of the calls."""
+        """Start to copy a row-major host array to a row-major part of a `room`, in call order."""
         with self.working():
             if source.nbytes:
                 self._from_host(source, target, self._ahead.ptr)
@@ -238,12 +229,9 @@ class Device:
                 self._from_host(source, target, _DEFAULT_STREAM)
 
     def copied(self, source: Any) -> Any:
-        """Return a copy of a device array, complete for later computations (as after
-        `await_copy`). The source may be on another device, as for `move`.
-
-        Raises:
-            ResourceExhausted: the device has no memory left.
-        """
+        """Return a copy of a device array, complete for later computations (as after `await_copy`).
+        The source may be on another device, as for `move`. Raise ResourceExhausted if the device
+        has no memory left."""
         with self.working():
             with self._on(self.cupy.cuda.Stream.null):
                 copy = self.cupy.empty(source.shape, source.dtype)

@@ -133,8 +133,7 @@ def _pinned(cuda: Any, flags: int, protection: int) -> None:
 
 
 def export() -> None:
-    """Print IPC handles of memory on every device, and keep the memory until standard input
-    ends."""
+    """Print IPC handles of memory on every device; keep the memory until standard input ends."""
     import cupy
 
     cuda = cupy.cuda.runtime
@@ -151,8 +150,7 @@ def export() -> None:
 
 
 def open_handles() -> list[str]:
-    """Open the IPC handles that standard input lists. Return an error for each, empty after
-    success."""
+    """Open the IPC handles of standard input. Return an error for each, empty after success."""
     import cupy
 
     cuda = cupy.cuda.runtime

@@ -96,11 +96,8 @@ def _close(device: Device, address: int) -> None:
 
 def bytes_behind(address: int) -> int:
     """Return the number of bytes from an address to the end of its allocation (CUDA Driver API,
-    because neither the runtime nor CuPy offers the call).
-
-    Raises:
-        Internal: the driver returned an error.
-    """
+    because neither the runtime nor CuPy offers the call). Raise Internal if the driver returned an
+    error."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     library = ctypes.CDLL("libcuda.so.1")
     status = library.cuMemGetAddressRange_v2(

@@ -119,8 +119,7 @@ class Pins:
                 self._unpin(mapped)
 
     def _pin(self, address: int, nbytes: int) -> int:
-        """Register the mapping of the bytes if needed. Return the registered address of the bytes,
-        or 0."""
+        """Register the mapping if needed. Return the registered address of the bytes, or 0."""
         if nbytes < _WORTH_IT:
             return 0
         mapping = self._mappings.find(address, nbytes)

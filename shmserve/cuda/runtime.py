@@ -20,11 +20,8 @@ _OUT_OF_MEMORY = 2
 
 
 def cupy() -> Any:
-    """Return the cupy module.
-
-    Raises:
-        ConfigError: CuPy is not installed, or its libraries cannot be loaded.
-    """
+    """Return the cupy module. Raise ConfigError if CuPy is not installed, or its libraries cannot
+    be loaded."""
     try:
         import cupy as module
     except ModuleNotFoundError as ex:

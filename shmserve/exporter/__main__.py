@@ -10,18 +10,20 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from opentelemetry.sdk.resources import Resource
 from prometheus_client.core import CounterMetricFamily, Metric
 from setproctitle import setproctitle
 
+import shmserve
 from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.core.control.silence import period_s
 from shmserve.dispatch.process.coordinator_client import CoordinatorClient
+from shmserve.exporter.collector import pairs
 from shmserve.exporter.intake import Intake
 from shmserve.exporter.metric_export import MetricExport
-from shmserve.exporter.otlp_settings import resource_attributes
 from shmserve.exporter.span_export import SpanExport, quiet
 from shmserve.frontends.http.routes.scrape.prometheus_text import families
 from shmserve.observe import flight_recorder, log_output, logs
@@ -90,13 +92,14 @@ def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
     run_dir = config.run_dir(settings)
     process = ids.new_process_id("exporter", os.getpid())
     flight_recorder.start(run_dir, process)
-    resource = Resource.create(resource_attributes(settings, rundir.read_epoch(run_dir)))
+    resource = Resource.create(_attributes(settings, rundir.read_epoch(run_dir)))
     link = Link(run_dir, "exporter", process, LinkHandlers())
     spans = SpanExport(settings, resource)
     intake = Intake(run_dir, spans.put, stop.fd)
     numbers = None
     if settings.otlp_metrics_interval_s:
-        collect = Numbers(run_dir, CoordinatorClient(link, process, settings), spans)
+        coordinator = CoordinatorClient(link, process, settings)
+        collect = partial(_numbers, RegistryReader(run_dir), coordinator, spans)
         numbers = MetricExport(settings, resource, collect)
     link.start()
     spans.start()
@@ -113,6 +116,16 @@ def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
         link.close()
 
 
+def _attributes(settings: Settings, epoch: str) -> dict[str, str]:
+    """Return the service's attributes in all exports; `epoch` is the service's epoch."""
+    return {
+        "service.name": settings.otlp_service_name,
+        "service.version": shmserve.__version__,
+        "service.instance.id": epoch,
+        **pairs(settings.otlp_resource),
+    }
+
+
 def _take(intake: Intake, spans: SpanExport, lock: FileLock, stop: Ending, beat_s: float) -> None:
     """Receive spans until `stop` is set and no sent span is left unread."""
     beat_at = 0.0
@@ -126,22 +139,17 @@ def _take(intake: Intake, spans: SpanExport, lock: FileLock, stop: Ending, beat_
                 return
 
 
-class Numbers:
-    """Source of metrics: the families that a scrape of `/metrics` returns, and counts of exported
-    spans. Raises the same errors as a scrape."""
-
-    def __init__(self, run_dir: str, coordinator: CoordinatorClient, spans: SpanExport) -> None:
-        self._registry = RegistryReader(run_dir)
-        self._coordinator = coordinator
-        self._spans = spans
-
-    def __call__(self) -> Iterator[Metric]:
-        yield from families(self._coordinator.report(), self._registry.current())
-        what = "Spans of traced requests, by result, since the exporter's start"
-        spans = CounterMetricFamily("shmserve_exporter_spans", what, labels=("result",))
-        for result in ("exported", "lost", "refused"):
-            spans.add_metric([result], getattr(self._spans, result))
-        yield spans
+def _numbers(
+    registry: RegistryReader, coordinator: CoordinatorClient, spans: SpanExport
+) -> Iterator[Metric]:
+    """Yield the families that a scrape of `/metrics` returns, and counts of exported spans. Raises
+    the same errors as a scrape."""
+    yield from families(coordinator.report(), registry.current())
+    what = "Spans of traced requests, by result, since the exporter's start"
+    counts = CounterMetricFamily("shmserve_exporter_spans", what, labels=("result",))
+    for result in ("exported", "lost", "refused"):
+        counts.add_metric([result], getattr(spans, result))
+    yield counts
 
 
 if __name__ == "__main__":

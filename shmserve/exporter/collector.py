@@ -6,12 +6,12 @@ import enum
 import logging
 import random
 import threading
+from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 import requests
 
 from shmserve.config import Settings
-from shmserve.exporter.otlp_settings import pairs
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +28,7 @@ class Fate(enum.Enum):
 
 
 class StatusSession(requests.Session):
-    """HTTP session that keeps the status of the last response; 0: no response, None: no
-    request."""
+    """HTTP session with the last response's status; 0: no response, None: no request."""
 
     status: int | None = None
 
@@ -73,8 +72,7 @@ class Collector(Generic[Payload]):
         self._fate = Fate.TAKEN
 
     def send(self, payload: Payload) -> Fate:
-        """Export a payload, and retry until the collector takes or refuses the payload, or `stop`
-        is set."""
+        """Export a payload; retry until the collector takes or refuses, or `stop` is set."""
         pause_s = _FIRST_PAUSE_S
         while (fate := self.try_once(payload)) is Fate.AWAY:
             if self._stop.wait(pause_s * random.uniform(0.8, 1.2)):
@@ -83,8 +81,7 @@ class Collector(Generic[Payload]):
         return fate
 
     def try_once(self, payload: Payload) -> Fate:
-        """Export a payload without retries beyond the exporter's timeout. For payloads that are
-        soon replaced by newer values."""
+        """Export a payload without retries. For payloads with newer values soon."""
         self._session.forget()
         try:
             self._exporter.export(payload)
@@ -108,3 +105,9 @@ class Collector(Generic[Payload]):
             reason = "the collector was not asked" if status is None else f"status {status}"
             reason = reason if status != 0 else "no answer"
             _log.warning("the collector does not take %s: %s (otlp_endpoint)", self._what, reason)
+
+
+def pairs(texts: Iterable[str]) -> dict[str, str]:
+    """Return texts of the form `name=value` as a mapping."""
+    parts = (text.partition("=") for text in texts)
+    return {name.strip(): value.strip() for name, _, value in parts}

@@ -35,8 +35,7 @@ class Intake:
         self._selector.register(wake_fd, selectors.EVENT_READ, None)
 
     def turn(self, limit_s: float) -> bool:
-        """Handle events for one round, waiting up to `limit_s` seconds. Return True if any event
-        came, False otherwise."""
+        """Handle the events that come within `limit_s` seconds. Return True if any event came."""
         ready = self._selector.select(limit_s)
         for key, _ in ready:
             if isinstance(key.data, Channel):

@@ -9,18 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Gauge,
-    Histogram,
-    HistogramDataPoint,
-    Metric,
-    MetricsData,
-    NumberDataPoint,
-    ResourceMetrics,
-    ScopeMetrics,
-    Sum,
-)
+from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.resources import Resource
 from prometheus_client.core import Metric as Family
 from prometheus_client.samples import Sample
@@ -32,7 +21,7 @@ from shmserve.exporter.span_export import SCOPE
 
 _log = logging.getLogger(__name__)
 
-_CUMULATIVE = AggregationTemporality.CUMULATIVE
+_CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
 _UNITS = {"seconds": "s", "bytes": "By", "celsius": "Cel", "watts": "W", "joules": "J"}
 # The start time of counters is left unset. A restarted exporter does not know the time, and any
 # other value would look like a reset of all counters.
@@ -49,7 +38,7 @@ class MetricExport:
         self._resource = resource
         self._collect = collect
         self._stop = threading.Event()
-        self._collector: Collector[MetricsData] = Collector(
+        self._collector: Collector[sdk.MetricsData] = Collector(
             "metrics", "metrics", OTLPMetricExporter, settings, self._stop
         )
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -71,40 +60,40 @@ class MetricExport:
             except ShmserveError as ex:  # no coordinator is running now
                 _log.debug("metrics were not exported: %s", ex)
                 continue
-            scope = ScopeMetrics(SCOPE, metrics, "")
-            self._collector.try_once(MetricsData([ResourceMetrics(self._resource, [scope], "")]))
+            scope = sdk.ScopeMetrics(SCOPE, metrics, "")
+            self._collector.try_once(
+                sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
+            )
 
 
-def converted(families: Iterable[Family], now_ns: int) -> Iterator[Metric]:
-    """Yield the families as OpenTelemetry metrics under the same names, counters without
-    `_total`."""
+def converted(families: Iterable[Family], now_ns: int) -> Iterator[sdk.Metric]:
+    """Yield families as OpenTelemetry metrics by the same names, counters without `_total`."""
     for family in families:
-        data: Sum | Gauge | Histogram
+        data: sdk.Sum | sdk.Gauge | sdk.Histogram
         if family.type == "histogram":
-            data = Histogram(list(_histograms(family, now_ns)), _CUMULATIVE)
+            data = sdk.Histogram(list(_histograms(family, now_ns)), _CUMULATIVE)
         elif family.type == "counter":
             points = _numbers(family.samples, "_total", _UNKNOWN_START, now_ns)
-            data = Sum(points, _CUMULATIVE, is_monotonic=True)
+            data = sdk.Sum(points, _CUMULATIVE, is_monotonic=True)
         else:  # a gauge, or an info
-            data = Gauge(_numbers(family.samples, "", None, now_ns))
+            data = sdk.Gauge(_numbers(family.samples, "", None, now_ns))
         if data.data_points:
             unit = next((u for word, u in _UNITS.items() if family.name.endswith(f"_{word}")), "1")
-            yield Metric(family.name, family.documentation, unit, data)
+            yield sdk.Metric(family.name, family.documentation, unit, data)
 
 
 def _numbers(
     samples: Iterable[Sample], ending: str, start_ns: int | None, now_ns: int
-) -> list[NumberDataPoint]:
+) -> list[sdk.NumberDataPoint]:
     return [
-        NumberDataPoint(sample.labels, start_ns, now_ns, float(sample.value))  # type: ignore[arg-type]
+        sdk.NumberDataPoint(sample.labels, start_ns, now_ns, float(sample.value))  # type: ignore[arg-type]
         for sample in samples
         if sample.name.endswith(ending)
     ]
 
 
-def _histograms(family: Family, now_ns: int) -> Iterator[HistogramDataPoint]:
-    """Yield a data point for each set of labels. A family has cumulated counts, one sample per
-    bucket."""
+def _histograms(family: Family, now_ns: int) -> Iterator[sdk.HistogramDataPoint]:
+    """Yield a point for each set of labels. A family has cumulated counts by bucket."""
     points: dict[tuple[tuple[str, str], ...], dict[float, float]] = {}
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in family.samples:
@@ -118,7 +107,7 @@ def _histograms(family: Family, now_ns: int) -> Iterator[HistogramDataPoint]:
         bounds = sorted(cumulated)
         totals = [int(cumulated[bound]) for bound in bounds]
         counts = [after - before for before, after in zip([0, *totals], totals, strict=False)]
-        yield HistogramDataPoint(
+        yield sdk.HistogramDataPoint(
             dict(key), _UNKNOWN_START, now_ns, totals[-1], sums.get(key, 0.0), counts,
             [bound for bound in bounds if bound != math.inf], None, None,  # type: ignore[arg-type]
         )  # fmt: skip

@@ -1,11 +1,14 @@
-"""Export of spans: sends the spans of the server's processes to the collector."""
+"""Export of spans: sends the spans of the server's processes to the collector, from a bounded queue
+that is emptied in batches by number and by time."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.environment_variables import (
@@ -21,7 +24,6 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 import shmserve
 from shmserve.config import Settings
 from shmserve.exporter.collector import Collector, Fate
-from shmserve.exporter.span_queue import SpanQueue
 from shmserve.log_fields import log_fields
 from shmserve.protocol.control.span_messages import Span, Spans
 
@@ -30,6 +32,58 @@ _log = logging.getLogger(__name__)
 _MAX_NUMBER = 1_000_000  # limit for both, spans and milliseconds
 _TELL_S = 60.0  # shortest time between two log lines about losses
 SCOPE = InstrumentationScope("shmserve", shmserve.__version__)
+
+
+class SpanQueue:
+    """Bounded queue of spans. Thread-safe.
+
+    Args:
+        most: limit of queued spans; further spans are dropped.
+        batch: largest number of spans in a batch.
+        delay_s: longest wait, in seconds, for a batch to fill.
+
+    Attributes:
+        dropped: number of spans dropped because the queue was full.
+    """
+
+    def __init__(self, most: int, batch: int, delay_s: float) -> None:
+        self._most = most
+        self._batch = batch
+        self._delay_s = delay_s
+        self._changed = threading.Condition()  # guards the fields below
+        self._waiting: deque[Span] = deque()
+        self._due = 0.0
+        self._closed = False
+        self.dropped = 0
+
+    def put(self, spans: Sequence[Span]) -> None:
+        """Queue spans while there is room, and drop the rest."""
+        with self._changed:
+            room = self._most - len(self._waiting)
+            self.dropped += max(0, len(spans) - room)
+            if spans and room > 0:
+                if not self._waiting:
+                    self._due = time.monotonic() + self._delay_s
+                self._waiting.extend(spans[:room])
+                self._changed.notify_all()
+
+    def take(self) -> list[Span]:
+        """Wait for the next batch. Return an empty list once the queue is closed and empty."""
+        with self._changed:
+            while not self._closed and len(self._waiting) < self._batch:
+                remaining_s = self._due - time.monotonic() if self._waiting else None
+                if remaining_s is not None and remaining_s <= 0:
+                    break
+                self._changed.wait(remaining_s)
+            taken = [self._waiting.popleft() for _ in range(min(self._batch, len(self._waiting)))]
+            self._due = time.monotonic() + self._delay_s  # for the remaining spans
+            return taken
+
+    def close(self) -> None:
+        """Close the queue: `take` returns the remaining spans without delay."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 def queue_of_environment(environ: Mapping[str, str]) -> SpanQueue:

@@ -82,13 +82,7 @@ class _Desk:
     def __init__(self, settings: Settings, models: Cache, run_dir: str, process: str) -> None:
         self._rounds = Rounds(settings, models, lambda url: stores.Store(url, settings))
         self._threads = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="round")
-        handlers = LinkHandlers(
-            on_trim=lambda nbytes: None,
-            on_stats=lambda what: {},
-            held_bytes=lambda: 0,
-            on_message=self._take,
-        )
-        self.link = Link(run_dir, "fetcher", process, handlers)
+        self.link = Link(run_dir, "fetcher", process, LinkHandlers(on_message=self._take))
 
     def _take(self, message: FromCoordinator) -> None:
         if isinstance(message, FetchModels):

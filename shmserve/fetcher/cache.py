@@ -68,11 +68,8 @@ class Cache:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock that all changes of the cache need.
-
-        Raises:
-            DeadlineExceeded: another process holds the lock for too long.
-        """
+        """Hold the lock that all changes of the cache need. Raise DeadlineExceeded if another
+        process holds the lock for too long."""
         descriptor = _lock(self.file("lock"), time.monotonic() + _LOCK_S)
         try:
             yield
@@ -91,8 +88,7 @@ class Cache:
             os.utime(self.file(SNAPSHOTS, digest, FILES))
 
     def leased(self) -> set[str]:
-        """Return the snapshots that any service uses, and delete leases of ended services. The
-        caller holds the lock."""
+        """Return used snapshots, and delete leases of ended services. Needs the lock."""
         used: set[str] = set()
         for name in os.listdir(self.file(LEASES)):
             path = self.file(LEASES, name)
@@ -109,11 +105,8 @@ class Cache:
     @contextmanager
     def incoming(self, digest: str, until: float) -> Iterator[str]:
         """Lock a snapshot for fetching, and yield the folder to fill. Yield "" if the snapshot is
-        already complete.
-
-        Raises:
-            DeadlineExceeded: another process still holds the snapshot at `until`.
-        """
+        already complete. Raise DeadlineExceeded if another process still holds the snapshot at
+        `until`."""
         descriptor = _lock(self.file(INCOMING, f"{digest}.lock"), until)
         try:
             if self.snapshot(digest):
@@ -142,8 +135,7 @@ class Cache:
                 file.write(b"%020d" % total)
 
     def publish(self, digest: str) -> None:
-        """Turn an incoming snapshot, whose files are on the disk, into a complete one. The caller
-        holds `incoming`."""
+        """Complete an incoming snapshot: all files are on the disk. Needs `incoming`."""
         sync_folders(self.file(INCOMING, digest))
         with self.locked():
             os.rename(self.file(INCOMING, digest), self.file(SNAPSHOTS, digest))
@@ -162,29 +154,20 @@ class Cache:
             if digest != but and name.endswith(".lock"):
                 incoming_sizes: dict[int, int] = {}
                 _add_files(self.file(INCOMING, digest), incoming_sizes)
-                claimed += max(0, self._claimed(digest) - sum(incoming_sizes.values()))
+                claimed += max(0, (self._claimed(digest) or 0) - sum(incoming_sizes.values()))
                 seen |= incoming_sizes
         for path in kept:
             info = os.lstat(path)
             seen[info.st_ino] = info.st_size
         return sum(seen.values()) + claimed
 
-    def _claimed(self, digest: str) -> int:
-        """Return the final size of an unfinished snapshot in bytes; 0 if no process is fetching
-        the snapshot."""
+    def _claimed(self, digest: str) -> int | None:
+        """Return an unfinished snapshot's final bytes; None if no process is fetching."""
         try:
             with open(self.file(INCOMING, f"{digest}.lock"), "rb") as file:
-                return 0 if _try_lock(file.fileno()) else int(file.read() or b"0")
+                return None if _try_lock(file.fileno()) else int(file.read() or b"0")
         except FileNotFoundError:  # the snapshot was completed meanwhile
             return 0
-
-    def _leftover(self, digest: str) -> bool:
-        """Return True if no process is fetching an unfinished snapshot, False if a process is."""
-        try:
-            with open(self.file(INCOMING, f"{digest}.lock"), "rb") as file:
-                return _try_lock(file.fileno())
-        except FileNotFoundError:
-            return False
 
     def _make_room(self, nbytes: int, digest: str, kept: Collection[str]) -> None:
         self._empty_doomed()
@@ -204,11 +187,10 @@ class Cache:
         return disk.f_bavail * disk.f_frsize < nbytes
 
     def _least_used(self, used: set[str], own: str) -> str:
-        """Return what to remove next: a leftover, else the least recently used snapshot; "":
-        nothing is unused."""
+        """Return what to remove next: a leftover, else the least recently used; "": all is used."""
         for name in os.listdir(self.file(INCOMING)):
             digest = name.removesuffix(".lock")
-            if name.endswith(".lock") and digest != own and self._leftover(digest):
+            if name.endswith(".lock") and digest != own and self._claimed(digest) is None:
                 return os.path.join(INCOMING, digest)
         ages = {}
         for digest in set(os.listdir(self.file(SNAPSHOTS))) - used:
@@ -298,8 +280,7 @@ def _lock(path: str, until: float) -> int:
 
 
 def _is_named(descriptor: int, path: str) -> bool:
-    """Return True if the locked file is still at `path`, False if the file was removed before it
-    was locked."""
+    """Return False if the file was removed from `path` before the lock was taken."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

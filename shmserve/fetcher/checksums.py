@@ -42,8 +42,7 @@ def mark_of(scheme: str, info: Mapping[str, Any]) -> str:
 
 
 def proves(mark: str) -> bool:
-    """Return True if the mark depends on the content alone, so that a file can be checked against
-    the mark."""
+    """Return True if the mark depends on the content alone, so a check is possible."""
     return mark.partition(":")[0] in ("sha256", "md5", "git")
 
 

@@ -29,10 +29,11 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class FileSource(Protocol):
-    """Source of files: a `stores.Store`."""
+    """Source of files: a `stores.Store`. `models` and `fetch` raise ShmserveError on failure."""
 
     @property
     def url(self) -> str: ...
+    def models(self) -> dict[str, RemoteModel]: ...
     def fetch(self, file: RemoteFile, path: str, until: float) -> None: ...
 
 
@@ -49,18 +50,6 @@ class SnapshotFiles(Struct, frozen=True):
     steps: tuple[str, ...] = ()
 
 
-class FetchLimits(Struct, frozen=True):
-    """Limits of a fetch.
-
-    Attributes:
-        transfers: concurrent transfers.
-        seconds: time for a model.
-    """
-
-    transfers: int
-    seconds: float
-
-
 _decode = json_decoder(SnapshotFiles)
 
 
@@ -75,26 +64,33 @@ def files_of(cache: Cache, digest: str) -> SnapshotFiles | None:
 
 
 def fetch(
-    store: FileSource, cache: Cache, model: RemoteModel, earlier: str, limits: FetchLimits
+    store: FileSource,
+    cache: Cache,
+    model: RemoteModel,
+    earlier: str,
+    transfers: int,
+    limit_s: float,
 ) -> str:
     """Fetch the files that `model` lists into the cache, unless already there, and return the
     snapshot's digest.
 
     Args:
         earlier: digest of a snapshot that may have some of the files.
+        transfers: largest number of concurrent transfers.
+        limit_s: longest time for the model, in seconds.
 
     Raises:
         ShmserveError: the fetch failed; the message gives the reason. Earlier snapshots are
             untouched, and received files are kept for the next attempt.
     """
-    until = time.monotonic() + limits.seconds
+    until = time.monotonic() + limit_s
     if model.problem:
         raise ConfigError(model.problem)
     digest = model.digest(store.url)
     if not cache.snapshot(digest):
         with cache.incoming(digest, until) as folder:
             if folder:
-                _fill(_Filling(store, cache, model, earlier, limits, folder, digest, until))
+                _fill(_Filling(store, cache, model, earlier, transfers, folder, digest, until))
     return digest
 
 
@@ -105,7 +101,7 @@ class _Filling(Struct, frozen=True):
     cache: Cache
     model: RemoteModel
     earlier: str
-    limits: FetchLimits
+    transfers: int
     folder: str
     digest: str
     until: float
@@ -165,7 +161,7 @@ def _has_earlier(filling: _Filling, file: RemoteFile, known: dict[str, RemoteFil
 
 def _get_all(filling: _Filling, files: Iterable[RemoteFile]) -> None:
     """Fetch all files. After the first failure, start no further transfers."""
-    pool = ThreadPoolExecutor(filling.limits.transfers, thread_name_prefix="transfer")
+    pool = ThreadPoolExecutor(filling.transfers, thread_name_prefix="transfer")
     try:
         running: list[Future[None]] = [pool.submit(_get, filling, file) for file in files]
         for future in running:

@@ -64,11 +64,8 @@ class RemoteModel(Struct, frozen=True):
 
 
 def from_index(data: bytes) -> list[tuple[str, RemoteFile]]:
-    """Return the files of an index, each with its path below the repository.
-
-    Raises:
-        ConfigError: `data` is no index, or has another version.
-    """
+    """Return the files of an index, each with its path below the repository. Raise ConfigError if
+    `data` is no index, or has another version."""
     listed: list[tuple[str, RemoteFile]] = []
     for name, files in remote_index.read(data).models.items():
         listed.append((f"{name}/", RemoteFile("", 0, "")))  # a model without files counts, too
@@ -79,12 +76,8 @@ def from_index(data: bytes) -> list[tuple[str, RemoteFile]]:
 
 
 def models(listed: Iterable[tuple[str, RemoteFile]]) -> dict[str, RemoteModel]:
-    """Return the models of a listing by name. Each folder is a model, except for hidden and
-    ignored folders.
-
-    Raises:
-        ConfigError: the listing exceeds the limits.
-    """
+    """Return the models of a listing by name. Each folder is a model, except for hidden and ignored
+    folders. Raise ConfigError if the listing exceeds the limits."""
     files_by_model: dict[str, list[RemoteFile]] = {}
     for number, (path, file) in enumerate(listed):
         if number >= MOST_LISTED:
@@ -93,15 +86,11 @@ def models(listed: Iterable[tuple[str, RemoteFile]]) -> dict[str, RemoteModel]:
         if not slash or not name or name.startswith(".") or name in IGNORED:
             continue
         of_model = files_by_model.setdefault(name, [])
-        if rest and not _ignored(rest):
+        if rest and not any(part in IGNORED for part in rest.split("/")):
             of_model.append(RemoteFile(rest, file.size, file.mark, file.key))
     if len(files_by_model) > MOST_MODELS:
         raise ConfigError(f"it has more than {MOST_MODELS} models")
     return {printable(name): _checked(name, files) for name, files in files_by_model.items()}
-
-
-def _ignored(path: str) -> bool:
-    return any(part in IGNORED for part in path.split("/"))
 
 
 def _checked(name: str, files: list[RemoteFile]) -> RemoteModel:
@@ -114,8 +103,7 @@ def _checked(name: str, files: list[RemoteFile]) -> RemoteModel:
 
 
 def _without_markers(files: list[RemoteFile]) -> list[RemoteFile]:
-    """Drop folders that contain files: folders are created with their files, so only empty folders
-    count."""
+    """Drop folders with files: only empty folders count, as files bring folders along."""
     parents: set[str] = set()
     for file in files:
         parts = file.path.rstrip("/").split("/")

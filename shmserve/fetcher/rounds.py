@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -17,19 +16,13 @@ from shmserve.errors import ShmserveError
 from shmserve.fetcher import cache as caches
 from shmserve.fetcher import model_fetch, remote_files
 from shmserve.fetcher.cache import Cache
-from shmserve.fetcher.model_fetch import FetchLimits, FileSource
+from shmserve.fetcher.model_fetch import FileSource
 from shmserve.fetcher.remote_files import RemoteModel
 from shmserve.log_fields import log_fields
 from shmserve.repository import catalog
 from shmserve.repository.catalog import Catalog, CatalogEntry
 
 _log = logging.getLogger(__name__)
-
-
-class ListedSource(FileSource, Protocol):
-    """Store that can also be listed: `models` raises ShmserveError on failure."""
-
-    def models(self) -> dict[str, RemoteModel]: ...
 
 
 class RoundOutcome(Struct, frozen=True):
@@ -52,7 +45,7 @@ class Rounds:
     """
 
     def __init__(
-        self, settings: Settings, cache: Cache, opened: Callable[[str], ListedSource]
+        self, settings: Settings, cache: Cache, opened: Callable[[str], FileSource]
     ) -> None:
         paths = model_places.repository_paths(settings)
         self._remote = [
@@ -60,10 +53,10 @@ class Rounds:
             for url, path in zip(settings.model_repository, paths, strict=True)
             if model_places.is_remote(url)
         ]
-        self._limits = FetchLimits(settings.repository_transfers, settings.repository_timeout_s)
+        self._limits = settings.repository_transfers, settings.repository_timeout_s
         self._cache = cache
         self._opened = opened
-        self._stores: dict[str, ListedSource] = {}
+        self._stores: dict[str, FileSource] = {}
         self._lock = threading.Lock()  # guards the fields below
         self._used: set[str] = set()  # snapshots requested or in use in the previous round
         self._using: set[str] = set()  # and in this round
@@ -121,7 +114,7 @@ class Rounds:
         try:
             digest = model.digest(url)
             self._use_also(digest)
-            model_fetch.fetch(self._store(url), self._cache, model, entry.snapshot, self._limits)
+            model_fetch.fetch(self._store(url), self._cache, model, entry.snapshot, *self._limits)
         except (ShmserveError, OSError) as ex:
             reason = ex.message if isinstance(ex, ShmserveError) else _of_disk(ex)
             is_cached = self._cache.snapshot(entry.snapshot)
@@ -156,7 +149,7 @@ class Rounds:
         is_usable = not entry.snapshot or self._cache.snapshot(entry.snapshot)
         return entry if is_usable else CatalogEntry("", entry.problem)
 
-    def _store(self, url: str) -> ListedSource:
+    def _store(self, url: str) -> FileSource:
         with self._lock:
             if url not in self._stores:
                 self._stores[url] = self._opened(url)
@@ -185,15 +178,12 @@ class Rounds:
     # ---------------------------------------------------------------------- log
 
     def _tell(self, url: str, problems: dict[str, str]) -> None:
-        """Log each problem once, and log when the last one is gone. The name "" stands for the
-        whole repository."""
+        """Log each problem once, and the end of all. "" stands for the whole repository."""
         with self._lock:
             before = self._told.get(url, {})
             for name, why in problems.items():
                 if before.get(name) != why:
-                    about = log_fields(reason=why)
-                    if name:
-                        about = log_fields(model=name, reason=why)
+                    about = log_fields(model=name, reason=why) if name else log_fields(reason=why)
                     _log.error("not fetched: %s", url, extra=about)
             if before and not problems:
                 _log.info("fetched again: %s", url)

@@ -81,11 +81,8 @@ class Store:
         self._root = self._root.rstrip("/")
 
     def models(self) -> dict[str, RemoteModel]:
-        """List the repository and return its models by name.
-
-        Raises:
-            ShmserveError: the listing failed; the message names the repository and the reason.
-        """
+        """List the repository and return its models by name. Raise ShmserveError if the listing
+        failed; the message names the repository and the reason."""
         try:
             found = remote_files.models(self._listed())
         except ConfigError as ex:
@@ -98,11 +95,8 @@ class Store:
 
     def fetch(self, file: RemoteFile, path: str, until: float) -> None:
         """Write a file to `path`, exactly as listed. `until` is the deadline (`time.monotonic`).
-
-        Raises:
-            ShmserveError: the transfer failed, or the content differs from the listing. Received
-                data stays at `path`.
-        """
+        Raise ShmserveError if the transfer failed, or the content differs from the listing.
+        Received data stays at `path`."""
         try:
             self._transfer(file.key, path, _Progress(file.size, until, self._silence_s))
         except Exception as ex:
@@ -159,8 +153,7 @@ class Store:
             self._fs.get_file(key, path, callback=progress)
 
     def _is_encrypted(self, file: RemoteFile) -> bool:
-        """Return True if S3's encryption of the object explains an entity tag that is not the
-        content's MD5."""
+        """Return True if S3's encryption explains an entity tag that is not the content's MD5."""
         if self._scheme != "s3" or not file.mark.startswith("md5:"):
             return False
         bucket, key, _ = self._fs.split_path(file.key)

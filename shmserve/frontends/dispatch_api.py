@@ -1,6 +1,6 @@
 """Dispatch API: the protocols by which frontends use `shmserve.dispatch`.
 
-The protocols let frontends be tested with `shmserve.testing.fake_dispatch`, without shared memory
+The protocols let frontends be tested with `tests.fake_dispatch`, without shared memory
 or processes. `shmserve.dispatch.Dispatcher` is the real implementation.
 """
 

@@ -83,8 +83,7 @@ def start(run_dir: str, process: str) -> None:
 
 
 def follow(take: Callable[[RecordedEvent], None]) -> None:
-    """From now on, also pass each event of this process to `take`, without joining repeated
-    events."""
+    """From now on, also pass each event of this process to `take`, repeated ones as well."""
     global _follow
     _follow = take
 
@@ -170,8 +169,7 @@ def _sweep(folder: str) -> None:
 
 
 def _is_written(path: str) -> bool:
-    """Return False if the ring's writer has ended. Without a descriptor to look with, return
-    True."""
+    """Return False if the ring's writer has ended, True without a descriptor to look with."""
     try:
         with open(path, "rb") as file:
             try:

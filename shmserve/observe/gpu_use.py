@@ -66,8 +66,7 @@ class GpuUse:
         self._silent = reports is None
 
     def _look(self, now: float) -> frozenset[str] | None:
-        """Return the uuids of the visible GPUs as last known, or None without any answer so
-        far."""
+        """Return the visible GPUs' uuids as last known; None without any answer so far."""
         if now >= self._look_at:
             seen = visible_uuids()
             if seen is not None:

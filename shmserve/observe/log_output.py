@@ -67,8 +67,7 @@ class _Output:
         return stream  # type: ignore[return-value]  # it is a TextIO in all that counts
 
     def _writer(self, fd: int, line: Callable[[str], str]) -> LogWriter:
-        """Return the writer of a file. Streams to one file share the writer, so lines keep their
-        order."""
+        """Return a file's writer. Streams to one file share it, so lines keep their order."""
         for other, writer in self.writers.items():
             if os.path.samestat(os.fstat(fd), os.fstat(other)):
                 return writer

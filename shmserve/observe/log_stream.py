@@ -74,8 +74,7 @@ class LogStream(io.TextIOBase):
         return getattr(self._below, name)  # for attributes such as errors and reconfigure
 
     def _forked(self) -> None:
-        """Begin anew in a fork: another thread may have held the lock; the parent ends the
-        line."""
+        """Begin anew in a fork: a thread may have held the lock; the parent ends the line."""
         self._lock = threading.RLock()
         self._begun = ""
 

@@ -89,8 +89,7 @@ class _Line(logging.Formatter):
     def line(
         self, moment: float, level: str, logger: str, message: str, more: dict[str, object]
     ) -> str:
-        """Return a JSON object. Keys of `more` that the object has already get the prefix
-        `other_`."""
+        """Return a JSON object. Keys of `more` that the object has get the prefix `other_`."""
         own = {
             "time": iso_time(moment),
             "level": level.lower(),
@@ -137,18 +136,13 @@ def setup(who: str, level: str, line_format: str = "default", forks: bool = Fals
         logging.getLogger(name).setLevel(logging.INFO)
     if not _filter.final:
         _filter.use(initial_log(level, line_format), final=False)
-    _install()
+    adopt()
 
 
 def apply(settings: LogSettings) -> None:
     """Log by these settings from now on."""
     _filter.use(settings, final=True)
-    _install()
-
-
-def adopt() -> None:
-    """Set up handlers added since `setup`."""
-    _install()
+    adopt()
 
 
 def printed(text: str) -> str:
@@ -156,8 +150,8 @@ def printed(text: str) -> str:
     return _line.printed(text)
 
 
-def _install() -> None:
-    """Set filter and formatter on every handler."""
+def adopt() -> None:
+    """Set filter and formatter on every handler, also on handlers added since `setup`."""
     for handler in logging.getLogger(_ACCESS).handlers:
         handler.setFormatter(_line)  # no filter: the setting `access_log` alone switches this log
     for name in ("", *_LIBRARIES):

@@ -30,8 +30,7 @@ class LineRate:
         self._lock = threading.Lock()
 
     def take(self) -> int | None:
-        """Return how many lines were dropped since the last allowed line, or None to drop this
-        line."""
+        """Return the lines dropped since the last allowed one, or None to drop this line."""
         with self._lock:
             now = self._now()
             self._allowance = min(self._per_s, self._allowance + (now - self._at) * self._per_s)
@@ -45,8 +44,7 @@ class LineRate:
 
 
 class ModelOutput(LogStream):
-    """Replacement of `sys.stdout` or `sys.stderr`: names the instance in each line, limits the
-    rate."""
+    """`sys.stdout` or `sys.stderr` with the instance in each line, and a limited rate."""
 
     def __init__(self, below: TextIO, rate: LineRate) -> None:
         super().__init__(below)

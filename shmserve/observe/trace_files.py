@@ -31,10 +31,7 @@ MAX_FILES = 1000  # entries for further files are lost
 
 def begin(settings: Settings) -> None:
     """Empty the trace file and remove the numbered files of an earlier service, as Triton does.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    Raise ConfigError if the file cannot be written."""
     path = settings.trace_file
     if not path:
         return

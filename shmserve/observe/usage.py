@@ -16,6 +16,7 @@ class Usage(NamedTuple):
     Attributes:
         cpu_s: processor time since the start of the process, in seconds.
         private: bytes of private memory, without shared memory (arenas, regions, libraries).
+        resident: bytes of all memory.
         started: start time, in clock ticks since boot; pid and start time identify a process for
             good.
         sleeps: True if the process waits, False if it runs or was stopped.
@@ -23,6 +24,7 @@ class Usage(NamedTuple):
 
     cpu_s: float
     private: int
+    resident: int
     started: int
     sleeps: bool
 
@@ -33,8 +35,8 @@ def of_process(pid: int) -> Usage | None:
         fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         _, resident, shared, *_ = _read(f"/proc/{pid}/statm").split()
         cpu = int(fields[11]) + int(fields[12])
-        private = (int(resident) - int(shared)) * _PAGE
-        return Usage(cpu / _TICKS, private, int(fields[19]), fields[0] == b"S")
+        private, whole = (int(resident) - int(shared)) * _PAGE, int(resident) * _PAGE
+        return Usage(cpu / _TICKS, private, whole, int(fields[19]), fields[0] == b"S")
     except (OSError, ValueError, IndexError):
         return None
 

@@ -4,9 +4,17 @@
 configuration, labels and the presence of model files. Executors load the models.
 """
 
-from shmserve.repository.fingerprint import fingerprint, survey
 from shmserve.repository.model_folder import ModelFolder, read_folder, read_labels
-from shmserve.repository.scan import ScanResult, find, locate, names, pending, scan
+from shmserve.repository.scan import (
+    ScanResult,
+    find,
+    fingerprint,
+    locate,
+    names,
+    pending,
+    scan,
+    survey,
+)
 
 __all__ = [
     "ModelFolder", "ScanResult", "find", "fingerprint", "locate", "names", "pending",

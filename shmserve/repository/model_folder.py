@@ -190,11 +190,8 @@ def _labels(directory: str, name: str, output: str, file: str) -> tuple[str, ...
 
 
 def _groups_of(config: ModelConfig, kind: BackendKind) -> tuple[InstanceGroup, ...]:
-    """Return a configuration's groups on this host's devices.
-
-    Raises:
-        ConfigError: a device is missing, or software that the backend needs for the device.
-    """
+    """Return a configuration's groups on this host's devices. Raise ConfigError if a device is
+    missing, or software that the backend needs for the device."""
     visible = len(gpus.visible_devices())
     cupy = util.find_spec("cupy") is not None  # only executors import CuPy
     return instance_groups.placed(config.instance_groups, config.name, kind, visible, cupy)

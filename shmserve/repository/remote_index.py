@@ -34,11 +34,7 @@ _decode = json_decoder(RemoteIndex)
 
 
 def read(data: bytes) -> RemoteIndex:
-    """Return the index.
-
-    Raises:
-        ConfigError: the data is not an index, or has another version.
-    """
+    """Return the index. Raise ConfigError if the data is not an index, or has another version."""
     try:
         index: RemoteIndex = _decode(data)
     except UnreadableMessage:

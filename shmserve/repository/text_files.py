@@ -30,11 +30,8 @@ def is_inside(path: str, folder: str) -> bool:
 
 
 def read_text(path: str, limit: int, what: str) -> str:
-    """Return the text of a regular file of at most `limit` bytes.
-
-    Raises:
-        ConfigError: the file is unreadable, too large or not UTF-8; the text begins with `what`.
-    """
+    """Return the text of a regular file of at most `limit` bytes. Raise ConfigError if the file is
+    unreadable, too large or not UTF-8; the text begins with `what`."""
     try:
         # O_NONBLOCK: opening a FIFO must not block the coordinator.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from shmserve.settings.field_kinds import From, KeysFrom, NonNegative, Origin, Positive
+from shmserve.settings import field_kinds as kind
 from shmserve.settings.request_limits import DeadlineSettings
 
 
@@ -24,7 +24,7 @@ class ClientMemorySettings(DeadlineSettings, frozen=True):
         bool, "true: remote callers count as the server's own user"
     ] = False
     client_shm_allowed_uids: Annotated[
-        tuple[NonNegative, ...], "ids of users who may register objects of other users"
+        tuple[kind.NonNegative, ...], "ids of users who may register objects of other users"
     ] = ()
     client_shm_reap_dead_owners: Annotated[
         bool,
@@ -37,14 +37,14 @@ class ClientMemorySettings(DeadlineSettings, frozen=True):
         "([client.md](client.md))",
     ] = ""
     max_lanes: Annotated[
-        NonNegative,
+        kind.NonNegative,
         "lanes, the channels of local programs to one instance "
         "([how](shared_memory.md#lanes)); one user has at most `max_caller_share` of them. 0:"
         " no lanes",
     ] = 64
-    client_shm_max_regions: Annotated[Positive, "largest number of regions of one user"] = 1024
+    client_shm_max_regions: Annotated[kind.Positive, "largest number of regions of one user"] = 1024
     client_shm_max_total_bytes: Annotated[
-        Positive,
+        kind.Positive,
         "largest size of all regions of one user together; one region has at most 1 TiB",
     ] = 1 << 42
 
@@ -61,17 +61,17 @@ class AccessSettings(ClientMemorySettings, frozen=True):
         "else any host ([security.md](security.md))",
     ] = ()
     allowed_origins: Annotated[
-        tuple[Origin, ...],
+        tuple[kind.Origin, ...],
         "origins, such as `https://tool.example`, whose web pages may do the same as programs",
     ] = ()
     state_changes_from: Annotated[
-        From,
+        kind.From,
         "callers who may load and unload models by name, set logs and traces, and set GRPS "
         "online and offline: `owner` (the server's user and root), `local` (any user of the "
         "host) or `anyone`",
     ] = "anyone"
     model_files_from: Annotated[
-        From,
+        kind.From,
         "callers who may load a configuration or files that come with the request, which are "
         "code that runs as the server's user: `owner`, `local` or `anyone`",
     ] = "owner"
@@ -86,7 +86,7 @@ class AccessSettings(ClientMemorySettings, frozen=True):
         "new` adds to it ([keys.md](keys.md#keys))",
     ] = ""
     keys_required_from: Annotated[
-        KeysFrom,
+        kind.KeysFrom,
         "callers who need a key for all but health, with `keys_file`: `remote` callers; "
         "`local`: also other users of the host; `anyone`: also the server's user and root; "
         "`nobody`: keys only allow more",

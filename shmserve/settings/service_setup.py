@@ -6,25 +6,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from shmserve.settings.field_kinds import (
-    MIB,
-    FileMode,
-    HeaderPair,
-    HostRule,
-    Names,
-    NonNegative,
-    Positive,
-    RepositoryPath,
-    Seconds,
-    TcpAddress,
-)
+from shmserve.settings import field_kinds as kind
 
 
 class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What is served"""
 
     model_repository: Annotated[
-        tuple[RepositoryPath, ...],
+        tuple[kind.RepositoryPath, ...],
         "folders of models; addresses of stores: `s3://`, `gs://`, `az://`, `hf://`, "
         "`http(s)://` ([how](remote_models.md)); or `NAME=PATH`: the folder of one model, "
         "with or without version folders, served as NAME",
@@ -40,7 +29,7 @@ class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):
         "models to load at the start with `model_control` `explicit`; `*`: all models",
     ] = ()
     poll_interval_s: Annotated[
-        Seconds, "time between two scans of the repository, with `model_control` `poll`"
+        kind.Seconds, "time between two scans of the repository, with `model_control` `poll`"
     ] = 15.0
     repository_cache_dir: Annotated[
         str,
@@ -49,35 +38,35 @@ class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):
         " may share the folder",
     ] = ""
     repository_cache_bytes: Annotated[
-        Positive, "size limit of the cache, for all services that share the folder"
-    ] = 64 * 1024 * MIB
-    repository_timeout_s: Annotated[Seconds, "time limit for fetching one model"] = 3600.0
+        kind.Positive, "size limit of the cache, for all services that share the folder"
+    ] = 64 * 1024 * kind.MIB
+    repository_timeout_s: Annotated[kind.Seconds, "time limit for fetching one model"] = 3600.0
     repository_silence_s: Annotated[
-        Seconds,
+        kind.Seconds,
         "longest silence of a transfer, and longest time for listing a repository",
     ] = 30.0
     repository_transfers: Annotated[
         Annotated[int, Meta(ge=1, le=64)], "files of one model to fetch at a time"
     ] = 4
     repository_http_headers: Annotated[
-        tuple[HeaderPair, ...],
+        tuple[kind.HeaderPair, ...],
         "header fields of each request to an `http(s)://` repository, such as "
         "`Authorization=Bearer …`; `shmserve settings` never shows them, and no redirect takes "
         "them to another origin",
     ] = ()
     host_policies: Annotated[
-        dict[str, Annotated[tuple[HostRule, ...], Meta(min_length=1)]],
+        dict[str, Annotated[tuple[kind.HostRule, ...], Meta(min_length=1)]],
         "rules for cores and memory, by the name in `instance_group.host_policy`; instances "
         "without a policy use `cpu` or `gpu_0` and so on, if these exist: "
         '`SHMSERVE_HOST_POLICIES="cpu=cpu-cores=0-3;far=numa-node=1"`, or a TOML table of '
         "lists ([how](model_config.md#host-policies))",
     ] = {}
     max_override_bytes: Annotated[
-        NonNegative,
+        kind.NonNegative,
         "largest total size of the files that come with one request to load a model",
-    ] = 64 * MIB
+    ] = 64 * kind.MIB
     ready_requires: Annotated[
-        Names,
+        kind.Names,
         "models that must serve before the server is ready: `all` models that should be "
         "loaded, `any` model, or a list of names",
     ] = ("all",)
@@ -85,7 +74,7 @@ class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):
         str, "name in the server metadata (some Triton examples insist on `triton`)"
     ] = "shmserve"
     pipelines: Annotated[
-        dict[str, Names],
+        dict[str, kind.Names],
         "chains of models, each with a name of its own: "
         '`SHMSERVE_PIPELINES="pipe=preprocess,classify"`, or a TOML table of lists (also as '
         "`grps_pipelines`) ([how](grps.md#pipelines)). Triton's ensembles need no setting",
@@ -100,7 +89,7 @@ class ListeningSettings(ServingSettings, frozen=True):
         "addresses for HTTP, also `unix:PATH`. If another process has an address of "
         "`http_bind` or `grpc_bind`, the server does not start, and names that process",
     ] = ("127.0.0.1:8000",)
-    http_workers: Annotated[Positive, "number of HTTP worker processes"] = 2
+    http_workers: Annotated[kind.Positive, "number of HTTP worker processes"] = 2
     http_tls_cert: Annotated[
         str,
         "PEM file with the certificate for HTTP's TCP addresses; needs `http_tls_key`. The "
@@ -115,10 +104,10 @@ class ListeningSettings(ServingSettings, frozen=True):
         "addresses for gRPC, also `unix:PATH`. Only the first gRPC process serves Unix sockets",
     ] = ("127.0.0.1:8001",)
     grpc_processes: Annotated[
-        NonNegative,
+        kind.NonNegative,
         "number of gRPC processes, which share the addresses (SO_REUSEPORT); 0: no gRPC",
     ] = 1
-    grpc_socket_mode: Annotated[FileMode, "mode of gRPC's Unix sockets"] = "0600"
+    grpc_socket_mode: Annotated[kind.FileMode, "mode of gRPC's Unix sockets"] = "0600"
     grpc_tls_cert: Annotated[
         str,
         "PEM file with the certificate for gRPC's TCP addresses; needs `grpc_tls_key`. The "
@@ -134,7 +123,7 @@ class ListeningSettings(ServingSettings, frozen=True):
     ] = "none"
     grpc_reflection: Annotated[bool, "server reflection, for tools like grpcurl"] = True
     metrics_bind: Annotated[
-        tuple[TcpAddress, ...],
+        tuple[kind.TcpAddress, ...],
         "TCP addresses, such as `127.0.0.1:8002`, for `/metrics` alone; `http_bind` then has "
         "no `/metrics`. Not allowed together with HTTP sockets that systemd passes",
     ] = ()
@@ -145,7 +134,7 @@ class ListeningSettings(ServingSettings, frozen=True):
         "([reload.md](reload.md#a-new-version-of-the-server))",
     ] = "workers"
     agent_bind: Annotated[
-        tuple[TcpAddress, ...],
+        tuple[kind.TcpAddress, ...],
         "TCP addresses, such as `10.0.0.5:8009`, for HAProxy's agent check: whoever connects "
         "reads how much of this host is free ([how](load_balancing.md#the-weight))",
     ] = ()
@@ -160,22 +149,22 @@ class MemorySettings(ListeningSettings, frozen=True):
     """Memory"""
 
     pool_bytes: Annotated[
-        NonNegative,
+        kind.NonNegative,
         "limit of all shared memory of the service; 0: half of `/dev/shm`. Requests that need"
         " more get 503. With less than 1 MiB per process the service is not ready",
     ] = 0
     arena_bytes: Annotated[
-        Annotated[int, Meta(ge=1 * MIB)],
+        Annotated[int, Meta(ge=1 * kind.MIB)],
         "size of the first shared segment of each process; executors on the CPU begin with 1 MiB",
-    ] = 32 * MIB
+    ] = 32 * kind.MIB
     response_cache_bytes: Annotated[
-        NonNegative,
+        kind.NonNegative,
         "limit of each frontend process for kept answers of models with `response_cache`; "
         "each answer counts 1 KiB more than its size. The memory is part of the pool. 0: no "
         "cache",
     ] = 0
     segment_idle_s: Annotated[
-        Seconds,
+        kind.Seconds,
         "idle time after which a process gives back an extra segment; gRPC processes also "
         "give back unused heap this often",
     ] = 30.0

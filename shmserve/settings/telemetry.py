@@ -6,15 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from shmserve.settings import field_kinds as kind
 from shmserve.settings.caller_rights import AccessSettings
-from shmserve.settings.field_kinds import (
-    HeaderPair,
-    NonNegative,
-    Pair,
-    Seconds,
-    SecondsOrNone,
-    Url,
-)
 
 
 class TelemetrySettings(AccessSettings, frozen=True):
@@ -55,7 +48,7 @@ class TelemetrySettings(AccessSettings, frozen=True):
         "([statistics.md](statistics.md#traces))",
     ] = ("OFF",)
     trace_rate: Annotated[
-        NonNegative,
+        kind.NonNegative,
         "N: trace one of N requests; 0, with `trace_mode` `opentelemetry`: only requests "
         "whose client asks",
     ] = 1000
@@ -74,26 +67,26 @@ class TelemetrySettings(AccessSettings, frozen=True):
         "`<trace_file>.<n>`. Without a file traces are lines of the log",
     ] = ""
     trace_log_frequency: Annotated[
-        NonNegative, "number of traces in each file `<trace_file>.<n>`; 0: all in one file"
+        kind.NonNegative, "number of traces in each file `<trace_file>.<n>`; 0: all in one file"
     ] = 0
     otlp_endpoint: Annotated[
-        Url,
+        kind.Url,
         "address of an OpenTelemetry collector that takes OTLP over HTTP; the server appends "
         "`/v1/traces` and `/v1/metrics`",
     ] = "http://127.0.0.1:4318"
     otlp_headers: Annotated[
-        tuple[HeaderPair, ...],
+        tuple[kind.HeaderPair, ...],
         "header fields of each request to the collector, such as its key, as `name=value`; in"
         " the environment separated by `,`",
     ] = ()
-    otlp_timeout_s: Annotated[Seconds, "time for one export, with all attempts"] = 10.0
+    otlp_timeout_s: Annotated[kind.Seconds, "time for one export, with all attempts"] = 10.0
     otlp_service_name: Annotated[str, "`service.name` of all exported spans and metrics"] = (
         "shmserve"
     )
     otlp_resource: Annotated[
-        tuple[Pair, ...], "further attributes of the exported resource, as `name=value`"
+        tuple[kind.Pair, ...], "further attributes of the exported resource, as `name=value`"
     ] = ()
     otlp_metrics_interval_s: Annotated[
-        SecondsOrNone,
+        kind.SecondsOrNone,
         "time between two exports of the numbers of `/metrics` (extra `otlp`); 0: no export",
     ] = 0.0

@@ -10,41 +10,22 @@ from functools import partial
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="shmserve.supervisor")
-    parser.add_argument("--process-id", required=True)
-    parser.add_argument("--master-fd", type=int, required=True)
-    parser.add_argument("--lock-fd", type=int, required=True)
-    parser.add_argument(
-        "--log-fd", type=int, default=-1, help="descriptor on which the master sends its log lines"
-    )
-    parser.add_argument("--grpc-fds", type=int, nargs="*", default=[])
-    parser.add_argument(
-        "--report-fd",
-        type=int,
-        default=-1,
-        help="descriptor on which the old generation waits for the result",
-    )
-    parser.add_argument(
-        "--patient-until",
-        type=float,
-        default=0.0,
-        help="monotonic time until which clients wait for models",
-    )
-    parser.add_argument(
-        "--stored", nargs="*", default=[], help="NAME=FD of each descriptor that systemd has kept"
-    )
-    parser.add_argument("--notify-socket", default="")
-    parser.add_argument("--watchdog-usec", type=int, default=0)
-    parser.add_argument(
-        "--main-is-master",
-        action="store_true",
-        help="the master is the main process, without a keeper",
-    )
-    parser.add_argument(
-        "--begun", type=float, help="monotonic time of the service's start; absent: long ago"
-    )
-    parser.add_argument("--http", nargs="*", default=[], help="addresses for the greeting")
-    parser.add_argument("--grpc", nargs="*", default=[], help="gRPC addresses for the greeting")
-    parser.add_argument("--detach", action="store_true", help="run as a process without a parent")
+    add = parser.add_argument
+    add("--process-id", required=True)
+    add("--master-fd", type=int, required=True)
+    add("--lock-fd", type=int, required=True)
+    add("--log-fd", type=int, default=-1, help="the master sends its log lines there")
+    add("--grpc-fds", type=int, nargs="*", default=[])
+    add("--report-fd", type=int, default=-1, help="the old generation waits there for the result")
+    add("--patient-until", type=float, default=0.0, help="clients wait so long (monotonic time)")
+    add("--stored", nargs="*", default=[], help="NAME=FD of each descriptor that systemd has kept")
+    add("--notify-socket", default="")
+    add("--watchdog-usec", type=int, default=0)
+    add("--main-is-master", action="store_true", help="the service has no keeper")
+    add("--begun", type=float, help="monotonic time of the service's start; absent: long ago")
+    add("--http", nargs="*", default=[], help="addresses for the greeting")
+    add("--grpc", nargs="*", default=[], help="gRPC addresses for the greeting")
+    add("--detach", action="store_true", help="run as a process without a parent")
     arguments = parser.parse_args()
     if arguments.detach and os.fork():
         # The caller waits for this half only. The other half is no child of gunicorn, which must
@@ -73,19 +54,14 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.log_fd >= 0:
         log_output.receive(arguments.log_fd)
     run_dir = config.run_dir(settings)
-    fetcher = [sys.executable, "-m", "shmserve.fetcher"]
+    python = [sys.executable, "-m"]
     commands = Commands(
-        coordinator=[sys.executable, "-m", "shmserve.coordinator"],
-        executor=[sys.executable, "-m", "shmserve.executor.process"],
-        grpc=[
-            sys.executable,
-            "-m",
-            "shmserve.observe.last_words",
-            "shmserve.frontends.grpc.process",
-        ],
-        template=(sys.executable, "-m", "shmserve.executor.process.template"),
-        exporter=[sys.executable, "-m", "shmserve.exporter"] if settings.exports else None,
-        fetcher=fetcher if model_places.fetches(settings) else None,
+        coordinator=[*python, "shmserve.coordinator"],
+        executor=[*python, "shmserve.executor.process"],
+        grpc=[*python, "shmserve.observe.last_words", "shmserve.frontends.grpc.process"],
+        template=(*python, "shmserve.executor.process.template"),
+        exporter=[*python, "shmserve.exporter"] if settings.exports else None,
+        fetcher=[*python, "shmserve.fetcher"] if model_places.fetches(settings) else None,
     )
     notifier = Notifier(arguments.notify_socket)
     report = None

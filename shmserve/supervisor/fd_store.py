@@ -54,8 +54,7 @@ class FdStore(Generic[Key]):
                     os.close(fd)
 
     def hand_over(self, link: Link) -> None:
-        """Send a coordinator copies of all descriptors. The last message is empty and marked as
-        last."""
+        """Send a coordinator copies of all descriptors. The last message is empty and says so."""
         with self._lock:
             keys = list(self._fds)
             for start in range(0, len(keys), MAX_FDS):

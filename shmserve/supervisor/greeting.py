@@ -31,8 +31,7 @@ class Doors(Struct, frozen=True):
 
     @property
     def first(self) -> tuple[str, str]:
-        """Return curl's options and the beginning of the URL for HTTP; both are empty without
-        HTTP."""
+        """Return curl's options and the beginning of the URL; both are empty without HTTP."""
         for address in self.http:
             if not address.startswith("unix:"):
                 return ("-k " if address.startswith("https") else ""), _reachable(address)
@@ -42,8 +41,7 @@ class Doors(Struct, frozen=True):
 
 
 class StartReport:
-    """Report of a start, in the log. `begun`: time of the start (`time.monotonic` of any
-    process)."""
+    """Report of a start, in the log, at time `begun` (`time.monotonic` of any process)."""
 
     def __init__(self, begun: float, doors: Doors) -> None:
         self._begun = begun
@@ -101,8 +99,7 @@ def _places(devices: Sequence[str]) -> str:
 
 
 def _first_request(base: str, snapshot: Snapshot) -> str:
-    """Return curl's arguments: an inference if a model takes a short request, else the server's
-    metadata."""
+    """Return curl's arguments: a short inference if a model takes one, else metadata."""
     for (name, version), entry in sorted(snapshot.ready_entries.items()):
         if not version and entry.instances and (inputs := _inputs(entry.spec)):
             body = shlex.quote(json.dumps({"inputs": inputs}, separators=(",", ":")))

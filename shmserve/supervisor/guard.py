@@ -77,8 +77,7 @@ def _has_ended(settings: Settings, master_fd: int, look_s: float) -> bool:
 
 
 def _end_if_silent(settings: Settings, silence: Silence) -> None:
-    """Kill a supervisor that hangs or is stopped. The next turn finds it dead and starts
-    another."""
+    """Kill a supervisor that hangs or is stopped. The next turn starts another."""
     lock = launch.supervisor_lock(settings)
     seen = lock.holder(), lock.last_beat()
     if silence.seconds(seen, time.monotonic()) <= settings.watchdog_s:

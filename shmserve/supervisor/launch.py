@@ -63,7 +63,6 @@ _PREDECESSOR_S = 10.0  # time after the drain for processes of an earlier servic
 _LAUNCH_S = 15.0
 _TURN_S = 0.02
 SUPERVISOR = [sys.executable, "-m", "shmserve.supervisor"]  # command
-_REPORT_BYTES = 4096
 # Variables for the master only: by these, another process would take the master's sockets or
 # report in the master's name.
 _MASTER_ONLY = (
@@ -156,10 +155,8 @@ def prepare(settings: Settings) -> None:
     """
     for warning in _state.warnings:
         _log.warning("%s", warning)
-    for entry in settings.model_repository:
-        _, path = model_places.single_of(entry) or ("", entry)
-        if not model_places.is_remote(path) and not os.path.isdir(path):
-            raise ConfigError(f"model_repository: {path!r} is not a directory")
+    for problem in model_places.missing_folders(settings):
+        raise ConfigError(problem)
     run_dir = config.run_dir(settings)
     _state.take_passed()
     if _state.grpc_fds and not settings.grpc_processes:
@@ -227,7 +224,7 @@ def await_turn(settings: Settings, waits: Callable[[], bool]) -> None:
 def failed(message: str) -> NoReturn:
     """End a start after an error: tell the operator, and the predecessor, which serves on."""
     for fd in _state.report:
-        os.write(fd, message.encode()[:_REPORT_BYTES])
+        os.write(fd, message.encode()[: activation.REPORT_BYTES])
     sys.exit("\n".join(f"shmserve: {line}" for line in message.splitlines()))
 
 
@@ -302,8 +299,7 @@ def _wanted(
 
 
 def forked() -> None:
-    """Close the reserved addresses and the keeper's pipe in an HTTP worker: only the master needs
-    them."""
+    """Close the reserved addresses and the keeper's pipe, which only the master needs."""
     _state.let_go_of_places()
     _state.let_go_of_keeper()
 

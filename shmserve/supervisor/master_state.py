@@ -126,8 +126,7 @@ class MasterState:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def supervisor_arguments(self, load_timeout_s: float, serves: bool) -> list[str]:
-        """Return command line arguments for a supervisor. `serves`: whether the master's
-        generation serves."""
+        """Return arguments for a supervisor. `serves`: whether the master's generation serves."""
         arguments = ["--grpc-fds", *map(str, self.grpc_fds)]
         if self.report and not serves:
             arguments += ["--report-fd", str(self.report[0])]
@@ -142,6 +141,5 @@ class MasterState:
 
     @property
     def supervisor_fds(self) -> tuple[int, ...]:
-        """Return descriptors for a supervisor to inherit: those named in its arguments, and
-        clients' memory."""
+        """Return descriptors for a supervisor: named in arguments, and clients' memory."""
         return (*self.grpc_fds, *self.report, *(fd for _, fd in self.stored))

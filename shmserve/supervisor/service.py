@@ -30,14 +30,7 @@ from msgspec import Struct
 from shmserve.config import Settings, base_dir
 from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder, last_words
-from shmserve.protocol.control.link_messages import (
-    Adopt,
-    Desired,
-    Drain,
-    Forgive,
-    Instance,
-    Welcome,
-)
+from shmserve.protocol.control import link_messages as wire
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.region_messages import DropRegions, StoredRegions, StoreRegions
 from shmserve.protocol.control.stats_messages import DropPages, PageOwner, StoredPages, StorePages
@@ -52,16 +45,9 @@ from shmserve.supervisor.processes.executors import Executors
 from shmserve.supervisor.processes.frontends import Frontends
 from shmserve.supervisor.processes.life_watch import LifeWatch
 from shmserve.supervisor.processes.serving_watch import ServingWatch
-from shmserve.transport import rundir
+from shmserve.transport import processes, rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.link import Link, LinkHandlers
-from shmserve.transport.processes import (
-    adopt_orphans,
-    has_ended,
-    raise_fd_limit,
-    reap_orphans,
-    send_signal,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +160,7 @@ class Supervisor:
         )
         self._looked_at = 0.0
         self._touched_at = time.monotonic()
-        self._part: list[Instance] = []
+        self._part: list[wire.Instance] = []
         self._drain_reason = ""
         self._drain_limit_s = 0.0
 
@@ -185,9 +171,9 @@ class Supervisor:
             return 0
         flight_recorder.start(self._run_dir, self._process)
         flight_recorder.record("process started", "supervisor", f"pid {os.getpid()}")
-        adopt_orphans()  # executors that the template has forked
+        processes.adopt_orphans()  # executors that the template has forked
         # each region takes a descriptor here, in the coordinator and in executors
-        raise_fd_limit()
+        processes.raise_fd_limit()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: self.stop(signal.Signals(number).name))
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
@@ -216,7 +202,7 @@ class Supervisor:
         return StoredRegions(numbers, more, regions)
 
     def _from_link(self, message: FromCoordinator) -> None:
-        if isinstance(message, Welcome):
+        if isinstance(message, wire.Welcome):
             self._store.hand_over(self._link)
             self._pages.hand_over(self._link)
         elif isinstance(message, DropRegions):
@@ -273,7 +259,9 @@ class Supervisor:
         for group in (self._frontends, *self._helpers):
             for child in group.turn(now):
                 self._watch(child)
-        reap_orphans({key.data.pid for key in self._selector.get_map().values() if key.data})
+        processes.reap_orphans(
+            {key.data.pid for key in self._selector.get_map().values() if key.data}
+        )
         if now >= self._looked_at + self._life.look_s:
             self._looked_at = now
             self._look(now)
@@ -282,11 +270,11 @@ class Supervisor:
             broken = self._serving.turn(now, self._take_over.may_listen)
         if reason := self._take_over.turn(self._frontends.listening, broken):
             _log.error("this generation will not serve: %s", reason)
-            send_signal(self._master_fd, signal.SIGTERM)
+            processes.send_signal(self._master_fd, signal.SIGTERM)
         elif broken:
             _log.critical("the service ends: %s", broken)
             last_words.tell(broken)  # to the master, which ends with status 1
-            send_signal(self._master_fd, signal.SIGTERM)
+            processes.send_signal(self._master_fd, signal.SIGTERM)
         self._announcer.turn(now, self._healthy)
         # A restarted supervisor knows no region until its coordinator has sent them.
         regions_known = self._link.connected and not self._drain_reason
@@ -309,19 +297,19 @@ class Supervisor:
 
     def _handle(self, message: FromCoordinator) -> None:
         now = time.monotonic()
-        if isinstance(message, Welcome):
+        if isinstance(message, wire.Welcome):
             self._part.clear()
             self._serving.tell_again()
             self._executors.report()
-        elif isinstance(message, Adopt):
+        elif isinstance(message, wire.Adopt):
             for name, pid, process in message.instances:
                 self._executors.adopt(name, pid, process, now)
-        elif isinstance(message, Desired):
+        elif isinstance(message, wire.Desired):
             self._part += message.instances
             if not message.more:
                 desired, self._part = self._part, []
                 self._executors.desire(desired, now, message.hurry)
-        elif isinstance(message, Forgive):
+        elif isinstance(message, wire.Forgive):
             self._executors.forgive(message.instance, now)
 
     def _watch(self, child: Child) -> None:
@@ -332,11 +320,9 @@ class Supervisor:
     def _ended(self, child: Child) -> None:
         self._selector.unregister(child.pidfd)
         now = time.monotonic()
-        if self._frontends.ended(child, now) or self._template.ended(child, now):
-            return
-        if any(helper.ended(child, now) for helper in self._helpers):
-            return
-        if not self._coordinator.ended(child, now):
+        ends = [group.ended for group in (self._frontends, *self._helpers)]
+        ends += (self._template.ended, self._coordinator.ended)
+        if not any(ended(child, now) for ended in ends):
             self._executors.ended(child, now)
 
     # ------------------------------------------------------------------ the drain
@@ -350,13 +336,12 @@ class Supervisor:
         self._coordinator.halt()
         self._executors.halt()
         self._template.close()
-        self._frontends.halt()
-        for helper in self._helpers:
-            helper.halt()
+        for group in (self._frontends, *self._helpers):
+            group.halt()
         if self._frontends.children:  # their accepted requests still need the executors
-            self._link.send(Drain(self._drain_reason, announce=True))
+            self._link.send(wire.Drain(self._drain_reason, announce=True))
             self._end_all(lambda: self._frontends.children, started)
-        self._link.send(Drain(self._drain_reason))
+        self._link.send(wire.Drain(self._drain_reason))
         self._end_all(lambda: list(self._executors.children.values()), started)
         self._end_helpers()  # last, because the others still send spans to the exporter
         if (coordinator := self._coordinator.stop()) is not None:
@@ -364,7 +349,7 @@ class Supervisor:
         if not self._lock.intact():
             return  # the files of these names are another service's now
         rundir.clean_sockets(self._run_dir)
-        if has_ended(self._master_fd):
+        if processes.has_ended(self._master_fd):
             flight_recorder.keep(self._run_dir)
             rundir.clean(self._run_dir)
 

@@ -52,8 +52,7 @@ def lay_out(settings: Settings) -> None:
 
 @contextmanager
 def laid_out_elsewhere(settings: Settings) -> Iterator[Settings]:
-    """Yield settings with the models laid out in a temporary folder, away from a running
-    service."""
+    """Yield settings with the models laid out in a temporary folder, not in a service's."""
     if not any(map(model_places.single_of, settings.model_repository)):
         yield settings
         return

@@ -50,7 +50,6 @@ CEILINGS = {
     "shmserve/shm": 49,
     "shmserve/supervisor": 54,
     "shmserve/tensor": 39,
-    "shmserve/testing": 46,
     "shmserve/transport": 49,
     "bench": 52,
     "tests": 46,

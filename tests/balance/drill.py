@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shmserve.testing.running_server import wait_until
 from tests.balance.hosts import BACKENDS, NAMES, Balancer, Host, network, slow
 from tests.balance.load import PER_CALL, Load, Tally
 from tests.needs import ip
+from tests.running_server import wait_until
 
 _REFUSALS = {"503", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}
 

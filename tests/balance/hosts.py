@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 from tests.needs import ip
+from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 
 CONFIGS = (ROOT / "deploy/haproxy/haproxy.cfg", ROOT / "deploy/haproxy/grpc_per_call.cfg")
 NAMES = ("host1", "host2", "host3")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shmserve.testing.running_server import segments_left
 from tests.balance.drill import Drill, problems
 from tests.balance.hosts import network
 from tests.balance.load import Load
+from tests.running_server import segments_left
 
 
 @pytest.mark.needs("haproxy", "netns", "root")

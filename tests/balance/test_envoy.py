@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from shmserve.testing.running_server import ROOT
+from tests.running_server import ROOT
 
 
 @pytest.mark.needs("envoy")

@@ -33,11 +33,11 @@ from hpack import Decoder
 from shmserve.dispatch.outcome import Outcome
 from shmserve.frontends.http2 import encode_fields, frames
 from shmserve.frontends.http2.grpc_framing import prefix
-from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher, FakeRequest
-from shmserve.testing.running_server import WATCHDOG_S
+from tests import fake_models
+from tests.fake_dispatch import FakeDispatcher, FakeRequest
 from tests.grpc_client import Rig, request
 from tests.raw_http2 import INFER, RawClient
+from tests.running_server import WATCHDOG_S
 
 CASES = Path(__file__).parent / "cases/grpc_engine.jsonl"
 SETTINGS: dict[str, Any] = {"max_request_bytes": 1 << 16}

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.testing.running_server import RunningServer
 from tests.conformance.conformance_runner import judge, load_cases, send
+from tests.running_server import RunningServer
 
 SHM = Path("/dev/shm")
 BASE = "/v2/systemsharedmemory"

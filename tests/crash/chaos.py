@@ -26,12 +26,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.crash.disturbances import KILLS, OTHERS, ROLES, Scene
 from tests.crash.load import DOORS, WITH_BATCHES, GrpcClient, Load, Verdict
 from tests.crash.region_load import RegionClient
 from tests.crash.soak import slots
 from tests.needs import NEEDS
+from tests.running_server import RunningServer, wait_until
 
 REPOSITORIES = Path(__file__).parents[1] / "repositories"
 HERE = Path(__file__).parent

@@ -24,9 +24,9 @@ import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.testing.running_server import wait_until
 from tests import grpc_client
 from tests.crash.cluster_rig import ClusterRig, kill, seconds_since
+from tests.running_server import wait_until
 
 ANSWER_S = 60.0
 _AGAIN_S = 0.05

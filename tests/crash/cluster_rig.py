@@ -31,7 +31,7 @@ from shmserve.cluster import cluster_file, commands
 from shmserve.cluster.controller import Status
 from shmserve.cluster.haproxy_socket import Balancer
 from shmserve.errors import Unavailable
-from shmserve.testing.running_server import ROOT, free_port, wait_until
+from tests.running_server import ROOT, free_port, wait_until
 
 _HOST = "127.0.0.1"
 _MIB = 1 << 20

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from shmserve.frontends.http2 import PREFACE
-from shmserve.testing.running_server import RunningServer
 from tests.crash.load import request_of
 from tests.crash.reload import changed, control
 from tests.integration.lane_client import Program, floats, request
+from tests.running_server import RunningServer
 
 ROLES = (
     *("http worker", "grpc", "executor echo", "executor pair", "executor gathered"),

@@ -18,8 +18,8 @@ import numpy as np
 
 import shmserve.client
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.testing.running_server import RunningServer
 from tests import grpc_client
+from tests.running_server import RunningServer
 
 SIZES = (10, 1000, 300_000)  # numbers of floats; the last size needs a separate segment
 # Models, the number that each adds, and whether an input is a row of a batch.

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 from shmserve.transport.processes import adopt_orphans, has_ended, pidfd_open
+from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 
 MOST_STORED = 4096  # FileDescriptorStoreMax=
 # Runs in the process that becomes the service. Arguments: descriptors by name, and the command.

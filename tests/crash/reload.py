@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shmserve.testing.running_server import ROOT, RunningServer, open_fds, rss_bytes, wait_until
 from tests.crash.load import Load, Verdict
 from tests.crash.soak import SETTLE_S, SPREAD
+from tests.running_server import ROOT, RunningServer, open_fds, rss_bytes, wait_until
 
 SMALL = (10, 1000)
 STEADY = ("http worker", "coordinator", "supervisor", "executor pair")

@@ -32,7 +32,6 @@ import numpy as np
 
 import shmserve.client
 from shmserve.client import aio
-from shmserve.testing.running_server import RunningServer, open_fds, wait_until
 from shmserve.transport import rundir
 from tests.crash.load import (
     GrpcClient,
@@ -46,6 +45,7 @@ from tests.crash.load import (
 from tests.crash.manager import Manager, names_in_shm
 from tests.crash.region_load import RegionClient
 from tests.crash.reload import lost, repository
+from tests.running_server import RunningServer, open_fds, wait_until
 
 SIZES = (10, 1000, 20_000)
 DRAIN_IDLE_S = 3.0  # longer than any of these clients pauses

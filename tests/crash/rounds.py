@@ -25,14 +25,14 @@ import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.testing.running_server import (
+from tests.integration.region_client import Client, Memory
+from tests.running_server import (
     RunningServer,
     free_port,
     open_fds,
     rss_bytes,
     wait_until,
 )
-from tests.integration.region_client import Client, Memory
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "repositories" / "regions"

@@ -22,9 +22,9 @@ from typing import Any
 from msgspec import Struct
 
 from shmserve.cli.measuring.line_chart import svg
-from shmserve.testing.running_server import RunningServer, open_fds, rss_bytes, wait_until
 from tests.crash.load import GrpcClient, Load, Verdict
 from tests.crash.region_load import RegionClient
+from tests.running_server import RunningServer, open_fds, rss_bytes, wait_until
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"
 SETTLE_S = 20.0  # time to close unneeded descriptors; leaked descriptors stay open

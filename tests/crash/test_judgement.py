@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from bench import long
-from shmserve.testing.running_server import RunningServer
 from tests.crash import load
 from tests.crash.chaos import at_random
 from tests.crash.load import LoadClient, Verdict, Work
 from tests.crash.region_load import RegionClient
 from tests.crash.soak import Sample, grown
+from tests.running_server import RunningServer
 
 
 def work() -> Work:

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 from shmserve.transport import rundir
+from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 
 SETTINGS: dict[str, Any] = {
     "model_control": "explicit",

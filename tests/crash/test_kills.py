@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.crash.chaos import with_batches
 from tests.crash.disturbances import ROLES
 from tests.crash.load import ALONE, WITH_BATCHES, Load
 from tests.crash.soak import grown, slots, soak, write
 from tests.needs import NEEDS
+from tests.running_server import RunningServer, wait_until
 
 HERE = Path(__file__).parent
 MODELS = HERE.parent / "repositories" / "basic"

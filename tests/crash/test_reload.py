@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from shmserve.testing.running_server import RunningServer
 from tests.crash.reload import drill, grown, lost, repository
+from tests.running_server import RunningServer
 
 
 def test_no_request_is_lost_while_models_are_replaced(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 
-from shmserve.testing.running_server import ROOT, WATCHDOG_S
+from tests.running_server import ROOT, WATCHDOG_S
 
 
 def test_no_request_is_lost_in_a_restart_and_a_reload() -> None:

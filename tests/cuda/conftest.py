@@ -15,9 +15,9 @@ import pytest
 
 from shmserve.client import Client, api
 from shmserve.observe import gpus, nvml
-from shmserve.testing.running_server import RunningServer
 from tests.cuda import fake, standin
 from tests.cuda.stub_server import StubServer, connected
+from tests.running_server import RunningServer
 
 MODELS = Path(__file__).parents[1] / "repositories" / "cuda"
 OURS = ("cupy", "fake_devices", "pynvml")

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.cuda.conftest import MODELS
 from tests.cuda.test_server import device_memory
+from tests.running_server import RunningServer, wait_until
 
 PROGRAM = Path(__file__).parent / "client_program.py"
 NBYTES = 4 * 50_000

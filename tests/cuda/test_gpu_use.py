@@ -15,8 +15,8 @@ import pytest
 from shmserve.core.device_names import Gpu
 from shmserve.observe import gpu_use, gpus, nvml
 from shmserve.observe.gpu_use import GpuUse
-from shmserve.testing.running_server import wait_until
 from tests.cuda.fake import FOLDER
+from tests.running_server import wait_until
 
 UUID = "GPU-fa4ec0da-1111-1111-1111-111111110101"  # the fake's first GPU
 OTHER = "GPU-fa4ec0da-1111-1111-1111-111111110201"

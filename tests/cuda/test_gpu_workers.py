@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shmserve.errors import InvalidArgument
-from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
+from tests.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 
 RANDOM = np.random.default_rng(5)
 

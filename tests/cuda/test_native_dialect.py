@@ -13,7 +13,7 @@ import pytest
 from shmserve.errors import Code, Internal, ResourceExhausted, ShmserveError
 from shmserve.executor.backend import Context
 from shmserve.executor.process.call_tensors import CallInput
-from shmserve.testing.backend_runner import (
+from tests.backend_runner import (
     FakeBackendRequest,
     arrays,
     ask,
@@ -21,7 +21,7 @@ from shmserve.testing.backend_runner import (
     failure,
     load,
 )
-from shmserve.testing.model_files import X_TO_Y, Make, native
+from tests.model_files import X_TO_Y, Make, native
 from tests.unit.executor.called_models import FakeOtherModels, answer
 
 X = np.arange(4, dtype=np.float32)

@@ -20,7 +20,7 @@ from shmserve.executor.backends.array_views import device_array_at
 from shmserve.executor.devices import Devices
 from shmserve.executor.process import model_loading
 from shmserve.shm.mappings import Mappings
-from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
+from tests.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

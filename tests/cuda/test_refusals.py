@@ -14,7 +14,7 @@ from shmserve.cuda.ipc import Handles
 from shmserve.executor.wrappers.sequence_requests import SequenceRequest
 from shmserve.observe import gpus
 from shmserve.shm.mappings import Mappings
-from shmserve.testing.backend_runner import FakeBackendRequest
+from tests.backend_runner import FakeBackendRequest
 from tests.cuda.exporting import exported
 from tests.cuda.stub_server import StubServer
 

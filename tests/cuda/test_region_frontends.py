@@ -17,8 +17,7 @@ from shmserve.errors import ShmserveError
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.protocol.control.data_messages import RegionRef
 from shmserve.protocol.oip.request import RegionWindow
-from shmserve.testing import fake_models
-from tests import grpc_client
+from tests import fake_models, grpc_client
 from tests.unit import http_client
 
 HANDLE = bytes(range(64))

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from shmserve.cli.operating import show
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.cuda.exporting import exported
 from tests.integration.region_client import Client, Memory
+from tests.running_server import RunningServer, wait_until
 
 MODELS = Path(__file__).parents[1] / "repositories" / "regions"
 PROGRAM = Path(__file__).parent / "triton_region_program.py"

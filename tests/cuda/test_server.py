@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.cuda import standin
 from tests.cuda.conftest import MODELS
+from tests.running_server import RunningServer, wait_until
 
 EXPORTER = Path(__file__).parent / "exporter.py"
 TRITON_CLIENT = Path(__file__).parent / "triton_client.py"

@@ -22,7 +22,7 @@ from shmserve.executor.backend import Context
 from shmserve.executor.backends import create, cuda_errors
 from shmserve.executor.backends.torch import arguments
 from shmserve.grps.executor import torch_inferer
-from shmserve.testing.backend_runner import arrays, ask
+from tests.backend_runner import arrays, ask
 
 X = np.arange(4, dtype=np.float32)
 CONFIG = """

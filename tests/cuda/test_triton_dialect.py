@@ -13,8 +13,8 @@ from shmserve.errors import Code, ConfigError
 from shmserve.executor.backends import dlpack
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.backends.triton.tensor import Tensor
-from shmserve.testing.backend_runner import FakeDeviceInput, arrays, ask, ask_stream, failure, load
-from shmserve.testing.model_files import X_TO_Y, Make, triton
+from tests.backend_runner import FakeDeviceInput, arrays, ask, ask_stream, failure, load
+from tests.model_files import X_TO_Y, Make, triton
 
 X = np.arange(4, dtype=np.float32)
 GPU = "cuda:0"

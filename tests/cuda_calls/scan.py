@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shmserve"
 # Files without any of these words need not be read
 MENTIONS = re.compile(r"cupy|cuda|nvml|torch|onnxruntime|\bxp\b|on_device")
-NOT_SERVED = ("shmserve/_generated", "shmserve/testing")
+NOT_SERVED = "shmserve/_generated"
 
 LIBRARIES = ("cupy", "libcuda", "pynvml", "torch", "onnxruntime")
 # Calls whose result is a library, whichever object the call is made on

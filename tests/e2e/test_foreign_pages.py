@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from shmserve.testing.running_server import ROOT, RunningServer, free_port
 from tests import needs
 from tests.crash.reload import changed
+from tests.running_server import ROOT, RunningServer, free_port
 
 pytestmark = pytest.mark.needs("browser")
 MODELS = ROOT / "tests/repositories/basic"

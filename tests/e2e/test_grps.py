@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import WATCHDOG_S, RunningServer, free_port, wait_until
+from tests.running_server import WATCHDOG_S, RunningServer, free_port, wait_until
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "tests" / "repositories" / "grps_project"

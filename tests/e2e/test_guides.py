@@ -16,8 +16,8 @@ import yaml
 
 from shmserve.core.stats.request_counters import Reason
 from shmserve.frontends.http.routes.scrape import gpu_metrics
-from shmserve.testing.running_server import WATCHDOG_S, RunningServer
 from tests.guide_blocks import ROOT, RUN, Block, blocks, prints
+from tests.running_server import WATCHDOG_S, RunningServer
 
 MONITORING = ROOT / "deploy/monitoring"
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the tutorial

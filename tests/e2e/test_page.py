@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests import needs
 from tests.cuda import fake
+from tests.running_server import RunningServer, wait_until
 
 pytestmark = pytest.mark.needs("browser")
 MODELS = Path(__file__).parents[1] / "repositories" / "monitor"

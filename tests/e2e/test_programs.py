@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmserve.testing.running_server import WATCHDOG_S, RunningServer
+from tests.running_server import WATCHDOG_S, RunningServer
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

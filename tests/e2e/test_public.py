@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import WATCHDOG_S, RunningServer
 from tests.needs import KSERVE_PYTHON, NODE_PACKAGES
+from tests.running_server import WATCHDOG_S, RunningServer
 
 HERE = Path(__file__).parent
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.running_server import WATCHDOG_S, RunningServer
 from tests.e2e import triton_repository
+from tests.running_server import WATCHDOG_S, RunningServer
 
 PROGRAM = Path(__file__).with_name("repository_program.py")
 MODELS = ["batched", "completed", "bare", "colours", "dynamic", "words", "versions"]

@@ -25,8 +25,8 @@ from shmserve.protocol.oip import tensor_json
 from shmserve.protocol.oip.model_signature import make_signature
 from shmserve.protocol.oip.request import parse_request
 from shmserve.tensor.dtypes import DATATYPES
-from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher
+from tests import fake_models
+from tests.fake_dispatch import FakeDispatcher
 
 LIMITS = Settings(max_request_bytes=1 << 20, max_head_bytes=4096)
 # The model `failing` fails on purpose, which is no fault of a parser.

@@ -15,7 +15,7 @@ from shmserve.protocol.control.data_messages import Answer, Cancel, Release
 from shmserve.protocol.control.link_messages import Hello, Stats
 from shmserve.protocol.control.message import Message
 from shmserve.tensor import bytes_codec
-from shmserve.testing import fake_models
+from tests import fake_models
 from tests.fuzz.http_targets import VALUES
 
 LIMITS = Settings()

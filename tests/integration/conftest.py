@@ -9,7 +9,7 @@ import pytest
 
 from shmserve import config
 from shmserve.dispatch.process.dispatcher import Dispatcher
-from shmserve.testing.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, wait_until
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ import pytest
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control import client_messages as control
-from shmserve.testing.running_server import ROOT, RunningServer
 from tests.crash.reload import changed
 from tests.integration.lane_client import Program, floats, in_region, request
+from tests.running_server import ROOT, RunningServer
 
 MODELS = ROOT / "tests/repositories/basic"
 SERVICE = "/inference.GRPCInferenceService"

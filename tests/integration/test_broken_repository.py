@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import ROOT, RunningServer, wait_until
 from tests.conformance.conformance_runner import _LEAKS
 from tests.crash.reload import control
+from tests.running_server import ROOT, RunningServer, wait_until
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -20,7 +20,7 @@ import pytest
 import shmserve.client
 from shmserve.client import Client, InferenceError, api
 from shmserve.client.memory import shared_pools
-from shmserve.testing.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, wait_until
 
 MODELS = Path("tests/repositories/basic")
 SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}

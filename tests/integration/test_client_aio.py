@@ -21,8 +21,8 @@ from shmserve.client.memory.device_blocks import DeviceBlocks
 from shmserve.client.wire.cancel_scope import CancelScope
 from shmserve.client.wire.http_transport import Transport
 from shmserve.errors import InvalidArgument
-from shmserve.testing.running_server import RunningServer, open_fds, wait_until
 from tests.holding import Hold, given_up
+from tests.running_server import RunningServer, open_fds, wait_until
 
 Body = Callable[[AsyncClient], Coroutine[Any, Any, None]]
 COUNT = 5000

@@ -32,7 +32,7 @@ from shmserve.protocol.control.client_messages import (
     ServerHello,
     Unregister,
 )
-from shmserve.testing.running_server import RunningServer, open_fds, wait_until
+from tests.running_server import RunningServer, open_fds, wait_until
 
 MODELS = Path("tests/repositories/basic")
 SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shmserve.testing.running_server import ROOT, RunningServer
+from tests.running_server import ROOT, RunningServer
 
 
 def shmserve(server: RunningServer, *words: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import shmserve
-from shmserve.testing.running_server import WATCHDOG_S, RunningServer
+from tests.running_server import WATCHDOG_S, RunningServer
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "client_user.py"

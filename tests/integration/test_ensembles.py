@@ -19,9 +19,9 @@ import pytest
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import Cancelled, DeadlineExceeded, ExecutorLost, ShmserveError
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.holding import kill_executor
 from tests.integration.region_client import Client, Memory
+from tests.running_server import RunningServer, wait_until
 
 Array = np.ndarray[Any, Any]
 TRITON_CLIENT = Path(__file__).parent / "triton_ensemble_client.py"

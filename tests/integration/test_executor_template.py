@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, wait_until
 
 MODEL = """
 import os

@@ -20,7 +20,7 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 from google.protobuf.wrappers_pb2 import DoubleValue
 
-from shmserve.testing.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, wait_until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "polynomial"

@@ -14,8 +14,8 @@ import pytest
 
 from shmserve.cli import main as command
 from shmserve.repository import catalog
-from shmserve.testing.running_server import ROOT, wait_until
 from tests.faulty_store import KEYS, SECRET, Faulty, FolderServer, Moto
+from tests.running_server import ROOT, wait_until
 
 pytestmark = pytest.mark.needs("remote")
 FILES = {"config.pbtxt": b"", "1/model.py": b"one" * 1000, "1/weights": b"w" * 300_000}

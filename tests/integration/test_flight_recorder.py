@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shmserve.observe import flight_recorder
-from shmserve.testing.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, wait_until
 
 SMALL: dict[str, Any] = {
     "model_control": "explicit",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
+from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 
 pytestmark = pytest.mark.needs("mounts")
 REQUEST = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]}

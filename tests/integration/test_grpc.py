@@ -24,17 +24,17 @@ from grpc_health.v1 import health_pb2
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.tensor import bytes_codec
-from shmserve.testing.running_server import (
+from tests.grpc_client import Client, Sender, put, tensor
+from tests.holding import Hold, given_up, in_flight
+from tests.integration.region_client import Memory
+from tests.raw_http2 import RawClient
+from tests.running_server import (
     WATCHDOG_S,
     RunningServer,
     free_port,
     open_fds,
     wait_until,
 )
-from tests.grpc_client import Client, Sender, put, tensor
-from tests.holding import Hold, given_up, in_flight
-from tests.integration.region_client import Memory
-from tests.raw_http2 import RawClient
 from tests.tls_files import make_certificates
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"

@@ -16,8 +16,8 @@ from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import ExecutorLost, ModelFailure, ShmserveError, Unavailable, WorkLost
 from shmserve.grps.protocol import custom_http
 from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
-from shmserve.testing.running_server import ROOT, RunningServer, wait_until
 from tests.holding import kill_executor
+from tests.running_server import ROOT, RunningServer, wait_until
 
 Array = np.ndarray[Any, Any]
 PIPELINES = "line=scale,shift,scale;words=chain,native,echo;bad=native,shift"

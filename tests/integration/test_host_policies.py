@@ -13,7 +13,7 @@ import pytest
 from shmserve import config
 from shmserve.errors import ConfigError
 from shmserve.executor.process.host_policy import HostPolicy, parse
-from shmserve.testing.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, wait_until
 
 MODEL = """
     import os

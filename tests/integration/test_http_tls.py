@@ -18,8 +18,8 @@ import grpc
 import numpy as np
 import pytest
 
-from shmserve.testing.running_server import WATCHDOG_S, RunningServer, wait_until
 from tests.integration.region_client import Client
+from tests.running_server import WATCHDOG_S, RunningServer, wait_until
 from tests.tls_files import make_certificates
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"

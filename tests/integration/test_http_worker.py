@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from shmserve.frontends.caller_numbers import IN_ENVIRON, of_host
-from shmserve.testing.running_server import free_port
+from tests.running_server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_SETTINGS = str(ROOT / "tests/apps/gunicorn.conf.py")

@@ -20,7 +20,6 @@ import pytest
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.cli.serving import key as command
 from shmserve.config import Settings
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.grpc_client import Client
 from tests.integration.lane_client import Program
 from tests.integration.region_client import Memory
@@ -33,6 +32,7 @@ from tests.integration.test_access import (
     stranger_at_the_client_socket,
 )
 from tests.integration.test_grpc import echo, out
+from tests.running_server import RunningServer, wait_until
 
 ACTIONS = ("read", "load", "send", "config", "log", "offline")
 DOORS = ("tcp", "unix", "grpc", "grpc-unix")

@@ -21,8 +21,8 @@ from shmserve.client import Client, InferenceError
 from shmserve.protocol.control import client_messages as control
 from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.lane_messages import LaneOutput, LaneTensor, LaneWindow
-from shmserve.testing.running_server import RunningServer, open_fds, wait_until
 from tests.integration.lane_client import Program, RawLane, command, floats, in_region, request
+from tests.running_server import RunningServer, open_fds, wait_until
 
 MODELS = "tests/repositories/basic,tests/repositories/streams"
 SETTINGS: dict[str, Any] = {

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.holding import Hold, in_flight
+from tests.running_server import RunningServer, wait_until
 
 BROKEN = "import nothing_of_that_name\n"
 SILENT = """

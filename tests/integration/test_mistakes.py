@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import RunningServer
+from tests.running_server import RunningServer
 
 X: dict[str, Any] = {"name": "INPUT0", "datatype": "INT32", "shape": [16], "data": [0] * 16}
 Y = {**X, "name": "INPUT1"}

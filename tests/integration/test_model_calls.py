@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.testing.running_server import WATCHDOG_S, RunningServer, wait_until
+from tests.running_server import WATCHDOG_S, RunningServer, wait_until
 
 MODELS = Path(__file__).parents[1] / "repositories" / "calls"
 MIB16 = 16 << 20

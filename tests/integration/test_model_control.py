@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import ROOT, RunningServer, wait_until
 from shmserve.transport import rundir
 from tests.crash.reload import changed, control
+from tests.running_server import ROOT, RunningServer, wait_until
 
 MODELS = ROOT / "tests/repositories/basic"
 SLOW = """

@@ -20,8 +20,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve._generated import grps_pb2 as grps_pb
-from shmserve.testing.running_server import RunningServer, free_port, wait_until
 from tests.grpc_client import Client, tensor
+from tests.running_server import RunningServer, free_port, wait_until
 
 REPOSITORIES = Path(__file__).parents[1] / "repositories"
 MODELS = ("basic/echo", "basic/misbehaving", "calls/caller", "calls/worker")

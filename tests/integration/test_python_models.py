@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.crash.reload import control
+from tests.running_server import RunningServer, wait_until
 
 MODELS = Path(__file__).parents[1] / "repositories" / "python_models"
 PREFIX = "Unable to send response. "

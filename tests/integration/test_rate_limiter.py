@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.holding import Hold, in_flight
+from tests.running_server import RunningServer, wait_until
 
 MODELS = Path(__file__).parents[1] / "repositories" / "limited"
 RESOURCES = 'resources [ { name: "memory" global: true count: 1 } ]'

@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.testing.running_server import (
+from tests.holding import Hold, in_flight
+from tests.integration.region_client import BASE, OTHER_UID, Client, Memory, as_user
+from tests.needs import own_address
+from tests.running_server import (
     WATCHDOG_S,
     RunningServer,
     folder_of,
     free_port,
     wait_until,
 )
-from tests.holding import Hold, in_flight
-from tests.integration.region_client import BASE, OTHER_UID, Client, Memory, as_user
-from tests.needs import own_address
 
 MODELS = Path(__file__).parents[1] / "repositories" / "regions"
 

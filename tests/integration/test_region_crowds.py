@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import RunningServer, free_port, wait_until
 from tests.integration.region_client import Client, Memory
 from tests.needs import ip
+from tests.running_server import RunningServer, free_port, wait_until
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "repositories" / "regions"

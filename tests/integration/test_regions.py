@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from shmserve.cli.operating import show
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.integration.region_client import Client, Memory
+from tests.running_server import RunningServer, wait_until
 
 MODELS = Path(__file__).parents[1] / "repositories" / "regions"
 TRITON_CLIENT = Path(__file__).parent / "triton_shm_client.py"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import RunningServer, wait_until
 from tests.faulty_store import KEYS, SECRET, Faulty, Moto
+from tests.running_server import RunningServer, wait_until
 
 pytestmark = pytest.mark.needs("remote")
 

@@ -23,9 +23,9 @@ import onnx
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.testing.running_server import WATCHDOG_S, RunningServer, wait_until
 from tests.grpc_client import Client, put, tensor
 from tests.holding import Hold, in_flight
+from tests.running_server import WATCHDOG_S, RunningServer, wait_until
 
 MODELS = Path(__file__).parents[1] / "repositories" / "sequences"
 helper, T = onnx.helper, onnx.TensorProto

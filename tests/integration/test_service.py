@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 from shmserve.cli.operating import show
-from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 from shmserve.transport import rundir
+from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 
 SMALL: dict[str, Any] = {
     "model_control": "explicit",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import ROOT, RunningServer
+from tests.running_server import ROOT, RunningServer
 
 MODELS = ROOT / "tests/repositories/basic"
 SMALL: dict[str, Any] = {

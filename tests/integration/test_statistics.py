@@ -22,14 +22,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.testing.running_server import (
+from tests.grpc_client import Client, tensor
+from tests.running_server import (
     WATCHDOG_S,
     RunningServer,
     free_port,
     open_fds,
     wait_until,
 )
-from tests.grpc_client import Client, tensor
 
 HERE = Path(__file__).parent
 MODELS = HERE.parent / "repositories" / "basic"

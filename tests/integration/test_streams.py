@@ -19,7 +19,7 @@ from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.tensor import bytes_codec
-from shmserve.testing.running_server import RunningServer, rss_bytes, wait_until
+from tests.running_server import RunningServer, rss_bytes, wait_until
 
 MODELS = Path(__file__).parents[1] / "repositories" / "streams"
 CREDIT = 4

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.running_server import ROOT, WATCHDOG_S, wait_until
 from tests.balance.hosts import InsideServer
 from tests.needs import ip
+from tests.running_server import ROOT, WATCHDOG_S, wait_until
 from tests.torch.test_server import write
 
 # If any of these is set, ONNX Runtime assumes a CI system and sends nothing anyway.

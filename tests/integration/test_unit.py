@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import ROOT, RunningServer
+from tests.running_server import ROOT, RunningServer
 
 UNIT = ROOT / "deploy/systemd/shmserve.service"
 

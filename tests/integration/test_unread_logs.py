@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, wait_until
 
 REPOSITORY = Path(__file__).parents[1] / "repositories" / "basic"
 REQUESTS = 2000

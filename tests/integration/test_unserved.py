@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shmserve.shm.registry_page import RegistryReader
-from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
+from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 
 # Stands in for the package that only gRPC processes import. Fails at import while a file "broken"
 # exists.

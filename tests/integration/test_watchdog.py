@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shmserve.testing.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, wait_until
 
 LIMIT_S = 4
 SETTINGS: dict[str, Any] = {

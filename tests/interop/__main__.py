@@ -19,10 +19,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from shmserve.testing.running_server import RunningServer
 from tests.interop.clients import CLIENTS, Client, Missing
 from tests.interop.proxies import PROXIES, proxy
 from tests.needs import ROOT
+from tests.running_server import RunningServer
 
 CELLS = {
     "unary": "a call with 4 KiB each way, and one with 16 MiB",

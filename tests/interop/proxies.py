@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shmserve.testing.running_server import free_port, wait_until
 from tests.interop.clients import Missing
+from tests.running_server import free_port, wait_until
 
 _CONFIGURATIONS = Path(__file__).parent / "proxies"
 PROXIES = {

@@ -18,7 +18,7 @@ from shmserve.protocol.oip.answer import json_data
 from shmserve.protocol.oip.request import parse_request
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
-from shmserve.testing import fake_models
+from tests import fake_models
 from tests.fuzz.http_targets import inference_environ
 
 LIMITS = Settings()

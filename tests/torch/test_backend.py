@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shmserve.errors import Code, ConfigError, ShmserveError
-from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, load
+from tests.backend_runner import FakeBackendRequest, arrays, ask, load
 
 pytestmark = pytest.mark.torch
 

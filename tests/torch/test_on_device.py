@@ -13,7 +13,7 @@ from shmserve import repository
 from shmserve.errors import Code, ConfigError
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
-from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
+from tests.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 from tests.torch.test_backend import _quiet, config, make, parameter
 
 __all__ = ["_quiet", "make"]  # fixtures
@@ -110,7 +110,7 @@ def test_no_memory_left(make: Any, cupy: Any) -> None:
 
 @pytest.mark.gpu
 def test_the_native_dialect_gives_torchs_tensors(tmp_path: Path, cupy: Any) -> None:
-    from shmserve.testing.model_files import model_maker
+    from tests.model_files import model_maker
 
     code = """
     import torch

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmserve.testing.running_server import RunningServer
+from tests.running_server import RunningServer
 
 pytestmark = pytest.mark.torch
 

@@ -11,8 +11,8 @@ import numpy as np
 from shmserve.config import Settings
 from shmserve.frontends.http.routes.application import worker_application
 from shmserve.frontends.http.server.response import BufferBody
-from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher
+from tests import fake_models
+from tests.fake_dispatch import FakeDispatcher
 
 INFER = "/v2/models/identity/infer"
 VALUES = np.array([1, 2, 3, 4.5], np.float32).tobytes()

@@ -38,10 +38,10 @@ from shmserve.shm.registry_page import RegistryWriter
 from shmserve.shm.status_page import StatusPage
 from shmserve.tensor.config_document import SequenceEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
-from shmserve.testing.running_server import wait_until
 from shmserve.transport import channel as channels
 from shmserve.transport.channel import close_all
 from shmserve.transport.pending_requests import Make
+from tests.running_server import wait_until
 
 # None: a decoupled model sends its answers separately
 Model = Callable[[Request], Response | None]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from shmserve.testing.running_server import WATCHDOG_S
+from tests.running_server import WATCHDOG_S
 
 # gRPC's core reports an address in use.
 PROGRAM = """

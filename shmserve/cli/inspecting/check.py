@@ -8,19 +8,18 @@ import os
 from pathlib import Path
 
 from shmserve import config, model_places
-from shmserve.cli.inspecting import model_code, try_load
+from shmserve.cli.inspecting import try_load
 from shmserve.config import Settings
 from shmserve.coordinator import pool_sizing
 from shmserve.coordinator.models import desired_models
 from shmserve.core.registry import ALL, ANY
 from shmserve.errors import ConfigError
 from shmserve.frontends.oip.restricted_apis import check_settings
-from shmserve.observe import otlp_extra
 from shmserve.protocol.triton_config import model_config
 from shmserve.repository import folder_reader
 from shmserve.supervisor import single_models
 from shmserve.tensor.spec import ModelSpec
-from shmserve.transport import listen_addresses, remote_extra
+from shmserve.transport import extras, listen_addresses
 from shmserve.transport.trust import key_file, tls
 
 
@@ -46,24 +45,19 @@ def run(settings: Settings, load: bool = False) -> int:
 
 def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) -> int:
     """Print the findings and return the exit status."""
-    problems = 0
+    problems = list(model_places.missing_folders(settings))
     try:
         listen_addresses.check_http(settings)
     except ConfigError as ex:
-        print(f"FAIL  {ex.message}")
-        problems += 1
-    for entry in settings.model_repository:
-        _, path = model_places.single_of(entry) or ("", entry)
-        if not model_places.is_remote(path) and not os.path.isdir(path):
-            print(f"FAIL  model_repository: {path!r} is not a directory")
-            problems += 1
+        problems.insert(0, ex.message)
+    for problem in problems:
+        print(f"FAIL  {problem}")
     if problems:
         return 1
     try:
         check_settings(settings)
         key_file.read(settings)
-        otlp_extra.require(settings)
-        remote_extra.require(settings)
+        extras.require(settings)
         tls.certificates(settings, "http", "http/1.1")
         tls.certificates(settings, "grpc", "h2")
         desired = desired_models.choose(settings, scan)
@@ -75,15 +69,14 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
 
 
 def _models_would_do(settings: Settings, desired: desired_models.DesiredModels, load: bool) -> bool:
-    """Print the findings on models. Return True if the service would be ready with these
-    models."""
+    """Print the findings on models. Return True if the service would be ready."""
     broken = {name.partition("/")[0] for name in desired.failures}
     fine: set[str] = set()
     names = {spec.name for spec, _ in desired.versions}
     for spec, instances in desired.versions:
         reason = _missing_steps(spec, names)
         if instances and not reason:
-            reason = model_code.problem(Path(instances[0].directory) / spec.version)
+            reason = try_load.code_problem(Path(instances[0].directory) / spec.version)
         if load and instances and not reason:
             reason = try_load.problem(instances[0], settings.load_timeout_s)
         if reason:
@@ -115,8 +108,7 @@ def _is_required(settings: Settings, name: str) -> bool:
 
 
 def _finding(settings: Settings, name: str) -> str:
-    """Return the level of a broken model: only required models are failures, because the rest are
-    served anyway."""
+    """Return the level of a broken model: only required models are failures."""
     return "FAIL" if _is_required(settings, name) else "warn"
 
 
@@ -133,8 +125,7 @@ def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) 
 
 
 def _where(settings: Settings, name: str) -> str:
-    """Return the folder of a model or of a version. Only for operators: clients must not see
-    paths."""
+    """Return the folder of a model or a version, for operators: clients must not see paths."""
     for entry in settings.model_repository:
         single = model_places.single_of(entry)
         if single and name.split("/")[0] == single[0]:
@@ -147,7 +138,6 @@ def _where(settings: Settings, name: str) -> str:
 
 
 def _missing_steps(spec: ModelSpec, names: set[str]) -> str:
-    """Return the models that an ensemble lacks, as text. Tensors of the steps are checked at
-    loading."""
+    """Return the models that an ensemble lacks, as text. Loading checks the steps' tensors."""
     missing = sorted({step.model for step in spec.steps} - names)
     return f"steps are not served: {', '.join(missing)}" if missing else ""

@@ -17,7 +17,7 @@ import msgspec
 
 from shmserve import config
 from shmserve.cli.inspecting import gpu_findings
-from shmserve.cli.inspecting.findings import Finding, Level
+from shmserve.cli.inspecting.gpu_findings import Finding, Level
 from shmserve.config import Settings
 from shmserve.coordinator import pool_sizing
 from shmserve.core.registry import FRONTENDS
@@ -93,8 +93,7 @@ def _run_directory(settings: Settings) -> Finding:
 
 
 def _service(settings: Settings) -> Iterator[Finding]:
-    """Yield whether the service of these settings is ready, if the service runs and is visible to
-    this user."""
+    """Yield whether the settings' service is ready, if the service is visible to the user."""
     run_dir = rundir.serving(config.base_dir(settings))
     try:
         if rundir.lock(run_dir, "master").holder() is None:

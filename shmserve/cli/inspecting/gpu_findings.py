@@ -1,4 +1,4 @@
-"""Findings of `shmserve doctor` on GPUs: driver, packages, and trials of both."""
+"""Findings of `shmserve doctor`, above all on GPUs: driver, packages, and trials of both."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata, util
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
-from shmserve.cli.inspecting.findings import Finding, Level
 from shmserve.cli.inspecting.trials import Trial, TrialFailed
 from shmserve.core import device_names as numbering
 from shmserve.core.device_names import Gpu
@@ -18,6 +18,7 @@ from shmserve.cuda.device_trials import CudaFacts, DeviceFacts, LibraryFacts
 from shmserve.observe import gpus, nvml
 
 Environ = Mapping[str, str]
+Level = Literal["ok", "note", "warn", "FAIL"]
 _EXTRA = "pip install 'shmserve[gpu]'"
 _DRIVER = "for GPUs install the driver, 525 or newer"
 _FILES = ("nvidiactl", "nvidia-uvm")
@@ -25,6 +26,24 @@ _NVRTC = "if NVRTC is missing: pip install 'cupy-cuda12x[ctk]'"
 _CUBLAS = "models that need cuBLAS cannot run: pip install 'cupy-cuda12x[ctk]'"
 _NO_IPC = "without CUDA's IPC clients cannot use CUDA regions; it needs /dev/shm, too"
 _STAGED = "copies of inputs from HTTP and gRPC are slower"
+
+
+class Finding(Struct, frozen=True):
+    """Finding about the host.
+
+    Attributes:
+        todo: advice for the operator; empty: none.
+    """
+
+    level: Level
+    subject: str
+    text: str
+    todo: str = ""
+
+    def line(self) -> str:
+        """Return the printed line."""
+        end = f"; {self.todo}" if self.todo else ""
+        return f"{self.level:<5} {self.subject}: {self.text}{end}"
 
 
 def findings(lacking: Level) -> Iterator[Finding]:

@@ -17,11 +17,8 @@ _CHUNK = 1 << 20
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write `index.json` into the folder atomically, and print a summary.
-
-    Raises:
-        ConfigError: a file cannot be read or written.
-    """
+    """Write `index.json` into the folder atomically, and print a summary. Raise ConfigError if a
+    file cannot be read or written."""
     root = Path(arguments.folder)
     try:
         models = {

@@ -93,11 +93,8 @@ def current() -> list[Row]:
 
 
 def explained(name: str) -> str:
-    """Return the explanation of a setting, current or retired.
-
-    Raises:
-        ConfigError: the setting does not exist.
-    """
+    """Return the explanation of a setting, current or retired. Raise ConfigError if the setting
+    does not exist."""
     if name in RETIRED:
         return f"{name}\n  {RETIRED[name].explanation(name)}"
     setting = config.declared().get(name)

@@ -57,11 +57,8 @@ class Trial:
         )
 
     def result(self, kind: type[T]) -> T:
-        """Wait for the printed value and return it.
-
-        Raises:
-            TrialFailed: the process died, or printed nothing by the deadline.
-        """
+        """Wait for the printed value and return it. Raise TrialFailed if the process died, or
+        printed nothing by the deadline."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             ended = self._process.poll()

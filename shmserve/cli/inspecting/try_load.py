@@ -1,5 +1,5 @@
-"""Trial for ``shmserve check --load``: loads each model once in a separate process, without
-serving.
+"""Trials of ``shmserve check``: compiles a model's code, and with ``--load`` loads each model once
+in a separate process, without serving. Texts have paths, which are for operators alone.
 
 Run as a program (``python -m shmserve.cli.inspecting.try_load``), the module loads the instance
 given on standard input. On failure, the program prints the reason.
@@ -11,16 +11,19 @@ import logging
 import os
 import subprocess
 import sys
+import traceback
+import warnings
+from pathlib import Path
 
 import msgspec
 
-from shmserve.cli.inspecting import model_code
 from shmserve.errors import ShmserveError
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.transport.processes import describe_status
 
 _MARK = "not loaded: "
+_MOST_FILES, _MOST_CAUSES = 100, 10
 
 
 def problem(instance: Instance, timeout_s: float) -> str:
@@ -40,6 +43,36 @@ def problem(instance: Instance, timeout_s: float) -> str:
     return ""
 
 
+def code_problem(folder: Path) -> str:
+    """Return the first syntax error in the Python files of a version's folder, or "". Compiles the
+    files without running them."""
+    for path in sorted(folder.glob("*.py"))[:_MOST_FILES]:
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        except SyntaxError as ex:
+            return f"{path}, line {ex.lineno}: {ex.msg}"
+        except (OSError, ValueError) as ex:
+            return f"{path}: {ex}"
+    return ""
+
+
+def _place(ex: BaseException | None, directory: str) -> str:
+    """Return the place of an exception or its causes in the model's code: the innermost line, or
+    the line of a syntax error. Return "" if no line of the model is involved."""
+    location = ""
+    for _ in range(_MOST_CAUSES):
+        if ex is None:
+            break
+        if isinstance(ex, SyntaxError) and ex.filename:
+            return f"{ex.filename}, line {ex.lineno}: "
+        for frame in traceback.extract_tb(ex.__traceback__):
+            if frame.filename.startswith(f"{directory}/"):
+                location = f"{frame.filename}, line {frame.lineno}: "
+        ex = ex.__cause__ or ex.__context__
+    return location
+
+
 def main() -> int:
     from shmserve.executor.backends.model_errors import from_load, sanitised
     from shmserve.executor.devices import Devices
@@ -56,7 +89,7 @@ def main() -> int:
             backend, _ = model_loading.load(instance, devices)
             backend.close()
         except Exception as ex:
-            where = model_code.place(ex, instance.directory)
+            where = _place(ex, instance.directory)
             raise from_load(ex, logging.getLogger(__name__), instance.name) from ex
     except ShmserveError as ex:
         log_output.end()  # flushes the model's output first

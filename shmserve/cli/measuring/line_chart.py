@@ -13,8 +13,7 @@ _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#
 
 
 def svg(title: str, panels: Mapping[str, Series]) -> str:
-    """Return the SVG document. Panels share the time axis; each panel has a separate scale, from
-    0."""
+    """Return the SVG document. Panels share the time axis, and have separate scales from 0."""
     names = list(dict.fromkeys(name for series in panels.values() for name in series))
     colours = {name: _COLOURS[n % len(_COLOURS)] for n, name in enumerate(names)}
     end = max((t for s in panels.values() for line in s.values() for t, _ in line), default=1.0)

@@ -121,12 +121,8 @@ def _inputs(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(result: Measurement, make: Callable[[], Door], limits: argparse.Namespace) -> None:
-    """Run `limits.concurrency` concurrent callers, each with a separate door, until the first
-    limit is reached.
-
-    Raises:
-        ShmserveError: a door cannot be opened, or its warm-up requests fail.
-    """
+    """Run `limits.concurrency` concurrent callers, each with a separate door, until the first limit
+    is reached. Raise ShmserveError if a door cannot be opened, or its warm-up requests fail."""
     with ExitStack() as stack:
         doors = [stack.enter_context(make()) for _ in range(limits.concurrency)]
         for door in doors:
@@ -166,8 +162,7 @@ def _call(result: Measurement, door: Door, count: int, start: float, seconds: fl
 
 
 def draw(arguments: argparse.Namespace, results: Sequence[Measurement]) -> None:
-    """Draw medians and rates over time into the file. Raise ConfigError if the file cannot be
-    written."""
+    """Draw medians and rates over time. Raise ConfigError if the file cannot be written."""
     median: dict[str, list[tuple[float, float]]] = {}
     rates: dict[str, list[tuple[float, float]]] = {}
     for result in results:

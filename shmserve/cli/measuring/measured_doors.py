@@ -23,12 +23,8 @@ class Door(Protocol):
     """Connection of a single caller; a context manager."""
 
     def send(self, receipt: bool = False) -> Receipt:
-        """Send the request and wait for the answer. Return the receipt if `receipt` is set, else
-        an empty mapping.
-
-        Raises:
-            Unavailable: the request failed; the message gives the reason.
-        """
+        """Send the request and wait for the answer. Return the receipt if `receipt` is set, else an
+        empty mapping. Raise Unavailable if the request failed; the message gives the reason."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -38,8 +34,7 @@ class Door(Protocol):
 def maker(
     over: str, url: str, settings: Settings, arguments: argparse.Namespace, inputs: Any
 ) -> Callable[[], Door]:
-    """Return a function that opens a door of this kind. Raise ConfigError if the server has no
-    such address."""
+    """Return the opener of a kind of door. Raise ConfigError if the server has no address."""
     if over != "grpc":
         control = "" if over == "http" else server_address.client_socket(settings, arguments.url)
         return functools.partial(ClientDoor, over, url, control, arguments.model, inputs)

@@ -28,8 +28,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _change(server: Asking, what: str, model: str) -> int:
-    """Load or unload a model. Raise Unavailable if no server answers, or if the server refuses,
-    with the server's reason."""
+    """Load or unload a model. Raise Unavailable if no server answers, or if the server refuses."""
     path = f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/{what}"
     status, error, _ = server.ask("POST", path, b"{}")
     if status != 200:

@@ -18,11 +18,8 @@ _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]"}
 
 def http(settings: Settings, url: str | None) -> str:
     """Return the HTTP address for `shmserve.client`: `url` if given, else a Unix socket of
-    `http_bind`, else the first address there.
-
-    Raises:
-        ConfigError: no address can be used from this host.
-    """
+    `http_bind`, else the first address there. Raise ConfigError if no address can be used from this
+    host."""
     if url:
         return url
     address = _bound(settings.http_bind)
@@ -34,8 +31,7 @@ def http(settings: Settings, url: str | None) -> str:
 
 
 def grpc(settings: Settings, address: str | None) -> str:
-    """Return the gRPC address for the gRPC library: `address` if given, else from `grpc_bind`, as
-    `http`."""
+    """Return the address for the gRPC library: `address`, or else of `grpc_bind`, as `http`."""
     target = address or _bound(settings.grpc_bind)
     if not target or not settings.grpc_processes:
         raise ConfigError("grpc_bind: no gRPC is served here; give --grpc")
@@ -79,8 +75,7 @@ class Asking:
             raise ConfigError(f"--url: {ex}") from None
 
     def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, str, bytes]:
-        """Send a request and return status, error message and body. Raise Unavailable if no answer
-        came."""
+        """Return status, error message and body. Raise Unavailable if no answer came."""
         try:
             reply = self._transport.request(method, path, self._headers, [body] if body else ())
         except InferenceError as ex:

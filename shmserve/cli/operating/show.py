@@ -52,11 +52,8 @@ def run(settings: Settings, name: str, *, as_json: bool, limit: int | None = Non
 
 
 def ask(run_dir: str, name: str) -> list[Row]:
-    """Return the rows of a table from the coordinator.
-
-    Raises:
-        Unavailable: no server runs with this run directory, or the server does not answer.
-    """
+    """Return the rows of a table from the coordinator. Raise Unavailable if no server runs with
+    this run directory, or the server does not answer."""
     try:
         place = os.path.join(rundir.serving(run_dir), rundir.COORDINATOR_SOCKET)
         channel = Channel.connect(place, _WAIT_S)
@@ -93,8 +90,7 @@ def _receive(channel: Channel) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Return aligned columns in the order of first appearance, with numbers aligned to the
-    right."""
+    """Return aligned columns, ordered by first appearance. Numbers are aligned to the right."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [columns]
     lines += [[str(row.get(key, "")).replace("\n", " ") for key in columns] for row in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,8 @@ from shmserve import config
 from shmserve.cli.operating.show import Row, ask
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, ShmserveError
+from shmserve.observe import usage
+from shmserve.observe.usage import Usage
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 _LOOKS = ("processes", "models", "stats", "queues")
 _MIB = 1 << 20
-_TICK_HZ = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Look(Struct, frozen=True):
@@ -30,12 +29,12 @@ class Look(Struct, frozen=True):
     Attributes:
         time: time of the observation, in seconds (`time.monotonic`).
         tables: rows by table name.
-        usage: CPU seconds and resident bytes by pid.
+        usage: use of resources by pid.
     """
 
     time: float
     tables: dict[str, list[Row]]
-    usage: dict[int, tuple[float, int]]
+    usage: dict[int, Usage]
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -75,20 +74,12 @@ def run(settings: Settings, interval_s: float) -> int:
 
 
 def look(run_dir: str) -> Look:
-    """Read the server's tables, and the usage of its processes from /proc. Raises as
-    `show.ask`."""
+    """Read the server's tables, and usage of processes from /proc. Raises as `show.ask`."""
     tables = {name: ask(run_dir, name) for name in _LOOKS}
-    usage = {row["pid"]: used for row in tables["processes"] if (used := _usage(row["pid"]))}
-    return Look(time.monotonic(), tables, usage)
-
-
-def _usage(pid: int) -> tuple[float, int] | None:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None  # the process has ended, or is not visible to this user
-    return (int(fields[11]) + int(fields[12])) / _TICK_HZ, int(fields[21]) * _PAGE
+    used_by_pid = {
+        row["pid"]: used for row in tables["processes"] if (used := usage.of_process(row["pid"]))
+    }
+    return Look(time.monotonic(), tables, used_by_pid)
 
 
 def frame(before: Look, now: Look) -> Group:
@@ -103,7 +94,7 @@ def frame(before: Look, now: Look) -> Group:
             row["role"],
             str(row["pid"]),
             _rate(before, now, row["pid"]),
-            str(used[1] // _MIB) if used else "",
+            str(used.resident // _MIB) if used else "",
             str(row["held_bytes"] // _MIB),
             f"{row['up_s']:.0f}",
         )
@@ -153,7 +144,7 @@ def _table(*columns: str) -> Table:
 def _rate(before: Look, now: Look, pid: int) -> str:
     if pid not in before.usage or pid not in now.usage:
         return ""
-    return _per_second(100 * (now.usage[pid][0] - before.usage[pid][0]), before, now)
+    return _per_second(100 * (now.usage[pid].cpu_s - before.usage[pid].cpu_s), before, now)
 
 
 def _per_second(count: float, before: Look, now: Look) -> str:

@@ -8,6 +8,7 @@ import sys
 
 import msgspec
 
+from shmserve.cli.operating.show import Row
 from shmserve.cluster import cluster_file, commands, haproxy_config
 from shmserve.cluster.controller import Status
 
@@ -32,11 +33,11 @@ def main(arguments: argparse.Namespace) -> int:
     return 0 if all(row["ready"] for row in document(status)["models"]) else 1
 
 
-def document(status: Status) -> dict[str, list[dict[str, object]]]:
+def document(status: Status) -> dict[str, list[Row]]:
     """Return the rows of nodes, models and problems, as the tables show them."""
     ready = commands.ready(status)
     decision = status.decision
-    nodes: list[dict[str, object]] = [
+    nodes = [
         {
             "node": name,
             "address": f"{report.http.host}:{report.http.port}" if report.http else "",
@@ -48,7 +49,7 @@ def document(status: Status) -> dict[str, list[dict[str, object]]]:
         }
         for name, report in sorted(status.nodes.items())
     ]
-    models: list[dict[str, object]] = [
+    models = [
         {
             "model": name,
             "replicas": replicas,
@@ -58,7 +59,7 @@ def document(status: Status) -> dict[str, list[dict[str, object]]]:
         }
         for name, replicas in sorted(decision.replicas.items())
     ]
-    problems: list[dict[str, object]] = [{"problem": problem} for problem in status.problems]
+    problems = [{"problem": problem} for problem in status.problems]
     return {"nodes": nodes, "models": models, "problems": problems}
 
 
@@ -66,21 +67,15 @@ def _print(status: Status) -> None:
     rows = document(status)
     print(f"{'node':<14}{'address':<23}{'room':>9}  models")
     for node in rows["nodes"]:
-        models = [*map(str, _list(node["ready"]))]
-        models += [f"({name})" for name in _list(node["coming"])]
-        room = f"{int(str(node['room_bytes'])) // _UNIT} MiB"
+        models = [*node["ready"], *(f"({name})" for name in node["coming"])]
+        room = f"{node['room_bytes'] // _UNIT} MiB"
         address = node["address"] or "(not up)"
-        print(f"{str(node['node'])[:12]:<14}{address:<23}{room:>9}  {' '.join(models)}")
+        print(f"{node['node'][:12]:<14}{address:<23}{room:>9}  {' '.join(models)}")
         if node["problem"]:
             print(f"{'':<14}{node['problem']}")
     print(f"\n{'model':<30}{'wanted':>8}{'ready':>8}{'no room':>9}")
     for model in rows["models"]:
         numbers = f"{model['replicas']:>8}{model['ready']:>8}{model['without_room']:>9}"
-        print(f"{model['model']!s:<30}{numbers}")
+        print(f"{model['model']:<30}{numbers}")
     for problem in rows["problems"]:
         print(problem["problem"])
-
-
-def _list(value: object) -> list[str]:
-    assert isinstance(value, list)
-    return value

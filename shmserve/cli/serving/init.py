@@ -9,6 +9,7 @@ import json
 import shutil
 from pathlib import Path
 
+from shmserve.cli.serving import shipped
 from shmserve.errors import ConfigError
 
 _EXAMPLES = ("add_sub", "digits", "identity", "identity_bytes", "noop", "repeat_int32")
@@ -33,11 +34,8 @@ processes = 1
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Make the repository and the file, print the next steps, and return the exit status.
-
-    Raises:
-        ConfigError: the folder is not empty, or cannot be made.
-    """
+    """Make the repository and the file, print the next steps, and return the exit status. Raise
+    ConfigError if the folder is not empty, or cannot be made."""
     folder = Path(arguments.folder).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,14 +62,5 @@ def _can_run(name: str) -> bool:
 
 
 def examples() -> Path:
-    """Return the folder of the example workers: inside the package in a wheel, beside the package
-    in a checkout.
-
-    Raises:
-        ConfigError: the folder is missing.
-    """
-    package = Path(__file__).absolute().parents[2]
-    for folder in (package, package.parent):
-        if (folder / "workers").is_dir():
-            return folder / "workers"
-    raise ConfigError("the example workers are missing from this installation")
+    """Return the folder of the example workers; raises as `shipped`."""
+    return shipped("workers", "workers", "the example workers are")

@@ -73,8 +73,7 @@ def _hand_over(terms: ReloadTerms, base: str, master: int) -> str:
 
 
 def _await_earlier(terms: ReloadTerms, base: str) -> None:
-    """Wait for the end of an earlier handover, which lasts until either of its generations has
-    ended."""
+    """Wait for the end of an earlier handover: the end of either generation."""
     limit_s = terms.load_timeout_s + _BEYOND_LOAD_S + 3 * terms.drain_timeout_s + _BEGIN_S
     deadline = time.monotonic() + limit_s
     while (pid := rundir.lock(base, "handover").holder()) is not None:

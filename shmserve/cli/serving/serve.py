@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-import shmserve
 from shmserve import config
+from shmserve.cli.serving import shipped
 from shmserve.errors import ConfigError
 from shmserve.supervisor.generations import activation, keeper
 from shmserve.transport.processes import adopt_orphans
@@ -20,14 +20,8 @@ _NAME = "gunicorn.conf.py"
 
 
 def conf_file() -> str:
-    """Return the path of the configuration file: inside the package in a wheel, beside the package
-    in a checkout."""
-    package = os.path.dirname(os.path.abspath(shmserve.__file__))
-    for folder in (package, os.path.dirname(package)):
-        path = os.path.join(folder, _NAME)
-        if os.path.isfile(path):
-            return path
-    raise ConfigError(f"{_NAME} is missing from this installation")
+    """Return the path of gunicorn's configuration file; raises as `shipped`."""
+    return str(shipped(_NAME, _NAME, f"{_NAME} is"))
 
 
 def command(extra: Sequence[str]) -> list[str]:
@@ -53,8 +47,7 @@ def main(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _called() -> list[str]:
-    """Return this command under the name used for the call, which may be a link with another
-    target later."""
+    """Return the command as called: by a name that may be a link with another target later."""
     script, *words = sys.argv
     if os.path.basename(script) == "__main__.py":
         return [sys.executable, "-m", "shmserve", *words]

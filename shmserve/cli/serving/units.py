@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from shmserve.cli.serving import shipped
 from shmserve.errors import ConfigError
 
 _ENVIRONMENT = "/opt/shmserve"  # path in the shipped files
@@ -17,11 +18,8 @@ _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write the units, print the paths and the next steps, and return the exit status.
-
-    Raises:
-        ConfigError: the environment has no program, or a file cannot be written.
-    """
+    """Write the units, print the paths and the next steps, and return the exit status. Raise
+    ConfigError if the environment has no program, or a file cannot be written."""
     app = Path(arguments.app or sys.prefix).absolute()
     programs = app / "bin" if arguments.app else Path(sysconfig.get_path("scripts"))
     if not (programs / "shmserve").is_file():
@@ -61,14 +59,5 @@ def _write(place: Path, text: str) -> None:
 
 
 def templates() -> Path:
-    """Return the folder of the shipped files: inside the package in a wheel, beside the package in
-    a checkout.
-
-    Raises:
-        ConfigError: the folder is missing.
-    """
-    package = Path(__file__).absolute().parents[2]
-    for folder in (package / "systemd", package.parent / "deploy" / "systemd"):
-        if folder.is_dir():
-            return folder
-    raise ConfigError("systemd's units are missing from this installation")
+    """Return the folder of the shipped files; raises as `shipped`."""
+    return shipped("systemd", "deploy/systemd", "systemd's units are")

@@ -32,11 +32,8 @@ class Block(Protocol):
     address: int
 
     def register(self) -> None:
-        """Register the block at the server as region `name`. Registering again is no error.
-
-        Raises:
-            ShmserveError: the server refused or does not answer.
-        """
+        """Register the block at the server as region `name`. Registering again is no error. Raise
+        ShmserveError if the server refused or does not answer."""
 
     def window(self, offset: int, nbytes: int) -> tuple[Any, object]:
         """Return a part of the block as an array of bytes, and an object that lives as long as the
@@ -94,8 +91,7 @@ class BlockPool:
     # -------------------------------------------------------------------- leases
 
     def acquire(self, nbytes: int) -> Block | None:
-        """Return a block of at least `nbytes` with one lease. Return None if there is no room, or
-        no server."""
+        """Return a block of at least `nbytes` with one lease; None without room or server."""
         size = self._kind.size_of(nbytes)
         with self._lock:
             self._settle()
@@ -149,8 +145,7 @@ class BlockPool:
     # ---------------------------------------------------------------------- life
 
     def register_again(self) -> bool:
-        """Register all blocks at a restarted server. Return False if the server refuses or does
-        not answer."""
+        """Register all blocks at a restarted server. Return False on refusal or silence."""
         with self._lock:
             self._settle()
             try:
@@ -203,8 +198,7 @@ class BlockPool:
         return self.total_bytes + size <= self._max_bytes and len(self._blocks) < _MAX_BLOCKS
 
     def _evict(self, nbytes: int) -> int:
-        """Give up unused blocks of at least `nbytes` bytes, if there are enough. Return the bytes
-        freed."""
+        """Give up unused blocks of at least `nbytes` bytes, or all. Return the bytes freed."""
         unused: list[Block] = []
         freed = 0
         for free in self._free.values():

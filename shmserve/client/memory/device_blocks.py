@@ -121,8 +121,7 @@ class _Allocation:
     """GPU memory that is freed with this object."""
 
     def __init__(self, cupy: Any, device: int, size: int) -> None:
-        """Allocate `size` bytes. Raise CuPy's CUDARuntimeError if the device has no such
-        memory."""
+        """Allocate `size` bytes. Raise CuPy's CUDARuntimeError without such memory."""
         self.size = size
         with cupy.cuda.Device(device):
             self.address = int(cupy.cuda.runtime.malloc(size))

@@ -65,8 +65,7 @@ class SharedMemoryPools:
             self._look()
 
     def on(self, device: int | None) -> BlockPool | None:
-        """Return the pool of a GPU or, for None, of the host. Return None if the server takes no
-        such memory now."""
+        """Return the pool of a GPU or, for None, of the host. None: no such memory is taken now."""
         if device is None:
             if self._host is None and time.monotonic() >= self._again_at:
                 self._again_at = inf
@@ -128,8 +127,7 @@ class SharedMemoryPools:
                 self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
 
     def _host_pool(self, path: str) -> tuple[BlockPool, ControlConnection] | None:
-        """Connect to a client socket. Return None unless the HTTP server sees memory registered
-        there."""
+        """Connect to a client socket. Return None unless the HTTP server sees memory there."""
         try:
             control = ControlConnection(path)
         except ShmserveError as ex:
@@ -155,8 +153,7 @@ class SharedMemoryPools:
         return None
 
     def _gpu_pool(self, device: int) -> BlockPool | None:
-        """Make a pool for a GPU if the server takes a first block. A refusal is final, a missing
-        answer is not."""
+        """Return a GPU's pool if the server takes a first block. Only a refusal is final."""
         blocks = DeviceBlocks(self._transport, device)
         pool = BlockPool(blocks, self._max_device_bytes)
         block = pool.acquire(1)
@@ -170,8 +167,7 @@ class SharedMemoryPools:
 
 
 def _control_paths(transport: Transport) -> Iterator[str]:
-    """Yield paths where the client socket may be. `_host_pool` checks the server behind a path
-    before tensors go there."""
+    """Yield paths where the client socket may be. `_host_pool` checks the server behind a path."""
     named = os.environ.get(CONTROL_VARIABLE, "")
     if named:
         yield named
@@ -193,8 +189,7 @@ def _control_paths(transport: Transport) -> Iterator[str]:
 
 
 def _is_nobody_elses(folder: str) -> bool:
-    """Return True if no other user can have put a socket into `folder` to receive this client's
-    tensors."""
+    """Return True if no other user can have put a socket there to receive a client's tensors."""
     try:
         return folder == _SERVICES or os.lstat(folder).st_uid in (os.getuid(), 0)
     except OSError:

@@ -28,11 +28,8 @@ class CancelScope:
         self._cancelled = False
 
     def run(self, call: Callable[[], T]) -> T:
-        """Run a call under this scope and return its result.
-
-        Raises:
-            InferenceError: the scope was cancelled before the answer arrived.
-        """
+        """Run a call under this scope and return its result. Raise InferenceError if the scope was
+        cancelled before the answer arrived."""
         self._check()
         token = _current.set((*_current.get(), self))
         try:
@@ -41,8 +38,7 @@ class CancelScope:
             _current.reset(token)
 
     def cancel(self) -> None:
-        """End the call's current wait and prevent further waits. Callable from any thread, any
-        number of times."""
+        """End the call's current wait and prevent further waits. For any thread, idempotent."""
         with self._lock:
             self._cancelled = True
             if self._interrupt is not None:
@@ -92,8 +88,7 @@ def _waiting(scopes: tuple[CancelScope, ...], interrupt: Callable[[], None]) -> 
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """Protect work for the whole client, such as unregistering memory, from the cancellation of a
-    call."""
+    """Protect work for the whole client, such as unregistering, from a call's cancellation."""
     token = _current.set(())
     try:
         yield

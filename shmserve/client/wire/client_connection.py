@@ -37,11 +37,7 @@ class ControlConnection:
     """
 
     def __init__(self, path: str) -> None:
-        """Connect.
-
-        Raises:
-            PeerDied: no server listens there, or its protocol version differs.
-        """
+        """Connect. Raise PeerDied if no server listens there, or its protocol version differs."""
         self._path = path
         self.has_lanes = False
         self._lock = threading.Lock()
@@ -51,11 +47,8 @@ class ControlConnection:
         self._channel: Channel | None = self._connect(inf)
 
     def register(self, name: str, byte_size: int, fd: int) -> None:
-        """Register a sealed memfd from offset 0.
-
-        Raises:
-            ShmserveError: the server refused or does not answer.
-        """
+        """Register a sealed memfd from offset 0. Raise ShmserveError if the server refused or does
+        not answer."""
         self._ask(wire.RegisterMemfd(name, 0, byte_size), [fd])
 
     def unregister(self, names: Sequence[str]) -> None:
@@ -66,8 +59,7 @@ class ControlConnection:
     def open_lane(
         self, model: str, version: str, within_s: float
     ) -> tuple[wire.LaneOpened, Channel]:
-        """Return a new channel to an executor of a model. Raises as `register`, but without
-        retries."""
+        """Return a new channel to a model's executor. Raises as `register`, without retries."""
         if not self.has_lanes:
             raise Unimplemented("the server has no lanes")
         reply, fds = self._ask(wire.OpenLane(model, version), (), wire.LaneOpened, within_s)

@@ -102,12 +102,9 @@ class Transport:
         return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, data)
 
     def events(self, path: str, body: bytes, until: float) -> EventStream:
-        """Send a POST and return the server-sent events of the response. `until` is the deadline
-        of the last event (`time.monotonic`).
-
-        Raises:
-            InferenceError: the server refused, or as `request`.
-        """
+        """Send a POST and return the server-sent events of the response. `until` is the deadline of
+        the last event (`time.monotonic`). Raise InferenceError if the server refused, or as
+        `request`."""
         connection = self._connection(left_s(until))
         fields = {"Content-Length": str(len(body)), "Content-Type": "application/json"}
         with failures(connection), _interruptible(connection) as sock:
@@ -162,8 +159,7 @@ class Transport:
             connection.close()
 
     def keep(self, connection: http.client.HTTPConnection, ends: bool) -> None:
-        """Keep the connection for later requests, or close it if `ends` is set or enough are
-        idle."""
+        """Keep the connection for later requests, unless `ends` is set or enough are idle."""
         with self._lock:
             if not (self._closed or ends or len(self._idle) >= _MAX_IDLE):
                 self._idle.append(connection)
@@ -171,25 +167,17 @@ class Transport:
         connection.close()
 
 
-class EventStream:
+class EventStream(Struct, eq=False):
     """Server-sent events as they arrive. For one thread at a time."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        connection: http.client.HTTPConnection,
-        sock: socket.socket,
-        response: http.client.HTTPResponse,
-        until: float,
-    ) -> None:
-        self._transport = transport
-        self._connection = connection
-        self._sock = sock
-        self._response = response
-        self._until = until
-        self._received = bytearray()
-        self._seen = 0  # leading bytes of `_received` in which no event ends
-        self._over = False
+    _transport: Transport
+    _connection: http.client.HTTPConnection
+    _sock: socket.socket
+    _response: http.client.HTTPResponse
+    _until: float
+    _received: bytearray = bytearray()
+    _seen: int = 0  # leading bytes of `_received` in which no event ends
+    _over: bool = False
 
     def next(self) -> bytes | None:
         """Return the data of the next event; None after the last event. Must not be called after
@@ -216,8 +204,7 @@ class EventStream:
         return event
 
     def close(self) -> None:
-        """Stop reading. Unless the stream has ended, close the connection, which cancels the
-        request."""
+        """Stop reading. Closing the connection of an unfinished stream cancels the request."""
         if not self._over:
             self._response.close()
             self._connection.close()
@@ -235,8 +222,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _usable(connection: http.client.HTTPConnection) -> bool:
-    """Return True if an idle connection is still open. Readable bytes or EOF make a connection
-    unusable."""
+    """Return True if an idle connection is open: neither bytes nor EOF are to be read."""
     if connection.sock is None:
         return False
     poll = select.poll()
@@ -245,11 +231,8 @@ def _usable(connection: http.client.HTTPConnection) -> bool:
 
 
 def left_s(until: float) -> float:
-    """Return the seconds until a deadline (`time.monotonic`).
-
-    Raises:
-        InferenceError: the deadline has passed.
-    """
+    """Return the seconds until a deadline (`time.monotonic`). Raise InferenceError if the deadline
+    has passed."""
     remaining_s = until - time.monotonic()
     if remaining_s <= 0:
         raise InferenceError(0, LATE)
@@ -258,8 +241,7 @@ def left_s(until: float) -> float:
 
 @contextlib.contextmanager
 def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
-    """Close the connection on any exception. Turn timeouts and lost connections into
-    InferenceError."""
+    """Close the connection on any exception. Make timeouts and lost connections InferenceError."""
     try:
         yield
     except TimeoutError as ex:

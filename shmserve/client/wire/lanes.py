@@ -48,11 +48,8 @@ class ClientLane:
         self.limit_s = opened.timeout_ns / 1e9 + _GRACE_S
 
     def receive(self, timeout_s: float) -> wire.LaneAnswer | None:
-        """Return the next answer, or None after `timeout_s` seconds.
-
-        Raises:
-            PeerDied, ProtocolViolation: the lane has failed; no answer will come.
-        """
+        """Return the next answer, or None after `timeout_s` seconds. Raise PeerDied or
+        ProtocolViolation if the lane has failed; no answer will come."""
         received = self.channel.receive_within(timeout_s, 0)
         if received is None:
             return None
@@ -62,27 +59,21 @@ class ClientLane:
 
 class _Idle(Struct):
     lanes: list[ClientLane]
-    refused_until: float = 0.0
-
-    def refuse(self, until: float) -> None:
-        """The server gives no lane now: ask again then."""
-        self.refused_until = until
+    refused_until: float = 0.0  # no lane is asked for before
 
 
 class Lanes:
     """Idle lanes of one client. Thread-safe."""
 
     def __init__(self, control: Callable[[], ControlConnection | None]) -> None:
-        """Make an empty set of lanes. `control` returns the client socket's connection, or None if
-        there is none now."""
+        """Make an empty set. `control` returns the client socket's connection, None without one."""
         self._control = control
         self._lock = threading.Lock()
         self._idle: dict[Key, _Idle] = {}
         self._closed = False
 
     def take(self, key: Key, until: float) -> ClientLane | None:
-        """Return a lane for one request, at the latest at the deadline `until`. Return None if no
-        lane is available."""
+        """Return a lane for one request before the deadline `until`; None if none is available."""
         with self._lock:
             idle = self._idle.get(key)
             if idle is None:
@@ -97,7 +88,7 @@ class Lanes:
         try:
             opened, channel = control.open_lane(*key, left_s(until))
         except ShmserveError:
-            idle.refuse(time.monotonic() + _AGAIN_S)
+            idle.refused_until = time.monotonic() + _AGAIN_S
             return None
         return ClientLane(opened, channel)
 

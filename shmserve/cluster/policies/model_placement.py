@@ -70,8 +70,7 @@ class Layout:
         self.count[model] += by
 
     def takes(self, node: str, model: str, barred: Barred) -> bool:
-        """Return True if a replica of a model can be added to a node: it fits, is not there yet,
-        and is not barred."""
+        """Return True if a replica fits on a node, is not there yet, and is not barred."""
         fits = self.models[model].memory <= self.free[node]
         return fits and model not in self.on[node] and (node, model) not in barred
 

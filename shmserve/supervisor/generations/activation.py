@@ -22,7 +22,7 @@ from shmserve.errors import ConfigError
 GRPC, REPORT, BOUND = "grpc", "report", "bound"
 REGIONS = "region-"  # prefix of names under which systemd keeps clients' memory
 _FIRST = 3
-_REPORT_BYTES = 4096
+REPORT_BYTES = 4096  # largest report
 
 
 def take(environ: MutableMapping[str, str], name: str) -> tuple[int, ...]:
@@ -38,8 +38,7 @@ def take(environ: MutableMapping[str, str], name: str) -> tuple[int, ...]:
 
 
 def take_all(environ: MutableMapping[str, str], prefix: str) -> list[tuple[str, int]]:
-    """Take all descriptors whose names begin with `prefix`, as `take` does. Return (name,
-    descriptor)."""
+    """Take all descriptors with this `prefix`, as `take`. Return (name, descriptor)."""
     return _take(environ, lambda given: given.startswith(prefix))
 
 
@@ -69,7 +68,7 @@ def _take(
 def tell(environ: MutableMapping[str, str], message: str) -> None:
     """Tell a predecessor, if any, why this process will not take its place."""
     for fd in take(environ, REPORT):
-        os.write(fd, message.encode()[:_REPORT_BYTES])
+        os.write(fd, message.encode()[:REPORT_BYTES])
         os.close(fd)
 
 
@@ -92,14 +91,12 @@ def has_http(environ: Mapping[str, str]) -> bool:
 
 
 def are_bound(environ: Mapping[str, str]) -> bool:
-    """Return whether an earlier generation bound the passed HTTP sockets, so that this service
-    removes their files."""
+    """Return whether a generation bound the passed sockets: the service removes their files."""
     return has_http(environ) and BOUND in _names(environ, _count(environ))
 
 
 def has_all(environ: Mapping[str, str], places: Iterable[tuple[str, int] | str | int]) -> bool:
-    """Return whether the passed sockets are exactly those of `places` (addresses in gunicorn's
-    form), compared by port or path."""
+    """Return whether the passed sockets are those of `places` (gunicorn's), by port or path."""
     passed = set()
     for fd in range(_FIRST, _FIRST + _count(environ)):
         with socket.socket(fileno=os.dup(fd)) as sock:

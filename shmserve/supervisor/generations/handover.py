@@ -59,7 +59,6 @@ _BEYOND_LOAD_S = 60.0  # for the start of a generation, beyond the loading of mo
 _EXTEND_EVERY_S = 20.0
 _EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
 _END_S = 10.0  # for processes to end after SIGTERM
-_REPORT_BYTES = 4096
 _NO_KEEPER = (
     "gunicorn was started directly, so its end would be the end of the service for whoever did"
     " that; start it with `shmserve serve`"
@@ -145,8 +144,7 @@ def _hand_over(old: Old) -> bool:
 
 
 def _refuse(base: str, generation: str, reason: str, notifier: Notifier) -> bool:
-    """Tell the log, systemd and `shmserve reload` that the old generation serves on. Return
-    False."""
+    """Tell log, systemd and `shmserve reload` that the old generation serves on. Return False."""
     _log.error("reload failed, the generation before serves on", extra=log_fields(reason=reason))
     notifier.send(f"STATUS=reload failed, serving as before: {reason}")
     rundir.hand_over(base, f"{generation} failed: {reason}")
@@ -211,11 +209,9 @@ def _await(reading: int, pidfd: int, old: Old, notifier: Notifier) -> str:
         ready = {fd for fd, _ in poll.poll(_EXTEND_EVERY_S * 1000)}
         if ready & {old.master_fd, old.stopping_fd}:
             return "the service ends"
-        report = (
-            os.read(reading, _REPORT_BYTES).decode(errors="replace") if reading in ready else ""
-        )
+        report = os.read(reading, activation.REPORT_BYTES) if reading in ready else b""
         if report:
-            return " ".join(report.split())
+            return " ".join(report.decode(errors="replace").split())
         if pidfd in ready or reading in ready:
             return "its master ended before it served; the log says more"
     return f"it did not serve within {limit_s:g} s (load_timeout_s)"

@@ -144,8 +144,7 @@ class _Masters:
         self._superseded: set[int] = set()
 
     def told(self, pid: int) -> None:
-        """Note a pid from a handover: a new master or, the second time, that this master
-        serves."""
+        """Note a pid from a handover: of a new master or, the second time, of a serving one."""
         if pid in self.pids:
             self._superseded.update(self.pids[: self.pids.index(pid)])
         elif _is_descendant(pid):
@@ -210,8 +209,7 @@ def _is_descendant(pid: int) -> bool:
 
 
 def _reap() -> dict[int, int]:
-    """Reap all children that have ended, adopted children included. Return exit codes by pid,
-    negative for signals."""
+    """Reap all ended children, adopted or not. Return codes by pid, negative for signals."""
     codes = {}
     try:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

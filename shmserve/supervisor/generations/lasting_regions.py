@@ -40,8 +40,7 @@ class LastingRegions:
         self._listed: Mapping[int, Region] | None = None
 
     def turn(self, regions: Mapping[int, Region], fds: Mapping[int, int]) -> None:
-        """Store the service's regions with their descriptors. A change is seen by a new mapping
-        `regions`."""
+        """Store the regions with their descriptors. A new mapping `regions` is a change."""
         if regions is self._listed or not self._notifier.address:
             return
         named: dict[str, set[int]] = {f"{REGIONS}{n}": set() for n in range(_NAMES)}
@@ -62,8 +61,7 @@ class LastingRegions:
                 self._listed = regions
 
     def _store(self, name: str, fds: list[int]) -> bool:
-        """Replace all descriptors of a name. Return False if systemd did not take every
-        message."""
+        """Replace a name's descriptors. Return False if systemd did not take every message."""
         named = f"FDNAME={name}"
         taken = self._notifier.send("FDSTOREREMOVE=1", named, patience_s=_PATIENCE_S)
         for start in range(0, len(fds), MAX_FDS):

@@ -116,8 +116,7 @@ class TakeOver:
 
 
 def obstacle(snapshot: Snapshot) -> str:
-    """Return what keeps a generation from ever being ready; empty if nothing does, or loading goes
-    on."""
+    """Return what keeps a generation from ever being ready; empty if nothing, or while loading."""
     if snapshot.ready or _loading(snapshot) or not snapshot.complete:
         return ""
     if snapshot.shortage:

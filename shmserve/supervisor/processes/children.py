@@ -13,8 +13,7 @@ from shmserve.transport.processes import describe_status, pidfd_open, send_signa
 
 
 class Waitable(Protocol):
-    """Child of this process: started by `subprocess`, or forked for the supervisor by the
-    template."""
+    """Child of this process: started by `subprocess`, or forked for it by the template."""
 
     pid: int
 
@@ -42,8 +41,7 @@ class Child(Struct, eq=False):
 
     @classmethod
     def of(cls, name: str, popen: Waitable, now: float, process: str = "") -> Child:
-        """Return the child for a process just started, whose pid is right because nothing has
-        reaped the process yet."""
+        """Return the child for a process just started: not reaped, so the pid is right."""
         pidfd = pidfd_open(popen.pid)
         assert pidfd is not None
         return cls(name, popen.pid, pidfd, popen, now, process)
@@ -53,8 +51,7 @@ class Child(Struct, eq=False):
         return self.kill_at is not None
 
     def stop(self, now: float, grace_s: float) -> None:
-        """Send SIGTERM now (once) and SIGKILL after the grace. A later call can only shorten the
-        grace."""
+        """Send SIGTERM once, and SIGKILL after the grace, which later calls can only shorten."""
         if self.kill_at is None:
             self.kill_at = now + grace_s
             send_signal(self.pidfd, signal.SIGTERM)

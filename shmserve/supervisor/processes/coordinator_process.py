@@ -40,8 +40,7 @@ class CoordinatorProcess:
         self.child: Child | None = None
 
     def next_due(self) -> float:
-        """Return when (monotonic) to start a coordinator; inf while a coordinator runs, or after
-        `halt`."""
+        """Return when (monotonic) to start a coordinator; inf during a run, or after `halt`."""
         return self._due if self.child is None and not self._halted else inf
 
     def turn(self, now: float, grpc_unserved: str) -> Child | None:

@@ -28,14 +28,12 @@ _ANSWER_S = 5.0  # longest wait for an executor's pid
 
 
 class Forked(Struct):
-    """Executor forked by the template: becomes a child of this process once its parent has
-    ended."""
+    """Executor forked by the template: a child of this process once its parent has ended."""
 
     pid: int
 
     def wait(self, timeout: float) -> int | None:
-        """Return the exit status, as `subprocess` gives it. Called once the pidfd has shown the
-        end."""
+        """Return the exit status, as `subprocess` does, once the pidfd has shown the end."""
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:  # a child of an earlier supervisor
@@ -91,8 +89,7 @@ class ExecutorTemplate:
         return self._due if self._child is None and self._command else inf
 
     def ended(self, child: Child, now: float) -> bool:
-        """Note the end of a child, and schedule a restart. Return False if the child is not the
-        template."""
+        """Note a child's end, and schedule a restart. Return False for another process."""
         if child is not self._child or self._socket is None:
             return False
         self._socket.close()
@@ -114,8 +111,7 @@ class ExecutorTemplate:
         return not self._ready and not self._given_up
 
     def fork(self, process: str, instance: bytes) -> Forked | None:
-        """Fork an executor with this process id and `instance` as standard input. Return None on
-        failure."""
+        """Fork an executor with `process` as id and `instance` as standard input. None: failed."""
         if self._socket is None or self._child is None or not self._ready:
             return None
         # The executor begins at a byte in this pipe, sent once its pid is known here, and ends at
@@ -149,8 +145,7 @@ class ExecutorTemplate:
         child.kill()
 
     def _received(self, timeout_s: float) -> bytes:
-        """Return the template's next message; empty if none came in time or the template has
-        ended."""
+        """Return the template's next message; empty after the time, or the template's end."""
         assert self._socket is not None
         if not select.select([self._socket], [], [], timeout_s)[0]:
             return b""

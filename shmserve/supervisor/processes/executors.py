@@ -85,8 +85,7 @@ class Executors(Struct):
             self._tell(Started(child.name, child.pid))
 
     def ended(self, child: Child, now: float) -> None:
-        """Note that a process has ended: report the end, and schedule the instance's next
-        start."""
+        """Note and report a process's end, and schedule the instance's next start."""
         status = child.reap()
         reason = describe_status(status)
         if self.children.get(child.name) is child:
@@ -106,8 +105,7 @@ class Executors(Struct):
         self._due[child.name] = self._restart(child.name).ended(now, at_once=at_once)
 
     def forgive(self, name: str, now: float) -> None:
-        """Restart an instance without a pause, now and next time: the instance did not cause its
-        end."""
+        """Restart an instance without a pause, now and next time: the end had another cause."""
         self._restarts.pop(name, None)
         if name in self._due:
             self._due[name] = now

@@ -82,8 +82,7 @@ class Frontends:
         return not self._missing and len(self._serving) == len(self._numbers)
 
     def hindrance(self, now: float) -> str | None:
-        """Return why no process serves; empty if a process serves or none should, None while one
-        may be starting."""
+        """Return why no process serves; empty: all is well; None: a process may be starting."""
         if self._serving or self._halted or not self.wanted:
             return ""
         if self.failures < _FAILURES and now < self._idle_since + _PATIENCE_S:
@@ -95,8 +94,7 @@ class Frontends:
         self._idle_since = now
 
     def turn(self, now: float) -> list[Child]:
-        """Start, adopt and kill processes when due. Return new children, so that the caller
-        watches for their ends."""
+        """Start, adopt and kill processes when due. Return new children, for the caller's watch."""
         for child in self._numbers:
             child.enforce(now)
         new = []
@@ -121,8 +119,7 @@ class Frontends:
             self.failures = 0
 
     def ended(self, child: Child, now: float) -> bool:
-        """Note the end of a child, and schedule a restart. Return False for a child of another
-        group."""
+        """Note a child's end, and schedule a restart. Return False for another group's child."""
         number = self._numbers.pop(child, None)
         if number is None:
             return False

@@ -21,7 +21,7 @@ import pytest
 
 import shmserve
 from shmserve import cli, config
-from shmserve.cli.inspecting import model_code
+from shmserve.cli.inspecting import try_load
 from shmserve.cli.measuring import line_chart, made_inputs, measure
 from shmserve.cli.measuring.grpc_door import GrpcDoor
 from shmserve.cli.measuring.measure import Measurement
@@ -29,6 +29,7 @@ from shmserve.cli.operating import server_address, top
 from shmserve.cli.serving import init
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, Unavailable
+from shmserve.observe.usage import Usage
 from tests.grpc_client import VALUES, Rig
 
 ROOT = Path(__file__).parents[3]
@@ -270,9 +271,9 @@ def test_lines_are_drawn() -> None:
 
 def test_code_that_is_no_python_is_found_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("import nothing_here\n")
-    assert model_code.problem(tmp_path) == ""
+    assert try_load.code_problem(tmp_path) == ""
     (tmp_path / "model.py").write_text("x = 1\ndef f(:\n")
-    assert model_code.problem(tmp_path).startswith(f"{tmp_path}/model.py, line 2: ")
+    assert try_load.code_problem(tmp_path).startswith(f"{tmp_path}/model.py, line 2: ")
 
 
 def test_the_line_of_the_model_that_failed_is_found_behind_other_errors(tmp_path: Path) -> None:
@@ -284,8 +285,8 @@ def test_the_line_of_the_model_that_failed_is_found_behind_other_errors(tmp_path
         names["load"]()
     outer = ConfigError("told otherwise")
     outer.__cause__ = told.value
-    assert model_code.place(outer, str(tmp_path)) == f"{path}, line 2: "
-    assert model_code.place(outer, "/elsewhere") == ""
+    assert try_load._place(outer, str(tmp_path)) == f"{path}, line 2: "
+    assert try_load._place(outer, "/elsewhere") == ""
 
 
 def test_the_live_view_shows_rates() -> None:
@@ -297,13 +298,13 @@ def test_the_live_view_shows_rates() -> None:
     stats = {"model": "m", "version": "1", "failed": 2, "request_ms": 0.5}
 
     def look(at: float, answered: int, cpu: float) -> top.Look:
-        tables = {
+        tables: dict[str, Any] = {
             "processes": [{**process, "instance": "m/1/0"}, {**other, "up_s": 98765.0}, process],
             "models": [{**model, "instance_state": "READY"}],
             "queues": [{"process": "http-1", "instance": "m/1/0", "in_flight": 3}],
             "stats": [{**stats, "answered": answered}],
         }
-        return top.Look(at, tables, {7: (cpu, 5 << 20)})  # type: ignore[arg-type]
+        return top.Look(at, tables, {7: Usage(cpu, 0, 5 << 20, 0, True)})
 
     drawn = io.StringIO()
     Console(file=drawn, width=120).print(top.frame(look(0, 10, 1.0), look(2, 110, 2.0)))

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from shmserve.client import InferenceError, Result, ResultStream, placed_request
-from shmserve.client.client_call import ClientCall
 from shmserve.client.http_stream import HttpAnswers, generate_request
 from shmserve.client.lane_answers import LaneAnswers
 from shmserve.client.memory.shared_pools import SharedMemoryPools
 from shmserve.client.output_sizes import DescribedModel, stream_windows
 from shmserve.client.placed_request import RequestAttempt
 from shmserve.client.requester import Requester
+from shmserve.client.result import ClientCall
 from shmserve.client.tensors import ClientTensor
 from shmserve.client.wire import client_connection
 from shmserve.client.wire.cancel_scope import CancelScope, cancellable

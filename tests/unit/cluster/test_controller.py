@@ -14,7 +14,7 @@ from shmserve.cluster.controller import Controller, Status
 from shmserve.cluster.haproxy_slots import Address
 from shmserve.cluster.node_service import NodeReport
 from shmserve.cluster.policies.measured_load import NodeLook
-from shmserve.testing.running_server import wait_until
+from tests.running_server import wait_until
 
 ROOM = 100
 

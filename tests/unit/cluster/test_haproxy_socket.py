@@ -16,9 +16,9 @@ import pytest
 from shmserve.cluster import haproxy_config, haproxy_socket
 from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings, ModelTable
 from shmserve.cluster.haproxy_slots import Address, slots
-from shmserve.cluster.haproxy_socket import Balancer, ToldBalancer
+from shmserve.cluster.haproxy_socket import Balancer
 from shmserve.errors import Unavailable
-from shmserve.testing.running_server import free_port, wait_until
+from tests.running_server import free_port, wait_until
 
 pytestmark = pytest.mark.needs("haproxy")
 
@@ -90,7 +90,7 @@ def test_one_that_says_nothing_is_a_problem_and_holds_nobody_up(
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "h.sock"))
         silent.listen(8)
-        told = ToldBalancer(str(tmp_path / "h.sock"))
+        told = Balancer(str(tmp_path / "h.sock"))
         told.start()
         told.tell({})
         wait_until(lambda: told.problems != (), "nobody knows")

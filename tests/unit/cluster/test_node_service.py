@@ -19,7 +19,7 @@ import pytest
 from shmserve.cluster import node_service
 from shmserve.cluster.cluster_file import ClusterSettings
 from shmserve.cluster.node_service import NodeReport, NodeService
-from shmserve.testing.running_server import ROOT, segments_left, wait_until
+from tests.running_server import ROOT, segments_left, wait_until
 
 
 @pytest.fixture

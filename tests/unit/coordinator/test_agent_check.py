@@ -22,7 +22,7 @@ from shmserve.core.stats.executor_counters import ExecutorCounts
 from shmserve.core.stats.request_counters import RequestCounts
 from shmserve.protocol.control.stats_messages import PageOwner
 from shmserve.tensor.spec import ModelSpec
-from shmserve.testing.running_server import free_port
+from tests.running_server import free_port
 
 
 class Agent:

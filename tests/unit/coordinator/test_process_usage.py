@@ -10,7 +10,7 @@ from typing import Any
 
 from shmserve.coordinator.stats.process_usage import ProcessUsage
 from shmserve.core.control.records import ProcessRecord
-from shmserve.testing.running_server import wait_until
+from tests.running_server import wait_until
 
 
 def test_a_calling_model_is_a_part_of_its_executor() -> None:

@@ -35,10 +35,10 @@ from shmserve.protocol.control.region_messages import (
     StoreRegions,
     UnregisterRegions,
 )
-from shmserve.testing.running_server import open_fds
 from shmserve.transport.channel import MAX_MESSAGE, close_all
 from tests.integration.region_client import Memory
 from tests.integration.test_client_socket import memfd
+from tests.running_server import open_fds
 
 UID = os.geteuid()
 

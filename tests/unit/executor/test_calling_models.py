@@ -7,9 +7,9 @@ import pytest
 
 from shmserve.errors import Code, DeadlineExceeded, ModelFailure, NotFound, Unavailable
 from shmserve.executor.calling import CallAnswer
-from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, ask_stream, failure
-from shmserve.testing.backend_runner import load as load_model
-from shmserve.testing.model_files import X_TO_Y, Make, native, triton
+from tests.backend_runner import FakeBackendRequest, arrays, ask, ask_stream, failure
+from tests.backend_runner import load as load_model
+from tests.model_files import X_TO_Y, Make, native, triton
 from tests.unit.executor.called_models import FakeOtherModels, answer
 
 X = np.arange(4, dtype=np.float32)

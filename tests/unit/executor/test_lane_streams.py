@@ -32,8 +32,8 @@ from shmserve.protocol.control.lane_messages import (
     LaneWindow,
 )
 from shmserve.protocol.control.link_messages import LaneOffered
-from shmserve.testing.running_server import wait_until
 from tests.integration.lane_client import RawLane, floats, request
+from tests.running_server import wait_until
 from tests.unit.rig import SPEC, Rig
 
 DECOUPLED = replace(SPEC, decoupled=True)

@@ -33,7 +33,7 @@ from shmserve.executor.process import model_calls
 from shmserve.executor.process.model_calls import ModelCalls
 from shmserve.protocol.control.data_messages import CallingModel
 from shmserve.tensor.spec import EnsembleStep, TensorSpec
-from shmserve.testing.running_server import wait_until
+from tests.running_server import wait_until
 from tests.unit.rig import SPEC, Rig
 
 LARGE = 4 << 20  # elements

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shmserve.errors import Internal
-from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
-from shmserve.testing.model_files import Make, native
+from tests.backend_runner import FakeBackendRequest, arrays, ask, failure, load
+from tests.model_files import Make, native
 
 X = np.arange(4, dtype=np.float32)
 

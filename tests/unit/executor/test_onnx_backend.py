@@ -14,7 +14,7 @@ import pytest
 
 from shmserve.errors import Code, ConfigError, InvalidArgument, ShmserveError
 from shmserve.tensor.spec import TensorSpec
-from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, load
+from tests.backend_runner import FakeBackendRequest, arrays, ask, load
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shmserve.executor.backends.triton import pb_utils
-from shmserve.testing.backend_runner import arrays, ask, load
-from shmserve.testing.model_files import model_maker, triton
+from tests.backend_runner import arrays, ask, load
+from tests.model_files import model_maker, triton
 from tests.unit.executor.test_triton_dialect import X
 
 DOCUMENT = Path(__file__).parents[3] / "docs/python_models.md"

@@ -14,9 +14,9 @@ from shmserve.errors import Code, ConfigError, ModelFailure, ShmserveError
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
 from shmserve.executor.backends.model_errors import MAX_TEXT, describe, sanitised
-from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
-from shmserve.testing.model_files import X_TO_Y as CONFIG
-from shmserve.testing.model_files import Make, model_maker, native, triton
+from tests.backend_runner import FakeBackendRequest, arrays, ask, failure, load
+from tests.model_files import X_TO_Y as CONFIG
+from tests.model_files import Make, model_maker, native, triton
 
 X = np.arange(4, dtype=np.float32)
 

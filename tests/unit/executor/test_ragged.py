@@ -12,8 +12,8 @@ import pytest
 
 from shmserve.errors import ConfigError, Internal
 from shmserve.executor.backend import BatchForm
-from shmserve.testing.backend_runner import FakeBackendRequest, arrays, load
-from shmserve.testing.model_files import Make, model_maker
+from tests.backend_runner import FakeBackendRequest, arrays, load
+from tests.model_files import Make, model_maker
 
 helper, T = onnx.helper, onnx.TensorProto
 

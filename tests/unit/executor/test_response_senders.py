@@ -13,7 +13,7 @@ import pytest
 
 from shmserve.errors import ShmserveError
 from shmserve.executor.backend import Response
-from shmserve.testing.backend_runner import (
+from tests.backend_runner import (
     FakeBackendRequest,
     FakeResponses,
     arrays,
@@ -21,9 +21,9 @@ from shmserve.testing.backend_runner import (
     ask_stream,
     load,
 )
-from shmserve.testing.backend_runner import failure as failure_of
-from shmserve.testing.model_files import X_TO_Y as CONFIG
-from shmserve.testing.model_files import Make, native, triton
+from tests.backend_runner import failure as failure_of
+from tests.model_files import X_TO_Y as CONFIG
+from tests.model_files import Make, native, triton
 
 X = np.arange(4, dtype=np.float32)
 DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }"

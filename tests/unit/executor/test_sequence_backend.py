@@ -17,8 +17,8 @@ from shmserve.executor.tensors.memory_input import MemoryInput
 from shmserve.executor.wrappers.sequence_backend import SequenceBackend
 from shmserve.executor.wrappers.sequence_tensors import States
 from shmserve.tensor.config_document import StateEntry
-from shmserve.testing.backend_runner import FakeBackendRequest, arrays, failure, load
-from shmserve.testing.model_files import Make
+from tests.backend_runner import FakeBackendRequest, arrays, failure, load
+from tests.model_files import Make
 from tests.unit.rig import SPEC
 
 CONTROLS = """

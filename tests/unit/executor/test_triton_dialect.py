@@ -15,9 +15,9 @@ from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
 from shmserve.executor.backends.triton.inference_response import InferenceResponse
 from shmserve.repository import model_folder
-from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
-from shmserve.testing.model_files import X_TO_Y as CONFIG
-from shmserve.testing.model_files import Make, triton
+from tests.backend_runner import FakeBackendRequest, arrays, ask, failure, load
+from tests.model_files import X_TO_Y as CONFIG
+from tests.model_files import Make, triton
 
 X = np.arange(4, dtype=np.float32)
 

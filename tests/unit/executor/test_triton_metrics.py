@@ -19,8 +19,8 @@ from shmserve.executor.backends.triton.metrics import COUNTER, GAUGE, HISTOGRAM,
 from shmserve.executor.custom_metrics import CustomMetrics
 from shmserve.shm.metrics_area import MetricsArea, read
 from shmserve.shm.status_page import StatusPage
-from shmserve.testing.backend_runner import ask, load
-from shmserve.testing.model_files import model_maker, triton
+from tests.backend_runner import ask, load
+from tests.model_files import model_maker, triton
 from tests.unit.executor.test_triton_dialect import X
 
 DELETED = (

@@ -9,8 +9,8 @@ import pytest
 
 from shmserve.errors import ConfigError, ModelFailure, ShmserveError
 from shmserve.tensor import bytes_codec
-from shmserve.testing.backend_runner import load
-from shmserve.testing.model_files import Make, model_maker, native
+from tests.backend_runner import load
+from tests.model_files import Make, model_maker, native
 
 CONFIG = """
 backend: "python"

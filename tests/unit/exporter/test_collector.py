@@ -14,8 +14,8 @@ from shmserve.exporter import collector as collectors
 from shmserve.exporter.span_export import SpanExport, queue_of_environment
 from shmserve.log_fields import ATTRIBUTE
 from shmserve.protocol.control.span_messages import Span, Spans
-from shmserve.testing.running_server import wait_until
 from tests.log_lines import log_lines
+from tests.running_server import wait_until
 
 
 class Scripted:

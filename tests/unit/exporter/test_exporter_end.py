@@ -12,10 +12,10 @@ import pytest
 
 from shmserve.exporter import __main__ as exporter
 from shmserve.protocol.control.span_messages import Span
-from shmserve.testing.running_server import wait_until
 from shmserve.transport import rundir
 from shmserve.transport.processes import pidfd_open, spawn
 from shmserve.transport.span_channel import SpanSender
+from tests.running_server import wait_until
 from tests.unit.exporter.test_collector import Scripted
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from shmserve.exporter.span_queue import SpanQueue
+from shmserve.exporter.span_export import SpanQueue
 from shmserve.protocol.control.span_messages import Span
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,23 +35,30 @@ def snapshots(cache: Cache) -> set[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> str:
-    return str(tmp_path / "cache")
+def both(tmp_path: Path) -> Iterator[tuple[Cache, Cache]]:
+    """The caches of two services in one folder."""
+    made = Cache(str(tmp_path / "cache"), 100, "a"), Cache(str(tmp_path / "cache"), 100, "b")
+    yield made
+    for cache in made:
+        cache.close()
 
 
-def test_what_was_used_longest_ago_goes_first(folder: str) -> None:
-    cache = Cache(folder, 100, "a")
+@pytest.fixture
+def cache(both: tuple[Cache, Cache]) -> Cache:
+    return both[0]
+
+
+def test_what_was_used_longest_ago_goes_first(cache: Cache) -> None:
     put(cache, "1", 40, age_s=10)
     put(cache, "2", 40, age_s=20)
     put(cache, "3", 40)
     assert snapshots(cache) == {"1", "3"}
     put(cache, "4", 100)
     assert snapshots(cache) == {"4"}
-    cache.close()
 
 
-def test_what_a_service_uses_stays_and_the_new_one_is_refused(folder: str) -> None:
-    ours, theirs = Cache(folder, 100, "a"), Cache(folder, 100, "b")
+def test_what_a_service_uses_stays_and_the_new_one_is_refused(both: tuple[Cache, Cache]) -> None:
+    ours, theirs = both
     first = put(ours, "1", 60, age_s=100)
     with ours.locked():
         ours.use({first})
@@ -62,39 +70,36 @@ def test_what_a_service_uses_stays_and_the_new_one_is_refused(folder: str) -> No
     assert snapshots(theirs) == {"1"}
     put(theirs, "3", 40)
     assert snapshots(theirs) == {"1", "3"}
-    ours.close()
-    theirs.close()
 
 
-def test_a_lease_outlives_its_fetcher_for_a_while(folder: str) -> None:
-    ours, theirs = Cache(folder, 100, "a"), Cache(folder, 100, "b")
-    first = put(ours, "1", 60)
-    with ours.locked():
-        ours.use({first})
-    ours.close()
-    with theirs.locked():
-        assert theirs.leased() == {first}
-    os.utime(theirs.file("leases", "a"), times=(time.time() - 1000,) * 2)
-    with theirs.locked():
-        assert theirs.leased() == set()
-    assert os.listdir(theirs.file("leases")) == ["b"]
-    theirs.close()
+def test_a_lease_outlives_its_fetcher_for_a_while(cache: Cache) -> None:
+    ended = Cache(cache.path, 100, "c")
+    first = put(ended, "1", 60)
+    with ended.locked():
+        ended.use({first})
+    ended.close()
+    with cache.locked():
+        assert cache.leased() == {first}
+    os.utime(cache.file("leases", "c"), times=(time.time() - 1000,) * 2)
+    with cache.locked():
+        assert cache.leased() == set()
+    assert sorted(os.listdir(cache.file("leases"))) == ["a", "b"]
 
 
-def test_an_old_lease_counts_while_its_fetcher_lives(folder: str) -> None:
-    ours, theirs = Cache(folder, 100, "a"), Cache(folder, 100, "b")
+def test_an_old_lease_counts_while_its_fetcher_lives(both: tuple[Cache, Cache]) -> None:
+    ours, theirs = both
     first = put(ours, "1", 60)
     with ours.locked():
         ours.use({first})
     os.utime(ours.file("leases", "a"), times=(time.time() - 1000,) * 2)
     with theirs.locked():
         assert theirs.leased() == {first}
-    ours.close()
-    theirs.close()
 
 
-def test_what_is_being_fetched_counts_as_a_whole_and_is_nobody_elses(folder: str) -> None:
-    ours, theirs = Cache(folder, 100, "a"), Cache(folder, 100, "b")
+def test_what_is_being_fetched_counts_as_a_whole_and_is_nobody_elses(
+    both: tuple[Cache, Cache],
+) -> None:
+    ours, theirs = both
     with ours.incoming(digest("1"), time.monotonic()):
         ours.claim(digest("1"), 70)
         with pytest.raises(DeadlineExceeded), theirs.incoming(digest("1"), time.monotonic()):
@@ -104,12 +109,9 @@ def test_what_is_being_fetched_counts_as_a_whole_and_is_nobody_elses(folder: str
             pytest.raises(ResourceExhausted, match="beside 70 bytes"),
         ):
             theirs.claim(digest("2"), 40)
-    ours.close()
-    theirs.close()
 
 
-def test_leftovers_are_gone_on_with_or_give_way(folder: str) -> None:
-    cache = Cache(folder, 100, "a")
+def test_leftovers_are_gone_on_with_or_give_way(cache: Cache) -> None:
     with cache.incoming(digest("1"), time.monotonic()) as incoming:
         cache.claim(digest("1"), 90)
         Path(incoming, "part").write_bytes(b"x" * 30)
@@ -120,20 +122,16 @@ def test_leftovers_are_gone_on_with_or_give_way(folder: str) -> None:
     put(cache, "2", 80)
     assert snapshots(cache) == {"2"}
     assert os.listdir(cache.file("incoming")) == []
-    cache.close()
 
 
-def test_who_waited_for_a_snapshot_finds_it_complete(folder: str) -> None:
-    cache = Cache(folder, 100, "a")
+def test_who_waited_for_a_snapshot_finds_it_complete(cache: Cache) -> None:
     put(cache, "1", 10)
     with cache.incoming(digest("1"), time.monotonic()) as incoming:
         assert incoming == ""
     assert os.listdir(cache.file("incoming")) == []
-    cache.close()
 
 
-def test_files_in_common_count_once(folder: str) -> None:
-    cache = Cache(folder, 100, "a")
+def test_files_in_common_count_once(cache: Cache) -> None:
     first = put(cache, "1", 60)
     with cache.incoming(digest("2"), time.monotonic()) as incoming:
         Path(incoming, "m").mkdir()
@@ -142,4 +140,3 @@ def test_files_in_common_count_once(folder: str) -> None:
         cache.publish(digest("2"))
     with cache.locked():
         assert cache.usage() == 60
-    cache.close()

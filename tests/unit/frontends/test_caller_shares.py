@@ -13,11 +13,11 @@ from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.errors import ResourceExhausted, TooLarge
 from shmserve.frontends.caller_numbers import of_host
 from shmserve.frontends.http2.grpc_framing import prefix
-from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeRequest
-from shmserve.testing.running_server import wait_until
+from tests import fake_models
+from tests.fake_dispatch import FakeRequest
 from tests.grpc_client import Rig, request
 from tests.raw_http2 import RawClient
+from tests.running_server import wait_until
 from tests.unit.http_client import Client, as_binary
 
 SIZE = 2 * FREE  # bytes of a tensor that counts

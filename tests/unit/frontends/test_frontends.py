@@ -15,9 +15,9 @@ import pytest
 
 from shmserve.supervisor.processes.children import Child
 from shmserve.supervisor.processes.frontends import Frontends
-from shmserve.testing.running_server import wait_until
 from shmserve.transport import rundir
 from shmserve.transport.processes import pidfd_open
+from tests.running_server import wait_until
 
 STAND_IN = """
 import os, sys, time

@@ -11,9 +11,9 @@ from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import DeadlineExceeded, InvalidArgument, ModelFailure
 from shmserve.frontends.inference import Inference, signature_of
 from shmserve.protocol.oip.model_signature import ModelSignature
-from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher
-from shmserve.testing.fake_models import spec
+from tests import fake_models
+from tests.fake_dispatch import FakeDispatcher
+from tests.fake_models import spec
 
 ONES = np.ones(4, np.float32)
 

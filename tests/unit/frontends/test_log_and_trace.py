@@ -11,7 +11,7 @@ from shmserve.core.live_settings import initial
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import InvalidArgument, ShmserveError, Unimplemented
 from shmserve.frontends.oip.log_and_trace import ServerSettings
-from shmserve.testing.fake_dispatch import FakeDispatcher
+from tests.fake_dispatch import FakeDispatcher
 from tests.unit.rig import SPEC
 
 OFF = {

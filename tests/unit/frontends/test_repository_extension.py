@@ -25,8 +25,8 @@ from shmserve.frontends.oip.origins import Origins
 from shmserve.frontends.oip.repository import IndexRow, Repository
 from shmserve.frontends.oip.restricted_apis import CATEGORIES, Restricted, check_settings
 from shmserve.frontends.presented_keys import PresentedKeys
-from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher
+from tests import fake_models
+from tests.fake_dispatch import FakeDispatcher
 from tests.unit.http_client import INFER, Client, as_json
 
 EXPLICIT = Settings(model_control="explicit", max_override_bytes=100)

@@ -11,7 +11,7 @@ from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.core.registry import Snapshot
 from shmserve.frontends.oip.shared_memory import SharedMemory
-from shmserve.testing.fake_dispatch import FakeDispatcher
+from tests.fake_dispatch import FakeDispatcher
 
 OWN = os.geteuid()
 OTHER = Caller(OWN + 1)

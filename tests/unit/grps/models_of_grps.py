@@ -16,7 +16,7 @@ from shmserve.grps.protocol.grps_message import GrpsMessage
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec, TensorSpec
-from shmserve.testing.fake_dispatch import FakeDispatcher, FakeRequest
+from tests.fake_dispatch import FakeDispatcher, FakeRequest
 
 Tensors = Sequence[tuple[str, str, tuple[int, ...]]]
 

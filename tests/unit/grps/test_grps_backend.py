@@ -22,7 +22,7 @@ from shmserve.executor.backend import Response
 from shmserve.grps.executor import torch_inferer
 from shmserve.grps.protocol import custom_http
 from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
-from shmserve.testing import backend_runner
+from tests import backend_runner
 
 PROJECTS = Path(__file__).parents[2] / "repositories" / "grps"
 

@@ -19,8 +19,8 @@ from shmserve.grps.protocol import message_wire
 from shmserve.grps.protocol.grps_message import GrpsMessage, GrpsStatus
 from shmserve.grps.settings import GrpsSettings
 from shmserve.tensor.spec import ModelSpec
-from shmserve.testing.fake_dispatch import FakeDispatcher
-from shmserve.testing.running_server import WATCHDOG_S
+from tests.fake_dispatch import FakeDispatcher
+from tests.running_server import WATCHDOG_S
 from tests.unit.grps import models_of_grps as models
 
 PREDICT = "/grps/v1/infer/predict"

@@ -15,8 +15,8 @@ from shmserve.executor.backend import Response
 from shmserve.grps.protocol import custom_http, message_wire
 from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
 from shmserve.grps.protocol.grps_message import GrpsMessage, StatusFlag
-from shmserve.testing import backend_runner
-from shmserve.testing.model_files import model_maker
+from tests import backend_runner
+from tests.model_files import model_maker
 
 TALK = Path(__file__).parents[2] / "repositories" / "grps" / "talk"
 CONFIG = """

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from shmserve.observe import last_words
-from shmserve.testing.running_server import WATCHDOG_S
+from tests.running_server import WATCHDOG_S
 
 
 def full_pipe() -> tuple[int, int]:

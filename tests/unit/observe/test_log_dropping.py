@@ -12,7 +12,7 @@ import pytest
 from shmserve.observe import log_relay
 from shmserve.observe.log_relay import LogRelay
 from shmserve.observe.log_writer import LogWriter
-from shmserve.testing.running_server import wait_until
+from tests.running_server import wait_until
 
 _TWO_LINES = "x" * 500 + "\n" + "x" * 499 + "\n"
 

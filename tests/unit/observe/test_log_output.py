@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.running_server import WATCHDOG_S, wait_until
+from tests.running_server import WATCHDOG_S, wait_until
 
 # 2,000 lines of 999 characters exceed a queue. `done` shows that the program was not blocked.
 PROGRAM = """

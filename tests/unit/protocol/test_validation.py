@@ -20,7 +20,7 @@ from shmserve.protocol.oip.raw_requests import deduce
 from shmserve.protocol.oip.request import InferInput, InferOutput, InferRequest, RegionWindow
 from shmserve.protocol.oip.validation import check_inputs, check_outputs, refuse_decoupled
 from shmserve.tensor.spec import ModelSpec, TensorSpec
-from shmserve.testing.fake_models import spec
+from tests.fake_models import spec
 
 LIMITS = Settings()
 

@@ -5,50 +5,32 @@ import socket
 import msgspec
 import pytest
 
-from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.errors import NotFound, Unavailable
 from shmserve.shm.registry_page import RegistryReader, RegistryWriter
 from shmserve.supervisor.announce import Announcer, status_line
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport.notify import Notifier
-
-LIVE = (LiveInstance("m/1/0", "executor-1-aa", "x.sock", 1),)
-
-
-def snapshot(complete=True, draining=False, failed=None, **models):
-    entries = {
-        name: {
-            "1": ModelEntry(
-                ModelSpec(name, "1", "", "python", 0, (), ()),
-                state,
-                LIVE if state is ModelState.READY else (),
-            )
-        }
-        for name, state in models.items()
-    }
-    return Snapshot("e1", 0, entries, complete, failed or {}, draining)
+from tests.unit.supervisor.snapshots import LOADING, READY, UNAVAILABLE, snapshot
 
 
 @pytest.mark.parametrize(
     ("registry", "line", "ready"),
     [
         (snapshot(complete=False), "0 ready, 0 loading", False),
-        (snapshot(a=ModelState.READY, b=ModelState.LOADING), "1 ready, 1 loading", False),
-        (snapshot(a=ModelState.READY), "1 ready, 0 loading", True),
+        (snapshot(a=READY, b=LOADING), "1 ready, 1 loading", False),
+        (snapshot(a=READY), "1 ready, 0 loading", True),
         (
-            snapshot(a=ModelState.READY, b=ModelState.UNAVAILABLE, failed={"c": "line 3"}),
+            snapshot(a=READY, b=UNAVAILABLE, failed={"c": "line 3"}),
             "1 ready, 0 loading, unavailable: c b/1",
             False,
         ),
-        (snapshot(draining=True, a=ModelState.READY), "draining", False),
+        (snapshot(draining=True, a=READY), "draining", False),
     ],
 )
 def test_the_status_line_and_readiness(registry, line, ready):
     assert status_line(registry) == line
     assert registry.ready is ready
-
-
-READY, LOADING = ModelState.READY, ModelState.LOADING
 
 
 @pytest.mark.parametrize(
@@ -58,7 +40,7 @@ READY, LOADING = ModelState.READY, ModelState.LOADING
         (("all",), snapshot(draining=True, a=READY), "it is about to stop"),
         (
             ("all",),
-            snapshot(a=READY, b=LOADING, c=ModelState.UNAVAILABLE, failed={"d": "/a/path"}),
+            snapshot(a=READY, b=LOADING, c=UNAVAILABLE, failed={"d": "/a/path"}),
             "'d' cannot be served, 'b' version 1 is loading, 'c' version 1 is unavailable",
         ),
         (("any",), snapshot(a=READY, b=LOADING, failed={"d": "line 3"}), ""),
@@ -108,11 +90,11 @@ def test_ready_is_said_once_when_everything_is_loaded(tmp_path, manager):
     announcer.turn(100.0)
     assert heard(manager) == ["WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000"]
     writer = RegistryWriter(run_dir, "e1")
-    writer.publish(snapshot(a=ModelState.LOADING))
+    writer.publish(snapshot(a=LOADING))
     announcer.turn(101.0)
     announcer.turn(102.0)
     assert heard(manager) == ["STATUS=0 ready, 1 loading"]
-    writer.publish(snapshot(a=ModelState.UNAVAILABLE))
+    writer.publish(snapshot(a=UNAVAILABLE))
     announcer.turn(103.0)
     announcer.turn(121.0)  # no start that is over, and no reason to be killed
     assert heard(manager) == [
@@ -120,10 +102,10 @@ def test_ready_is_said_once_when_everything_is_loaded(tmp_path, manager):
         "WATCHDOG=1",
         "EXTEND_TIMEOUT_USEC=60000000",
     ]
-    writer.publish(snapshot(a=ModelState.READY))
+    writer.publish(snapshot(a=READY))
     announcer.turn(127.0)
     assert heard(manager) == ["WATCHDOG=1", "READY=1\nSTATUS=1 ready, 0 loading"]
-    writer.publish(snapshot(a=ModelState.READY, draining=True))
+    writer.publish(snapshot(a=READY, draining=True))
     announcer.turn(128.0)
     announcer.stopping()
     assert heard(manager) == ["STATUS=draining", "STOPPING=1\nSTATUS=draining"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.running_server import wait_until
 from shmserve.transport import rundir
+from tests.running_server import wait_until
 
 SUPERVISOR = r"""
 import logging, os, sys

@@ -6,21 +6,10 @@ import shlex
 import pytest
 from msgspec.structs import replace
 
-from shmserve.core.registry import ANY, LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.core.registry import ANY
 from shmserve.supervisor.greeting import Doors, StartReport, greeting
-from shmserve.tensor.spec import ModelSpec, TensorSpec
-
-LIVE = (LiveInstance("m/1/0", "executor-1-aa", "x.sock", 1),)
-
-
-def entry(name, *inputs, state=ModelState.READY, **spec):
-    live = LIVE if state is ModelState.READY else ()
-    return {"1": ModelEntry(ModelSpec(name, "1", "", "python", 0, inputs, (), **spec), state, live)}
-
-
-def snapshot(**models):
-    return Snapshot("e1", 0, models, True)
-
+from shmserve.tensor.spec import TensorSpec
+from tests.unit.supervisor.snapshots import LOADING, entry, snapshot
 
 SMALL = TensorSpec("IN", "FP32", (-1, 2))
 LARGE = TensorSpec("IN", "FP32", (3, 224, 224))
@@ -66,7 +55,7 @@ def test_not_all_of_many_models_are_named():
 def test_readiness_is_told_once_and_that_of_all_models_when_it_comes(caplog):
     caplog.set_level("INFO")
     report = StartReport(0.0, HTTP)
-    loading = entry("b", state=ModelState.LOADING)
+    loading = entry("b", state=LOADING)
     part = replace(snapshot(a=entry("a"), b=loading), requires=ANY)
     report.published(replace(snapshot(b=loading), requires=ANY))
     assert caplog.messages == []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.running_server import wait_until
+from tests.running_server import wait_until
 
 # As `shmserve serve` starts the keeper, with a socket as systemd passes sockets.
 START = '''

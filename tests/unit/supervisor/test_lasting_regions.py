@@ -13,8 +13,8 @@ import pytest
 from shmserve.core.registry import Region
 from shmserve.supervisor.generations import lasting_regions
 from shmserve.supervisor.generations.lasting_regions import LastingRegions, restored
-from shmserve.testing.running_server import open_fds
 from shmserve.transport.notify import Notifier
+from tests.running_server import open_fds
 
 
 class Store:

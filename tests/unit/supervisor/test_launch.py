@@ -16,8 +16,8 @@ from shmserve.config import GENERATION_VARIABLE, Settings
 from shmserve.errors import ConfigError
 from shmserve.supervisor import launch
 from shmserve.supervisor.master_state import MasterState
-from shmserve.testing.running_server import free_port
 from shmserve.transport import listen_addresses, rundir
+from tests.running_server import free_port
 
 
 @pytest.mark.parametrize("setting", ["http_bind", "metrics_bind", "agent_bind"])

@@ -14,8 +14,8 @@ from shmserve.protocol.control.link_messages import Exited, Started
 from shmserve.supervisor.processes.children import Child
 from shmserve.supervisor.processes.frontends import Frontends
 from shmserve.supervisor.processes.serving_watch import ServingWatch
-from shmserve.testing.running_server import wait_until
 from shmserve.transport.processes import has_ended, pidfd_open
+from tests.running_server import wait_until
 
 # Takes its lock, as a process that listens does, ends with status 3, or does neither.
 PROGRAM = """

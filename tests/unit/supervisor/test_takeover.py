@@ -10,22 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.core.registry import Snapshot
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.supervisor.generations.takeover import LoadingWatch, TakeOver
-from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import rundir
-
-LIVE = (LiveInstance("m/1/0", "executor-1-aa", "x.sock", 1),)
-READY, LOADING, UNAVAILABLE = ModelState.READY, ModelState.LOADING, ModelState.UNAVAILABLE
-
-
-def snapshot(complete: bool = True, **models: ModelState) -> Snapshot:
-    entries = {
-        name: {"1": ModelEntry(ModelSpec(name, "1", "", "python", 0, (), ()), state, LIVE, "why")}
-        for name, state in models.items()
-    }
-    return Snapshot("e1", 0, entries, complete)
+from tests.unit.supervisor.snapshots import LOADING, READY, UNAVAILABLE, snapshot
 
 
 class Generation:

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from shmserve.testing.running_server import wait_until
 from shmserve.transport import deferred_close
 from shmserve.transport.deferred_close import DeferredClose
+from tests.running_server import wait_until
 
 
 def test_closes() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from shmserve.errors import ConfigError
-from shmserve.testing.running_server import free_port
 from shmserve.transport import listen_addresses
 from shmserve.transport.listen_addresses import ListenAddress, of_gunicorn, parse
+from tests.running_server import free_port
 
 LISTEN = """
 import os, socket, sys

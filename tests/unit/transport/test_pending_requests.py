@@ -16,8 +16,8 @@ from shmserve.protocol.control.region_messages import (
     StoreRegions,
     UnregisterRegions,
 )
-from shmserve.testing.running_server import wait_until
 from shmserve.transport.link import Link, LinkHandlers
+from tests.running_server import wait_until
 from tests.unit.transport.test_link import Coordinator
 
 

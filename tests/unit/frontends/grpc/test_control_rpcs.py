@@ -20,7 +20,7 @@ from shmserve.frontends.oip.restricted_apis import CATEGORIES
 from shmserve.frontends.presented_keys import PresentedKeys
 from shmserve.grps.frontend.rpcs import SERVICE as GRPS
 from shmserve.protocol.control.stats_messages import ModelReport, Report
-from shmserve.testing import fake_models
+from tests import fake_models
 from tests.grpc_client import OneCaller, Rig, request
 
 LOAD = pb.RepositoryModelLoadRequest

@@ -22,8 +22,8 @@ from shmserve.errors import Code, ModelFailure
 from shmserve.observe.logs import ACCESS_GRPC
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
-from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher
+from tests import fake_models
+from tests.fake_dispatch import FakeDispatcher
 from tests.grpc_client import VALUES, Rig, put, request, tensor
 from tests.log_lines import log_lines
 

@@ -11,8 +11,8 @@ import pytest
 
 from shmserve.frontends.grpc import call_pools, handlers
 from shmserve.protocol import bounds
-from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import Rig, Sender, request
+from tests.running_server import WATCHDOG_S, wait_until
 
 
 def test_too_many_calls_are_refused_at_once_and_health_is_not() -> None:

@@ -14,10 +14,10 @@ from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import STOPPING, Code, ModelFailure
 from shmserve.frontends.grpc.process import server
-from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher, FakeRequest
-from shmserve.testing.running_server import WATCHDOG_S, wait_until
+from tests import fake_models
+from tests.fake_dispatch import FakeDispatcher, FakeRequest
 from tests.grpc_client import Rig, Sender, put, tensor
+from tests.running_server import WATCHDOG_S, wait_until
 
 
 def ask(model: str, count: int, id: str = "", **parameters: Any) -> pb.ModelInferRequest:

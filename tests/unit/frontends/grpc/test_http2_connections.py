@@ -36,10 +36,10 @@ from shmserve.frontends.http2.frames import (
     frame,
 )
 from shmserve.frontends.http2.grpc_framing import prefix
-from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import PREFIX, Client, Rig, request
 from tests.no_descriptors import no_descriptors
 from tests.raw_http2 import RawClient
+from tests.running_server import WATCHDOG_S, wait_until
 
 
 def farewell(raw: RawClient) -> tuple[int, bytes]:

@@ -27,10 +27,10 @@ from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.heap_budget import BUDGET
 from shmserve.frontends.http2.frames import ACK, END_STREAM, GOAWAY, HEADERS, PING
 from shmserve.frontends.http2.grpc_framing import prefix
-from shmserve.testing import fake_models
-from shmserve.testing.running_server import WATCHDOG_S, wait_until
+from tests import fake_models
 from tests.grpc_client import Client, Rig, Sender, listen, request
 from tests.raw_http2 import RawClient
+from tests.running_server import WATCHDOG_S, wait_until
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.frontends.grpc.inference import model_infer
-from shmserve.testing.running_server import WATCHDOG_S
 from tests.grpc_client import VALUES, Rig, request
+from tests.running_server import WATCHDOG_S
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from shmserve.errors import ConfigError
 from shmserve.frontends.grpc.http2_engine.engine import Http2Engine
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
 from shmserve.frontends.grpc.process.listeners import AlreadyRuns, Listening
-from shmserve.testing.running_server import free_port
+from tests.running_server import free_port
 
 Bind = Callable[..., list[str]]
 

@@ -10,7 +10,7 @@ import pytest
 
 from shmserve import waiting
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
-from shmserve.testing.running_server import WATCHDOG_S, wait_until
+from tests.running_server import WATCHDOG_S, wait_until
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import shmserve
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.core.registry import ModelState
 from shmserve.frontends.grpc import call_pools
-from shmserve.testing import fake_models
-from shmserve.testing.running_server import WATCHDOG_S, wait_until
+from tests import fake_models
 from tests.grpc_client import Rig
+from tests.running_server import WATCHDOG_S, wait_until
 
 CHECK = "/grpc.health.v1.Health/Check"
 WATCH = "/grpc.health.v1.Health/Watch"

@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from shmserve.frontends.grpc import call_pools, handlers
 from shmserve.frontends.grpc.call_pools import AwaitedRequests, ClientDeadlines
-from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import Client, Rig, Sender, request
+from tests.running_server import WATCHDOG_S, wait_until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 CHECK = "/grpc.health.v1.Health/Check"

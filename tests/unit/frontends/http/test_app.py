@@ -13,8 +13,8 @@ from shmserve.core.registry import ModelState
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import ExecutorLost, ModelFailure, QueueFull
 from shmserve.tensor import bytes_codec
-from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeRequest
+from tests import fake_models
+from tests.fake_dispatch import FakeRequest
 from tests.log_lines import log_lines
 from tests.unit.http_client import (
     BINARY,

@@ -15,8 +15,8 @@ from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.errors import Code, ModelFailure, Unavailable
 from shmserve.protocol import bounds
 from shmserve.tensor import bytes_codec
-from shmserve.testing.fake_dispatch import FakeRequest
-from shmserve.testing.fake_models import array_of, tensor_of
+from tests.fake_dispatch import FakeRequest
+from tests.fake_models import array_of, tensor_of
 from tests.unit.http_client import Answer, Body, Client, error_of
 
 

@@ -19,8 +19,8 @@ from shmserve.frontends.http.server.header_fields import HeaderFields, header_fi
 from shmserve.frontends.http.server.http_connection import HttpConnection
 from shmserve.frontends.http.server.worker_context import Hooks, ServingContext
 from shmserve.frontends.oip.forwarded_fields import compiled, forwarded
-from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher
+from tests import fake_models
+from tests.fake_dispatch import FakeDispatcher
 from tests.fuzz.http_targets import FakeLog, FakeSocket, infer_json
 
 KEY = "shmk_" + "a" * 43

@@ -10,7 +10,7 @@ import numpy as np
 from shmserve.core.registry import ModelState
 from shmserve.dispatch.outcome import Outcome
 from shmserve.tensor import bytes_codec
-from shmserve.testing import fake_models
+from tests import fake_models
 from tests.unit.http_client import (
     BINARY,
     BINARY_OUT,

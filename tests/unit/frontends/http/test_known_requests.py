@@ -15,7 +15,7 @@ from shmserve.protocol.control.data_messages import RegionRef
 from shmserve.protocol.oip.model_signature import make_signature
 from shmserve.protocol.oip.request import RegionWindow
 from shmserve.tensor.spec import ModelSpec
-from shmserve.testing.fake_models import spec
+from tests.fake_models import spec
 from tests.unit.http_client import BINARY, VALUES, Client, as_binary, as_json
 
 IDENTITY = make_signature(spec("identity", "FP32", (-1,)))

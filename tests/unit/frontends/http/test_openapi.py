@@ -15,7 +15,7 @@ from shmserve.config import Settings
 from shmserve.frontends.http.routes.api_document import OPERATIONS
 from shmserve.frontends.http.routes.application import create_app
 from shmserve.grps.frontend.http import openapi_texts
-from shmserve.testing import fake_models
+from tests import fake_models
 
 
 class Client(falcon.testing.TestClient):

@@ -20,7 +20,7 @@ from shmserve.frontends.http.server.head import _WHOLE_RUN, Heads
 from shmserve.frontends.http.server.loop_socket import GreenletSocket
 from shmserve.frontends.http.server.tls_socket import TlsSocket, secure
 from shmserve.frontends.hub import Hub
-from shmserve.testing.running_server import WATCHDOG_S
+from tests.running_server import WATCHDOG_S
 from tests.tls_files import make_certificates
 
 ROUNDS = 20

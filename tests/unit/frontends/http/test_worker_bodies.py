@@ -22,7 +22,7 @@ from shmserve.frontends.http.server.head import Heads, _SocketUnreader
 from shmserve.frontends.http.server.http_connection import ClientGone, HttpConnection
 from shmserve.frontends.http.server.request_body import CONTINUE, PART, RequestBody
 from shmserve.frontends.http.server.response import parts_of
-from shmserve.testing.running_server import WATCHDOG_S, wait_until
+from tests.running_server import WATCHDOG_S, wait_until
 
 
 class Connection:

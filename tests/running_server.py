@@ -36,7 +36,7 @@ _UNLINKED = ("keeper", "master", "template")  # roles without a link to the coor
 _SIDE_BY_SIDE = 16  # pytest-xdist workers with distinct ports
 # a segment has a name for microseconds, or longer if its process gets no processor time
 _BIRTH_S = 10.0
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = WATCHDOG_S) -> None:
@@ -80,13 +80,11 @@ def _ports() -> Iterator[int]:
 
 
 _PORTS = _ports()
-
-
 _REMOVALS: list[Callable[[], object]] = []
 
 
 def folder_of(owner: object) -> str:
-    """Return a temporary folder, removed when its owner is collected or this process ends."""
+    """Return a temporary folder, removed with its owner or at the end of this process."""
     folder = tempfile.mkdtemp(prefix="shmserve-")
     _REMOVALS.append(weakref.finalize(owner, _remove, folder, os.getpid()))
     return folder

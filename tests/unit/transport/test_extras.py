@@ -9,7 +9,7 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
-from shmserve.observe import otlp_extra
+from shmserve.transport import extras
 
 SPANS: dict[str, Any] = {"trace_mode": "opentelemetry"}
 
@@ -24,13 +24,13 @@ SPANS: dict[str, Any] = {"trace_mode": "opentelemetry"}
 def test_a_start_without_the_extra_says_what_to_install(
     settings: Any, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    otlp_extra.require(Settings(**settings))
+    extras.require(Settings(**settings))
 
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(ConfigError) as caught:
-        otlp_extra.require(Settings(**settings))
+        extras.require(Settings(**settings))
     assert caught.value.message.startswith(what)
-    otlp_extra.require(Settings())
+    extras.require(Settings())

@@ -35,10 +35,8 @@ def native(body: str) -> str:
 
 
 def triton(body: str, more: str = "") -> str:
-    """Return a model.py whose `TritonPythonModel.execute(self, requests)` has the body `body`.
-
-    `more` is further text of the class, indented.
-    """
+    """Return a model.py whose `TritonPythonModel.execute(self, requests)` has the body `body`, and
+    whose class has the indented text `more`."""
     return (
         "import numpy as np, triton_python_backend_utils as pb\n"
         f"class TritonPythonModel:\n    def execute(self, requests):\n{_deep(body)}\n{more}"

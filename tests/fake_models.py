@@ -12,7 +12,7 @@ from shmserve.protocol.triton_config import document
 from shmserve.tensor.config_document import ConfigDocument, TransactionEntry
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec, TensorSpec
-from shmserve.testing.fake_dispatch import FakeDispatcher, FakeRequest, Model
+from tests.fake_dispatch import FakeDispatcher, FakeRequest, Model
 
 
 def array_of(tensor: OutputTensor) -> np.ndarray[Any, Any]:

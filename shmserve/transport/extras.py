@@ -1,16 +1,18 @@
-"""Extra `remote`: checks the installed packages and the cache folder."""
+"""Extras `otlp` and `remote`: checks the installed packages and the cache folder."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 
 from shmserve import model_places
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 
-PACKAGES = {
+_EXPORTERS = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
+_STORES = {
     "s3": "s3fs",
     "gs": "gcsfs",
     "az": "adlfs",
@@ -21,22 +23,33 @@ PACKAGES = {
 
 
 def require(settings: Settings) -> None:
-    """Check that the packages for all remote repositories are installed, and prepare the cache.
+    """Check that the packages are installed that exporting and all remote repositories need, and
+    prepare the cache.
 
     Raises:
-        ConfigError: a package is missing (the message names the address, and the package to
-            install), or as `prepare_cache`.
+        ConfigError: a package is missing (the message names the setting or the address, and the
+            package to install), or as `prepare_cache`.
     """
+    if settings.exports:
+        spans = settings.trace_mode == "opentelemetry"
+        name = "trace_mode: opentelemetry" if spans else "otlp_metrics_interval_s:"
+        for package in _missing(_EXPORTERS):
+            raise ConfigError(f"{name} needs {package}: pip install 'shmserve[otlp]'")
     for address in filter(model_places.is_remote, settings.model_repository):
-        for package in ("fsspec", PACKAGES[address.partition("://")[0]]):
-            try:
-                metadata.version(package)
-            except metadata.PackageNotFoundError:
-                raise ConfigError(
-                    f"model_repository: {address} needs {package}: pip install 'shmserve[remote]'"
-                ) from None
+        for package in _missing(("fsspec", _STORES[address.partition("://")[0]])):
+            raise ConfigError(
+                f"model_repository: {address} needs {package}: pip install 'shmserve[remote]'"
+            )
     if model_places.fetches(settings):
         prepare_cache(model_places.cache_dir(settings))
+
+
+def _missing(packages: Iterable[str]) -> Iterator[str]:
+    for package in packages:
+        try:
+            metadata.version(package)
+        except metadata.PackageNotFoundError:
+            yield package
 
 
 def prepare_cache(path: str) -> None:

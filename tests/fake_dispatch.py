@@ -56,18 +56,12 @@ class FakeReservation(Slot):
 
 
 class FakeMemory:
-    """Slots that are reserved before their call.
-
-    Attributes:
-        held: slots that were reserved, and neither adopted nor reclaimed.
-        ready: memory is available without waiting.
-        exhausted: memory is never available.
-    """
+    """Slots that are reserved before their call."""
 
     def __init__(self) -> None:
-        self.held: list[Slot] = []
-        self.ready = True
-        self.exhausted = False
+        self.held: list[Slot] = []  # reserved, and neither adopted nor reclaimed
+        self.ready = True  # memory is available without waiting
+        self.exhausted = False  # memory is never available
 
     def reserve_now(self, nbytes: int) -> Slot | None:
         return self.reserve(nbytes) if self.ready else None
@@ -179,33 +173,21 @@ class FakeCall:
 
 
 class FakeCoordinator:
-    """Coordinator that records the calls of frontends and applies the real rules where it can.
-
-    Attributes:
-        book: record of regions, as if every object had 4096 bytes and belonged to the caller.
-        devices: number of GPUs.
-        numbers: report made up by a test; None: the coordinator does not answer.
-        histories: by level, history made up by a test; a missing level is not answered.
-        asked: arguments of the requested histories.
-        tuning: runtime settings.
-        loads: arguments of loads.
-        unloads: names of unloaded models.
-        refusal: error to raise for a load.
-        in_repository: names of models.
-    """
+    """Coordinator that records the calls of frontends and applies the real rules where it can."""
 
     def __init__(self) -> None:
+        # as if every object had 4096 bytes and belonged to the caller
         self.book = RegionBook(config.Settings(), 0)
-        self.devices = 0
-        self.numbers: Report | None = Report((), (), {}, {})
-        self.histories: dict[int, HistoryReport] = {}
-        self.asked: list[tuple[int, int, str, bool]] = []
+        self.devices = 0  # number of GPUs
+        self.numbers: Report | None = Report((), (), {}, {})  # None: the coordinator is silent
+        self.histories: dict[int, HistoryReport] = {}  # by level; others are not answered
+        self.asked: list[tuple[int, int, str, bool]] = []  # arguments of requested histories
         self.tuning = RuntimeSettings()
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.unloads: list[str] = []
         self.unloaded_dependents: list[bool] = []
         self.in_repository: list[str] = []
-        self.refusal: ShmserveError | None = None
+        self.refusal: ShmserveError | None = None  # of loads
 
     def register_region(
         self, caller: Caller, name: str, key: str, offset: int, byte_size: int
@@ -224,7 +206,6 @@ class FakeCoordinator:
         self.book.unregister(caller, name, kind)
 
     def report(self) -> Report:
-        """Return `numbers`. Raise Unavailable if `numbers` is None."""
         if self.numbers is None:
             raise Unavailable("the coordinator did not answer within 3 s")
         return self.numbers
@@ -232,7 +213,6 @@ class FakeCoordinator:
     def history(
         self, level: int, since: int = 0, life: str = "", brief: bool = False
     ) -> HistoryReport:
-        """Return `histories` of a level. Raise Unavailable if the level is missing."""
         self.asked.append((level, since, life, brief))
         if level not in self.histories:
             raise Unavailable("the coordinator did not answer within 3 s")

@@ -1,1 +1,0 @@
-"""Tools for tests and benchmarks: a real server, a backend, a dispatcher without a server."""
