@@ -196,8 +196,7 @@ def _problem(declared: Declared, given: GivenValue) -> str:
 
 
 def _culprit(name: str, value: Any, kind: Any) -> tuple[str, Any]:
-    """Return name and value of the part that cannot be converted: an entry of a table, an item of
-    a list, or the whole."""
+    """Return name and value of the bad part: an entry of a table, an item of a list, or all."""
     kind = kinds.bare(kind)
     parts: Iterator[tuple[str, Any]] = iter(())
     if isinstance(value, dict) and get_origin(kind) is dict:

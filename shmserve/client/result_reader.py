@@ -82,8 +82,7 @@ class ResultReader(Struct, eq=False):
         return Result(arrays, document, receipt_document, "lane")
 
     def of_http(self, reply: Reply, model: str) -> Result:
-        """Return the result of an HTTP response. Raise InferenceError if the response is
-        malformed."""
+        """Return an HTTP response's result. Raise InferenceError if the response is malformed."""
         try:
             return self._result(reply, model)
         except (ValueError, KeyError, TypeError, UnreadableMessage) as ex:

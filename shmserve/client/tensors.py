@@ -125,8 +125,7 @@ def _integers(datatype: str, dtype: np.dtype[Any], value: Any, name: str) -> Arr
 
 
 def datatype_of(dtype: np.dtype[Any], name: str) -> str:
-    """Return the protocol's name of a dtype. Raise ValueError if the protocol has no such
-    datatype."""
+    """Return the protocol's name of a dtype. Raise ValueError for other dtypes."""
     datatype = _BY_DTYPE.get(dtype.name)
     if datatype is not None and dtype.isnative:
         return datatype

@@ -55,8 +55,7 @@ def backend(door: str, model: str) -> str:
 
 
 def slots(text: str) -> list[ServerSlot]:
-    """Parse the answer to ``show servers state``. Raise Unavailable if the text is not such an
-    answer."""
+    """Parse the answer to ``show servers state``. Raise Unavailable for any other text."""
     lines = text.strip().splitlines()
     if len(lines) < 2 or lines[0].strip() != "1" or not lines[1].startswith("# "):
         raise Unavailable("the balancer's answer to 'show servers state' cannot be read")

@@ -100,8 +100,7 @@ class NodeService:
             thread.start()
 
     def update(self, orders: frozenset[str] | None) -> NodeReport:
-        """Take the set of models to load from now on (None: keep the last order), and return a
-        report. Does not block."""
+        """Take the models to load from now on (None: as before), and return a report, at once."""
         with self._lock:
             if orders is not None:
                 self._orders = orders

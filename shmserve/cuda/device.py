@@ -147,8 +147,7 @@ class Device:
             runtime.free_unused()
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """Return an uninitialised CuPy array. Raise ResourceExhausted if the device has no memory
-        left."""
+        """Return an uninitialised CuPy array. Raise ResourceExhausted without device memory."""
         with self.working():
             return self.cupy.empty(tuple(shape), dtype)
 
@@ -190,8 +189,7 @@ class Device:
         return event
 
     def await_copy(self, event: Any) -> None:
-        """Order all later computations after a copy: on the default stream, and on CuPy's current
-        stream of the calling thread."""
+        """Order later work after a copy, on the default stream and the thread's current stream."""
         with self.working():
             self.cupy.cuda.Stream.null.wait_event(event)
             self._hand_over()

@@ -20,8 +20,7 @@ _OUT_OF_MEMORY = 2
 
 
 def cupy() -> Any:
-    """Return the cupy module. Raise ConfigError if CuPy is not installed, or its libraries cannot
-    be loaded."""
+    """Return the cupy module. Raise ConfigError if CuPy is missing, or cannot be loaded."""
     try:
         import cupy as module
     except ModuleNotFoundError as ex:

@@ -68,8 +68,7 @@ class Cache:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock that all changes of the cache need. Raise DeadlineExceeded if another
-        process holds the lock for too long."""
+        """Hold the lock for all changes of the cache. Raise DeadlineExceeded after `_LOCK_S`."""
         descriptor = _lock(self.file("lock"), time.monotonic() + _LOCK_S)
         try:
             yield

@@ -93,8 +93,7 @@ def current() -> list[Row]:
 
 
 def explained(name: str) -> str:
-    """Return the explanation of a setting, current or retired. Raise ConfigError if the setting
-    does not exist."""
+    """Explain a setting, current or retired. Raise ConfigError if the setting does not exist."""
     if name in RETIRED:
         return f"{name}\n  {RETIRED[name].explanation(name)}"
     setting = config.declared().get(name)

@@ -20,8 +20,7 @@ _ON_A_GPU = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 
 
 def cupy() -> Any:
-    """Return the cupy module. Raise ImportError if CuPy is not installed, or its libraries cannot
-    be loaded."""
+    """Return the cupy module. Raise ImportError if CuPy is missing, or cannot be loaded."""
     try:
         return runtime.cupy()
     except ConfigError as ex:

@@ -231,8 +231,7 @@ def _usable(connection: http.client.HTTPConnection) -> bool:
 
 
 def left_s(until: float) -> float:
-    """Return the seconds until a deadline (`time.monotonic`). Raise InferenceError if the deadline
-    has passed."""
+    """Return the seconds until a deadline. Raise InferenceError if the deadline has passed."""
     remaining_s = until - time.monotonic()
     if remaining_s <= 0:
         raise InferenceError(0, LATE)

@@ -73,8 +73,7 @@ class LastingRegions:
 
 
 def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict[int, int]]:
-    """Return the regions that systemd has kept, and their descriptors, both by region number.
-    Other descriptors are closed."""
+    """Return regions that systemd has kept, and descriptors, by number. Close other descriptors."""
     listed = -1
     unused: list[int] = []
     objects: dict[tuple[int, int], int] = {}
