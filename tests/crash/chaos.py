@@ -32,6 +32,7 @@ from tests.crash.load import DOORS, WITH_BATCHES, GrpcClient, Load, Verdict
 from tests.crash.region_load import RegionClient
 from tests.crash.soak import slots
 from tests.needs import NEEDS
+from tests.servers import only
 
 REPOSITORIES = Path(__file__).parents[1] / "repositories"
 HERE = Path(__file__).parent
@@ -208,7 +209,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     clock = folder / "clock"
     clock.write_bytes(bytes(8))
     environ = {"PYTHONPATH": str(HERE / "clock"), "CHAOS_CLOCK": str(clock)}
-    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "echo,pair,gathered"}
+    settings = only("echo,pair,gathered")
     if options.inside:
         settings["run_dir"] = f"{STATE}/run"
     server = RunningServer(with_batches(folder / "models"), environ, watchdog_s=5, **settings)

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -185,8 +184,3 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
 def names_in_shm() -> set[str]:
     """Return the names in /dev/shm."""
     return {path.name for path in Path("/dev/shm").iterdir()}
-
-
-def pause(seconds: float) -> None:
-    """Let the load go on for a while."""
-    time.sleep(seconds)

@@ -22,6 +22,7 @@ from typing import Any
 from shmserve.testing.running_server import ROOT, RunningServer, open_fds, rss_bytes, wait_until
 from tests.crash.load import Load, Verdict
 from tests.crash.soak import SETTLE_S, SPREAD
+from tests.servers import only
 
 SMALL = (10, 1000)
 STEADY = ("http worker", "coordinator", "supervisor", "executor pair")
@@ -146,9 +147,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=5)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = RunningServer(
-            repository(Path(folder)), model_control="explicit", load_models="echo,pair"
-        )
+        server = RunningServer(repository(Path(folder)), **only("echo,pair"))
         begun = time.monotonic()
         with server:
             verdict, samples = drill(server, arguments.cycles, arguments.samples)

@@ -219,12 +219,13 @@ def drill(
 ) -> list[str]:
     """Run the whole drill and return the problems."""
     before, fds = names_in_shm(), open_fds(os.getpid())
-    settings: dict[str, Any] = {
-        "reload": "handover",
-        "drain_idle_s": DRAIN_IDLE_S,
-        "pool_bytes": 256 << 20,
-    }
-    server = RunningServer(repository(folder / "models"), http_workers=2, **settings)
+    server = RunningServer(
+        repository(folder / "models"),
+        http_workers=2,
+        reload="handover",
+        drain_idle_s=DRAIN_IDLE_S,
+        pool_bytes=256 << 20,
+    )
     (folder / "settings.toml").touch()
     server.environ["SHMSERVE_CONFIG"] = str(folder / "settings.toml")
     manager = Manager(server)

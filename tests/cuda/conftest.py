@@ -15,9 +15,9 @@ import pytest
 
 from shmserve.client import Client, api
 from shmserve.observe import gpus, nvml
-from shmserve.testing.running_server import RunningServer
 from tests.cuda import fake, standin
 from tests.cuda.stub_server import StubServer, connected
+from tests.servers import Server, only
 
 MODELS = Path(__file__).parents[1] / "repositories" / "cuda"
 OURS = ("cupy", "fake_devices", "pynvml")
@@ -135,20 +135,13 @@ def cupy(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(scope="session")
 def gpu_server(
     cuda_environment: dict[str, str], request: pytest.FixtureRequest
-) -> Iterator[RunningServer]:
+) -> Iterator[Server]:
     """Server with models on GPUs, shared by tests that do not damage it."""
     models = sorted(folder.name for folder in MODELS.iterdir())
     if request.config.getoption("--real-cuda"):  # the machine may have only one device
         models.remove("plus_one_far")
-    with RunningServer(
-        MODELS,
-        cuda_environment,
-        http_workers=1,
-        model_control="explicit",
-        load_models=",".join(models),
-    ) as server:
+    with Server(MODELS, cuda_environment, http_workers=1, **only(",".join(models))) as server:
         yield server
-    assert server.leaks() == []
 
 
 @pytest.fixture

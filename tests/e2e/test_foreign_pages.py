@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from shmserve.testing.running_server import ROOT, RunningServer, free_port
+from shmserve.testing.running_server import ROOT, free_port
 from tests import needs
 from tests.crash.reload import changed
+from tests.servers import Server, only
 
 pytestmark = pytest.mark.needs("browser")
 MODELS = ROOT / "tests/repositories/basic"
@@ -93,18 +94,14 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def service(elsewhere: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def service(elsewhere: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models")
     shutil.copytree(MODELS / "echo", folder / "echo")
-    settings: dict[str, Any] = {
-        "model_control": "explicit",
-        "load_models": "echo",
-        "grps_online": "true",
-    }
     friend = f"http://friend.example:{elsewhere}"
-    with RunningServer(folder, **settings, grpc_processes=0, allowed_origins=friend) as server:
+    with Server(
+        folder, **only("echo"), grps_online="true", grpc_processes=0, allowed_origins=friend
+    ) as server:
         yield server
-    assert server.leaks() == []
 
 
 @pytest.fixture
@@ -130,7 +127,7 @@ def asked(mark: Path, key: str) -> list[tuple[str, str, str | None]]:
     ]
 
 
-def done(server: RunningServer, mark: Path) -> dict[str, bool]:
+def done(server: Server, mark: Path) -> dict[str, bool]:
     """Return which of the page's requests took effect."""
     logging = server.get("/v2/logging")[1]
     return {
@@ -163,7 +160,7 @@ def attack(browser: Browser, page_url: str, base: str, *arguments: Any) -> tuple
 
 
 def test_a_page_elsewhere(
-    browser: Browser, service: RunningServer, elsewhere: int, tmp_path: Path, memory: str
+    browser: Browser, service: Server, elsewhere: int, tmp_path: Path, memory: str
 ) -> None:
     mark = tmp_path / "mark"
     page = f"http://evil.example:{elsewhere}/"
@@ -179,7 +176,7 @@ def test_a_page_elsewhere(
 
 
 def test_a_page_that_has_rebound_its_name(
-    browser: Browser, service: RunningServer, tmp_path: Path, memory: str
+    browser: Browser, service: Server, tmp_path: Path, memory: str
 ) -> None:
     """The browser sees the page and the service as the same origin."""
     mark = tmp_path / "mark"
@@ -191,7 +188,7 @@ def test_a_page_that_has_rebound_its_name(
 
 
 def test_a_page_that_is_listed(
-    browser: Browser, service: RunningServer, elsewhere: int, tmp_path: Path, memory: str
+    browser: Browser, service: Server, elsewhere: int, tmp_path: Path, memory: str
 ) -> None:
     """Runs last: a permitted page succeeds with every request, so the attacks above could have
     succeeded."""

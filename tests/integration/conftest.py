@@ -10,6 +10,7 @@ import pytest
 from shmserve import config
 from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.testing.running_server import RunningServer, wait_until
+from tests import faulty_store
 
 
 @pytest.fixture
@@ -25,6 +26,29 @@ def frontend(server: RunningServer) -> Iterator[Dispatcher]:
     wait_until(lambda: not memory.forwarded, "outputs of executors are held")
     wait_until(lambda: not server.show("slots"), "slots of executors are held")
     made.close()
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[faulty_store.Moto]:
+    """S3 store with a bucket `models`."""
+    made = faulty_store.Moto()
+    made.make_bucket("models")
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def proxy(moto: faulty_store.Moto) -> Iterator[faulty_store.Faulty]:
+    made = faulty_store.Faulty(moto.port)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def store(proxy: faulty_store.Faulty) -> faulty_store.Faulty:
+    """The store's proxy, without faults."""
+    proxy.reset()
+    return proxy
 
 
 @pytest.fixture

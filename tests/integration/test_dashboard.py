@@ -6,17 +6,18 @@ import json
 import os
 import re
 import signal
-import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from shmserve.core.stats.counter_pages import BUCKETS
-from shmserve.testing.running_server import RunningServer, wait_until
+from shmserve.testing.running_server import wait_until
+from tests.holding import metric
+from tests.servers import Server
 
 MODELS = Path(__file__).parents[1] / "repositories" / "monitor"
 GOOD = {"inputs": [{"name": "X", "shape": [3], "datatype": "FP32", "data": [1, 2, 6]}]}
@@ -25,21 +26,20 @@ WRONG = {"inputs": [{"name": "X", "shape": [4], "datatype": "FP32", "data": [1]}
 
 
 @pytest.fixture
-def watched() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, http_workers=2, grpc_processes=0) as server:
+def watched() -> Iterator[Server]:
+    with Server(MODELS, http_workers=2, grpc_processes=0) as server:
         server.wait_instances()
         until(server, lambda d: d["until"] > 0, "the first second")
         yield server
-    assert server.leaks() == []
 
 
-def data(server: RunningServer, query: str = "") -> Any:
+def data(server: Server, query: str = "") -> Any:
     status, document = server.get(f"/monitor/data?{query}")
     assert status == 200, document
     return document
 
 
-def series(server: RunningServer, name: str) -> list[float]:
+def series(server: Server, name: str) -> list[float]:
     """Empty: nothing is called so, yet."""
     path = f"/grps/v1/monitor/series?name={urllib.parse.quote(name)}"
     status, _, body = server.request("GET", path)
@@ -58,11 +58,11 @@ def failed(document: Any, why: str) -> int:
     return sum(entry["count"] for entry in document["troubles"] if why in entry["text"])
 
 
-def infer(server: RunningServer, document: Any, times: int = 1) -> list[int]:
+def infer(server: Server, document: Any, times: int = 1) -> list[int]:
     return [server.infer("reports", document)[0] for _ in range(times)]
 
 
-def until(server: RunningServer, right: Callable[[Any], bool], what: str) -> Any:
+def until(server: Server, right: Callable[[Any], bool], what: str) -> Any:
     found: list[Any] = [None]
 
     def look() -> bool:
@@ -73,29 +73,18 @@ def until(server: RunningServer, right: Callable[[Any], bool], what: str) -> Any
     return found[0]
 
 
-def counters(server: RunningServer) -> dict[str, float]:
-    _, _, text = server.request("GET", "/metrics")
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text.decode()):
-        for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    return found
-
-
-def test_the_history_has_what_the_counters_have(watched: RunningServer) -> None:
-    threads = [threading.Thread(target=infer, args=(watched, GOOD, 40)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_the_history_has_what_the_counters_have(
+    watched: Server, threads: ThreadPoolExecutor
+) -> None:
+    list(threads.map(infer, [watched] * 3, [GOOD] * 3, [40] * 3))
     assert infer(watched, BAD, 5) == [500] * 5
     assert infer(watched, WRONG, 7) == [400] * 7
     until(watched, lambda d: answered(d) >= 120 and failed(d, "the model raised") >= 5, "requests")
     found = until(watched, lambda d: failed(d, "malformed") >= 7, "refused requests")
-    told = counters(watched)
-    assert answered(found) == told["shmserve_request_duration_seconds_count"] == 120
+    counted = metric(watched, "shmserve_request_duration_seconds_count")
+    assert answered(found) == counted == 120
     (model,) = found["models"]
-    assert model["requests"] == told["shmserve_requests_total"] == 132
+    assert model["requests"] == metric(watched, "shmserve_requests_total") == 132
     assert model["failed"] == 12
     assert (model["state"], model["instances"]) == ("READY", 2)
     assert (failed(found, "the model raised"), failed(found, "malformed")) == (5, 7)
@@ -122,7 +111,7 @@ def test_the_history_has_what_the_counters_have(watched: RunningServer) -> None:
     assert {row["role"] for row in found["processes"]} >= {"http", "executor", "coordinator"}
 
 
-def test_who_answers_makes_no_difference(watched: RunningServer) -> None:
+def test_who_answers_makes_no_difference(watched: Server) -> None:
     infer(watched, GOOD, 20)
     known = until(watched, lambda d: answered(d) == 20, "requests")
     (first, second) = watched.pids("http worker")[:2]
@@ -145,7 +134,7 @@ def test_who_answers_makes_no_difference(watched: RunningServer) -> None:
     assert answered(until(watched, lambda d: answered(d) >= 25, "more requests")) == 25
 
 
-def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: RunningServer) -> None:
+def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: Server) -> None:
     infer(watched, GOOD, 30)
     known = until(watched, lambda d: answered(d) == 30, "requests")
     (pid,) = watched.pids("coordinator")
@@ -164,7 +153,7 @@ def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: Running
     assert answered(found) == answered(new) + 5
 
 
-def test_the_history_goes_on_after_a_restart_of_the_service(watched: RunningServer) -> None:
+def test_the_history_goes_on_after_a_restart_of_the_service(watched: Server) -> None:
     infer(watched, GOOD, 30)
     known = until(watched, lambda d: answered(d) == 30, "requests")
     watched.stop()
@@ -184,7 +173,7 @@ def test_the_history_goes_on_after_a_restart_of_the_service(watched: RunningServ
     assert "the history begins anew: its file in state_dir is unreadable: its end" in watched.log()
 
 
-def test_an_executors_end_is_told_without_a_path(watched: RunningServer) -> None:
+def test_an_executors_end_is_told_without_a_path(watched: Server) -> None:
     pid = watched.pids("executor reports")[0]
     os.kill(pid, signal.SIGKILL)
     found = until(
@@ -197,7 +186,7 @@ def test_an_executors_end_is_told_without_a_path(watched: RunningServer) -> None
     assert entry["count"] == 1
 
 
-def test_models_report_values_of_every_kind(watched: RunningServer) -> None:
+def test_models_report_values_of_every_kind(watched: Server) -> None:
     names = {"mean": 3.0, "top": 6.0, "bottom": 1.0}
     # Requests of one second may be split over two reports, so check the last report
     infer(watched, GOOD, 8)
@@ -218,7 +207,7 @@ def test_models_report_values_of_every_kind(watched: RunningServer) -> None:
     assert (status, body) == (200, b"key not found")
 
 
-def test_the_pages_files_travel_as_they_should(watched: RunningServer) -> None:
+def test_the_pages_files_travel_as_they_should(watched: Server) -> None:
     status, headers, page = watched.request("GET", "/")
     assert status == 200
     assert b"<main>" in page

@@ -99,28 +99,6 @@ class Fetcher:
 
 
 @pytest.fixture(scope="module")
-def moto() -> Iterator[Moto]:
-    server = Moto()
-    server.make_bucket("models")
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def proxy(moto: Moto) -> Iterator[Faulty]:
-    made = Faulty(moto.port)
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def store(proxy: Faulty) -> Faulty:
-    """The store's proxy, without faults."""
-    proxy.reset()
-    return proxy
-
-
-@pytest.fixture(scope="module")
 def program(proxy: Faulty, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     made = Program(tmp_path_factory.mktemp("logs") / "log", proxy.url)
     yield made

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shmserve.testing.running_server import RunningServer, free_port, wait_until
 from tests.integration.region_client import Client, Memory
 from tests.needs import ip
+from tests.servers import Server, output
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "repositories" / "regions"
@@ -25,28 +24,27 @@ CROWD, CALLERS, LIMBO = 10_000, 16, 256
 def test_ten_thousand_regions() -> None:
     """Callers with the right to so many regions can use all of them, and no region is left at the
     end."""
-    settings: dict[str, Any] = {"client_shm_max_regions": CROWD, "grpc_processes": 0}
-    with RunningServer(MODELS, **settings) as server, Memory(1 << 16) as memory:
+    with (
+        Server(MODELS, client_shm_max_regions=CROWD, grpc_processes=0) as server,
+        Memory(1 << 16) as memory,
+    ):
         client = Client(server.http_port)
         assert client.register("first", memory.name, 4096)[0] == 200
         assert client.infer("touch", ("first", 0), None, 4)[0] == 200
         assert client.unregister()[0] == 200
         before = _descriptors(server)
-        answers: list[int] = []
 
-        def register(share: int) -> None:
+        def register(share: int) -> set[int]:
             caller = Client(server.http_port)
-            for number in range(share, CROWD, CALLERS):
-                offset = number * 4 % 65536
-                answers.append(caller.register(f"r{number}", memory.name, 4, offset)[0])
+            answers = {
+                caller.register(f"r{number}", memory.name, 4, number * 4 % 65536)[0]
+                for number in range(share, CROWD, CALLERS)
+            }
             caller.close()
+            return answers
 
-        callers = [threading.Thread(target=register, args=(share,)) for share in range(CALLERS)]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
-        assert answers == [200] * CROWD
+        with ThreadPoolExecutor(CALLERS) as callers:
+            assert list(callers.map(register, range(CALLERS))) == [{200}] * CALLERS
         assert client.register("one-more", memory.name, 4)[0] == 503
         assert len(client.status()) == CROWD
         for number in (0, CROWD // 2, CROWD - 1):
@@ -61,7 +59,6 @@ def test_ten_thousand_regions() -> None:
             "the descriptors of unregistered regions are closed",
         )
         client.close()
-    assert server.leaks() == []
 
 
 def _descriptors(server: RunningServer) -> dict[str, int]:
@@ -123,17 +120,13 @@ def test_a_caller_from_another_network_namespace_is_remote(elsewhere: str) -> No
     namespace."""
     port = free_port()
     bind = f"127.0.0.1:{port},10.213.7.1:{port}"
-    server = RunningServer(MODELS, http_bind=bind, grpc_processes=0)
+    server = Server(MODELS, http_bind=bind, grpc_processes=0)
     server.http_port = port
     with server, Memory(4096) as memory:
         client = Client(port)
         assert client.register("theirs", memory.name, 4096)[0] == 200
         command = ["ip", "netns", "exec", elsewhere, sys.executable, "-c", _STRANGER]
-        done = subprocess.run(
-            [*command, str(port), memory.name], capture_output=True, text=True, timeout=60, cwd=ROOT
-        )
-        assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
+        told = json.loads(output(*command, str(port), memory.name))
         assert told["register"][0] == 403
         assert memory.name not in told["register"][1]["error"]
         assert told["use"][0] == 404
@@ -141,4 +134,3 @@ def test_a_caller_from_another_network_namespace_is_remote(elsewhere: str) -> No
         assert told["status"] == []
         assert client.status() == ["theirs"]
         client.close()
-    assert server.leaks() == []

@@ -168,8 +168,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.check(turn, hurry)
 
     def impatient(self) -> set[int]:
-        """Return requests of sequences without a slot, if a request of the sequence has
-        expired."""
+        """Return requests of sequences without a slot, if a request of the sequence has expired."""
         waiting = [self.lives[sequence.id].waiting for sequence in self.queue.backlog]
         return {
             step.key
@@ -212,8 +211,7 @@ class SequenceMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_running())
     @rule(odd=st.booleans())
     def some_run_again(self, odd: bool) -> None:
-        """Run requests again in their slots. Requests of iterative sequences have both
-        flags."""
+        """Run requests again in their slots. Requests of iterative sequences have both flags."""
         again = {}
         for life in self.lives.values():
             if life.running is not None and life.running.key % 2 == odd:
