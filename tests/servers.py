@@ -25,6 +25,10 @@ def only(models: str) -> dict[str, Any]:
 class Server(RunningServer):
     """A service that must leave nothing at the end of its `with` block, unless the block fails."""
 
+    def address(self, protocol: str = "http") -> str:
+        """Return HOST:PORT of HTTP, or of gRPC."""
+        return self.grpc_address if protocol == "grpc" else f"{self.http_host}:{self.http_port}"
+
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         if error == (None, None, None):

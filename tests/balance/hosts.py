@@ -111,8 +111,7 @@ class Host(InsideServer):
 
 
 class Balancer:
-    """HAProxy with the shipped configuration; `http`, `grpc` and `grpc_per_call` are sockets
-    beside the ports."""
+    """HAProxy with the shipped configuration, and Unix sockets `http`, `grpc`, `grpc_per_call`."""
 
     def __init__(self, folder: str) -> None:
         self.namespace = f"shmserve-balancer-{os.getpid()}"

@@ -86,8 +86,7 @@ class Manager:
             raise TimeoutError(f"not ready: {self.status}\n{self.server.log()[-6000:]}")
 
     def stop(self) -> None:
-        """Send SIGTERM to the main process and wait for its end. Other processes end as with
-        KillMode=mixed."""
+        """Send SIGTERM to the main process, await its end; others end as with KillMode=mixed."""
         self._end_main()
         wait_until(self._none_left, f"processes are left: {self.server.processes()}")
 

@@ -45,8 +45,7 @@ def control(server: RunningServer, model: str, action: str, config: Any = None) 
 
 
 def changed(turn: int) -> dict[str, Any]:
-    """Return a configuration of `echo` that differs from turn to turn but takes the same
-    requests."""
+    """Return a configuration of `echo` that differs by turn but takes the same requests."""
     tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
     return {
         "backend": "python",

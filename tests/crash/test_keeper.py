@@ -1,5 +1,4 @@
-"""`shmserve serve` below a container runtime or another supervisor: a reload does not end the
-process."""
+"""`shmserve serve` below a container runtime or a supervisor: a reload does not end the process."""
 
 from __future__ import annotations
 

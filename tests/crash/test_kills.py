@@ -106,7 +106,7 @@ def test_supervisor_and_coordinator_at_once() -> None:
 
 
 def test_after_kill_9_of_the_master_one_restart_leaves_nothing() -> None:
-    server = RunningServer(MODELS, **LOADED)
+    server = RunningServer(MODELS, **LOADED | {"grpc_processes": 1})
     try:
         server.start()
         assert server.master is not None

@@ -1,5 +1,4 @@
-"""Device arrays of `shmserve.client`, against a server that does not know this process's
-streams."""
+"""Device arrays of `shmserve.client`; the server does not know this process's streams."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The coordinator's registration, distribution and closing of CUDA regions; executors are
-simulated."""
+"""The coordinator registers, distributes and closes CUDA regions; executors are simulated."""
 
 from __future__ import annotations
 

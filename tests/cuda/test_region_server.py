@@ -17,10 +17,10 @@ from shmserve.cli.operating import show
 from shmserve.testing.running_server import wait_until
 from tests.cuda.exporting import exported
 from tests.integration.region_client import Client, Memory
-from tests.servers import Server, completed, only
+from tests.servers import Server, only, python
 
 MODELS = Path(__file__).parents[1] / "repositories" / "regions"
-PROGRAM = Path(__file__).parent / "triton_region_program.py"
+TRITON = Path(__file__).parent / "triton_program.py"
 BASE = "/v2/cudasharedmemory"
 
 
@@ -42,8 +42,7 @@ def server(cuda_environment: dict[str, str], handle: bytes) -> Iterator[Server]:
 
 
 def all_live(server: Server) -> bool:
-    """Return True if all instances run. Only an executor on device 0 refuses a handle of device
-    0."""
+    """Return True if all instances run. Only an executor on device 0 refuses its handles."""
     rows = show.ask(server.run_dir, "models")
     return all(row["instance_state"] == "READY" for row in rows if row["model"] == "touch")
 
@@ -77,14 +76,9 @@ def client(server: Server, handle: bytes) -> Iterator[CudaClient]:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tritonclient(server: Server, handle: bytes, protocol: str) -> None:
-    port = f"127.0.0.1:{server.http_port}"
-    address = port if protocol == "http" else server.grpc_address
     with Memory(64) as memory:
-        finished = completed(
-            sys.executable, PROGRAM, protocol, address, as_base64(handle), memory.name
-        )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "PASS" in finished.stdout
+        words = (server.address(protocol), as_base64(handle), memory.name)
+        python(TRITON, "regions", protocol, *words)
 
 
 def test_they_outlive_the_coordinator(client: CudaClient, server: Server) -> None:

@@ -423,8 +423,7 @@ def test_too_large_for_the_device(
 def test_a_model_that_lacks_memory_has_the_device_for_itself(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """The input and output of the model fit, but not together with the input of the next
-    request."""
+    """The model's input and output fit, but not together with the input of the next request."""
 
     def model(request: Request) -> Response:
         target = request.offer_on_device("OUT", "FP32", (COUNT,))

@@ -1,5 +1,4 @@
-"""Clients' GPU memory through a real server with all processes, on the fake driver or a real
-driver."""
+"""Clients' GPU memory through a real server with all processes, on the fake or a real driver."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ import pytest
 from shmserve.testing.running_server import wait_until
 from tests.cuda import standin
 from tests.cuda.conftest import MODELS
-from tests.servers import Server, completed, only, output
+from tests.servers import Server, completed, only, output, python
 
 EXPORTER = Path(__file__).parent / "exporter.py"
-TRITON_CLIENT = Path(__file__).parent / "triton_client.py"
+TRITON = Path(__file__).parent / "triton_program.py"
 COUNT = 50_000
 NBYTES = 4 * COUNT
 
@@ -32,8 +31,7 @@ def server(gpu_server: Server) -> Server:
 
 
 def environment(server: Server) -> dict[str, str]:
-    """Return the environment of a client: same devices as the server, but no settings of the
-    server."""
+    """Return a client's environment: devices as the server's, but no settings of the server."""
     return {k: v for k, v in server.environ.items() if not k.startswith("SHMSERVE_")}
 
 
@@ -119,14 +117,10 @@ def test_region_to_region(
 def test_tritonclients_own_module(
     server: Server, protocol: str, model: str, request: pytest.FixtureRequest
 ) -> None:
-    http_address = f"{server.http_host}:{server.http_port}"
-    address = http_address if protocol == "http" else server.grpc_address
     if request.config.getoption("--real-cuda"):
         pytest.importorskip("cuda.bindings", reason="the module needs cuda-python")
-    done = completed(
-        sys.executable, TRITON_CLIENT, protocol, address, model, environ=environment(server)
-    )
-    assert done.stdout == "PASS\n", done.stderr
+    words = ("handles", protocol, server.address(protocol), model)
+    python(TRITON, *words, environ=environment(server))
 
 
 def test_a_tensor_in_the_request_goes_to_the_device_and_back(server: Server) -> None:

@@ -210,8 +210,7 @@ class Reader(ast.NodeVisitor):
     # ------------------------------------------------------------------- paths
 
     def path(self, node: ast.expr, raw: bool = False) -> str:
-        """Return the path of a library's value, or "". `raw`: as written, not the type of the
-        result."""
+        """Return the path of a library's value, or "". `raw`: as written, not the result's type."""
         told = self._told(node)
         return told if raw else RESULTS.get(told, told)
 

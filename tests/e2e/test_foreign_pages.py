@@ -190,8 +190,7 @@ def test_a_page_that_has_rebound_its_name(
 def test_a_page_that_is_listed(
     browser: Browser, service: Server, elsewhere: int, tmp_path: Path, memory: str
 ) -> None:
-    """Runs last: a permitted page succeeds with every request, so the attacks above could have
-    succeeded."""
+    """Runs last: a permitted page succeeds with every request, so attacks could have succeeded."""
     mark = tmp_path / "mark"
     page = f"http://friend.example:{elsewhere}/"
     base = f"http://127.0.0.1:{service.http_port}"

@@ -28,7 +28,7 @@ def grps_server() -> Iterator[Server]:
 def test_a_program_written_from_the_documentation(grps_server: Server) -> None:
     printed = python(
         str(ROOT / "tests" / "e2e" / "grps_client.py"),
-        f"{grps_server.http_host}:{grps_server.http_port}",
+        grps_server.address(),
         grps_server.environ["SHMSERVE_GRPC_BIND"],
         environ={**os.environ, "PYTHONPATH": str(ROOT)},
     )

@@ -29,7 +29,7 @@ def served(lines: list[str], kind: str) -> set[str]:
 
 
 def test_tritonclient_on_every_shipped_worker(server: Server) -> None:
-    lines = run_client(f"{server.http_host}:{server.http_port}").split("\n")
+    lines = run_client(server.address()).split("\n")
     assert served(lines, "sync") == served(lines, "aio") == SHIPPED - DECOUPLED
 
 
@@ -43,7 +43,7 @@ def test_tritonclient_over_grpc_on_every_shipped_worker(server: Server) -> None:
 def test_a_plain_gthread_run_works_too() -> None:
     gthread = ("-k", "gthread", "--threads", "4")
     with Server(gunicorn=gthread, grpc_processes=0) as server:
-        run_client(f"{server.http_host}:{server.http_port}")
+        run_client(server.address())
         status, fields, _ = binary_identity(server, np.arange(1 << 20, dtype=np.float32))
         assert status == 200
         receipt = json.loads(fields["shmserve-receipt"])

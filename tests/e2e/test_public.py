@@ -14,16 +14,14 @@ from tests.needs import KSERVE_PYTHON, NODE_PACKAGES
 from tests.servers import Server, only, output, python, served
 
 HERE = Path(__file__).parent
-
-
 public_server = served(
     HERE.parent / "repositories" / "triton_examples", server_name="triton", **only("*")
 )
 
 
 def test_every_client_does_what_public_examples_do(public_server: Server) -> None:
-    http = f"{public_server.http_host}:{public_server.http_port}"
-    printed = python(HERE / "public_program.py", http, public_server.grpc_address)
+    places = (public_server.address(), public_server.grpc_address)
+    printed = python(HERE / "public_program.py", *places)
     assert printed.split() == [
         *("tritonclient.http", "tritonclient.http.aio"),
         *("tritonclient.grpc", "tritonclient.grpc.aio", "contents"),

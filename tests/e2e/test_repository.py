@@ -27,7 +27,7 @@ def triton_server(repository: Path) -> Iterator[Server]:
 
 def test_it_runs_unchanged(triton_server: Server, repository: Path) -> None:
     files = sorted(str(path) for path in repository.rglob("*"))
-    printed = python(PROGRAM, f"{triton_server.http_host}:{triton_server.http_port}")
+    printed = python(PROGRAM, triton_server.address())
     assert printed.split() == MODELS
     triton_server.stop()
     log = triton_server.log()

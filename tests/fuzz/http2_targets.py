@@ -35,8 +35,7 @@ def http2_seeds() -> list[bytes]:
 
 
 class BytesRandom(random.Random):
-    """Random generator that a fuzzer controls: numbers come from bytes, and are 0 after the last
-    byte."""
+    """Random generator that a fuzzer controls: numbers come from bytes, then are 0."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(0)

@@ -28,8 +28,7 @@ helper, T = onnx.helper, onnx.TensorProto
 
 
 def write_ragged(folder: Path) -> None:
-    """Write a model that doubles its input and reports the length of each request in a ragged
-    batch."""
+    """Write a model that doubles its input and reports each request's length in a ragged batch."""
     values = {
         name: helper.make_tensor_value_info(name, T.FLOAT, shape)  # type: ignore[arg-type]
         for name, shape in (("X", ["N"]), ("T", ["B"]), ("Y", ["N"]), ("COUNT", ["B", 1]))

@@ -27,14 +27,11 @@ from tests.servers import SMALL, Server, served
 
 Body = Callable[[AsyncClient], Coroutine[Any, Any, None]]
 COUNT = 5000
-
-
 server = served("tests/repositories/basic,tests/repositories/streams", **SMALL)
 
 
 def run(server: Server, body: Body, **options: Any) -> None:
-    """Run a test with a client, then check for leaks: regions, descriptors, threads, and slots of
-    the server."""
+    """Run a test with a client, then check for leaks: regions, descriptors, threads, slots."""
 
     async def with_client() -> None:
         async with aio.connect(f"unix:{server.unix_path}", **options) as client:
@@ -111,8 +108,7 @@ def test_many_at_a_time(server: Server) -> None:
 def test_a_cancelled_task_ends_its_request(
     server: Server, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """Cancel a running request, a request queued at the server, and a request that waits for a
-    thread."""
+    """Cancel three requests: one runs, one is queued at the server, one waits for a thread."""
 
     async def body(client: AsyncClient) -> None:
         holds = [hold_of(tmp_path / name) for name in ("running", "queued", "unsent")]

@@ -252,8 +252,7 @@ def test_bounds_on_connections(path: str) -> None:
 
 
 def test_those_who_say_nothing_or_read_nothing(server: Server, path: str) -> None:
-    """A silent client and a client that does not read must not delay the coordinator or cost it
-    memory."""
+    """Silent clients and clients that do not read must not delay the coordinator or cost memory."""
     with Raw(path, hello=False) as silent, Raw(path) as deaf, Raw(path) as other:
         fd = memfd()
         for number in range(128):

@@ -40,8 +40,7 @@ def test_what_cannot_be_measured_is_told(server: Server) -> None:
 
 
 def test_a_service_without_keeper_or_systemd_is_not_handed_over() -> None:
-    """The process that started gunicorn would take the end of the old master for the end of the
-    service."""
+    """The process that started gunicorn would take the old master's end for the service's."""
     with Server(reload="handover") as server:
         masters = server.pids("master")
         done = command(server, "reload")

@@ -29,9 +29,10 @@ from shmserve.protocol.control.settings_messages import ChangeTrace, FlagSet, Lo
 from shmserve.protocol.control.stats_messages import AskReport, CounterPage, StoredPages
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.tensor.spec import ModelSpec
+from shmserve.testing.running_server import wait_until
 from shmserve.transport import rundir
 from shmserve.transport.channel import Channel
-from tests.integration.process_harness import STAND_INS, wait_until
+from tests.integration.process_harness import STAND_INS
 
 POOL = 64 << 20
 

@@ -1,5 +1,4 @@
-"""Ensembles in a real server: data between steps, answers to clients, and the effects of a
-death."""
+"""Ensembles in a real server: data between steps, answers to clients, effects of a death."""
 
 from __future__ import annotations
 
@@ -313,8 +312,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: Server) -
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tritonclient(server: Server, protocol: str) -> None:
-    address = server.grpc_address if protocol == "grpc" else server.base_url[7:]
-    triton("ensemble", protocol, address)
+    triton("ensemble", protocol, server.address(protocol))
 
 
 def test_memory_of_clients_at_both_ends(server: Server) -> None:

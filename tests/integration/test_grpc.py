@@ -40,8 +40,6 @@ from tests.tls_files import make_certificates
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"
 REGION_MODELS = Path(__file__).parents[1] / "repositories" / "regions"
-
-
 shared = served(MODELS, execute_timeout_s=20)
 
 
@@ -400,17 +398,6 @@ def test_a_stop_finishes_what_was_accepted(tmp_path: Path) -> None:
         assert server.stop() == 0
         assert "did not end within drain_timeout_s" not in server.log()
         sender.close()
-
-
-def test_with_the_master_it_ends() -> None:
-    server = RunningServer(MODELS)
-    server.start()
-    try:
-        assert server.master is not None
-        server.master.kill()
-        wait_until(lambda: not server.processes(), "everything's end")
-    finally:
-        server.kill_all()
 
 
 # ------------------------------------------------------------------ regions

@@ -250,5 +250,5 @@ def test_tritonclient_and_models_as_documented(tmp_path: Path) -> None:
     shutil.copytree(folders / "calls_as_documented", tmp_path, dirs_exist_ok=True)
     shutil.copytree(folders / "triton_examples" / "simple", tmp_path / "simple")
     with Server(tmp_path, **SMALL) as server:
-        triton("calls", server.base_url[7:])
+        triton("calls", server.address())
         wait_until(lambda: held(server) == [], "slots come back")

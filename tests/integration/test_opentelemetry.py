@@ -81,8 +81,7 @@ class Collector:
             self._server = None
 
     def tree(self, trace: str, spans: int) -> dict[str, list[str]]:
-        """Return the names of spans by the name of their parent, once the trace has `spans`
-        spans."""
+        """Return the names of spans by their parent's name, once the trace has `spans` spans."""
         wait_until(lambda: len(self.spans.get(trace, ())) >= spans, f"{spans} spans")
         found = self.spans[trace]
         names = {span.span_id: span.name for span in found}
@@ -237,8 +236,7 @@ def test_requests_of_grps(server: Server, collector: Collector) -> None:
 
 
 def refusals(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Send requests that are refused before an executor; yield their traces and expected
-    attributes."""
+    """Send requests refused before an executor; yield their traces and expected attributes."""
 
     def http(path: str, body: bytes, status: int, **fields: str) -> tuple[str, dict[str, Any]]:
         trace, parent = begun()

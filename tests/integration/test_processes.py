@@ -7,7 +7,8 @@ import pytest
 
 from shmserve.core.registry import ModelState
 from shmserve.shm.registry_page import RegistryReader
-from tests.integration.process_harness import Tree, is_running, wait_until
+from shmserve.testing.running_server import wait_until
+from tests.integration.process_harness import Tree, is_running
 
 MODELS = {"alpha": {"count": 2}, "beta": {}}
 

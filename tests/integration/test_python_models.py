@@ -20,8 +20,6 @@ PREFIX = "Unable to send response. "
 SECOND = f"{PREFIX}Non-decoupled model cannot send more than one response."
 EMPTY = f"{PREFIX}Non-decoupled model cannot send complete final before sending a response."
 CLOSED = f"{PREFIX}Response sender has been closed."
-
-
 server = served(MODELS, **only("metered,sender,sender_stream"), **SMALL)
 
 

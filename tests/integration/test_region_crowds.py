@@ -22,8 +22,7 @@ CROWD, CALLERS, LIMBO = 10_000, 16, 256
 
 
 def test_ten_thousand_regions() -> None:
-    """Callers with the right to so many regions can use all of them, and no region is left at the
-    end."""
+    """Callers with the right to so many regions can use all, and no region is left at the end."""
     with (
         Server(MODELS, client_shm_max_regions=CROWD, grpc_processes=0) as server,
         Memory(1 << 16) as memory,
@@ -62,8 +61,7 @@ def test_ten_thousand_regions() -> None:
 
 
 def _descriptors(server: RunningServer) -> dict[str, int]:
-    """Return the number of open descriptors of coordinator and supervisor, which keep one for each
-    region."""
+    """Return the open descriptors of coordinator and supervisor, which keep one for each region."""
     found = {}
     for pid, title in server.processes().items():
         for role in ("coordinator", "supervisor"):
@@ -78,8 +76,7 @@ def _descriptors(server: RunningServer) -> dict[str, int]:
 
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
-    """Network namespace that reaches this namespace at 10.213.7.1 and has the address
-    10.213.7.2."""
+    """Network namespace with the address 10.213.7.2, which reaches this namespace at 10.213.7.1."""
     name = f"shmserve-{os.getpid()}"
     near, far = f"sn{os.getpid()}", f"sf{os.getpid()}"
     assert ip("netns", "add", name)
@@ -116,8 +113,7 @@ print(json.dumps({
 
 @pytest.mark.needs("netns")
 def test_a_caller_from_another_network_namespace_is_remote(elsewhere: str) -> None:
-    """The caller has the server's uid and files. Only the address is not of the server's
-    namespace."""
+    """The caller has the server's uid and files; only its address is of another namespace."""
     port = free_port()
     bind = f"127.0.0.1:{port},10.213.7.1:{port}"
     server = Server(MODELS, http_bind=bind, grpc_processes=0)

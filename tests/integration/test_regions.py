@@ -19,8 +19,6 @@ from tests.servers import Server, served, triton
 
 MODELS = Path(__file__).parents[1] / "repositories" / "regions"
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
-
-
 server = served(MODELS, http_workers=2, grpc_processes=0)
 
 
@@ -141,8 +139,7 @@ def test_an_unlinked_object_stays_usable(client: Client) -> None:
 
 
 def kill(server: Server, *roles: str) -> None:
-    """Kill one process of each role; wait until a replacement runs and is linked to all
-    processes."""
+    """Kill one process of each role; wait until another runs and is linked to all processes."""
     wait_until(lambda: all(server.pids(role) for role in roles), f"{roles}")
     victims = [server.pids(role)[0] for role in roles]
     for pid in victims:
@@ -207,7 +204,7 @@ def test_a_region_of_a_dead_process_is_reaped(server: Server, client: Client) ->
 
 
 def test_tritonclient_with_its_own_shared_memory(server: Server) -> None:
-    triton("regions", server.base_url[7:])
+    triton("regions", server.address())
 
 
 def test_off_means_off(tmp_path: Path) -> None:

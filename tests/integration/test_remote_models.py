@@ -95,8 +95,7 @@ def changes_are_served(moto: Moto, store: Faulty, server: RunningServer) -> None
 
 
 def without_the_store(moto: Moto, store: Faulty, folder: Path) -> None:
-    """A service that starts without the store serves the cached models and keeps trying the
-    store."""
+    """A service that starts without the store serves cached models and keeps trying the store."""
     put(moto, "new", 1, "1000")
     settings = {**only("add,late")}
     with service(store, folder, **settings) as server:

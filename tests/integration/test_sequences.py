@@ -81,8 +81,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def post(
     server: Server, model: str, tensor: dict[str, Any], flags: str, **parameters: Any
 ) -> tuple[int, Any]:
-    """Send a request on a new connection, so that any worker may get it. `flags`: "start", "end"
-    or both."""
+    """Send a request on a new connection, to any worker. `flags`: "start", "end" or both."""
     told = {f"sequence_{flag}": True for flag in flags.split()}
     document = {"inputs": [tensor], "parameters": {**parameters, **told}}
     return server.infer(model, document)
@@ -346,12 +345,11 @@ def test_requests_run_again_until_the_model_releases_them(
 
 
 def test_tritonclient_sends_sequences(server: Server) -> None:
-    triton("sequences", server.base_url[7:], server.grpc_address)
+    triton("sequences", server.address(), server.grpc_address)
 
 
 def counting(model: str, runs: int, hold: Hold | None = None) -> pb.ModelInferRequest:
-    """Return a request for `runs` runs. With `hold` the first run waits, and no request shares the
-    runs."""
+    """Return a request for `runs` runs. With `hold` the first waits, and no request shares runs."""
     array = np.array([[runs] if hold is None else [runs, 0]], np.int32)
     made = pb.ModelInferRequest(model_name=model, inputs=[tensor(array, "COUNT", "INT32")])
     made.raw_input_contents.append(array.tobytes())
@@ -384,8 +382,7 @@ LONG = 3000  # runs, which take half a minute
 def test_kill_9_of_a_frontend_between_two_runs_of_its_request(
     server: Server, threads: ThreadPoolExecutor, tmp_path: Path, model: str, door: str
 ) -> None:
-    """The frontend's request is dropped and not run again. Requests of other frontends are
-    answered."""
+    """The frontend's request is dropped, not run again. Those of other frontends are answered."""
     with Client(server.grpc_address) as doomed, Client(server.grpc_address) as client:
         if door == "grpc":
             sent = threads.submit(doomed.error, "ModelInfer", counting(model, LONG))

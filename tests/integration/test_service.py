@@ -32,8 +32,7 @@ def role_pid(server, role):
 
 @pytest.fixture
 def manager(tmp_path):
-    """Lines that systemd receives. A thread reads them at once, because the socket buffers only a
-    few."""
+    """Lines that systemd receives, read at once by a thread: the socket buffers only a few."""
     lines: Any = queue.SimpleQueue()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
@@ -265,8 +264,7 @@ def test_a_socket_for_grpc_that_nobody_would_take():
 
 
 def test_http_survives_the_supervisor_being_told_to_stop():
-    """The supervisor's drain must not close gunicorn's socket. The guard starts a new
-    supervisor."""
+    """The supervisor's drain must not close gunicorn's socket. The guard starts another."""
     with Server(**SETTINGS) as server:
         supervisor = role_pid(server, "supervisor")
         os.kill(supervisor, signal.SIGTERM)

@@ -221,8 +221,7 @@ def test_a_model_that_is_loaded_again_goes_on_counting() -> None:
 
 @pytest.mark.parametrize("counted", [{"request_timeout_s": 1}], indirect=True)
 def test_deadlines_and_full_queues_are_failures_of_their_own(counted: Server) -> None:
-    """Two workers accept two requests each. Further requests are refused, and waiting requests
-    expire."""
+    """Two workers accept two requests each. More are refused, and waiting requests expire."""
     seen = load(counted, 8, [("misbehaving", command("loop"))])["misbehaving"]
     assert seen[200] == 0
     assert seen[504] >= 2
@@ -359,8 +358,7 @@ def test_log_settings_reach_every_process_also_later_ones(counted: Server) -> No
     stamp = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z \w+ (\w+)", re.MULTILINE)
 
     def told() -> bool:
-        """Return True once both have logged. An executor may log before it has received the
-        settings."""
+        """Return True once both have logged; an executor may log before it gets the settings."""
         counted.infer("misbehaving", command("throw"))
         return {"supervisor", "executor"} <= set(stamp.findall(counted.log()))
 
@@ -437,7 +435,7 @@ def traces(server: Server, suffix: str = "") -> dict[int, Any]:
 
 
 def test_tritonclient_reads_statistics_and_changes_settings(counted: Server) -> None:
-    triton("settings", counted.base_url[7:])
+    triton("settings", counted.address())
 
 
 def test_show_stats(counted: Server) -> None:

@@ -24,8 +24,6 @@ from tests.servers import SMALL, Server, served
 MODELS = Path(__file__).parents[1] / "repositories" / "streams"
 CREDIT = 4
 STREAM = "/v2/models/teller/generate_stream"
-
-
 shared = served(MODELS, stream_credit=CREDIT, **SMALL)
 
 

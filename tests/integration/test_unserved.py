@@ -1,5 +1,4 @@
-"""Frontends that never begin to serve: the service is not ready, gives the reason, and a start
-fails."""
+"""Frontends that never serve: the service is not ready, gives the reason, and a start fails."""
 
 from __future__ import annotations
 

@@ -69,8 +69,7 @@ def as_proto(message: GrpsMessage) -> pb.GrpsMessage:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return True if values and types are equal. NaN equals NaN, and floats are compared by
-    value."""
+    """Return True if values and types are equal; NaN equals NaN, floats compare by value."""
     if isinstance(one, float) and isinstance(other, float):
         return one == other or (math.isnan(one) and math.isnan(other))
     if isinstance(one, dict):

@@ -206,8 +206,7 @@ class Oracle(RuleBasedStateMachine):
 
     @rule(step=st.integers(1, 30000), into=st.booleans())
     def deliver(self, step: int, into: bool) -> None:
-        """Pass bytes to the server in pieces. With `into`, payload goes directly to its
-        destination."""
+        """Pass bytes to the server in pieces. With `into`, payload goes directly to its place."""
         self.to_server += self.client.data_to_send()
         piece = bytes(self.to_server[:step])
         del self.to_server[:step]

@@ -104,8 +104,7 @@ def _mutations(seed: int, count: int) -> Iterator[bytes]:
 
 
 def _refused_or_agreed(data: bytes) -> bool:
-    """Return False if the request was refused with InvalidArgument, True if it was read like
-    protobuf."""
+    """Return False if InvalidArgument refused the request, True if it was read like protobuf."""
     try:
         parsed = parse_request(data)
         for source in parsed.inputs:

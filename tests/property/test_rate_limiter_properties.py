@@ -1,5 +1,4 @@
-"""Rate limiter: grants never exceed the resources, no process starves, and all resources come
-back."""
+"""Rate limiter: grants never exceed the resources, nobody starves, all resources come back."""
 
 from __future__ import annotations
 

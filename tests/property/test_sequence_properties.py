@@ -14,8 +14,7 @@ _IDS: list[int | str] = [1, 2, "1", "two", 5]
 
 
 class Life:
-    """The model's record of a sequence. `ran`: a request that began the sequence has run, and no
-    end."""
+    """The model's record of a sequence. `ran`: a request that began it has run, and no end."""
 
     def __init__(self) -> None:
         self.waiting: list[Step[int, int]] = []

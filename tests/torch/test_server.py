@@ -1,5 +1,4 @@
-"""TorchScript model in a running server: copied bytes, and writes to read-only memory kill no
-process."""
+"""TorchScript model in a server: copied bytes; writes to read-only memory kill no process."""
 
 from __future__ import annotations
 
