@@ -1,7 +1,5 @@
 """Servers for the tests, and the leak probe after each server."""
 
-from __future__ import annotations
-
 import logging
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Tables that programs write at the end of a README, behind a mark."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Servers that must leave nothing behind, and programs that run beside them."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import subprocess

@@ -3,8 +3,6 @@
 The network is closed: programs here reach HAProxy and each service over Unix sockets.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

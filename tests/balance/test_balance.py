@@ -1,8 +1,6 @@
 """The drill in short (`python -m tests.balance.drill` is the long form), which shows that HAProxy
 accepts its configuration; and Envoy's configuration."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.testing.running_server import ROOT, segments_left

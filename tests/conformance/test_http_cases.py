@@ -3,8 +3,6 @@
 Requests about client shared memory have separate objects and regions each.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -9,8 +9,6 @@ directory, and fills both, too. Prints a JSON line per disturbance and a summary
 an answer was wrong, the service did not recover, or the service left anything behind.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -4,8 +4,6 @@ Does what the units in deploy/systemd ask of systemd: listens, passes the socket
 receives notifications, and keeps stored descriptors for the next start.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Client of a load that passes tensors in registered memory."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import time

@@ -7,8 +7,6 @@ Each cycle reloads `echo` with a changed configuration, so that the model is rea
 never reloaded. Every request must get a right answer, and no resource may grow.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

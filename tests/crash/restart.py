@@ -11,8 +11,6 @@ longest time between two answers of one client. Exit status 1 if a request was l
 left anything behind.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -8,8 +8,6 @@ region's name must be unknown. Prints a JSON line per sample. Exit status 1 if a
 or if descriptors, mappings or memory of a process grew.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Short forms of the drills; `python -m tests.crash.DRILL` is the long form of each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

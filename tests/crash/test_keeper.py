@@ -1,7 +1,5 @@
 """`shmserve serve` below a container runtime or a supervisor: a reload does not end the process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """kill -9 is a normal event: at named points of the code, and under load."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """CUDA for the tests: the fake; the stand-in below the real CuPy, if the session runs over it
 (tests/cuda/standin.py); or the machine's CUDA with ``--real-cuda``."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Short run of `python -m bench.gpu`: every measurement runs and is right."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

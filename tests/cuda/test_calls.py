@@ -1,7 +1,5 @@
 """Every CUDA call of the product is in a table, and a test or benchmark runs each."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Device arrays of `shmserve.client`; the server does not know this process's streams."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 from typing import Any

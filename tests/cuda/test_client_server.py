@@ -1,7 +1,5 @@
 """Device arrays of `shmserve.client` through a real server, on the fake driver or a real driver."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`shmserve doctor` with the fake's devices, without devices, and with a driver that hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`python -m bench.gpu_day` checks the claims of docs/gpu.md and reports on all."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -3,8 +3,6 @@
 `make cuda-mistakes` makes the mistakes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests import readme_table

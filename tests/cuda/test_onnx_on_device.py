@@ -1,7 +1,5 @@
 """ONNX models on a GPU: binding of tensors, options for the provider, and failures."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

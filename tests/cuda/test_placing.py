@@ -3,8 +3,6 @@
 Only on the fake, which has several devices and MIG devices.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The coordinator registers, distributes and closes CUDA regions; executors are simulated."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

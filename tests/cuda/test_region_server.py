@@ -1,7 +1,5 @@
 """CUDA regions in a real server: both protocols, deaths of the coordinator and of owners."""
 
-from __future__ import annotations
-
 import base64
 import os
 import signal

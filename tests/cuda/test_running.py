@@ -1,7 +1,5 @@
 """Execution of requests on a device: copies to and from the device, and counts."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable, Iterator

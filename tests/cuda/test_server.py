@@ -1,7 +1,5 @@
 """Clients' GPU memory through a real server with all processes, on the fake or a real driver."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

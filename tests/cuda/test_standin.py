@@ -4,8 +4,6 @@ Programs call the stand-in through ctypes, without CuPy. `make test-cupy` runs t
 tests/cuda over the stand-in.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Any failure is a traceback.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib
 import sys

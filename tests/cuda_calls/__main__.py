@@ -8,8 +8,6 @@ A run uses coverage.py, child processes included, and is added to earlier runs. 
 changed since a run counts as not run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

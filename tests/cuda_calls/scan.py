@@ -7,8 +7,6 @@ arguments of the package's own functions, and reported as a dotted path,
 and `EVENTS` name them.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

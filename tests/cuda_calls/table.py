@@ -1,7 +1,5 @@
 """The table in the README: CUDA calls of the product, and where each call has run."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -10,8 +10,6 @@ in this run nor in the last run of the other kind. After runs of both kinds, the
 table.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

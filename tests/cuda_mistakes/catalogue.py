@@ -3,8 +3,6 @@
 Mistakes are only applied to a copy of the tree (`python -m tests.cuda_mistakes`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Separate process, because its stubs and ours register the same names. Prints one line per check.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import sys

@@ -1,7 +1,5 @@
 """Foreign web pages in a real browser cannot change a service on the browser's host."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

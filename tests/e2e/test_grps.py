@@ -1,7 +1,5 @@
 """GRPS users' programs against a running server, and the online flag after deaths of processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

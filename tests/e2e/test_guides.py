@@ -1,8 +1,6 @@
 """Commands of the documents, typed in a separate folder against one server, which the tutorial's
 own command has started."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

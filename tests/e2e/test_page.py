@@ -1,7 +1,5 @@
 """The metrics page in a real browser, beside a real service under load."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Programs of users against a running server: tritonclient, curl, and plain gthread."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs that were written for other servers: the ways of tritonclient, KServe, grpc-js, curl."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

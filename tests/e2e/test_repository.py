@@ -1,7 +1,5 @@
 """A Triton repository runs on this server unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

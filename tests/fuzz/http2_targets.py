@@ -1,7 +1,5 @@
 """HTTP/2: frames, compressed fields, and gRPC's messages and fields within."""
 
-from __future__ import annotations
-
 import random
 
 from shmserve.frontends.http2 import PREFACE

@@ -1,7 +1,5 @@
 """Input from HTTP clients: heads and bodies of a connection, JSON, tensors behind the JSON."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

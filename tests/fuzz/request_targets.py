@@ -1,7 +1,5 @@
 """Requests in protobuf and in GRPS's forms, and configurations of models."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -5,8 +5,6 @@ error, or with an answer that differs from the input. A function with the target
 `_seeds` returns inputs from our own encoders.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path

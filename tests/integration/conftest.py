@@ -1,7 +1,5 @@
 """Fixtures for tests with a real server, which the test module starts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 

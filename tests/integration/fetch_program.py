@@ -1,7 +1,5 @@
 """Fetcher without a service, for tests: runs a round per line of JSON, answers with a line."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,8 +1,6 @@
 """Access rights at every entrance of a real server: for the server's user, another user,
 relayed requests, and foreign pages."""
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import http.client

@@ -1,7 +1,5 @@
 """Batches in a real server: which requests share a batch, refusals, and the effects of a death."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

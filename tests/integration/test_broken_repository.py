@@ -1,7 +1,5 @@
 """A repository in which eight of twenty models are broken in eight ways. The other models serve."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

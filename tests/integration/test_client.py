@@ -1,7 +1,5 @@
 """`shmserve.client` against a real server."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`shmserve.client.aio` against a real server: answers, deadlines, cancelled tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

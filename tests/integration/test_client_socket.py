@@ -1,7 +1,5 @@
 """Input from hostile clients at the client socket, and the reactions."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Commands that query a running server."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

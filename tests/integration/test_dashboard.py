@@ -1,7 +1,5 @@
 """History of a real service: no data lost or counted twice, whichever process answers or dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

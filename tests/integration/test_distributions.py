@@ -1,7 +1,5 @@
 """The two wheels of the tree: their files, and the client's wheel in a separate environment."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Ensembles in a real server: data between steps, answers to clients, effects of a death."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A distribution from outside adds a backend, a reader of folders, a route and a gRPC service."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Fetching from real stores, with the fetcher's own code in a separate process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """gRPC of a real server: processes, addresses, TLS, and the behaviour of clients."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The gRPC service equals the service that unmodified clients are compiled against."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

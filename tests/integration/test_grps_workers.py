@@ -1,7 +1,5 @@
 """GRPS projects, message workers and pipelines in real processes; this process is a frontend."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

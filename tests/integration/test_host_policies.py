@@ -1,7 +1,5 @@
 """Host policies: instances run on the cores, and take memory of the node, that the policy names."""
 
-from __future__ import annotations
-
 import json
 import os
 import textwrap

@@ -1,7 +1,5 @@
 """TLS over HTTP of a real server: clients, client certificates, and renewed server certificates."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import shutil

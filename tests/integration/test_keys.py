@@ -1,7 +1,5 @@
 """Keys, over every door of a real server."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

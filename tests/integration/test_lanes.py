@@ -1,7 +1,5 @@
 """Lanes: local programs talk to executors, with valid and with hostile messages."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """Models that fail in every way: the error for their client, and no effect on other requests."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

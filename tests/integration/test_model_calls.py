@@ -1,7 +1,5 @@
 """Models that call other models, in a real server: Triton's dialect, as documented, and ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Load, unload, index and polling against real processes, and their results after deaths."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json

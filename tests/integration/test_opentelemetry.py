@@ -1,7 +1,5 @@
 """Spans and metrics of a real server, as a collector receives them over HTTP."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

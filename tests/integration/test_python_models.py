@@ -1,7 +1,5 @@
 """Triton's Python dialect in a real service: senders, coroutines, models' own metrics."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

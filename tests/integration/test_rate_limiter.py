@@ -1,7 +1,5 @@
 """Rate limiter in a real server: instances that share a resource never execute at the same time."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

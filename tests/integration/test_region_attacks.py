@@ -5,8 +5,6 @@ names. (Triton 2.51 dies when an object is truncated, takes NUL in a key, and le
 remove every region.)
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

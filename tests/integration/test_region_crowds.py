@@ -1,7 +1,5 @@
 """Very many regions, and callers that only look local."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Client memory through a real server: reads, writes, keeping and unregistration."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

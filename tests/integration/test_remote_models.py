@@ -1,7 +1,5 @@
 """Service with models in an S3 store: start, changes, and absence of the store."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

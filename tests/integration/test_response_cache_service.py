@@ -1,7 +1,5 @@
 """Response cache in a real server: from config.pbtxt to statistics and metrics."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

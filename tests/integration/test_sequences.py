@@ -1,7 +1,5 @@
 """Sequences in a real server: their instances, the flags for models, and the effects of a death."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """A really small /dev/shm, as in containers: in a mount namespace of the server."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Statistics of a real service agree with the answers to clients, whichever process dies."""
 
-from __future__ import annotations
-
 import collections
 import http.client
 import json

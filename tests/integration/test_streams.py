@@ -1,7 +1,5 @@
 """Streams over HTTP: real models in real processes, readers of every kind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Server log without a reader: requests are answered, watchdogs act, and the service ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

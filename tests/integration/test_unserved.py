@@ -1,7 +1,5 @@
 """Frontends that never serve: the service is not ready, gives the reason, and a start fails."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

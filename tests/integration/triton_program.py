@@ -4,8 +4,6 @@ Separate process, because tritonclient and shmserve register the same message na
 a traceback. Addresses are HOST:PORT.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import queue

@@ -1,7 +1,5 @@
 """GRPS JSON agrees with protobuf's json_format for every message."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

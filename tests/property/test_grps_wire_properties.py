@@ -1,8 +1,6 @@
 """Messages survive the wire, as protobuf reads and writes them; broken bytes are refused, never
 misread."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

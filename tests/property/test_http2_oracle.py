@@ -1,7 +1,5 @@
 """The server core and the `h2` library understand each other, for any events in any order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import h2.config

@@ -1,7 +1,5 @@
 """The wire parser agrees with protobuf on reading and writing, for any bytes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Placement of models: no node over its memory, every model that fits, few moves, no flapping."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

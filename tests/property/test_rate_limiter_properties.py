@@ -1,7 +1,5 @@
 """Rate limiter: grants never exceed the resources, nobody starves, all resources come back."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

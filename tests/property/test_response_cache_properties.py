@@ -1,7 +1,5 @@
 """The cache's book against a list, and the conditions under which two requests are equal."""
 
-from __future__ import annotations
-
 import mmap
 from hashlib import sha256
 from typing import Any

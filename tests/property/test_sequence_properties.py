@@ -1,7 +1,5 @@
 """The sequences of an instance against a model of a few lines, under a clock of the test's own."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """TorchScript model in a server: copied bytes; writes to read-only memory kill no process."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path
