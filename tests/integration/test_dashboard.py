@@ -15,17 +15,19 @@ import pytest
 from shmserve.core.stats.counter_pages import BUCKETS
 from shmserve.testing.running_server import wait_until
 from tests.holding import metric
-from tests.servers import Server
+from tests.servers import Server, served
 
 MODELS = Path(__file__).parents[1] / "repositories" / "monitor"
 GOOD = {"inputs": [{"name": "X", "shape": [3], "datatype": "FP32", "data": [1, 2, 6]}]}
 BAD = {"inputs": [{"name": "X", "shape": [1], "datatype": "FP32", "data": [-1]}]}
 WRONG = {"inputs": [{"name": "X", "shape": [4], "datatype": "FP32", "data": [1]}]}
+SETTINGS: dict[str, Any] = {"http_workers": 2, "grpc_processes": 0}
+calm = served(MODELS, **SETTINGS)
 
 
 @pytest.fixture
 def watched() -> Iterator[Server]:
-    with Server(MODELS, http_workers=2, grpc_processes=0) as server:
+    with Server(MODELS, **SETTINGS) as server:
         server.wait_instances()
         until(server, lambda d: d["until"] > 0, "the first second")
         yield server
@@ -184,15 +186,16 @@ def test_an_executors_end_is_told_without_a_path(watched: Server) -> None:
     assert entry["count"] == 1
 
 
-def test_models_report_values_of_every_kind(watched: Server) -> None:
+def test_models_report_values_of_every_kind(calm: Server) -> None:
     names = {"mean": 3.0, "top": 6.0, "bottom": 1.0}
+    until(calm, lambda d: d["until"] > 0, "the first second")
     # Requests of one second may be split over two reports, so check the last report
-    infer(watched, GOOD, 8)
-    wait_until(lambda: sum(series(watched, "sum")[-60:]) == 72, "all values")
+    infer(calm, GOOD, 8)
+    wait_until(lambda: sum(series(calm, "sum")[-60:]) == 72, "all values")
     for name, value in names.items():
-        assert value in [round(v, 3) for v in series(watched, name)], name
-    assert all(v in (0.0, names["mean"]) for v in series(watched, "mean"))
-    shown = {value["name"]: value for value in data(watched)["values"]}
+        assert value in [round(v, 3) for v in series(calm, name)], name
+    assert all(v in (0.0, names["mean"]) for v in series(calm, "mean"))
+    shown = {value["name"]: value for value in data(calm)["values"]}
     assert {name: value["kind"] for name, value in shown.items() if name in names} == {
         "mean": "avg",
         "top": "max",
@@ -200,18 +203,18 @@ def test_models_report_values_of_every_kind(watched: Server) -> None:
     }
     assert 2.0 in shown["spread"]["series"]["p50"]
     assert 6.0 in shown["spread"]["series"]["p99"]
-    assert len(series(watched, "spread")) == 20
-    status, _, body = watched.request("GET", "/grps/v1/monitor/series?name=nope")
+    assert len(series(calm, "spread")) == 20
+    status, _, body = calm.request("GET", "/grps/v1/monitor/series?name=nope")
     assert (status, body) == (200, b"key not found")
 
 
-def test_the_pages_files_travel_as_they_should(watched: Server) -> None:
-    status, headers, page = watched.request("GET", "/")
+def test_the_pages_files_travel_as_they_should(calm: Server) -> None:
+    status, headers, page = calm.request("GET", "/")
     assert status == 200
     assert b"<main>" in page
     tag = headers["etag"]
-    status, headers, body = watched.request("GET", "/", headers={"If-None-Match": tag})
+    status, headers, body = calm.request("GET", "/", headers={"If-None-Match": tag})
     assert (status, body) == (304, b"")
     assert headers["etag"] == tag
-    status, headers, _ = watched.request("HEAD", "/monitor/assets/page.js")
+    status, headers, _ = calm.request("HEAD", "/monitor/assets/page.js")
     assert status == 200
