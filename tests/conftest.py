@@ -1,13 +1,10 @@
 """Servers for the tests, and the leak probe after each server."""
 
-from __future__ import annotations
-
 import logging
 import os
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -15,7 +12,8 @@ import pytest
 from shmserve.observe import logs
 from tests.model_files import Make, model_maker
 from tests.needs import NEEDS
-from tests.running_server import STARTED, RunningServer, remove_folders, segments_left
+from tests.running_server import STARTED, remove_folders, segments_left
+from tests.servers import Server, only
 
 HERE = Path(__file__).parent
 
@@ -112,30 +110,26 @@ def _log_settings_end_with_the_test() -> Iterator[None]:
         handler.removeFilter(logs._filter)
 
 
-def _serve(server: RunningServer) -> Iterator[RunningServer]:
-    with server:
-        yield server
-    assert server.leaks() == []
-
-
 @pytest.fixture(scope="session")
-def server() -> Iterator[RunningServer]:
+def server() -> Iterator[Server]:
     """Server with the shipped workers, shared by tests that do not damage it."""
-    yield from _serve(RunningServer())
+    with Server() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
-def conformance_server() -> Iterator[RunningServer]:
+def conformance_server() -> Iterator[Server]:
     """A server with the models of the recorded cases, which are of a host without GPUs."""
     repository = HERE / "repositories" / "conformance"
-    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "*", "http_workers": 2}
-    yield from _serve(RunningServer(repository, {"CUDA_VISIBLE_DEVICES": ""}, **settings))
+    with Server(repository, {"CUDA_VISIBLE_DEVICES": ""}, **only("*"), http_workers=2) as running:
+        yield running
 
 
 @pytest.fixture
-def own_server() -> Iterator[RunningServer]:
+def own_server() -> Iterator[Server]:
     """A server of the test's own, to be treated badly; must leave nothing all the same."""
-    yield from _serve(RunningServer(HERE / "repositories" / "basic", grpc_processes=0))
+    with Server(HERE / "repositories" / "basic", grpc_processes=0) as running:
+        yield running
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Stores for tests: moto's S3 server as a process, and a proxy that corrupts answers."""
 
-from __future__ import annotations
-
 import http.client
 import subprocess
 import sys

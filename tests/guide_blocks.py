@@ -11,8 +11,6 @@ A block of `text` after a command is the command's output: of each line, the par
 order.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,12 +1,14 @@
-"""Requests that a model works on until the test releases the model: see the models' command
-`hold`."""
+"""Requests that a model works on until the test releases the model (the models' command `hold`),
+and questions to a server about requests."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.running_server import RunningServer, wait_until
 
@@ -50,13 +52,42 @@ def given_up(server: RunningServer, model: str) -> int:
 
     A request is counted after its executor has been told.
     """
-    _, _, text = server.request("GET", "/metrics")
-    labels = f'(?=[^}}]*model="{model}")(?=[^}}]*reason="(?:cancelled|deadline)")[^}}]*'
-    sample = rf"^shmserve_request_failures_total\{{{labels}\}} (\S+)"
-    return sum(int(float(value)) for value in re.findall(sample, text.decode(), re.M))
+    name = "shmserve_request_failures_total"
+    labels = (f"reason={reason}" for reason in ("cancelled", "deadline"))
+    return sum(int(metric(server, name, f"model={model}", label)) for label in labels)
+
+
+def samples(page: bytes) -> dict[tuple[str, ...], float]:
+    """Return the samples of a page of metrics, by name and labels: ("a_total", "model=m")."""
+    return {
+        (sample.name, *(f"{k}={v}" for k, v in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+def metric(server: RunningServer, name: str, *labels: str) -> float:
+    """Return the sum of a metric's samples that have all these labels."""
+    found = samples(server.request("GET", "/metrics")[2])
+    return sum(n for key, n in found.items() if key[0] == name and set(labels) <= set(key[1:]))
+
+
+def statistics(server: RunningServer, model: str) -> Any:
+    """Return the statistics of a model with one version."""
+    status, document = server.get(f"/v2/models/{model}/stats")
+    assert status == 200, document
+    (stats,) = document["model_stats"]
+    return stats
 
 
 def kill_executor(server: RunningServer, instance: str) -> None:
     (pid,) = server.pids(f"executor {instance}")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: pid not in server.processes(), "it lives on")
+
+
+def replace(server: RunningServer, role: str) -> None:
+    """Kill the only process of a role, and wait for its successor."""
+    (pid,) = server.pids(role)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: server.pids(role) not in ([], [pid]), f"another {role}")

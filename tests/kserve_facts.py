@@ -5,8 +5,6 @@ types of the fields, and required fields, of the kinds that deploy/kserve/ uses.
 is read, not run, because running needs more than 400 MB of other packages.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Complete log lines: pytest's `caplog` leaves the fields out."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.log_fields import ATTRIBUTE, with_fields

@@ -6,8 +6,6 @@ If a need is not met, the test is reported as not run, with a hint how to instal
 the need is required (``make test REQUIRE=browser,curl``), the test fails.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Let a process have no free descriptor, for as long as a test wants."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

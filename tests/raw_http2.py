@@ -1,7 +1,5 @@
 """HTTP/2 client that sends exactly the given frames."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 

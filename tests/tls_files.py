@@ -1,7 +1,5 @@
 """Certificates for tests, made with openssl: an authority and certificates signed by it."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

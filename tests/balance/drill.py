@@ -7,8 +7,6 @@ error, and lost (neither); requests that a model ran twice; HAProxy's time to no
 time without any answer.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

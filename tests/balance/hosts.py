@@ -3,10 +3,7 @@
 The network is closed: programs here reach HAProxy and each service over Unix sockets.
 """
 
-from __future__ import annotations
-
 import contextlib
-import http.client
 import os
 import shutil
 import signal
@@ -19,6 +16,7 @@ from pathlib import Path
 
 from tests.needs import ip
 from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
+from tests.servers import UnixConnection
 
 CONFIGS = (ROOT / "deploy/haproxy/haproxy.cfg", ROOT / "deploy/haproxy/grpc_per_call.cfg")
 NAMES = ("host1", "host2", "host3")
@@ -48,19 +46,6 @@ output [ { name: "ID" data_type: TYPE_INT64 dims: [ 1 ] },
          { name: "HOST" data_type: TYPE_STRING dims: [ 1 ] } ]
 instance_group [ { count: 2 } ]
 """
-
-
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str, timeout_s: float = WATCHDOG_S) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 class InsideServer(RunningServer):
@@ -124,8 +109,7 @@ class Host(InsideServer):
 
 
 class Balancer:
-    """HAProxy with the shipped configuration; `http`, `grpc` and `grpc_per_call` are sockets
-    beside the ports."""
+    """HAProxy with the shipped configuration, and Unix sockets `http`, `grpc`, `grpc_per_call`."""
 
     def __init__(self, folder: str) -> None:
         self.namespace = f"shmserve-balancer-{os.getpid()}"
@@ -259,8 +243,7 @@ def _connect(balancer: str, hosts: list[Host]) -> None:
 
 
 def begun(folder: str) -> list[tuple[int, str]]:
-    """Return the requests that a model has begun, with the host; a second run is a second
-    entry."""
+    """Return the requests that a model has begun, with the host; a second run is a second entry."""
     return [(int(line), name) for name in NAMES for line in _lines(Path(folder) / f"begun-{name}")]
 
 

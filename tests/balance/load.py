@@ -18,8 +18,9 @@ import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
-from tests.balance.hosts import BACKENDS, Balancer, UnixConnection, begun
+from tests.balance.hosts import BACKENDS, Balancer, begun
 from tests.grpc_client import Client, tensor
+from tests.servers import UnixConnection
 
 Told = tuple[str, str, str]  # for `Outcome`: the result, the host, the reason
 

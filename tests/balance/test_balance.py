@@ -1,13 +1,13 @@
-"""The drill in short: `python -m tests.balance.drill` is the long form."""
-
-from __future__ import annotations
+"""The drill in short (`python -m tests.balance.drill` is the long form), which shows that HAProxy
+accepts its configuration; and Envoy's configuration."""
 
 import pytest
 
 from tests.balance.drill import Drill, problems
 from tests.balance.hosts import network
 from tests.balance.load import Load
-from tests.running_server import segments_left
+from tests.running_server import ROOT, segments_left
+from tests.servers import output
 
 
 @pytest.mark.needs("haproxy", "netns", "root")
@@ -30,3 +30,8 @@ def test_no_request_is_without_an_end_whatever_befalls_hosts_behind_haproxy() ->
                 host.stop()
                 assert host.leaks() == []
     assert segments_left() == []
+
+
+@pytest.mark.needs("envoy")
+def test_envoy_takes_its_configuration() -> None:
+    output("envoy", "--mode", "validate", "-c", ROOT / "deploy/envoy/envoy.yaml")

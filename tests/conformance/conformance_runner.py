@@ -6,8 +6,6 @@ the connection) and `accept`, a list of expectations, at least one of which must
 `text` if given), `alive` (any orderly answer).
 """
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json

@@ -17,8 +17,6 @@ called), GOAWAY frames, and whether the connection was closed. Left out is what 
 an empty `grpc-message`, `grpc-accept-encoding` without a message, the values of request ids.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,4 @@
-"""Recorded gRPC calls get the answers of the `grpcio` library, or others with a recorded
-reason."""
-
-from __future__ import annotations
+"""Recorded gRPC calls get the answers of the `grpcio` library, or others with a recorded reason."""
 
 from collections.abc import Iterator
 from typing import Any

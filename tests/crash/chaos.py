@@ -9,8 +9,6 @@ directory, and fills both, too. Prints a JSON line per disturbance and a summary
 an answer was wrong, the service did not recover, or the service left anything behind.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -32,6 +30,7 @@ from tests.crash.region_load import RegionClient
 from tests.crash.soak import slots
 from tests.needs import NEEDS
 from tests.running_server import RunningServer, wait_until
+from tests.servers import only
 
 REPOSITORIES = Path(__file__).parents[1] / "repositories"
 HERE = Path(__file__).parent
@@ -208,7 +207,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     clock = folder / "clock"
     clock.write_bytes(bytes(8))
     environ = {"PYTHONPATH": str(HERE / "clock"), "CHAOS_CLOCK": str(clock)}
-    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "echo,pair,gathered"}
+    settings = only("echo,pair,gathered")
     if options.inside:
         settings["run_dir"] = f"{STATE}/run"
     server = RunningServer(with_batches(folder / "models"), environ, watchdog_s=5, **settings)

@@ -11,7 +11,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -31,7 +30,8 @@ from shmserve.cluster import cluster_file, commands
 from shmserve.cluster.controller import Status
 from shmserve.cluster.haproxy_socket import Balancer
 from shmserve.errors import Unavailable
-from tests.running_server import ROOT, free_port, wait_until
+from tests.running_server import free_port, wait_until
+from tests.servers import shmserve
 
 _HOST = "127.0.0.1"
 _MIB = 1 << 20
@@ -166,13 +166,7 @@ class ClusterRig:
 
     def command(self, *words: str) -> str:
         """Return the output of ``shmserve cluster``."""
-        done = subprocess.run(
-            [sys.executable, "-m", "shmserve", "cluster", *words, str(self.file_path)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=180,
-        )
+        done = shmserve("cluster", *words, self.file_path)
         if done.returncode == 2:
             raise RuntimeError(done.stderr)
         return done.stdout

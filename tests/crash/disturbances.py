@@ -3,8 +3,6 @@
 A disturbance is a context manager: it lasts as long as the caller stays in the context.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -4,8 +4,6 @@ Does what the units in deploy/systemd ask of systemd: listens, passes the socket
 receives notifications, and keeps stored descriptors for the next start.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import os
@@ -14,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,8 +84,7 @@ class Manager:
             raise TimeoutError(f"not ready: {self.status}\n{self.server.log()[-6000:]}")
 
     def stop(self) -> None:
-        """Send SIGTERM to the main process and wait for its end. Other processes end as with
-        KillMode=mixed."""
+        """Send SIGTERM to the main process, await its end; others end as with KillMode=mixed."""
         self._end_main()
         wait_until(self._none_left, f"processes are left: {self.server.processes()}")
 
@@ -185,8 +181,3 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
 def names_in_shm() -> set[str]:
     """Return the names in /dev/shm."""
     return {path.name for path in Path("/dev/shm").iterdir()}
-
-
-def pause(seconds: float) -> None:
-    """Let the load go on for a while."""
-    time.sleep(seconds)

@@ -1,7 +1,5 @@
 """Client of a load that passes tensors in registered memory."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import time
@@ -15,8 +13,7 @@ from tests.integration import region_client
 
 
 class RegionClient(LoadClient):
-    """Client with its own memory for inputs and outputs. Registers once, and again if the region
-    is unknown."""
+    """Client with its own memory, registered once, and again if the region is unknown."""
 
     connection: region_client.Client | None = None
     registered_at: float | None = None  # monotonic time

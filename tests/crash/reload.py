@@ -7,8 +7,6 @@ Each cycle reloads `echo` with a changed configuration, so that the model is rea
 never reloaded. Every request must get a right answer, and no resource may grow.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -22,6 +20,7 @@ from typing import Any
 from tests.crash.load import Load, Verdict
 from tests.crash.soak import SETTLE_S, SPREAD
 from tests.running_server import ROOT, RunningServer, open_fds, rss_bytes, wait_until
+from tests.servers import only
 
 SMALL = (10, 1000)
 STEADY = ("http worker", "coordinator", "supervisor", "executor pair")
@@ -44,8 +43,7 @@ def control(server: RunningServer, model: str, action: str, config: Any = None) 
 
 
 def changed(turn: int) -> dict[str, Any]:
-    """Return a configuration of `echo` that differs from turn to turn but takes the same
-    requests."""
+    """Return a configuration of `echo` that differs by turn but takes the same requests."""
     tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
     return {
         "backend": "python",
@@ -146,9 +144,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=5)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = RunningServer(
-            repository(Path(folder)), model_control="explicit", load_models="echo,pair"
-        )
+        server = RunningServer(repository(Path(folder)), **only("echo,pair"))
         begun = time.monotonic()
         with server:
             verdict, samples = drill(server, arguments.cycles, arguments.samples)

@@ -11,8 +11,6 @@ longest time between two answers of one client. Exit status 1 if a request was l
 left anything behind.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib
@@ -219,12 +217,13 @@ def drill(
 ) -> list[str]:
     """Run the whole drill and return the problems."""
     before, fds = names_in_shm(), open_fds(os.getpid())
-    settings: dict[str, Any] = {
-        "reload": "handover",
-        "drain_idle_s": DRAIN_IDLE_S,
-        "pool_bytes": 256 << 20,
-    }
-    server = RunningServer(repository(folder / "models"), http_workers=2, **settings)
+    server = RunningServer(
+        repository(folder / "models"),
+        http_workers=2,
+        reload="handover",
+        drain_idle_s=DRAIN_IDLE_S,
+        pool_bytes=256 << 20,
+    )
     (folder / "settings.toml").touch()
     server.environ["SHMSERVE_CONFIG"] = str(folder / "settings.toml")
     manager = Manager(server)

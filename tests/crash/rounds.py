@@ -8,8 +8,6 @@ region's name must be unknown. Prints a JSON line per sample. Exit status 1 if a
 or if descriptors, mappings or memory of a process grew.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools
@@ -162,8 +160,7 @@ def run(server: RunningServer, grpc_address: str, rounds: int) -> int:
 
 
 def drill(rounds: int) -> tuple[int, list[dict[str, Any]], list[str]]:
-    """Return the number of failed rounds, the samples, and the resources that grew or were
-    left."""
+    """Return the number of failed rounds, the samples, and the resources that grew or were left."""
     bind = f"127.0.0.1:{free_port()}"
     server = RunningServer(MODELS, http_workers=4, grpc_bind=bind)
     with server:

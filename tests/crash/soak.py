@@ -6,8 +6,6 @@ Writes OUTPUT.csv, with a line per role of processes and moment, and OUTPUT.svg,
 same figures. Prints what grew. Exit status 1 if a resource grew or an answer was wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv

@@ -1,7 +1,5 @@
 """Judgement of answers by the crash campaigns, tested without a service."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,11 +1,7 @@
-"""`shmserve serve` below a container runtime or another supervisor: a reload does not end the
-process."""
-
-from __future__ import annotations
+"""`shmserve serve` below a container runtime or a supervisor: a reload does not end the process."""
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import urllib.error
@@ -18,11 +14,11 @@ from typing import Any
 import pytest
 
 from shmserve.transport import rundir
-from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
+from tests.running_server import WATCHDOG_S, RunningServer, wait_until
+from tests.servers import only, output
 
 SETTINGS: dict[str, Any] = {
-    "model_control": "explicit",
-    "load_models": "noop",
+    **only("noop"),
     "http_workers": 1,
     "pool_bytes": 64 << 20,
     "reload": "handover",
@@ -32,15 +28,7 @@ PIDNS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 def reload(server: RunningServer, *within: str) -> None:
     """``shmserve reload``, and until the generation before has ended."""
-    done = subprocess.run(
-        [*within, sys.executable, "-m", "shmserve", "reload"],
-        cwd=ROOT,
-        env=server.environ,
-        capture_output=True,
-        text=True,
-        timeout=2 * WATCHDOG_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr + server.log()[-6000:]
+    output(*within, sys.executable, "-m", "shmserve", "reload", environ=server.environ)
     one_generation(server)
 
 

@@ -6,8 +6,6 @@ process.
 Each program checks the values and prints its other observations as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

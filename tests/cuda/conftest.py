@@ -1,8 +1,6 @@
 """CUDA for the tests: the fake; the stand-in below the real CuPy, if the session runs over it
 (tests/cuda/standin.py); or the machine's CUDA with ``--real-cuda``."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib
@@ -17,7 +15,7 @@ from shmserve.client import Client, api
 from shmserve.observe import gpus, nvml
 from tests.cuda import fake, standin
 from tests.cuda.stub_server import StubServer, connected
-from tests.running_server import RunningServer
+from tests.servers import Server, only
 
 MODELS = Path(__file__).parents[1] / "repositories" / "cuda"
 OURS = ("cupy", "fake_devices", "pynvml")
@@ -135,20 +133,13 @@ def cupy(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(scope="session")
 def gpu_server(
     cuda_environment: dict[str, str], request: pytest.FixtureRequest
-) -> Iterator[RunningServer]:
+) -> Iterator[Server]:
     """Server with models on GPUs, shared by tests that do not damage it."""
     models = sorted(folder.name for folder in MODELS.iterdir())
     if request.config.getoption("--real-cuda"):  # the machine may have only one device
         models.remove("plus_one_far")
-    with RunningServer(
-        MODELS,
-        cuda_environment,
-        http_workers=1,
-        model_control="explicit",
-        load_models=",".join(models),
-    ) as server:
+    with Server(MODELS, cuda_environment, http_workers=1, **only(",".join(models))) as server:
         yield server
-    assert server.leaks() == []
 
 
 @pytest.fixture

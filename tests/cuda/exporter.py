@@ -13,8 +13,6 @@ With --hold it registers and infers N times (0 is allowed), prints {"regions": {
 (tritonclient's own module for CUDA memory needs cuda-python and a driver.)
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """Process that exports device memory: FP32 numbers counting from `first`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

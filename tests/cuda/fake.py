@@ -1,7 +1,5 @@
 """Environment variables with which a process sees the fake of CUDA, or the stand-in."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

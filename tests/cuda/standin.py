@@ -6,8 +6,6 @@ Runs a program and its children over the stand-in; `pytest tests/cuda`, for exam
 kernels are kept in CuPy's folder. Prints the mistakes that were found; any mistake is a failure.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import functools

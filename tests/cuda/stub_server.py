@@ -4,8 +4,6 @@ Reads and writes the memory of regions as another process would: results of stre
 has waited for are missing.
 """
 
-from __future__ import annotations
-
 import base64
 import ctypes
 import json

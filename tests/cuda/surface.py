@@ -1,7 +1,5 @@
 """Print the names that the fake of CUDA offers, as JSON: qualified name to parameters."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

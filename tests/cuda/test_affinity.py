@@ -1,7 +1,5 @@
 """Requests go to the GPU that has their memory, if that GPU has an instance."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Batches on a device: rows of each request are copied from their place, and results are views."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext

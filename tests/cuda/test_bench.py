@@ -1,7 +1,5 @@
 """Short run of `python -m bench.gpu`: every measurement runs and is right."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda import fake, standin
+from tests.servers import completed
 
 ROOT = Path(__file__).parents[2]
 PARTS = "copies", "regions", "overlap", "deaths", "executors", "rounds"
@@ -23,13 +22,8 @@ pytestmark = [
 
 
 def run(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench.gpu", "--quick", *arguments],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=150,
+    return completed(
+        sys.executable, "-m", "bench.gpu", "--quick", *arguments, environ=os.environ | environment
     )
 
 

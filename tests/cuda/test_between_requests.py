@@ -1,7 +1,5 @@
 """An executor's use of its device between requests, and for waiting requests."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

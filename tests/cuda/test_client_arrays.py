@@ -1,7 +1,4 @@
-"""Device arrays of `shmserve.client`, against a server that does not know this process's
-streams."""
-
-from __future__ import annotations
+"""Device arrays of `shmserve.client`; the server does not know this process's streams."""
 
 import gc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The client's memory on GPUs: users and lifetimes of blocks, on the fake of CUDA."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,4 @@
-"""Device arrays of `shmserve.client` through a real server, on the fake driver or a real
-driver."""
-
-from __future__ import annotations
+"""Device arrays of `shmserve.client` through a real server, on the fake driver or a real driver."""
 
 import json
 import os
@@ -12,16 +9,15 @@ from typing import Any
 
 from tests.cuda.conftest import MODELS
 from tests.cuda.test_server import device_memory
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import wait_until
+from tests.servers import SMALL, Server, only
 
 PROGRAM = Path(__file__).parent / "client_program.py"
 NBYTES = 4 * 50_000
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 
 
-def start(
-    server: RunningServer, environment: dict[str, str], *arguments: str
-) -> subprocess.Popen[str]:
+def start(server: Server, environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(PROGRAM), f"unix:{server.unix_path}", *arguments],
         env=os.environ | environment,
@@ -32,14 +28,14 @@ def start(
     )
 
 
-def run(server: RunningServer, environment: dict[str, str], *arguments: str) -> Any:
+def run(server: Server, environment: dict[str, str], *arguments: str) -> Any:
     with start(server, environment, *arguments) as process:
         out, error = process.communicate(timeout=60)
     assert process.returncode == 0, error + server.log()
     return json.loads(out)
 
 
-def test_nothing_is_copied(gpu_server: RunningServer, cuda_environment: dict[str, str]) -> None:
+def test_nothing_is_copied(gpu_server: Server, cuda_environment: dict[str, str]) -> None:
     before = device_memory(gpu_server)
     told = run(gpu_server, cuda_environment, "rounds")
     assert told["receipts"][0]["device"] == NBYTES, "the output's size was not known"
@@ -49,7 +45,7 @@ def test_nothing_is_copied(gpu_server: RunningServer, cuda_environment: dict[str
     wait_until(lambda: device_memory(gpu_server) <= before, "device memory is kept open")
 
 
-def test_hosts_and_devices(gpu_server: RunningServer, cuda_environment: dict[str, str]) -> None:
+def test_hosts_and_devices(gpu_server: Server, cuda_environment: dict[str, str]) -> None:
     moved = run(gpu_server, cuda_environment, "mixture")
     for name, nbytes in moved.items():
         model, source, device = name.split()
@@ -59,7 +55,7 @@ def test_hosts_and_devices(gpu_server: RunningServer, cuda_environment: dict[str
 
 
 def test_a_killed_program_leaves_nothing(
-    gpu_server: RunningServer, cuda_environment: dict[str, str]
+    gpu_server: Server, cuda_environment: dict[str, str]
 ) -> None:
     before = device_memory(gpu_server)
     with start(gpu_server, cuda_environment, "hold") as process:
@@ -75,13 +71,8 @@ def test_a_killed_program_leaves_nothing(
 
 
 def test_a_server_that_is_restarted(cuda_environment: dict[str, str]) -> None:
-    settings: dict[str, Any] = {
-        "model_control": "explicit",
-        "load_models": "plus_one",
-        "http_workers": 1,
-    }
     with (
-        RunningServer(MODELS, cuda_environment, **settings, grpc_processes=0) as server,
+        Server(MODELS, cuda_environment, **only("plus_one"), **SMALL) as server,
         start(server, cuda_environment, "restart") as process,
     ):
         assert process.stdout is not None
@@ -91,15 +82,10 @@ def test_a_server_that_is_restarted(cuda_environment: dict[str, str]) -> None:
         out, error = process.communicate("\n", timeout=60)
         assert process.returncode == 0, error + server.log()
         assert json.loads(out) == NOTHING
-    assert server.leaks() == []
 
 
 def test_a_server_without_gpus(cuda_environment: dict[str, str]) -> None:
-    settings: dict[str, Any] = {
-        "model_control": "explicit",
-        "load_models": "identity",
-        "grpc_processes": 0,
-    }
-    with RunningServer(environ={"CUDA_VISIBLE_DEVICES": ""}, **settings) as server:
+    with Server(
+        environ={"CUDA_VISIBLE_DEVICES": ""}, **only("identity"), grpc_processes=0
+    ) as server:
         assert run(server, cuda_environment, "without", "identity") == {"system regions": True}
-    assert server.leaks() == []

@@ -1,7 +1,5 @@
 """`shmserve.cuda`: devices, pinned memory and other processes' memory, on the fake driver."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import mmap

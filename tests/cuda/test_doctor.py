@@ -1,10 +1,7 @@
 """`shmserve doctor` with the fake's devices, without devices, and with a driver that hangs."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,16 +12,11 @@ from shmserve.cli.inspecting.trials import Trial, TrialFailed
 from shmserve.config import Settings
 from shmserve.cuda.device_trials import CudaFacts
 from tests.cuda import fake, standin
+from tests.servers import completed, shmserve
 
 
 def ask(*arguments: str, **environment: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "shmserve", "doctor", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = shmserve("doctor", *arguments, environ={**os.environ, **environment})
     assert done.stderr == ""
     return done.returncode, done.stdout
 
@@ -157,5 +149,5 @@ def test_the_command_line_itself_imports_no_cuda() -> None:
         "import sys, shmserve.cli.inspecting.doctor, shmserve.cuda.device_trials\n"
         "print([m for m in sys.modules if m in ('cupy', 'torch', 'onnxruntime')])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = completed(sys.executable, "-c", program)
     assert done.stdout == "[]\n"

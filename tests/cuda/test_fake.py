@@ -1,7 +1,5 @@
 """Traps of the fake: mistakes that fail on a real device must fail on the fake."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

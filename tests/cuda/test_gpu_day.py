@@ -1,12 +1,9 @@
 """`python -m bench.gpu_day` checks the claims of docs/gpu.md and reports on all."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -20,6 +17,7 @@ from bench.gpu_day.claims import CLAIMS
 from bench.gpu_day.evidence import Evidence, decided
 from bench.gpu_day.steps import Step, kind_of, take
 from tests.cuda import standin
+from tests.servers import completed
 
 ROOT = Path(__file__).parents[2]
 ID = re.compile(r"<!-- (G\d+) -->")
@@ -135,13 +133,13 @@ def test_a_step_that_hangs_costs_its_limit_and_no_other(tmp_path: Path) -> None:
 
 def test_a_host_without_devices(tmp_path: Path) -> None:
     """The program runs to its end, and reports every claim as not run, with the reason."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.gpu_day", "--output", tmp_path],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
+    done = completed(
+        sys.executable,
+        "-m",
+        "bench.gpu_day",
+        "--output",
+        tmp_path,
+        environ=os.environ | {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 3, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
@@ -185,13 +183,15 @@ def test_the_page_is_whole_by_itself() -> None:
 @pytest.mark.fake_cuda
 def test_on_the_fake(cuda_environment: dict[str, str], tmp_path: Path) -> None:
     """Claims that need no real device are decided. Times are not measured."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.gpu_day", "--only", "doctor,torch", "--output", tmp_path],
-        cwd=ROOT,
-        env=os.environ | cuda_environment,
-        capture_output=True,
-        text=True,
-        timeout=150,
+    done = completed(
+        sys.executable,
+        "-m",
+        "bench.gpu_day",
+        "--only",
+        "doctor,torch",
+        "--output",
+        tmp_path,
+        environ=os.environ | cuda_environment,
     )
     assert done.returncode == 3, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())

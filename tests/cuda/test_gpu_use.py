@@ -1,7 +1,5 @@
 """GPU utilization from NVML: units, missing values, and drivers that fail."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

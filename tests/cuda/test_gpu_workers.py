@@ -1,7 +1,5 @@
 """The shipped workers for GPUs answer alike on a GPU and on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The native dialect on a GPU: inputs and outputs of models, and errors."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from typing import Any

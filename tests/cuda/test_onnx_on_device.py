@@ -1,7 +1,5 @@
 """ONNX models on a GPU: binding of tensors, options for the provider, and failures."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path
@@ -69,8 +67,7 @@ class Binding:
 
 
 class Session:
-    """Adds X to itself as ONNX Runtime would on CUDA: on a stream that waits for no other
-    stream."""
+    """Adds X to itself as ONNX Runtime would on CUDA: on a stream that waits for no other."""
 
     def __init__(self, path: str, options: Any, providers: list[Any], works: bool = True) -> None:
         self.real = ort.InferenceSession(path, options, providers=[CPU])
@@ -347,8 +344,7 @@ def test_errors_of_the_provider(
 
 
 def test_a_gpu_without_memory_says_nothing_of_shapes(runtime: Runtime, folder: Path) -> None:
-    """Outputs of known shape are written directly to their destination, even after such an
-    error."""
+    """Outputs of known shape are written directly to their place, even after such an error."""
     backend, spec = load(adder(folder, ["N"]), GPU)
     runtime.session.errors = ["Failed to allocate memory for requested buffer of size 9"]
     assert failure(ask(backend, spec, X=X)).code is Code.RESOURCE_EXHAUSTED

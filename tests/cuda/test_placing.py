@@ -3,11 +3,7 @@
 Only on the fake, which has several devices and MIG devices.
 """
 
-from __future__ import annotations
-
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +16,7 @@ from shmserve.executor.devices import Devices
 from shmserve.executor.process import model_loading
 from shmserve.shm.mappings import Mappings
 from tests.cuda import fake
+from tests.servers import shmserve
 
 pytestmark = pytest.mark.fake_cuda
 
@@ -59,12 +56,10 @@ def folder(tmp_path: Path) -> Path:
 def check(folder: Path, groups: str, environment: dict[str, str]) -> list[str]:
     """The lines of `shmserve check --load`."""
     (folder / "config.pbtxt").write_text(CONFIG % groups)
-    done = subprocess.run(
-        [sys.executable, "-m", "shmserve", "check", "--load"],
-        env=os.environ | environment | {"SHMSERVE_MODEL_REPOSITORY": str(folder.parent)},
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = shmserve(
+        "check",
+        "--load",
+        environ=os.environ | environment | {"SHMSERVE_MODEL_REPOSITORY": str(folder.parent)},
     )
     return [line for line in done.stdout.splitlines() if " model m" in line]
 

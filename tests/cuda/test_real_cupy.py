@@ -3,8 +3,6 @@
 Run by `make test-cupy` (tests/cuda/standin.py), as are the other tests of this folder.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

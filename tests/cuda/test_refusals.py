@@ -1,7 +1,5 @@
 """Unexpected errors of CUDA and NVML: the process goes on and reports the error."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

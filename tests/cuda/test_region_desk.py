@@ -1,7 +1,4 @@
-"""The coordinator's registration, distribution and closing of CUDA regions; executors are
-simulated."""
-
-from __future__ import annotations
+"""The coordinator registers, distributes and closes CUDA regions; executors are simulated."""
 
 import os
 import subprocess

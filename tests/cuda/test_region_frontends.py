@@ -1,7 +1,5 @@
 """The CUDA part of the shared-memory extension over both protocols, without processes."""
 
-from __future__ import annotations
-
 import base64
 import socket
 from collections.abc import Iterator

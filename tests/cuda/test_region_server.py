@@ -1,7 +1,5 @@
 """CUDA regions in a real server: both protocols, deaths of the coordinator and of owners."""
 
-from __future__ import annotations
-
 import base64
 import os
 import signal
@@ -16,10 +14,11 @@ import pytest
 from shmserve.cli.operating import show
 from tests.cuda.exporting import exported
 from tests.integration.region_client import Client, Memory
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import wait_until
+from tests.servers import Server, only, python
 
 MODELS = Path(__file__).parents[1] / "repositories" / "regions"
-PROGRAM = Path(__file__).parent / "triton_region_program.py"
+TRITON = Path(__file__).parent / "triton_program.py"
 BASE = "/v2/cudasharedmemory"
 
 
@@ -31,20 +30,17 @@ def handle(cuda_environment: dict[str, str]) -> Iterator[bytes]:
 
 
 @pytest.fixture(scope="module")
-def server(cuda_environment: dict[str, str], handle: bytes) -> Iterator[RunningServer]:
-    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "touch"}
-    with RunningServer(MODELS, cuda_environment, **settings) as running:
+def server(cuda_environment: dict[str, str], handle: bytes) -> Iterator[Server]:
+    with Server(MODELS, cuda_environment, **only("touch")) as running:
         wait_until(lambda: all_live(running), "an instance on every device")
         yield running
-    assert running.leaks() == []
     log = running.log()
     for shown in (as_base64(handle), handle.hex(), repr(handle)[2:], repr(list(handle))[1:]):
         assert shown[:24] not in log
 
 
-def all_live(server: RunningServer) -> bool:
-    """Return True if all instances run. Only an executor on device 0 refuses a handle of device
-    0."""
+def all_live(server: Server) -> bool:
+    """Return True if all instances run. Only an executor on device 0 refuses its handles."""
     rows = show.ask(server.run_dir, "models")
     return all(row["instance_state"] == "READY" for row in rows if row["model"] == "touch")
 
@@ -69,7 +65,7 @@ def as_base64(handle: bytes) -> str:
 
 
 @pytest.fixture
-def client(server: RunningServer, handle: bytes) -> Iterator[CudaClient]:
+def client(server: Server, handle: bytes) -> Iterator[CudaClient]:
     client = CudaClient(server.unix_path, handle)
     yield client
     assert client.request("POST", f"{BASE}/unregister")[0] == 200
@@ -77,21 +73,13 @@ def client(server: RunningServer, handle: bytes) -> Iterator[CudaClient]:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_tritonclient(server: RunningServer, handle: bytes, protocol: str) -> None:
-    port = f"127.0.0.1:{server.http_port}"
-    address = port if protocol == "http" else server.grpc_address
+def test_tritonclient(server: Server, handle: bytes, protocol: str) -> None:
     with Memory(64) as memory:
-        finished = subprocess.run(
-            [sys.executable, str(PROGRAM), protocol, address, as_base64(handle), memory.name],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "PASS" in finished.stdout
+        words = (server.address(protocol), as_base64(handle), memory.name)
+        python(TRITON, "regions", protocol, *words)
 
 
-def test_they_outlive_the_coordinator(client: CudaClient, server: RunningServer) -> None:
+def test_they_outlive_the_coordinator(client: CudaClient, server: Server) -> None:
     with Memory(4096) as memory:
         assert client.register_cuda("kept")[0] == 200
         assert client.register("beside", memory.name, 4096)[0] == 200
@@ -112,7 +100,7 @@ def test_they_outlive_the_coordinator(client: CudaClient, server: RunningServer)
         assert client.unregister()[0] == 200
 
 
-def test_they_end_with_their_owner(client: CudaClient, server: RunningServer) -> None:
+def test_they_end_with_their_owner(client: CudaClient, server: Server) -> None:
     assert client.register_cuda("immortal")[0] == 200
     script = (
         "import sys; from tests.cuda.test_region_server import CudaClient;"
@@ -134,7 +122,7 @@ def test_they_end_with_their_owner(client: CudaClient, server: RunningServer) ->
     assert client.infer("touch", ("mortal", 0), None, 4)[0] == 404
 
 
-def test_show(client: CudaClient, server: RunningServer) -> None:
+def test_show(client: CudaClient, server: Server) -> None:
     assert client.register_cuda("shown", 4000)[0] == 200
     (row,) = show.ask(server.run_dir, "regions")
     told = [row[key] for key in ("region", "kind", "device", "key", "bytes", "uid", "pid")]

@@ -1,7 +1,5 @@
 """Execution of requests on a device: copies to and from the device, and counts."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable, Iterator
@@ -423,8 +421,7 @@ def test_too_large_for_the_device(
 def test_a_model_that_lacks_memory_has_the_device_for_itself(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """The input and output of the model fit, but not together with the input of the next
-    request."""
+    """The model's input and output fit, but not together with the input of the next request."""
 
     def model(request: Request) -> Response:
         target = request.offer_on_device("OUT", "FP32", (COUNT,))

@@ -1,7 +1,4 @@
-"""Clients' GPU memory through a real server with all processes, on the fake driver or a real
-driver."""
-
-from __future__ import annotations
+"""Clients' GPU memory through a real server with all processes, on the fake or a real driver."""
 
 import json
 import os
@@ -17,26 +14,26 @@ import pytest
 
 from tests.cuda import standin
 from tests.cuda.conftest import MODELS
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import wait_until
+from tests.servers import Server, completed, only, output, python
 
 EXPORTER = Path(__file__).parent / "exporter.py"
-TRITON_CLIENT = Path(__file__).parent / "triton_client.py"
+TRITON = Path(__file__).parent / "triton_program.py"
 COUNT = 50_000
 NBYTES = 4 * COUNT
 
 
 @pytest.fixture(scope="module")
-def server(gpu_server: RunningServer) -> RunningServer:
+def server(gpu_server: Server) -> Server:
     return gpu_server
 
 
-def environment(server: RunningServer) -> dict[str, str]:
-    """Return the environment of a client: same devices as the server, but no settings of the
-    server."""
+def environment(server: Server) -> dict[str, str]:
+    """Return a client's environment: devices as the server's, but no settings of the server."""
     return {k: v for k, v in server.environ.items() if not k.startswith("SHMSERVE_")}
 
 
-def command(server: RunningServer, model: str, *options: str) -> list[str]:
+def command(server: Server, model: str, *options: str) -> list[str]:
     address = f"{server.http_host}:{server.http_port}"
     if "--grpc" in options:
         address = server.grpc_address
@@ -44,22 +41,16 @@ def command(server: RunningServer, model: str, *options: str) -> list[str]:
     return [sys.executable, str(EXPORTER), address, model, *rule, *options]
 
 
-def export(server: RunningServer, model: str, *options: str) -> dict[str, Any]:
+def export(server: Server, model: str, *options: str) -> dict[str, Any]:
     """Run the exporter, which checks the values, and return its output."""
-    done = subprocess.run(
-        command(server, model, *options),
-        env=environment(server),
-        capture_output=True,
-        text=True,
-        timeout=60,
+    told: dict[str, Any] = json.loads(
+        output(*command(server, model, *options), environ=environment(server)).splitlines()[-1]
     )
-    assert done.returncode == 0, done.stderr + server.log()
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
 
 
 @contextmanager
-def holding(server: RunningServer, model: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+def holding(server: Server, model: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Exporter that has registered memory and waits."""
     process = subprocess.Popen(
         command(server, model, "--hold", *options),
@@ -77,7 +68,7 @@ def holding(server: RunningServer, model: str, *options: str) -> Iterator[subpro
         process.communicate()
 
 
-def device_memory(server: RunningServer) -> int:
+def device_memory(server: Server) -> int:
     """Return the number of foreign fake device allocations that executors have mapped."""
     return sum(map(_foreign_memory, server.pids("executor")))
 
@@ -90,7 +81,7 @@ def _foreign_memory(pid: int) -> int:
     return mapped - sum("memfd:fakecuda" in os.readlink(path) for path in descriptors)
 
 
-def regions(server: RunningServer) -> list[str]:
+def regions(server: Server) -> list[str]:
     return [row["region"] for row in server.show("regions")]
 
 
@@ -106,7 +97,7 @@ def regions(server: RunningServer) -> list[str]:
     ],
 )
 def test_region_to_region(
-    server: RunningServer,
+    server: Server,
     model: str,
     moved: int,
     way: tuple[str, ...],
@@ -122,23 +113,15 @@ def test_region_to_region(
 @pytest.mark.parametrize("model", ["plus_one", "plus_one_host"])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tritonclients_own_module(
-    server: RunningServer, protocol: str, model: str, request: pytest.FixtureRequest
+    server: Server, protocol: str, model: str, request: pytest.FixtureRequest
 ) -> None:
-    http_address = f"{server.http_host}:{server.http_port}"
-    address = http_address if protocol == "http" else server.grpc_address
     if request.config.getoption("--real-cuda"):
         pytest.importorskip("cuda.bindings", reason="the module needs cuda-python")
-    done = subprocess.run(
-        [sys.executable, str(TRITON_CLIENT), protocol, address, model],
-        env=environment(server),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout == "PASS\n", done.stderr
+    words = ("handles", protocol, server.address(protocol), model)
+    python(TRITON, *words, environ=environment(server))
 
 
-def test_a_tensor_in_the_request_goes_to_the_device_and_back(server: RunningServer) -> None:
+def test_a_tensor_in_the_request_goes_to_the_device_and_back(server: Server) -> None:
     values = np.arange(COUNT, dtype=np.float32)
     head = json.dumps(
         {
@@ -166,7 +149,7 @@ def test_a_tensor_in_the_request_goes_to_the_device_and_back(server: RunningServ
     assert copied == {"in": 0, "batch": 0, "out": 0, "device": 2 * NBYTES}
 
 
-def test_rounds_leave_nothing_open(server: RunningServer) -> None:
+def test_rounds_leave_nothing_open(server: Server) -> None:
     large = ("--elements", str(1 << 20))
     # the first export leaves lasting allocations
     export(server, "plus_one", "--rounds", "1", *large)
@@ -180,7 +163,7 @@ def test_rounds_leave_nothing_open(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("way", [(), ("--grpc",)], ids=["http", "grpc"])
 def test_the_death_of_an_exporter_gives_back_its_memory(
-    server: RunningServer, way: tuple[str, ...]
+    server: Server, way: tuple[str, ...]
 ) -> None:
     before = device_memory(server)
     once = ("--rounds", "1", "--prefix")
@@ -199,7 +182,7 @@ def test_the_death_of_an_exporter_gives_back_its_memory(
     wait_until(lambda: device_memory(server) <= before, "device memory is kept open")
 
 
-def ask_for(server: RunningServer, name: str) -> tuple[int, str]:
+def ask_for(server: Server, name: str) -> tuple[int, str]:
     parameters = {"shared_memory_region": name, "shared_memory_byte_size": NBYTES}
     tensor = {"name": "IN", "datatype": "FP32", "shape": [COUNT], "parameters": parameters}
     status, answer = server.infer("plus_one", {"inputs": [tensor]})
@@ -207,7 +190,7 @@ def ask_for(server: RunningServer, name: str) -> tuple[int, str]:
 
 
 def test_cupy_is_imported_by_executors_on_gpus_alone(
-    server: RunningServer, request: pytest.FixtureRequest
+    server: Server, request: pytest.FixtureRequest
 ) -> None:
     export(server, "plus_one", "--rounds", "1")
     real = request.config.getoption("--real-cuda") or standin.active()
@@ -230,9 +213,7 @@ def test_an_executor_whose_device_is_lost_is_replaced(
 ) -> None:
     broken = tmp_path / "broken"
     environment = cuda_environment | {"FAKE_CUDA_BROKEN": str(broken)}
-    with RunningServer(
-        MODELS, environment, model_control="explicit", load_models="plus_one"
-    ) as own:
+    with Server(MODELS, environment, **only("plus_one")) as own:
         (first,) = own.pids("executor")
         document = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
         assert own.infer("plus_one", document)[0] == 200
@@ -244,18 +225,14 @@ def test_an_executor_whose_device_is_lost_is_replaced(
         wait_until(lambda: own.pids("executor") not in ([], [first]), "no new executor")
         own.wait_instances()
         assert own.infer("plus_one", document)[0] == 200
-    assert own.leaks() == []
 
 
-def test_a_failing_model_keeps_no_memory_open(server: RunningServer) -> None:
+def test_a_failing_model_keeps_no_memory_open(server: Server) -> None:
     before = device_memory(server)
     for number in range(3):
-        failed = subprocess.run(
-            command(server, "failing", "--rounds", "1", "--prefix", f"failing-{number}-"),
-            env=environment(server),
-            capture_output=True,
-            text=True,
-            timeout=60,
+        failed = completed(
+            *command(server, "failing", "--rounds", "1", "--prefix", f"failing-{number}-"),
+            environ=environment(server),
         )
         assert "50000 elements are not what I like" in failed.stderr
     wait_until(lambda: not regions(server), "regions of a dead process are there")

@@ -1,7 +1,5 @@
 """Reported size, lifetime and device of memory."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

@@ -4,8 +4,6 @@ Programs call the stand-in through ctypes, without CuPy. `make test-cupy` runs t
 tests/cuda over the stand-in.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda import standin
+from tests.servers import completed
 
 pytestmark = [
     pytest.mark.fake_cuda,
@@ -153,13 +152,13 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(libraries: Path, code: str, findings: Path, **faults: object) -> str:
     """Run a program and return its output."""
     program = PRELUDE + code
-    done = subprocess.run(
-        [sys.executable, "-c", program, PRELUDE],
-        env={**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+    done = completed(
+        sys.executable,
+        "-c",
+        program,
+        PRELUDE,
+        environ={**os.environ, "LD_LIBRARY_PATH": str(libraries)}
         | standin.settings(findings=findings, **faults),
-        capture_output=True,
-        text=True,
-        timeout=60,
     )
     assert done.stderr == ""
     return done.stdout

@@ -1,7 +1,5 @@
 """Streams of a decoupled model on a device: no answer leaves before the device is done."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any

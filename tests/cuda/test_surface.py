@@ -1,7 +1,5 @@
 """The fake of CUDA has only names that CuPy and nvidia-ml-py have, too."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The Triton dialect on a GPU: tensors in device memory, in and out."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -8,8 +8,6 @@ A run uses coverage.py, child processes included, and is added to earlier runs. 
 changed since a run counts as not run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
@@ -63,7 +61,7 @@ def run(on: str, arguments: list[str]) -> int:
 def write_table() -> None:
     ran = {on: lines_run(on) for on in table.ON}
     places = {s: [on for on in table.ON if s.line in ran[on].get(s.file, ())] for s in sites()}
-    table.FILE.write_text(table.written(places))
+    table.write(places)
     print(f"{table.FILE.relative_to(ROOT)}: {len(places)} uses in {PACKAGE.name}")
 
 

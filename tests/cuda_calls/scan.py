@@ -7,8 +7,6 @@ arguments of the package's own functions, and reported as a dotted path,
 and `EVENTS` name them.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -210,8 +208,7 @@ class Reader(ast.NodeVisitor):
     # ------------------------------------------------------------------- paths
 
     def path(self, node: ast.expr, raw: bool = False) -> str:
-        """Return the path of a library's value, or "". `raw`: as written, not the type of the
-        result."""
+        """Return the path of a library's value, or "". `raw`: as written, not the result's type."""
         told = self._told(node)
         return told if raw else RESULTS.get(told, told)
 

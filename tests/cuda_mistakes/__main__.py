@@ -10,8 +10,6 @@ in this run nor in the last run of the other kind. After runs of both kinds, the
 table.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -25,9 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import readme_table
 from tests.cuda import standin
-from tests.cuda_mistakes import table
-from tests.cuda_mistakes.catalogue import MISTAKES, Mistake
+from tests.cuda_mistakes.catalogue import HEAD, MARK, MISTAKES, README, Mistake
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / ".cuda-mistakes.json"
@@ -148,12 +146,11 @@ def main() -> int:
                 print(f"{place.name:8}  {mistake.kind}, {mistake.name}: {by or '-'}", flush=True)
     found = [kept.get(m.name, {}) for m in MISTAKES]
     if all("fake" in one and "stand-in" in one for one in found):
-        table.write(
-            table.Row(
-                m.name, m.kind, m.file.removeprefix("shmserve/"), one["fake"], one["stand-in"]
-            )
+        rows = (
+            (m.name, m.kind, m.file.removeprefix("shmserve/"), one["fake"], one["stand-in"])
             for m, one in zip(MISTAKES, found, strict=True)
         )
+        readme_table.write(README, MARK, HEAD, rows)
     missed = [m.name for m in chosen if not any(kept[m.name].values())]
     print(f"caught by nothing: {', '.join(missed) or 'none'}")
     return 1 if missed else 0

@@ -3,10 +3,12 @@
 Mistakes are only applied to a copy of the tree (`python -m tests.cuda_mistakes`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from pathlib import Path
 
+README = Path(__file__).parent / "README.md"  # with the table of mistakes, and of what caught them
+MARK = "<!-- the table, by `make cuda-mistakes` -->"
+HEAD = ("mistake", "kind", "in", "caught on the fake by", "caught over the stand-in by")
 DEVICE, PINS, IPC = (f"shmserve/cuda/{name}.py" for name in ("device", "pins", "ipc"))
 REGION = "shmserve/executor/tensors/cuda_region.py"
 

@@ -3,8 +3,6 @@
 Prints one line per check; any exception ends it with a traceback and status 1.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Separate process, because its stubs and ours register the same names. Prints one line per check.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import sys
@@ -171,8 +169,7 @@ def repeated(values: list[int], delay_ms: int = 0) -> list[Any]:
 
 
 def repeat(client: Any, answers: queue.Queue[Any]) -> None:
-    """Check many answers to one request, concurrent requests, and streams with and without an end
-    marker."""
+    """Check many answers to a request, concurrent requests, streams with and without end marker."""
     client.async_stream_infer(
         "repeat_int32", repeated([4, 2, 0, 1], 20), request_id="a", enable_empty_final_response=True
     )

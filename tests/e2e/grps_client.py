@@ -5,8 +5,6 @@
 Prints a line per check; ends with a traceback at the first failure.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

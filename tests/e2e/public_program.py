@@ -3,8 +3,6 @@
 Arguments: the HTTP and the gRPC address. Runs in a separate process. Prints one line per check.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import sys

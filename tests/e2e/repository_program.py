@@ -3,8 +3,6 @@
 Separate program, which ends with status 0 if every answer was as expected.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Foreign web pages in a real browser cannot change a service on the browser's host."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -17,7 +15,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 from tests import needs
 from tests.crash.reload import changed
-from tests.running_server import ROOT, RunningServer, free_port
+from tests.running_server import ROOT, free_port
+from tests.servers import Server, only
 
 pytestmark = pytest.mark.needs("browser")
 MODELS = ROOT / "tests/repositories/basic"
@@ -93,18 +92,14 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def service(elsewhere: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def service(elsewhere: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models")
     shutil.copytree(MODELS / "echo", folder / "echo")
-    settings: dict[str, Any] = {
-        "model_control": "explicit",
-        "load_models": "echo",
-        "grps_online": "true",
-    }
     friend = f"http://friend.example:{elsewhere}"
-    with RunningServer(folder, **settings, grpc_processes=0, allowed_origins=friend) as server:
+    with Server(
+        folder, **only("echo"), grps_online="true", grpc_processes=0, allowed_origins=friend
+    ) as server:
         yield server
-    assert server.leaks() == []
 
 
 @pytest.fixture
@@ -130,7 +125,7 @@ def asked(mark: Path, key: str) -> list[tuple[str, str, str | None]]:
     ]
 
 
-def done(server: RunningServer, mark: Path) -> dict[str, bool]:
+def done(server: Server, mark: Path) -> dict[str, bool]:
     """Return which of the page's requests took effect."""
     logging = server.get("/v2/logging")[1]
     return {
@@ -163,7 +158,7 @@ def attack(browser: Browser, page_url: str, base: str, *arguments: Any) -> tuple
 
 
 def test_a_page_elsewhere(
-    browser: Browser, service: RunningServer, elsewhere: int, tmp_path: Path, memory: str
+    browser: Browser, service: Server, elsewhere: int, tmp_path: Path, memory: str
 ) -> None:
     mark = tmp_path / "mark"
     page = f"http://evil.example:{elsewhere}/"
@@ -179,7 +174,7 @@ def test_a_page_elsewhere(
 
 
 def test_a_page_that_has_rebound_its_name(
-    browser: Browser, service: RunningServer, tmp_path: Path, memory: str
+    browser: Browser, service: Server, tmp_path: Path, memory: str
 ) -> None:
     """The browser sees the page and the service as the same origin."""
     mark = tmp_path / "mark"
@@ -191,10 +186,9 @@ def test_a_page_that_has_rebound_its_name(
 
 
 def test_a_page_that_is_listed(
-    browser: Browser, service: RunningServer, elsewhere: int, tmp_path: Path, memory: str
+    browser: Browser, service: Server, elsewhere: int, tmp_path: Path, memory: str
 ) -> None:
-    """Runs last: a permitted page succeeds with every request, so the attacks above could have
-    succeeded."""
+    """Runs last: a permitted page succeeds with every request, so attacks could have succeeded."""
     mark = tmp_path / "mark"
     page = f"http://friend.example:{elsewhere}/"
     base = f"http://127.0.0.1:{service.http_port}"

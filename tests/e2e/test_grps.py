@@ -1,63 +1,48 @@
 """GRPS users' programs against a running server, and the online flag after deaths of processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.running_server import WATCHDOG_S, RunningServer, free_port, wait_until
+from tests.holding import replace
+from tests.running_server import free_port, wait_until
+from tests.servers import SMALL, Server, python, served
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "tests" / "repositories" / "grps_project"
 
 
 @pytest.fixture
-def grps_server() -> Iterator[RunningServer]:
+def grps_server() -> Iterator[Server]:
     bind = f"127.0.0.1:{free_port()}"
-    settings: dict[str, Any] = {"grpc_bind": bind, "http_workers": 2}
-    with RunningServer(REPOSITORY, **settings) as server:
+    with Server(REPOSITORY, grpc_bind=bind, http_workers=2) as server:
         yield server
-    assert server.leaks() == []
 
 
-def test_a_program_written_from_the_documentation(grps_server: RunningServer) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, str(ROOT / "tests" / "e2e" / "grps_client.py")),
-            f"{grps_server.http_host}:{grps_server.http_port}",
-            grps_server.environ["SHMSERVE_GRPC_BIND"],
-        ],
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+def test_a_program_written_from_the_documentation(grps_server: Server) -> None:
+    printed = python(
+        str(ROOT / "tests" / "e2e" / "grps_client.py"),
+        grps_server.address(),
+        grps_server.environ["SHMSERVE_GRPC_BIND"],
+        environ={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["http", "grpc"]
+    assert printed.split() == ["http", "grpc"]
 
 
-def is_ready(server: RunningServer) -> bool:
+def is_ready(server: Server) -> bool:
     return server.get("/grps/v1/health/ready")[0] == 200
 
 
-def test_the_online_flag_is_one_and_survives_the_coordinator(grps_server: RunningServer) -> None:
+def test_the_online_flag_is_one_and_survives_the_coordinator(grps_server: Server) -> None:
     assert not is_ready(grps_server)
     assert grps_server.get("/grps/v1/health/online")[0] == 200
     for _ in range(6):  # whichever HTTP worker answers
         assert is_ready(grps_server)
-    (coordinator,) = grps_server.pids("coordinator")
-    os.kill(coordinator, signal.SIGKILL)
-    wait_until(
-        lambda: grps_server.pids("coordinator") not in ([], [coordinator]), "no new coordinator"
-    )
+    replace(grps_server, "coordinator")
     # The server may still be starting, so retry the request
     wait_until(lambda: grps_server.get("/grps/v1/health/online")[0] == 200, "no answer")
     wait_until(lambda: is_ready(grps_server), "not ready again")
@@ -68,7 +53,7 @@ def test_the_online_flag_is_one_and_survives_the_coordinator(grps_server: Runnin
 
 
 def test_online_from_the_start() -> None:
-    with RunningServer(REPOSITORY, grps_online="true", grpc_processes=0) as server:
+    with Server(REPOSITORY, grps_online="true", grpc_processes=0) as server:
         assert is_ready(server)
         body = b'{"str_data": "x"}'
         kind = {"Content-Type": "application/json"}
@@ -77,27 +62,21 @@ def test_online_from_the_start() -> None:
         )
         assert (status, fields["transfer-encoding"]) == (200, "chunked")
         assert b'"str_data":"x"' in answer
-    assert server.leaks() == []
 
 
-@pytest.fixture(scope="module")
-def projects() -> Iterator[RunningServer]:
-    repository = ROOT / "tests" / "repositories" / "grps"
-    with RunningServer(repository, http_workers=1, grpc_processes=0) as server:
-        yield server
-    assert server.leaks() == []
+projects = served(ROOT / "tests" / "repositories" / "grps", **SMALL)
 
 
 JSON = {"Content-Type": "application/json"}
 
 
 def post(
-    server: RunningServer, path: str, body: object, **headers: str
+    server: Server, path: str, body: object, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     return server.request("POST", path, json.dumps(body).encode(), {**JSON, **headers})
 
 
-def test_a_projects_answers_and_streams(projects: RunningServer) -> None:
+def test_a_projects_answers_and_streams(projects: Server) -> None:
     predict = "/grps/v1/infer/predict?model=your_model-1.0.0"
     assert json.loads(post(projects, predict, {"str_data": "hi"})[2])["str_data"] == "hi!"
     status, fields, body = post(projects, predict + "&streaming=true", {"str_data": "a b c"})
@@ -114,7 +93,7 @@ def test_a_projects_answers_and_streams(projects: RunningServer) -> None:
     assert b"/etc" not in body
 
 
-def test_models_of_a_project_and_its_dag(projects: RunningServer) -> None:
+def test_models_of_a_project_and_its_dag(projects: Server) -> None:
     def run(model: str) -> str:
         body = {"str_data": "x", "model": model}
         answer = json.loads(post(projects, "/grps/v1/infer/predict", body)[2])
@@ -123,7 +102,7 @@ def test_models_of_a_project_and_its_dag(projects: RunningServer) -> None:
     assert [run("first-1.0.0"), run("second-1.0.0"), run("chain-1")] == ["xa", "xb/1", "xab/1"]
 
 
-def test_a_project_with_a_path_of_its_own(projects: RunningServer) -> None:
+def test_a_project_with_a_path_of_its_own(projects: Server) -> None:
     path = "/v1/chat/completions"
     status, fields, body = post(projects, path, {"prompt": "a b", "stream": True})
     assert (status, fields["content-type"]) == (200, "text/event-stream")

@@ -1,8 +1,6 @@
 """Commands of the documents, typed in a separate folder against one server, which the tutorial's
 own command has started."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -18,6 +16,7 @@ from shmserve.core.stats.request_counters import Reason
 from shmserve.frontends.http.routes.scrape import gpu_metrics
 from tests.guide_blocks import ROOT, RUN, Block, blocks, prints
 from tests.running_server import WATCHDOG_S, RunningServer
+from tests.servers import output
 
 MONITORING = ROOT / "deploy/monitoring"
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the tutorial
@@ -190,7 +189,4 @@ def test_prometheus_understands_alerts_and_dashboard(tmp_path: Path) -> None:
     every = tmp_path / "dashboard.yml"
     every.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     for path in (MONITORING / "shmserve.rules.yml", every):
-        done = subprocess.run(
-            ["promtool", "check", "rules", str(path)], capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        output("promtool", "check", "rules", path)

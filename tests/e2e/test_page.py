@@ -1,7 +1,5 @@
 """The metrics page in a real browser, beside a real service under load."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -15,7 +13,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests import needs
 from tests.cuda import fake
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import wait_until
+from tests.servers import SMALL, Server
 
 pytestmark = pytest.mark.needs("browser")
 MODELS = Path(__file__).parents[1] / "repositories" / "monitor"
@@ -27,12 +26,12 @@ PATIENCE_MS = 60_000  # a watchdog
 
 
 @pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Service that one client keeps busy, on a host with two GPUs, one of which is visible."""
     stop = threading.Event()
     environ = fake.environment(tmp_path_factory.mktemp("libcuda"), devices=2)
     environ["CUDA_VISIBLE_DEVICES"] = "1"
-    with RunningServer(MODELS, environ, http_workers=1, grpc_processes=0) as server:
+    with Server(MODELS, environ, **SMALL) as server:
 
         def load() -> None:
             for number in iter(int, 1):
@@ -47,7 +46,6 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         finally:
             stop.set()
             client.join()
-    assert server.leaks() == []
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +60,7 @@ def browser() -> Iterator[Browser]:
 class Seen:
     """Faults of a page: console messages, failed loads, and requests to other hosts."""
 
-    def __init__(self, page: Page, server: RunningServer) -> None:
+    def __init__(self, page: Page, server: Server) -> None:
         self.complaints: list[str] = []
         page.on("console", lambda m: self.complaints.append(f"{m.type}: {m.text}"))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -78,9 +76,7 @@ class Seen:
             self.complaints.append(f"{status}: {url}")
 
 
-def visit(
-    browser: Browser, server: RunningServer, path: str = "/", **context: Any
-) -> tuple[Page, Seen]:
+def visit(browser: Browser, server: Server, path: str = "/", **context: Any) -> tuple[Page, Seen]:
     """Open a page and wait until it shows numbers."""
     page = browser.new_context(**context).new_page()
     page.set_default_timeout(PATIENCE_MS)
@@ -105,7 +101,7 @@ def tile(page: Page, name: str) -> float:
     return float(value[0].replace(",", "")) if value else 0.0
 
 
-def test_everything_moves_under_load_without_a_click(browser: Browser, busy: RunningServer) -> None:
+def test_everything_moves_under_load_without_a_click(browser: Browser, busy: Server) -> None:
     page, seen = visit(browser, busy)
     wait_until(lambda: tile(page, "Requests") > 0, "requests")
     # one more chart for each value that the model reports
@@ -129,7 +125,7 @@ def test_everything_moves_under_load_without_a_click(browser: Browser, busy: Run
 
 
 def test_numbers_agree_with_the_metrics(browser: Browser) -> None:
-    with RunningServer(MODELS, http_workers=1, grpc_processes=0) as server:
+    with Server(MODELS, **SMALL) as server:
         for document in [GOOD] * 37 + [BAD] * 3:
             server.infer("reports", document)
         page, seen = visit(browser, server)
@@ -149,7 +145,7 @@ def test_numbers_agree_with_the_metrics(browser: Browser) -> None:
         page.context.close()
 
 
-def test_gpus_have_charts_of_their_own(browser: Browser, busy: RunningServer) -> None:
+def test_gpus_have_charts_of_their_own(browser: Browser, busy: Server) -> None:
     page, seen = visit(browser, busy)
     shown = {
         "GPU utilisation": "GPU 1 31 %",
@@ -175,7 +171,7 @@ def test_gpus_have_charts_of_their_own(browser: Browser, busy: RunningServer) ->
     page.context.close()
 
 
-def test_what_models_say_is_shown_and_not_run(browser: Browser, busy: RunningServer) -> None:
+def test_what_models_say_is_shown_and_not_run(browser: Browser, busy: Server) -> None:
     page, seen = visit(browser, busy)
     name = "<img src=x onerror=document.title='hurt'>"
     expect(page.locator("#values h3").get_by_text(name, exact=True)).to_be_visible()
@@ -190,7 +186,7 @@ def test_what_models_say_is_shown_and_not_run(browser: Browser, busy: RunningSer
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1440, 900), (768, 1024), (360, 740)])
 def test_it_is_readable_by_day_and_night_on_any_screen(
-    browser: Browser, busy: RunningServer, scheme: Any, size: tuple[int, int]
+    browser: Browser, busy: Server, scheme: Any, size: tuple[int, int]
 ) -> None:
     viewport: Any = {"width": size[0], "height": size[1]}
     page, seen = visit(browser, busy, color_scheme=scheme, viewport=viewport)
@@ -236,7 +232,7 @@ _CONTRAST = """names => {
 }"""
 
 
-def test_colours_follow_the_system_while_it_is_shown(browser: Browser, busy: RunningServer) -> None:
+def test_colours_follow_the_system_while_it_is_shown(browser: Browser, busy: Server) -> None:
     page, seen = visit(browser, busy, color_scheme="light")
     line = page.locator("#charts .line").first
     by_day = line.evaluate("one => getComputedStyle(one).stroke")
@@ -247,7 +243,7 @@ def test_colours_follow_the_system_while_it_is_shown(browser: Browser, busy: Run
     page.context.close()
 
 
-def test_other_times_and_the_other_address(browser: Browser, busy: RunningServer) -> None:
+def test_other_times_and_the_other_address(browser: Browser, busy: Server) -> None:
     page, seen = visit(browser, busy, "/grps/v1/monitor/metrics")
     expect(page.locator("#now-title")).to_have_text("Last second")
     page.get_by_label("60 min").check()
@@ -259,9 +255,7 @@ def test_other_times_and_the_other_address(browser: Browser, busy: RunningServer
     page.context.close()
 
 
-def test_pointing_at_a_moment_shows_its_values_everywhere(
-    browser: Browser, busy: RunningServer
-) -> None:
+def test_pointing_at_a_moment_shows_its_values_everywhere(browser: Browser, busy: Server) -> None:
     page, seen = visit(browser, busy)
     figures = page.locator("#charts figure")
     pointed = page.locator("figure svg.pointed")
@@ -284,7 +278,7 @@ def test_pointing_at_a_moment_shows_its_values_everywhere(
     page.context.close()
 
 
-def test_a_plot_is_drawn_to_scale(browser: Browser, busy: RunningServer) -> None:
+def test_a_plot_is_drawn_to_scale(browser: Browser, busy: Server) -> None:
     """Made-up points on known axes: gaps, points without neighbours, marks, crosshair."""
     page, seen = visit(browser, busy)
     found = page.evaluate(_TO_SCALE)
@@ -341,7 +335,7 @@ _TO_SCALE = """async () => {
 }"""
 
 
-def test_marks_are_round_in_number_size_and_time(browser: Browser, busy: RunningServer) -> None:
+def test_marks_are_round_in_number_size_and_time(browser: Browser, busy: Server) -> None:
     page, _ = visit(browser, busy, timezone_id="Asia/Kolkata")
     found = page.evaluate(_MARKS)
     assert found["decimal"] == [0, 0.1, 0.2, 0.3]
@@ -373,7 +367,7 @@ _MARKS = """async () => {
 
 
 def test_a_coordinator_that_is_away_is_told_and_forgotten(browser: Browser) -> None:
-    with RunningServer(MODELS, http_workers=1, grpc_processes=0) as server:
+    with Server(MODELS, **SMALL) as server:
         page, _ = visit(browser, server)
         server.wait_arenas()
         (pid,) = server.pids("coordinator")
@@ -389,7 +383,7 @@ def test_a_coordinator_that_is_away_is_told_and_forgotten(browser: Browser) -> N
 
 
 def test_points_that_come_piecemeal_are_the_same_as_all_at_once(
-    browser: Browser, busy: RunningServer
+    browser: Browser, busy: Server
 ) -> None:
     """Compare `series.js` over random polls of a simulated history with the expected points."""
     page, _ = visit(browser, busy)

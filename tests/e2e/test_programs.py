@@ -1,30 +1,20 @@
 """Programs of users against a running server: tritonclient, curl, and plain gthread."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.running_server import WATCHDOG_S, RunningServer
+from tests.servers import Server, python, shmserve
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
 def run_client(address: str, program: str = "client_program.py") -> str:
-    done = subprocess.run(
-        [sys.executable, str(HERE / program), address],
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return python(HERE / program, address)
 
 
 SHIPPED = {path.parent.name for path in (ROOT / "workers").glob("*/config.pbtxt")}
@@ -36,12 +26,12 @@ def served(lines: list[str], kind: str) -> set[str]:
     return {line.split()[1] for line in lines if line.startswith(f"{kind} ")}
 
 
-def test_tritonclient_on_every_shipped_worker(server: RunningServer) -> None:
-    lines = run_client(f"{server.http_host}:{server.http_port}").split("\n")
+def test_tritonclient_on_every_shipped_worker(server: Server) -> None:
+    lines = run_client(server.address()).split("\n")
     assert served(lines, "sync") == served(lines, "aio") == SHIPPED - DECOUPLED
 
 
-def test_tritonclient_over_grpc_on_every_shipped_worker(server: RunningServer) -> None:
+def test_tritonclient_over_grpc_on_every_shipped_worker(server: Server) -> None:
     lines = run_client(server.grpc_address, "grpc_program.py").split("\n")
     assert served(lines, "sync") == SHIPPED - DECOUPLED
     assert served(lines, "stream") == served(lines, "aio") == SHIPPED
@@ -50,16 +40,15 @@ def test_tritonclient_over_grpc_on_every_shipped_worker(server: RunningServer) -
 
 def test_a_plain_gthread_run_works_too() -> None:
     gthread = ("-k", "gthread", "--threads", "4")
-    with RunningServer(gunicorn=gthread, grpc_processes=0) as server:
-        run_client(f"{server.http_host}:{server.http_port}")
+    with Server(gunicorn=gthread, grpc_processes=0) as server:
+        run_client(server.address())
         status, fields, _ = binary_identity(server, np.arange(1 << 20, dtype=np.float32))
         assert status == 200
         receipt = json.loads(fields["shmserve-receipt"])
         assert receipt["copied_bytes"]["in"] == 4 << 20  # copied, and said so
-    assert server.leaks() == []
 
 
-def binary_identity(server: RunningServer, array: np.ndarray) -> tuple[int, dict[str, str], bytes]:
+def binary_identity(server: Server, array: np.ndarray) -> tuple[int, dict[str, str], bytes]:
     head = {
         "inputs": [
             {
@@ -77,7 +66,7 @@ def binary_identity(server: RunningServer, array: np.ndarray) -> tuple[int, dict
 
 
 @pytest.mark.parametrize("mib", [1, 16, 64])
-def test_the_receipt_of_a_large_request_shows_no_copy(server: RunningServer, mib: int) -> None:
+def test_the_receipt_of_a_large_request_shows_no_copy(server: Server, mib: int) -> None:
     array = np.random.default_rng(mib).random(mib << 18, dtype=np.float32)
     status, fields, body = binary_identity(server, array)
     assert status == 200
@@ -90,7 +79,7 @@ def test_the_receipt_of_a_large_request_shows_no_copy(server: RunningServer, mib
     assert fields["server-timing"].startswith("receive;dur=")
 
 
-def test_show_tells_of_the_running_server(server: RunningServer) -> None:
+def test_show_tells_of_the_running_server(server: Server) -> None:
     roles = [row["role"] for row in server.show("processes")]
     assert roles.count("http") == 2
     assert roles.count("coordinator") == roles.count("supervisor") == 1
@@ -105,13 +94,8 @@ def test_show_tells_of_the_running_server(server: RunningServer) -> None:
 
 def test_check_finds_the_shipped_workers_in_order_and_a_bad_one_not(tmp_path: Path) -> None:
     def check(repository: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "shmserve", "check"],
-            capture_output=True,
-            text=True,
-            timeout=WATCHDOG_S,
-            env={"PATH": "/usr/bin", "SHMSERVE_MODEL_REPOSITORY": str(repository)},
-            cwd=ROOT,
+        return shmserve(
+            "check", environ={"PATH": "/usr/bin", "SHMSERVE_MODEL_REPOSITORY": str(repository)}
         )
 
     good = check(ROOT / "workers")

@@ -1,80 +1,52 @@
-"""Programs that were written for other servers: the ways of tritonclient, KServe, grpc-js,
-curl."""
-
-from __future__ import annotations
+"""Programs that were written for other servers: the ways of tritonclient, KServe, grpc-js, curl."""
 
 import json
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.needs import KSERVE_PYTHON, NODE_PACKAGES
-from tests.running_server import WATCHDOG_S, RunningServer
+from tests.running_server import WATCHDOG_S
+from tests.servers import Server, only, output, python, served
 
 HERE = Path(__file__).parent
+public_server = served(
+    HERE.parent / "repositories" / "triton_examples", server_name="triton", **only("*")
+)
 
 
-@pytest.fixture(scope="module")
-def public_server() -> Iterator[RunningServer]:
-    repository = HERE.parent / "repositories" / "triton_examples"
-    settings: dict[str, Any] = {
-        "server_name": "triton",
-        "model_control": "explicit",
-        "load_models": "*",
-    }
-    with RunningServer(repository, **settings) as server:
-        yield server
-    assert server.leaks() == []
-
-
-def test_every_client_does_what_public_examples_do(public_server: RunningServer) -> None:
-    http = f"{public_server.http_host}:{public_server.http_port}"
-    done = subprocess.run(
-        [sys.executable, str(HERE / "public_program.py"), http, public_server.grpc_address],
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == [
+def test_every_client_does_what_public_examples_do(public_server: Server) -> None:
+    places = (public_server.address(), public_server.grpc_address)
+    printed = python(HERE / "public_program.py", *places)
+    assert printed.split() == [
         *("tritonclient.http", "tritonclient.http.aio"),
         *("tritonclient.grpc", "tritonclient.grpc.aio", "contents"),
     ]
 
 
 @pytest.mark.needs("kserve")
-def test_kserve_s_clients(public_server: RunningServer) -> None:
+def test_kserve_s_clients(public_server: Server) -> None:
     url = f"http://{public_server.http_host}:{public_server.http_port}"
-    done = subprocess.run(
-        [KSERVE_PYTHON, "-I", HERE / "kserve_program.py", url, public_server.grpc_address],
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
+    printed = output(
+        KSERVE_PYTHON, "-I", HERE / "kserve_program.py", url, public_server.grpc_address
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["REST", "gRPC"]
+    assert printed.split() == ["REST", "gRPC"]
 
 
 @pytest.mark.needs("grpc-js")
-def test_grpc_js_needs_no_proto_files(public_server: RunningServer) -> None:
-    done = subprocess.run(
-        ["node", HERE / "grpc_js_program.js", public_server.grpc_address],
-        env=os.environ | {"NODE_PATH": str(NODE_PACKAGES)},
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
+def test_grpc_js_needs_no_proto_files(public_server: Server) -> None:
+    printed = output(
+        "node",
+        HERE / "grpc_js_program.js",
+        public_server.grpc_address,
+        environ=os.environ | {"NODE_PATH": str(NODE_PACKAGES)},
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["reflection", "health", "inference"]
+    assert printed.split() == ["reflection", "health", "inference"]
 
 
-def post_without_a_body(server: RunningServer, path: str) -> tuple[int, bytes]:
+def post_without_a_body(server: Server, path: str) -> tuple[int, bytes]:
     """Send a POST like `curl -X POST`: with neither a length nor chunks."""
     with socket.create_connection((server.http_host, server.http_port), WATCHDOG_S) as sock:
         sock.sendall(
@@ -84,7 +56,7 @@ def post_without_a_body(server: RunningServer, path: str) -> tuple[int, bytes]:
     return int(answer.split()[1]), body
 
 
-def test_a_repository_is_managed_without_bodies(public_server: RunningServer) -> None:
+def test_a_repository_is_managed_without_bodies(public_server: Server) -> None:
     status, body = post_without_a_body(public_server, "/v2/repository/index")
     assert status == 200
     assert {row["name"] for row in json.loads(body)} >= {"simple", "simple_string"}

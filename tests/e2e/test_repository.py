@@ -1,16 +1,12 @@
 """A Triton repository runs on this server unchanged."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e import triton_repository
-from tests.running_server import WATCHDOG_S, RunningServer
+from tests.servers import SMALL, Server, python
 
 PROGRAM = Path(__file__).with_name("repository_program.py")
 MODELS = ["batched", "completed", "bare", "colours", "dynamic", "words", "versions"]
@@ -22,22 +18,15 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def triton_server(repository: Path) -> Iterator[RunningServer]:
-    with RunningServer(repository, http_workers=1, grpc_processes=0) as server:
+def triton_server(repository: Path) -> Iterator[Server]:
+    with Server(repository, **SMALL) as server:
         yield server
-    assert server.leaks() == []
 
 
-def test_it_runs_unchanged(triton_server: RunningServer, repository: Path) -> None:
+def test_it_runs_unchanged(triton_server: Server, repository: Path) -> None:
     files = sorted(str(path) for path in repository.rglob("*"))
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), f"{triton_server.http_host}:{triton_server.http_port}"],
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-    )
-    assert done.returncode == 0, done.stderr[-3000:] + triton_server.log()[-3000:]
-    assert done.stdout.split() == MODELS
+    printed = python(PROGRAM, triton_server.address())
+    assert printed.split() == MODELS
     triton_server.stop()
     log = triton_server.log()
     assert "printed by batched" in log
@@ -48,15 +37,16 @@ def test_it_runs_unchanged(triton_server: RunningServer, repository: Path) -> No
 
 
 def test_check_tells_of_hints_without_effect(repository: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "shmserve", "check"],
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-        env={"PATH": "/usr/bin", "SHMSERVE_MODEL_REPOSITORY": str(repository)},
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    notes = [line for line in done.stdout.splitlines() if line.startswith("note")]
+    notes = [
+        line
+        for line in python(
+            "-m",
+            "shmserve",
+            "check",
+            environ={"PATH": "/usr/bin", "SHMSERVE_MODEL_REPOSITORY": str(repository)},
+            cwd=Path(__file__).parents[2],
+        ).splitlines()
+        if line.startswith("note")
+    ]
     assert all(line.startswith("note  model batched version 1: ") for line in notes), notes
     assert "optimization.input_pinned_memory" in "".join(notes)

@@ -1,7 +1,5 @@
 """Write a typical repository of a Triton user into a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -119,11 +119,6 @@ def nvmlDeviceGetPowerManagementLimit(handle: Physical) -> int:
     return 300_000  # milliwatts
 
 
-def nvmlDeviceGetEnforcedPowerLimit(handle: Physical) -> int:
-    _check("GetEnforcedPowerLimit")
-    return 290_000  # milliwatts
-
-
 def nvmlDeviceGetTotalEnergyConsumption(handle: Physical) -> int:
     _check("GetTotalEnergyConsumption")
     return int(time.monotonic() * 150_000)  # millijoules

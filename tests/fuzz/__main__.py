@@ -9,8 +9,6 @@ STATE/report.json. Exit status 1 if there is a finding, or a target whose turn t
 `make test` replays.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

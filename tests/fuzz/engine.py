@@ -7,8 +7,6 @@ each failing place in the code, and the fuzzer goes on. If an input ends the pro
 takes too much memory, libFuzzer writes the input there.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import hashlib
 import shlex

@@ -6,8 +6,6 @@ produce events: no exception, no memory beyond the limits, no malformed frame, n
 released twice.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections import Counter

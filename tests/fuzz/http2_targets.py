@@ -1,7 +1,5 @@
 """HTTP/2: frames, compressed fields, and gRPC's messages and fields within."""
 
-from __future__ import annotations
-
 import random
 
 from shmserve.frontends.http2 import PREFACE
@@ -35,8 +33,7 @@ def http2_seeds() -> list[bytes]:
 
 
 class BytesRandom(random.Random):
-    """Random generator that a fuzzer controls: numbers come from bytes, and are 0 after the last
-    byte."""
+    """Random generator that a fuzzer controls: numbers come from bytes, then are 0."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(0)

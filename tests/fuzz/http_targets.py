@@ -1,7 +1,5 @@
 """Input from HTTP clients: heads and bodies of a connection, JSON, tensors behind the JSON."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -34,8 +32,7 @@ _DISPATCHER = FakeDispatcher([row for row in fake_models.models() if row[0].name
 
 
 def _defect(_: ErrorHandlers, req: Any, resp: Any, ex: Exception, params: Any) -> None:
-    """Raise errors that the application would answer with "internal server error": they are
-    findings."""
+    """Raise errors that the application would answer with status 500: they are findings."""
     raise ex
 
 
@@ -60,8 +57,7 @@ class FakeLog:
 
 
 class FakeSocket:
-    """Socket of a client that has sent `data` and closed; receives at most `step` bytes at a
-    time."""
+    """Socket of a client that has sent `data` and closed; receives at most `step` bytes at once."""
 
     family = socket.AF_INET
 
@@ -190,8 +186,7 @@ def inference_environ(model: str, body: bytes) -> dict[str, Any]:
 
 
 def inference(data: bytes) -> None:
-    """A body through the whole application, after bytes for model, coding, and size of the JSON
-    part."""
+    """A body through the whole application, after bytes for model, coding, and the JSON's size."""
     choice, length, body = data[:1] or b"\0", int.from_bytes(data[1:3], "big"), data[3:]
     model, coding = _MODELS[choice[0] % len(_MODELS)], _CODINGS[choice[0] >> 6]
     environ = inference_environ(model, body)

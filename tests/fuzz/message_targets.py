@@ -1,7 +1,5 @@
 """Messages of local programs and of our own processes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from shmserve.config import Settings

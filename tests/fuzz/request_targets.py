@@ -1,7 +1,5 @@
 """Requests in protobuf and in GRPS's forms, and configurations of models."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 
@@ -134,8 +132,7 @@ def bytes_tensor_seeds() -> list[bytes]:
 
 
 def config_pbtxt(data: bytes) -> None:
-    """A config.pbtxt: refused, or writing and reading it again does not change the
-    configuration."""
+    """A config.pbtxt: refused, or the same configuration when written and read again."""
     try:
         _same_again(model_config.parse(data.decode(errors="replace"), "m", "python"))
     except ConfigError:
@@ -143,8 +140,7 @@ def config_pbtxt(data: bytes) -> None:
 
 
 def config_json(data: bytes) -> None:
-    """A configuration in JSON, as in a client's request to load a model, checked like a
-    config.pbtxt."""
+    """A configuration in JSON, as in a request to load a model, checked like a config.pbtxt."""
     try:
         _same_again(model_config.parse_json(data.decode(errors="replace"), "m", "python"))
     except ConfigError:

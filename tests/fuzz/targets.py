@@ -5,10 +5,8 @@ error, or with an answer that differs from the input. A function with the target
 `_seeds` returns inputs from our own encoders.
 """
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -50,7 +48,7 @@ def inputs(name: str) -> list[bytes]:
     return [*SEEDS[name], *(path.read_bytes() for path in kept)]
 
 
-def mutated(rng: random.Random, data: bytes, other: bytes) -> bytes:
+def mutated(rng: random.Random, data: bytes, other: bytes, words: Sequence[bytes] = WORDS) -> bytes:
     """Return an input with a few changes, or the beginning of one input and the end of another."""
     if rng.random() < 0.1:
         return (data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other) + 1) :])[
@@ -66,7 +64,7 @@ def mutated(rng: random.Random, data: bytes, other: bytes) -> bytes:
         elif kind == 2:
             changed[at:at] = rng.randbytes(rng.randint(1, 4))
         elif kind == 3:
-            changed[at:at] = rng.choice(WORDS)
+            changed[at:at] = rng.choice(words)
         elif kind == 4:
             start = rng.randrange(len(changed) + 1)
             changed[at:at] = changed[start : start + rng.randint(1, 40)]

@@ -1,7 +1,5 @@
 """Short form of `make fuzz`: the corpus, and some mutations of each input."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from pathlib import Path

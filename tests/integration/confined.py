@@ -178,8 +178,7 @@ def _limit(kind: int) -> Callable[[str], None]:
 
 
 def applied(place: Namespace) -> dict[str, Callable[[str], object]]:
-    """Return the function that applies each line of the unit, in order: first hide or keep, then
-    fix."""
+    """Return the function that applies each line of the unit, in order: first hide, then fix."""
     return {
         "LimitMEMLOCK": _limit(resource.RLIMIT_MEMLOCK),
         "LimitNOFILE": _limit(resource.RLIMIT_NOFILE),

@@ -5,8 +5,6 @@
 Two packages register the same names, so each package needs its own process.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

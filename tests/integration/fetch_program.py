@@ -1,7 +1,4 @@
-"""Fetcher without a service, for tests: runs one round per line of JSON and answers with one
-line."""
-
-from __future__ import annotations
+"""Fetcher without a service, for tests: runs a round per line of JSON, answers with a line."""
 
 import json
 import logging

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,19 +20,44 @@ from shmserve.protocol.control.lane_messages import LaneRequest, LaneTensor, Lan
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class Program:
+class Connection:
+    """A connected socket of packets, closed at the end of its `with` block."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.sock.settimeout(30)
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        """Send bytes as they are, or a message."""
+        data = message if isinstance(message, bytes) else wire.encode(message)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+        self.sock.sendmsg([data], [rights] if fds else [])
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connected(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(path)
+    return sock
+
+
+class Program(Connection):
     """A program's connection to the client socket."""
 
     def __init__(self, run_dir: str, socket_path: str = "") -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.sock.settimeout(30)
-        self.sock.connect(socket_path or os.path.join(run_dir, "client.sock"))
+        super().__init__(connected(socket_path or os.path.join(run_dir, "client.sock")))
         self.ask(control.ClientHello(control.VERSION))
-        self._names = 0
 
     def ask(self, message: Any, fds: Sequence[int] = ()) -> tuple[Any, list[int]]:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-        self.sock.sendmsg([control.encode(message)], [rights] if fds else [])
+        self.send(message, fds)
         data, received, _, _ = socket.recv_fds(self.sock, 1 << 17, 4)
         return control.decode_from_server(data), received
 
@@ -64,28 +89,13 @@ class Program:
         (fd,) = fds
         return RawLane(socket.socket(fileno=fd), reply)
 
-    def close(self) -> None:
-        self.sock.close()
 
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class RawLane:
+class RawLane(Connection):
     """Client's end of a lane."""
 
     def __init__(self, sock: socket.socket, opened: control.LaneOpened) -> None:
-        self.sock = sock
-        self.sock.settimeout(30)
+        super().__init__(sock)
         self.opened = opened
-
-    def send(self, message: wire.ToLane | bytes, fds: Sequence[int] = ()) -> None:
-        data = message if isinstance(message, bytes) else wire.encode(message)
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-        self.sock.sendmsg([data], [rights] if fds else [])
 
     def receive(self) -> wire.LaneAnswer:
         data = self.sock.recv(1 << 18)
@@ -105,15 +115,6 @@ class RawLane:
         except ConnectionError:
             pass
         return True
-
-    def close(self) -> None:
-        self.sock.close()
-
-    def __enter__(self) -> RawLane:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def floats(*values: float, name: str = "IN") -> LaneTensor:

@@ -1,13 +1,12 @@
 """Run the process tree with stand-ins and inspect the tree from outside."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -16,15 +15,9 @@ from shmserve.core.registry import Snapshot
 from shmserve.errors import ShmserveError, Unavailable
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.transport import rundir
+from tests.running_server import wait_until
 
 STAND_INS = Path(__file__).parent / "stand_ins"
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out waiting for: {what}"
-        time.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:
@@ -37,7 +30,7 @@ def is_running(pid: int) -> bool:
 
 
 class Tree:
-    """Service with stand-ins, in a separate run directory."""
+    """Service with stand-ins, in a separate run directory, until the end of its `with` block."""
 
     def __init__(
         self, folder: Path, models: dict[str, Any], environ: dict[str, str] | None = None
@@ -119,14 +112,24 @@ class Tree:
             self.master.wait(10)
         wait_until(lambda: not is_running(pid), f"end of {pid}")
 
-    def close(self) -> None:
+    def replace(self, *roles: str) -> None:
+        """Kill the single processes of these roles, and wait for others."""
+        before = {role: self.pid(role) for role in roles}
+        for pid in before.values():
+            self.kill(pid)
+        for role, pid in before.items():
+            wait_until(lambda: self.pid(role) not in (0, pid), f"another {role}")  # noqa: B023
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Kill the service if the test has not ended it. No process may be left."""
         if self.master.poll() is None:
             self.master.kill()
         self.master.wait(10)
-        deadline = time.monotonic() + 60
-        while self.members() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda: not self.members(), "the end of all", 60)
         left = self.members()
         for pid in left:
             os.kill(pid, signal.SIGKILL)

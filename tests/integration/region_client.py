@@ -7,11 +7,12 @@ import http.client
 import itertools
 import json
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from tests.servers import UnixConnection
 
 BASE = "/v2/systemsharedmemory"
 OTHER_UID = 54321
@@ -55,13 +56,6 @@ class Memory:
         self.close()
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self.host)
-
-
 class Client:
     """One kept-alive connection. `where` is a port or the path of a Unix socket."""
 
@@ -70,7 +64,7 @@ class Client:
         if isinstance(where, int):
             self.connection = http.client.HTTPConnection(host, where, timeout=30)
         else:
-            self.connection = _UnixConnection(where, timeout=30)
+            self.connection = UnixConnection(where, 30)
         self.connection.connect()
         self.headers: dict[str, str] = {}
 

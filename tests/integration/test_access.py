@@ -1,8 +1,6 @@
 """Access rights at every entrance of a real server: for the server's user, another user,
 relayed requests, and foreign pages."""
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import http.client
@@ -10,8 +8,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +22,7 @@ from shmserve.protocol.control import client_messages as control
 from tests.crash.reload import changed
 from tests.integration.lane_client import Program, floats, in_region, request
 from tests.running_server import ROOT, RunningServer
+from tests.servers import Server, UnixConnection, only, python
 
 MODELS = ROOT / "tests/repositories/basic"
 SERVICE = "/inference.GRPCInferenceService"
@@ -39,19 +36,6 @@ class Model:
         return {"OUT": request.input("IN")}
 """
 DOORS = ("tcp", "unix", "grpc", "grpc-unix")
-
-
-class OverUnix(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=60)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(60)
-        self.sock.connect(self._path)
 
 
 def over_http(door: str, address: str, fields: dict[str, str], mark: str) -> dict[str, Any]:
@@ -69,7 +53,9 @@ def over_http(door: str, address: str, fields: dict[str, str], mark: str) -> dic
     found = {}
     for action, (method, path, document) in asked.items():
         host, _, port = address.rpartition(":")
-        connection = OverUnix(address) if door == "unix" else http.client.HTTPConnection(host, port)  # type: ignore[arg-type]
+        connection = UnixConnection(address)
+        if door != "unix":
+            connection = http.client.HTTPConnection(host, int(port))  # type: ignore[assignment]
         body = None if document is None else json.dumps(document)
         connection.request(method, path, body, fields)
         found[action] = connection.getresponse().status
@@ -136,7 +122,7 @@ def doors() -> Iterator[RunningServer]:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         shutil.copytree(MODELS / "echo", f"{folder}/models/echo")
-        server = RunningServer(f"{folder}/models", model_control="explicit", load_models="echo")
+        server = Server(f"{folder}/models", **only("echo"))
         server.environ["SHMSERVE_HTTP_BIND"] = f"127.0.0.1:{server.http_port},unix:{folder}/http"
         server.environ["SHMSERVE_GRPC_BIND"] = f"{server.grpc_address},unix:{folder}/grpc"
         server.environ["SHMSERVE_GRPC_SOCKET_MODE"] = "0666"
@@ -144,7 +130,6 @@ def doors() -> Iterator[RunningServer]:
         server.environ["SHMSERVE_CLIENT_SOCKET"] = f"{folder}/client"
         with server:
             yield server
-        assert server.leaks() == []
 
 
 def expected(door: str, **refused: str) -> dict[str, Any]:
@@ -178,7 +163,7 @@ def test_relayed_for_somebody_else(
 
 
 def test_addresses_of_proxies_that_add_nothing(tmp_path: Path) -> None:
-    server = RunningServer(MODELS, model_control="explicit", load_models="echo", http_workers=1)
+    server = Server(MODELS, **only("echo"), http_workers=1)
     own = f"unix:{tmp_path}/grpc"
     server.environ["SHMSERVE_GRPC_BIND"] = f"{server.grpc_address},{own}"
     server.environ["SHMSERVE_REMOTE_BINDS"] = f"127.0.0.1:{server.http_port},{own}"
@@ -189,7 +174,6 @@ def test_addresses_of_proxies_that_add_nothing(tmp_path: Path) -> None:
             if door in ("tcp", "grpc-unix"):
                 assert found == expected(door, send="403", config="403")
             assert mark.exists() is (door in ("unix", "grpc"))
-    assert server.leaks() == []
 
 
 _STRANGER = """
@@ -206,15 +190,8 @@ print(json.dumps(ask_at(door, address, {}, mark)))
 @pytest.mark.parametrize("door", DOORS)
 def test_another_user_of_the_host(doors: RunningServer, tmp_path: Path, door: str) -> None:
     mark = tmp_path / "mark"
-    done = subprocess.run(
-        [sys.executable, "-c", _STRANGER, door, address_of(door, doors), str(mark)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == expected(door, send="403", config="403")
+    printed = python("-c", _STRANGER, door, address_of(door, doors), mark)
+    assert json.loads(printed) == expected(door, send="403", config="403")
     assert not mark.exists()
 
 
@@ -255,18 +232,9 @@ print(json.dumps(at_the_client_socket(sys.argv[1])))
 """
 
 
-def stranger_at_the_client_socket(path: str) -> dict[str, str]:
+def stranger_at_the_client_socket(path: str) -> Any:
     """As another user of the host."""
-    done = subprocess.run(
-        [sys.executable, "-c", _STRANGER_AT_THE_CLIENT_SOCKET, path],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    return json.loads(python("-c", _STRANGER_AT_THE_CLIENT_SOCKET, path))
 
 
 EVERYTHING_THERE = ("list", "register", "lane", "use", "own region", "the owner's region")

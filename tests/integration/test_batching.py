@@ -1,10 +1,7 @@
 """Batches in a real server: which requests share a batch, refusals, and the effects of a death."""
 
-from __future__ import annotations
-
 import json
 import os
-import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -19,8 +16,9 @@ import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
 from tests.grpc_client import Client
-from tests.holding import Hold, in_flight
-from tests.running_server import RunningServer, wait_until
+from tests.holding import Hold, in_flight, metric, statistics
+from tests.running_server import wait_until
+from tests.servers import Server
 
 MODELS = Path(__file__).parents[1] / "repositories" / "batching"
 POOL = 8
@@ -28,8 +26,7 @@ helper, T = onnx.helper, onnx.TensorProto
 
 
 def write_ragged(folder: Path) -> None:
-    """Write a model that doubles its input and reports the length of each request in a ragged
-    batch."""
+    """Write a model that doubles its input and reports each request's length in a ragged batch."""
     values = {
         name: helper.make_tensor_value_info(name, T.FLOAT, shape)  # type: ignore[arg-type]
         for name, shape in (("X", ["N"]), ("T", ["B"]), ("Y", ["N"]), ("COUNT", ["B", 1]))
@@ -57,7 +54,7 @@ def write_ragged(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(MODELS, models, dirs_exist_ok=True)
     (models / "sum" / "1").mkdir(parents=True)
@@ -77,15 +74,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     )
     config = (models / "meeting" / "config.pbtxt").read_text()
     (models / "twins" / "config.pbtxt").write_text(config + twice)
-    with RunningServer(
-        models, http_workers=1, grpc_processes=1, metrics_triton_names="true"
-    ) as server:
+    with Server(models, http_workers=1, grpc_processes=1, metrics_triton_names="true") as server:
         yield server
-    assert server.leaks() == []
 
 
 def ask(
-    server: RunningServer, model: str, command: str, **parameters: int
+    server: Server, model: str, command: str, **parameters: int
 ) -> tuple[int, dict[str, str], Any]:
     tensor = {"name": "COMMAND", "datatype": "BYTES", "shape": [1, 1], "data": [command]}
     body = json.dumps({"id": "7", "inputs": [tensor], "parameters": parameters}).encode()
@@ -100,20 +94,12 @@ def size_of(answer: tuple[int, dict[str, str], Any]) -> int:
     return size
 
 
-def statistics(server: RunningServer, model: str) -> dict[str, Any]:
-    status, document = server.get(f"/v2/models/{model}/stats")
-    assert status == 200
-    (stats,) = document["model_stats"]
-    result: dict[str, Any] = stats
-    return result
-
-
-def waiting(server: RunningServer, model: str, count: int) -> None:
+def waiting(server: Server, model: str, count: int) -> None:
     wait_until(lambda: in_flight(server, f"{model}/1/0") == count, f"not {count} are there")
 
 
 def test_a_python_model_gets_the_requests_of_a_batch_as_a_list(
-    server: RunningServer, threads: ThreadPoolExecutor
+    server: Server, threads: ThreadPoolExecutor
 ) -> None:
     before = statistics(server, "meeting")
     futures = [threads.submit(ask, server, "meeting", "") for _ in range(4)]
@@ -127,13 +113,10 @@ def test_a_python_model_gets_the_requests_of_a_batch_as_a_list(
 
 
 def test_who_waits_for_a_batch_is_pending(
-    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
+    server: Server, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    def pending() -> int:
-        _, _, text = server.request("GET", "/metrics")
-        labels = rb'\{model="meeting",version="1"\} (\d+)'
-        found = re.findall(rb"^nv_inference_pending_request_count" + labels, text, re.M)
-        return int(found[0]) if found else 0
+    def pending() -> float:
+        return metric(server, "nv_inference_pending_request_count", "model=meeting", "version=1")
 
     with Hold(tmp_path) as hold:
         running = threads.submit(ask, server, "meeting", f"hold:{hold.path}")
@@ -146,7 +129,7 @@ def test_who_waits_for_a_batch_is_pending(
 
 
 def test_an_error_of_one_response_is_that_requests_only(
-    server: RunningServer, threads: ThreadPoolExecutor
+    server: Server, threads: ThreadPoolExecutor
 ) -> None:
     futures = [threads.submit(ask, server, "meeting", c) for c in ("", "fail", "", "")]
     status, _, document = futures[1].result()
@@ -157,7 +140,7 @@ def test_an_error_of_one_response_is_that_requests_only(
 @pytest.mark.parametrize("width", [3, 20_000])
 @pytest.mark.parametrize("model", ["sum", "native"])
 def test_one_tensor_for_all_gives_everybody_their_own_rows(
-    server: RunningServer, threads: ThreadPoolExecutor, model: str, width: int
+    server: Server, threads: ThreadPoolExecutor, model: str, width: int
 ) -> None:
     names = ["A", "B"] if model == "sum" else ["IN"]
 
@@ -187,7 +170,7 @@ def test_one_tensor_for_all_gives_everybody_their_own_rows(
 
 
 def test_requests_of_different_shapes_are_one_flat_batch(
-    server: RunningServer, threads: ThreadPoolExecutor
+    server: Server, threads: ThreadPoolExecutor
 ) -> None:
     def send(width: int) -> dict[str, list[float]]:
         tensor = {"name": "X", "datatype": "FP32", "shape": [1, width], "data": [width] * width}
@@ -208,7 +191,7 @@ def test_requests_of_different_shapes_are_one_flat_batch(
 
 
 def test_a_full_queue_and_a_timeout_are_told_at_once(
-    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
+    server: Server, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     with Hold(tmp_path) as hold:
         held: list[Future[Any]] = [threads.submit(ask, server, "strict", f"hold:{hold.path}")]
@@ -236,13 +219,12 @@ def test_a_full_queue_and_a_timeout_are_told_at_once(
     assert stats["inference_stats"]["success"]["count"] == 3
     assert stats["inference_stats"]["fail"]["count"] == 3
     assert (stats["inference_count"], stats["execution_count"]) == (3, 2)
-    _, _, text = server.request("GET", "/metrics")
-    lines = [line for line in text.decode().splitlines() if 'reason="queue_full"' in line]
-    assert sum(float(line.split()[-1]) for line in lines if 'model="strict"' in line) == 3
+    refused = "shmserve_request_failures_total", "model=strict", "reason=queue_full"
+    assert metric(server, *refused) == 3
 
 
 def test_a_death_inside_a_batch_is_told_to_everybody_in_it(
-    server: RunningServer, threads: ThreadPoolExecutor
+    server: Server, threads: ThreadPoolExecutor
 ) -> None:
     futures = [threads.submit(ask, server, "meeting", c) for c in ("", "", "leave", "")]
     answers = [future.result() for future in futures]
@@ -258,7 +240,7 @@ def test_a_death_inside_a_batch_is_told_to_everybody_in_it(
 
 @pytest.mark.parametrize("model", ["meeting", "twins"])
 def test_kill_9_in_the_midst_of_a_batch(
-    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path, model: str
+    server: Server, threads: ThreadPoolExecutor, tmp_path: Path, model: str
 ) -> None:
     """The batch holds requests of several clients, and more requests are queued. Where the model
     allows retries, all run again."""

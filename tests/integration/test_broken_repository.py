@@ -1,12 +1,7 @@
-"""A repository in which eight of twenty models are broken in eight ways. The other models
-serve."""
-
-from __future__ import annotations
+"""A repository in which eight of twenty models are broken in eight ways. The other models serve."""
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +10,13 @@ import pytest
 from tests.conformance.conformance_runner import _LEAKS
 from tests.crash.reload import control
 from tests.running_server import ROOT, RunningServer, wait_until
+from tests.servers import SMALL, Starting, only, shmserve
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 SERVER: dict[str, Any] = {
-    "model_control": "explicit", "load_models": "*", "http_workers": 1, "grpc_processes": 0,
+    **only("*"), **SMALL
 }  # fmt: skip
 GOOD = [f"good{number:02}" for number in range(12)]
 CONFIG = (ROOT / "tests/repositories/basic/echo/config.pbtxt").read_text()
@@ -102,9 +98,7 @@ def states(server: RunningServer) -> dict[str, str]:
 
 def test_the_broken_are_told_apart_and_the_others_serve(repository: Path) -> None:
     # the model `endless` will not end
-    server = RunningServer(repository, **SERVER, drain_timeout_s=1)
-    try:
-        server.start(wait_ready=False)
+    with Starting(repository, **SERVER, drain_timeout_s=1) as server:
 
         def settled() -> bool:
             found = states(server)
@@ -135,17 +129,11 @@ def test_the_broken_are_told_apart_and_the_others_serve(repository: Path) -> Non
         assert log.count("started executor instance=crash/1/0") == 3, "no restart loop"
         shutil.copy(repository / GOOD[0] / "1/model.py", repository / "crash/1/model.py")
         assert control(server, "crash", "load") == (200, None)
-        server.stop()
-        assert server.leaks() == []
-    finally:
-        server.kill_all()
 
 
 def test_what_does_not_load_in_time_is_told(tmp_path: Path) -> None:
     make(tmp_path / "endless", source=HOLD)
-    server = RunningServer(tmp_path, **SERVER, load_timeout_s=2)
-    try:
-        server.start(wait_ready=False)
+    with Starting(tmp_path, **SERVER, load_timeout_s=2) as server:
         wait_until(lambda: states(server) == {"endless": "UNAVAILABLE"}, "it goes on")
         reason = "the model did not load within 2 s"
         assert index(server)["endless"]["reason"] == reason
@@ -153,10 +141,6 @@ def test_what_does_not_load_in_time_is_told(tmp_path: Path) -> None:
         assert not server.ready()
         assert control(server, "endless", "unload") == (200, None)
         assert server.ready(), "unloaded models do not count"
-        server.stop()
-        assert server.leaks() == []
-    finally:
-        server.kill_all()
 
 
 @pytest.mark.parametrize("load", [False, True])
@@ -185,13 +169,7 @@ def test_check_gives_up_what_does_not_load(tmp_path: Path) -> None:
 def check(repository: Path, load: bool, **settings: Any) -> dict[str, str]:
     """Return the line that `shmserve check` prints for each model. The check must fail."""
     server = RunningServer(repository, **settings)  # only for the environment
-    done = subprocess.run(
-        [sys.executable, "-m", "shmserve", "check", *(["--load"] if load else [])],
-        capture_output=True,
-        text=True,
-        env=server.environ,
-        cwd=ROOT,
-    )
+    done = shmserve("check", *(["--load"] if load else []), environ=server.environ)
     assert done.returncode == 1
     return {line.split()[2].partition("/")[0].rstrip(":"): line for line in
             done.stdout.splitlines() if " model " in line}  # fmt: skip

@@ -1,15 +1,13 @@
 """`shmserve.client` against a real server."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +18,28 @@ import pytest
 import shmserve.client
 from shmserve.client import Client, InferenceError, api
 from shmserve.client.memory import shared_pools
-from tests.running_server import RunningServer, wait_until
+from tests.holding import replace
+from tests.running_server import wait_until
+from tests.servers import SMALL, Server, only
 
 MODELS = Path("tests/repositories/basic")
-SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
 NO_SOCKET = "/nonexistent/client.sock"
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 
 
-def connect(server: RunningServer, **options: Any) -> Client:
+def connect(server: Server, **options: Any) -> Client:
     client = shmserve.client.connect(f"unix:{server.unix_path}", **options)
     assert client.shared_memory
     return client
 
 
-def regions_of(server: RunningServer, pid: int | None = None) -> list[dict[str, Any]]:
+def regions_of(server: Server, pid: int | None = None) -> list[dict[str, Any]]:
     pid = pid or os.getpid()
     return [row for row in server.show("regions") if row["pid"] == pid]
 
 
 @pytest.mark.parametrize("mib", [1 / 16, 1, 64])
-def test_nothing_is_copied(server: RunningServer, mib: float) -> None:
+def test_nothing_is_copied(server: Server, mib: float) -> None:
     with connect(server) as client:
         x = client.empty(int(mib * (1 << 18)), np.float32)
         x[:] = np.arange(len(x))
@@ -60,7 +59,7 @@ def test_nothing_is_copied(server: RunningServer, mib: float) -> None:
     assert np.array_equal(result["OUTPUT0"], x), "results outlive their client"
 
 
-def test_results_live_as_long_as_they_are_referenced(server: RunningServer) -> None:
+def test_results_live_as_long_as_they_are_referenced(server: Server) -> None:
     with connect(server) as client:
         kept = []
         for number in range(12):
@@ -76,7 +75,7 @@ def test_results_live_as_long_as_they_are_referenced(server: RunningServer) -> N
         assert len(regions_of(server)) == count, "regions are used again"
 
 
-def test_without_shared_memory(server: RunningServer) -> None:
+def test_without_shared_memory(server: Server) -> None:
     x = np.arange(100_000, dtype=np.float32)
     for url, control in (
         (server.base_url, ""),
@@ -96,7 +95,7 @@ def test_without_shared_memory(server: RunningServer) -> None:
 
 
 def test_that_there_is_no_shared_memory_is_told_once(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "_warned", set())
     monkeypatch.setattr(os, "environ", {})
@@ -116,7 +115,7 @@ def test_that_there_is_no_shared_memory_is_told_once(
 
 
 def test_the_client_socket_of_a_server_started_alike_is_found(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHMSERVE_RUN_DIR", server.run_dir)
     url = f"http://127.0.0.1:{server.http_port}"
@@ -126,7 +125,7 @@ def test_the_client_socket_of_a_server_started_alike_is_found(
         assert (result.receipt or {})["copied_bytes"] == NOTHING
 
 
-def test_tcp_with_a_client_socket(server: RunningServer) -> None:
+def test_tcp_with_a_client_socket(server: Server) -> None:
     control = os.path.join(server.run_dir, "client.sock")
     with shmserve.client.connect(server.base_url, control) as client:
         assert client.shared_memory
@@ -134,9 +133,7 @@ def test_tcp_with_a_client_socket(server: RunningServer) -> None:
         assert np.array_equal(client.infer("identity", {"INPUT0": x})["OUTPUT0"], x)
 
 
-def test_a_client_socket_of_another_server(
-    server: RunningServer, conformance_server: RunningServer
-) -> None:
+def test_a_client_socket_of_another_server(server: Server, conformance_server: Server) -> None:
     control = os.path.join(conformance_server.run_dir, "client.sock")
     with warnings.catch_warnings(action="ignore"):
         client = shmserve.client.connect(f"unix:{server.unix_path}", control)
@@ -146,7 +143,7 @@ def test_a_client_socket_of_another_server(
     assert regions_of(conformance_server) == []
 
 
-def test_memory_is_asked_for_again(server: RunningServer, tmp_path: Path) -> None:
+def test_memory_is_asked_for_again(server: Server, tmp_path: Path) -> None:
     """As after a start in the middle of the server's restart."""
     control = tmp_path / "client.sock"
     with warnings.catch_warnings(action="ignore"):
@@ -160,7 +157,7 @@ def test_memory_is_asked_for_again(server: RunningServer, tmp_path: Path) -> Non
         assert client.infer("identity", {"INPUT0": x}).transport == "lane"
 
 
-def test_memory_that_is_required_and_has_no_room(server: RunningServer) -> None:
+def test_memory_that_is_required_and_has_no_room(server: Server) -> None:
     with connect(server, max_bytes=1 << 20, require_shared_memory=True) as client:
         x = np.ones(5000, np.float32)
         assert np.array_equal(client.infer("identity", {"INPUT0": x})["OUTPUT0"], x)
@@ -168,7 +165,7 @@ def test_memory_that_is_required_and_has_no_room(server: RunningServer) -> None:
             client.infer("identity", {"INPUT0": np.ones(1 << 20, np.float32)})
 
 
-def test_what_a_server_tells(server: RunningServer) -> None:
+def test_what_a_server_tells(server: Server) -> None:
     with connect(server) as client:
         assert client.ready()
         assert client.ready("identity")
@@ -184,7 +181,7 @@ def test_what_a_server_tells(server: RunningServer) -> None:
             client.metadata("nope")
 
 
-def test_numbers_take_the_datatype_of_the_model(server: RunningServer) -> None:
+def test_numbers_take_the_datatype_of_the_model(server: Server) -> None:
     with connect(server) as client:
         result = client.infer("identity", {"INPUT0": [1, 2.5]})
         assert result["OUTPUT0"].dtype == np.float32
@@ -195,7 +192,7 @@ def test_numbers_take_the_datatype_of_the_model(server: RunningServer) -> None:
             client.infer("nope", {"INPUT0": [1]})
 
 
-def test_a_model_that_was_loaded_anew_has_other_datatypes(server: RunningServer) -> None:
+def test_a_model_that_was_loaded_anew_has_other_datatypes(server: Server) -> None:
     with connect(server) as client:
         client.infer("identity", {"INPUT0": [1.5]})
         (key,) = client._requester._models
@@ -204,12 +201,12 @@ def test_a_model_that_was_loaded_anew_has_other_datatypes(server: RunningServer)
         assert client.infer("identity", {"INPUT0": [1.5]})["OUTPUT0"].tolist() == [1.5]
 
 
-def test_the_address_of_grpc(server: RunningServer) -> None:
+def test_the_address_of_grpc(server: Server) -> None:
     with pytest.raises(InferenceError, match=r"does not speak HTTP/1.1; is it gRPC's port"):
         shmserve.client.connect(f"http://{server.grpc_address}")
 
 
-def test_more_than_it_may_have(server: RunningServer) -> None:
+def test_more_than_it_may_have(server: Server) -> None:
     with connect(server, max_bytes=1 << 20) as client:
         x = np.arange(1 << 20, dtype=np.float32)
         assert np.array_equal(client.infer("identity", {"INPUT0": x})["OUTPUT0"], x)
@@ -221,7 +218,7 @@ def test_more_than_it_may_have(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_datatypes(conformance_server: RunningServer, shared: bool) -> None:
+def test_datatypes(conformance_server: Server, shared: bool) -> None:
     server = conformance_server
     with shmserve.client.connect(f"unix:{server.unix_path}", None if shared else "") as client:
         assert client.shared_memory == shared
@@ -248,7 +245,7 @@ def test_datatypes(conformance_server: RunningServer, shared: bool) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"lanes": False}, {"control": ""}])
-def test_streams(conformance_server: RunningServer, options: dict[str, Any]) -> None:
+def test_streams(conformance_server: Server, options: dict[str, Any]) -> None:
     """A decoupled model, over a lane and HTTP, and a model that answers once."""
     url = f"unix:{conformance_server.unix_path}"
     way = "http" if options else "lane"
@@ -284,7 +281,7 @@ def test_streams(conformance_server: RunningServer, options: dict[str, Any]) -> 
     wait_until(lambda: not conformance_server.show("slots"), "slots are given back")
 
 
-def test_errors(server: RunningServer) -> None:
+def test_errors(server: Server) -> None:
     with connect(server) as client:
         for model, inputs, status in (
             ("nope", {}, 404),
@@ -303,7 +300,7 @@ def test_errors(server: RunningServer) -> None:
     assert caught.value.status == 0
 
 
-def test_threads_share_a_client(server: RunningServer) -> None:
+def test_threads_share_a_client(server: Server, threads: ThreadPoolExecutor) -> None:
     failures: list[str] = []
 
     def work(number: int) -> None:
@@ -314,11 +311,7 @@ def test_threads_share_a_client(server: RunningServer) -> None:
                 failures.append(f"{number} {count}")
 
     with connect(server) as client:
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        list(threads.map(work, range(6)))
     assert failures == []
 
 
@@ -334,7 +327,7 @@ time.sleep(600)
 """
 
 
-def test_a_killed_client_leaves_nothing(server: RunningServer) -> None:
+def test_a_killed_client_leaves_nothing(server: Server) -> None:
     command = [sys.executable, "-c", _PROGRAM, f"unix:{server.unix_path}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
@@ -344,7 +337,7 @@ def test_a_killed_client_leaves_nothing(server: RunningServer) -> None:
     wait_until(lambda: not regions_of(server, client.pid), "its regions vanish")
 
 
-def test_one_client_does_not_close_another(server: RunningServer) -> None:
+def test_one_client_does_not_close_another(server: Server) -> None:
     with connect(server) as first:
         x = first.empty(5000)
         x[:] = 3
@@ -354,7 +347,7 @@ def test_one_client_does_not_close_another(server: RunningServer) -> None:
         assert result["OUTPUT0"].tolist() == x.tolist()
 
 
-def test_outputs_larger_than_before(own_server: RunningServer) -> None:
+def test_outputs_larger_than_before(own_server: Server) -> None:
     """Output sizes that depend on data: the client guesses once, learns from the first answer, and
     results are always right."""
     with connect(own_server) as client:
@@ -366,9 +359,7 @@ def test_outputs_larger_than_before(own_server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("lanes", [True, False])
-def test_a_deadline_costs_the_memory_it_may_still_write_to(
-    own_server: RunningServer, lanes: bool
-) -> None:
+def test_a_deadline_costs_the_memory_it_may_still_write_to(own_server: Server, lanes: bool) -> None:
     with connect(own_server, lanes=lanes) as client:
         x = np.arange(5000, dtype=np.float32)
         client.infer("misbehaving", {"COMMAND": [b"ok:05000"]})
@@ -386,7 +377,7 @@ def test_a_deadline_costs_the_memory_it_may_still_write_to(
         assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
 
 
-def test_restarts(own_server: RunningServer) -> None:
+def test_restarts(own_server: Server) -> None:
     """Regions survive a restart of the coordinator. After a restart of the service the client
     registers regions again."""
     server = own_server
@@ -395,9 +386,7 @@ def test_restarts(own_server: RunningServer) -> None:
         x[:] = 5
         client.infer("echo", {"IN": x})
         names = {row["region"] for row in regions_of(server)}
-        (old,) = server.pids("coordinator")
-        os.kill(old, signal.SIGKILL)
-        wait_until(lambda: server.pids("coordinator") not in ([], [old]), "a new coordinator")
+        replace(server, "coordinator")
         server.wait_linked()
         y = client.empty(9000)  # asks the new coordinator
         y[:] = 6
@@ -414,7 +403,7 @@ def test_restarts(own_server: RunningServer) -> None:
         del result
 
 
-def test_memory_that_the_service_has_lost(own_server: RunningServer) -> None:
+def test_memory_that_the_service_has_lost(own_server: Server) -> None:
     """Supervisor and coordinator die at once: the region is dropped and the client registers its
     memory again."""
     server = own_server
@@ -432,7 +421,7 @@ def test_memory_that_the_service_has_lost(own_server: RunningServer) -> None:
 
 def test_refusals_of_large_bodies_are_heard() -> None:
     with (
-        RunningServer(MODELS, **SMALL, max_tensor_bytes=1 << 20) as server,
+        Server(MODELS, **SMALL, max_tensor_bytes=1 << 20) as server,
         shmserve.client.connect(server.base_url, "") as client,
     ):
         for _ in range(3):
@@ -441,7 +430,7 @@ def test_refusals_of_large_bodies_are_heard() -> None:
             assert caught.value.status == 413, caught.value
 
 
-def test_clients_that_are_forgotten(server: RunningServer) -> None:
+def test_clients_that_are_forgotten(server: Server) -> None:
     client = connect(server)
     x = client.empty(5000)
     del client
@@ -450,7 +439,7 @@ def test_clients_that_are_forgotten(server: RunningServer) -> None:
     x[:] = 1
 
 
-def test_not_across_a_fork(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_across_a_fork(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with connect(server) as client:
         before = regions_of(server)
         own = os.getpid()
@@ -466,8 +455,7 @@ def test_not_across_a_fork(server: RunningServer, monkeypatch: pytest.MonkeyPatc
 
 
 def test_switched_off() -> None:
-    explicit: dict[str, Any] = {"model_control": "explicit", "load_models": "echo,pair"}
-    with RunningServer(MODELS, **SMALL, **explicit, client_shm_mode="off") as server:
+    with Server(MODELS, **SMALL, **only("echo,pair"), client_shm_mode="off") as server:
         assert not os.path.exists(os.path.join(server.run_dir, "client.sock"))
         with warnings.catch_warnings(action="ignore"):
             client = shmserve.client.connect(f"unix:{server.unix_path}")
@@ -489,7 +477,7 @@ def test_a_model_that_takes_no_client_memory(tmp_path: Path) -> None:
     config = tmp_path / "echo" / "config.pbtxt"
     parameter = 'parameters { key: "client_shm_mode" value { string_value: "off" } }'
     config.write_text(config.read_text() + parameter)
-    with RunningServer(tmp_path, **SMALL) as server, connect(server) as client:
+    with Server(tmp_path, **SMALL) as server, connect(server) as client:
         x = np.ones(5000, np.float32)
         for _ in range(3):
             assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
@@ -497,7 +485,7 @@ def test_a_model_that_takes_no_client_memory(tmp_path: Path) -> None:
 
 
 def test_copy_mode_maps_what_is_sealed() -> None:
-    with RunningServer(MODELS, **SMALL, client_shm_mode="copy") as server:
+    with Server(MODELS, **SMALL, client_shm_mode="copy") as server:
         with connect(server) as client:
             x = client.empty(50_000)
             x[:] = 1

@@ -1,13 +1,11 @@
 """`shmserve.client.aio` against a real server: answers, deadlines, cancelled tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +20,16 @@ from shmserve.client.wire.cancel_scope import CancelScope
 from shmserve.client.wire.http_transport import Transport
 from shmserve.errors import InvalidArgument
 from tests.holding import Hold, given_up
-from tests.running_server import RunningServer, open_fds, wait_until
+from tests.running_server import open_fds, wait_until
+from tests.servers import SMALL, Server, served
 
 Body = Callable[[AsyncClient], Coroutine[Any, Any, None]]
 COUNT = 5000
+server = served("tests/repositories/basic,tests/repositories/streams", **SMALL)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    models = "tests/repositories/basic,tests/repositories/streams"
-    with RunningServer(models, http_workers=1, grpc_processes=0) as server:
-        server.wait_instances()
-        yield server
-    assert server.leaks() == []
-
-
-def run(server: RunningServer, body: Body, **options: Any) -> None:
-    """Run a test with a client, then check for leaks: regions, descriptors, threads, and slots of
-    the server."""
+def run(server: Server, body: Body, **options: Any) -> None:
+    """Run a test with a client, then check for leaks: regions, descriptors, threads, slots."""
 
     async def with_client() -> None:
         async with aio.connect(f"unix:{server.unix_path}", **options) as client:
@@ -71,9 +61,7 @@ def hold_of(folder: Path) -> Hold:
     ("options", "shared", "transport"),
     [({}, True, "lane"), ({"lanes": False}, True, "http"), ({"control": ""}, False, "http")],
 )
-def test_all_ways(
-    server: RunningServer, options: dict[str, Any], shared: bool, transport: str
-) -> None:
+def test_all_ways(server: Server, options: dict[str, Any], shared: bool, transport: str) -> None:
     async def body(client: AsyncClient) -> None:
         assert client.shared_memory == shared
         x = await client.empty(COUNT, np.float32)
@@ -98,7 +86,7 @@ def test_all_ways(
     run(server, body, **options)
 
 
-def test_many_at_a_time(server: RunningServer) -> None:
+def test_many_at_a_time(server: Server) -> None:
     async def ask(client: AsyncClient, number: int) -> str:
         x = np.full(COUNT + number % 3, number, np.float32)
         result = await client.infer("echo", {"IN": x})
@@ -116,10 +104,9 @@ def test_many_at_a_time(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"lanes": False}])
 def test_a_cancelled_task_ends_its_request(
-    server: RunningServer, tmp_path: Path, options: dict[str, Any]
+    server: Server, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """Cancel a running request, a request queued at the server, and a request that waits for a
-    thread."""
+    """Cancel three requests: one runs, one is queued at the server, one waits for a thread."""
 
     async def body(client: AsyncClient) -> None:
         holds = [hold_of(tmp_path / name) for name in ("running", "queued", "unsent")]
@@ -152,7 +139,7 @@ def test_a_cancelled_task_ends_its_request(
 
 @pytest.mark.parametrize("options", [{}, {"lanes": False}])
 def test_deadlines_are_of_the_whole_call(
-    server: RunningServer, tmp_path: Path, options: dict[str, Any]
+    server: Server, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     async def body(client: AsyncClient) -> None:
         for _ in range(2):
@@ -172,7 +159,7 @@ def test_deadlines_are_of_the_whole_call(
     run(server, body, concurrency=1, **options)
 
 
-def test_closing_ends_what_is_under_way(server: RunningServer, tmp_path: Path) -> None:
+def test_closing_ends_what_is_under_way(server: Server, tmp_path: Path) -> None:
     async def body() -> None:
         with hold_of(tmp_path / "h") as hold:
             async with aio.connect(f"unix:{server.unix_path}", concurrency=1) as client:
@@ -189,7 +176,7 @@ def test_closing_ends_what_is_under_way(server: RunningServer, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("options", [{}, {"lanes": False}])
-def test_streams(server: RunningServer, options: dict[str, Any]) -> None:
+def test_streams(server: Server, options: dict[str, Any]) -> None:
     async def numbers(client: AsyncClient, text: str) -> list[int]:
         return [int(result["N"][0]) async for result in client.stream("teller", command(text))]
 
@@ -227,7 +214,7 @@ async def _all(stream: AsyncResultStream) -> list[Result]:
 
 
 def test_memory_is_given_back_by_a_cancelled_call(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_arrays, "cupy", lambda: None)  # this test needs no CuPy
     transport = Transport(f"unix:{server.unix_path}", 10.0)
@@ -243,7 +230,7 @@ def test_memory_is_given_back_by_a_cancelled_call(
     transport.close()
 
 
-def test_a_closed_client_asks_nothing(server: RunningServer) -> None:
+def test_a_closed_client_asks_nothing(server: Server) -> None:
     async def body() -> None:
         async with aio.connect(f"unix:{server.unix_path}") as client:
             pass
@@ -267,7 +254,7 @@ def test_no_server() -> None:
     asyncio.run(body())
 
 
-def test_a_restarted_server(own_server: RunningServer) -> None:
+def test_a_restarted_server(own_server: Server) -> None:
     async def body() -> None:
         async with aio.connect(f"unix:{own_server.unix_path}") as client:
             x = await client.empty(COUNT, np.float32)

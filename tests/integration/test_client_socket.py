@@ -1,15 +1,9 @@
 """Input from hostile clients at the client socket, and the reactions."""
 
-from __future__ import annotations
-
-import array
 import contextlib
 import fcntl
 import json
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,30 +26,25 @@ from shmserve.protocol.control.client_messages import (
     ServerHello,
     Unregister,
 )
-from tests.running_server import RunningServer, open_fds, wait_until
+from tests.integration.lane_client import Connection, connected
+from tests.running_server import open_fds, wait_until
+from tests.servers import SMALL, Server, python
 
 MODELS = Path("tests/repositories/basic")
-SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
 SIZE = 1 << 16
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class Raw:
+class Raw(Connection):
     """A connection without manners."""
 
     def __init__(self, path: str, hello: bool = True) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.sock.settimeout(20)
-        self.sock.connect(path)
+        super().__init__(connected(path))
         if hello:
             assert self.ask(ClientHello(wire.VERSION)) == ServerHello(wire.VERSION, lanes=True)
 
-    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-        self.sock.sendmsg([data], [rights] if fds else [])
-
     def ask(self, message: Any, fds: Sequence[int] = ()) -> Any:
-        self.send(wire.encode(message), fds)
+        self.send(message, fds)
         return wire.decode_from_server(self.sock.recv(1 << 17))
 
     def closed(self) -> bool:
@@ -63,12 +52,6 @@ class Raw:
             return self.sock.recv(1 << 17) == b""
         except ConnectionError:
             return True
-
-    def __enter__(self) -> Raw:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.sock.close()
 
 
 def memfd(size: int = SIZE, seals: int = SEALS, flags: int = 0) -> int:
@@ -79,7 +62,7 @@ def memfd(size: int = SIZE, seals: int = SEALS, flags: int = 0) -> int:
 
 
 @pytest.fixture
-def path(server: RunningServer) -> Iterator[str]:
+def path(server: Server) -> Iterator[str]:
     path = os.path.join(server.run_dir, "client.sock")
     yield path
     with Raw(path) as raw:
@@ -93,7 +76,7 @@ def refused(reply: Any, part: str) -> None:
     assert "/" not in reply.text.replace("and/or", "")
 
 
-def test_a_region_and_its_life(server: RunningServer, path: str) -> None:
+def test_a_region_and_its_life(server: Server, path: str) -> None:
     with Raw(path) as raw:
         fd = memfd()
         assert raw.ask(RegisterMemfd("a", 64, 100), [fd]) == Ok()
@@ -117,25 +100,21 @@ def test_a_region_and_its_life(server: RunningServer, path: str) -> None:
 def test_no_key_comes_in_here(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.touch(0o600)
-    settings: dict[str, Any] = {
-        "model_control": "explicit",
-        "keys_file": keys,
-        "keys_required_from": "anyone",
-    }
-    with RunningServer(**SMALL, **settings) as server:
+    with Server(
+        **SMALL, model_control="explicit", keys_file=keys, keys_required_from="anyone"
+    ) as server:
         path = f"{server.run_dir}/{wire.SOCKET_NAME}"
         for reply in replies(path):
             refused(reply, "a key with the scope 'register'")
             assert reply.code == "UNAUTHENTICATED"
         with Raw(path) as client:
             refused(client.ask(OpenLane("echo")), "a key with the scope 'use'")
-    assert server.leaks() == []
 
 
 @pytest.mark.parametrize("setting", ["http_restricted_api", "grpc_restricted_protocol"])
 def test_a_restricted_api_is_restricted_here(setting: str) -> None:
     restricted: dict[str, Any] = {setting: "trace, shared-memory:x-a=s"}
-    with RunningServer(str(MODELS), **SMALL, **restricted) as server:
+    with Server(str(MODELS), **SMALL, **restricted) as server:
         path = f"{server.run_dir}/{wire.SOCKET_NAME}"
         for reply in replies(path):
             refused(reply, "shared-memory is a restricted API")
@@ -145,7 +124,6 @@ def test_a_restricted_api_is_restricted_here(setting: str) -> None:
             assert isinstance(client.ask(OpenLane("echo")), LaneOpened)
         with pytest.warns(RuntimeWarning, match="takes no memory"):
             connect(server.base_url, path).close()
-    assert server.leaks() == []
 
 
 def replies(path: str) -> list[Any]:
@@ -256,7 +234,7 @@ def test_nonsense_costs_its_sender_the_connection(path: str, data: bytes, fds: i
 @pytest.mark.parametrize("message", [ListRegions(), Unregister(), RegisterMemfd("a", 0, 1)])
 def test_hello_comes_first(path: str, message: Any) -> None:
     with Raw(path, hello=False) as raw:
-        raw.send(wire.encode(message), [memfd()])
+        raw.send(message, [memfd()])
         assert raw.closed()
     with Raw(path, hello=False) as raw:
         assert raw.ask(ClientHello(99)) == ServerHello(wire.VERSION, lanes=True)
@@ -271,9 +249,8 @@ def test_bounds_on_connections(path: str) -> None:
     wait_until(lambda: _greets(path), "there is room again")
 
 
-def test_those_who_say_nothing_or_read_nothing(server: RunningServer, path: str) -> None:
-    """A silent client and a client that does not read must not delay the coordinator or cost it
-    memory."""
+def test_those_who_say_nothing_or_read_nothing(server: Server, path: str) -> None:
+    """Silent clients and clients that do not read must not delay the coordinator or cost memory."""
     with Raw(path, hello=False) as silent, Raw(path) as deaf, Raw(path) as other:
         fd = memfd()
         for number in range(128):
@@ -282,14 +259,14 @@ def test_those_who_say_nothing_or_read_nothing(server: RunningServer, path: str)
         deaf.sock.settimeout(0.5)
         with contextlib.suppress(TimeoutError):
             for _ in range(10_000):
-                deaf.send(wire.encode(ListRegions()))
+                deaf.send(ListRegions())
         for _ in range(100):
             assert isinstance(other.ask(ListRegions()), Ok)
         assert silent.closed(), "after some seconds"
         assert other.ask(Unregister()) == Ok()
 
 
-def test_no_descriptor_is_left(server: RunningServer, path: str) -> None:
+def test_no_descriptor_is_left(server: Server, path: str) -> None:
     (pid,) = server.pids("coordinator")
     with Raw(path) as raw:
         before = open_fds(pid)
@@ -327,11 +304,11 @@ print(json.dumps(told))
 
 
 @pytest.mark.needs("root")
-def test_other_users(server: RunningServer) -> None:
+def test_other_users(server: Server) -> None:
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         chosen = os.path.join(directory, "client.sock")
-        with RunningServer(MODELS, **SMALL, client_socket=chosen) as other:
+        with Server(MODELS, **SMALL, client_socket=chosen) as other:
             with Raw(chosen) as raw:
                 assert raw.ask(RegisterMemfd("root", 0, 1), [memfd()]) == Ok()
                 told = _stranger(chosen)
@@ -343,17 +320,8 @@ def test_other_users(server: RunningServer) -> None:
     assert _stranger(os.path.join(server.run_dir, "client.sock")) == ["no entry"]
 
 
-def _stranger(path: str) -> list[Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", _STRANGER, path],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told: list[Any] = json.loads(done.stdout)
-    return told
+def _stranger(path: str) -> Any:
+    return json.loads(python("-c", _STRANGER, path))
 
 
 def _answered(raw: Raw) -> bool:

@@ -1,30 +1,20 @@
 """Commands that query a running server."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-import sys
 from pathlib import Path
 
-from tests.running_server import ROOT, RunningServer
+from tests.servers import Server, shmserve
 
 
-def shmserve(server: RunningServer, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "shmserve", *words],
-        env=server.environ,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def command(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
+    return shmserve(*words, environ=server.environ)
 
 
-def test_a_model_is_measured_over_every_door(server: RunningServer, tmp_path: Path) -> None:
+def test_a_model_is_measured_over_every_door(server: Server, tmp_path: Path) -> None:
     drawing = tmp_path / "m.svg"
     words = ("--requests", "20", "--size", "4096", "--concurrency", "2", "--svg", str(drawing))
-    done = shmserve(server, "measure", "identity", *words, "--json")
+    done = command(server, "measure", "identity", *words, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     rows = {row["over"]: row for row in json.loads(done.stdout)}
     assert list(rows) == ["http", "grpc", "region", "lane"]
@@ -33,26 +23,25 @@ def test_a_model_is_measured_over_every_door(server: RunningServer, tmp_path: Pa
         assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"] <= row["max_ms"]
     assert rows["region"]["copied_bytes"] == rows["lane"]["copied_bytes"] == "0"
     assert drawing.read_text().count("<polyline") == 8
-    again = shmserve(server, "measure", "noop", "--requests", "3", "--over", "lane")
+    again = command(server, "measure", "noop", "--requests", "3", "--over", "lane")
     assert again.stdout.splitlines()[0].split()[:3] == ["over", "requests", "failed"]
 
 
-def test_what_cannot_be_measured_is_told(server: RunningServer) -> None:
-    done = shmserve(server, "measure", "nothing")
+def test_what_cannot_be_measured_is_told(server: Server) -> None:
+    done = command(server, "measure", "nothing")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("shmserve: nothing: ")
     assert done.stderr.count("\n") == 1
-    done = shmserve(server, "measure", "repeat_int32", "--over", "http")
+    done = command(server, "measure", "repeat_int32", "--over", "http")
     assert done.returncode == 1
     assert "decoupled" in done.stdout
 
 
 def test_a_service_without_keeper_or_systemd_is_not_handed_over() -> None:
-    """The process that started gunicorn would take the end of the old master for the end of the
-    service."""
-    with RunningServer(reload="handover") as server:
+    """The process that started gunicorn would take the old master's end for the service's."""
+    with Server(reload="handover") as server:
         masters = server.pids("master")
-        done = shmserve(server, "reload")
+        done = command(server, "reload")
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
             "shmserve: the old generation serves on: gunicorn was started directly, so its end"
@@ -63,25 +52,25 @@ def test_a_service_without_keeper_or_systemd_is_not_handed_over() -> None:
         assert server.ready()
 
 
-def test_readiness_and_control(server: RunningServer) -> None:
+def test_readiness_and_control(server: Server) -> None:
     for words in (["ready"], ["ready", "identity"]):
-        assert shmserve(server, *words).returncode == 0
-    done = shmserve(server, "ready", "nothing")
+        assert command(server, *words).returncode == 0
+    done = command(server, "ready", "nothing")
     assert done.returncode == 1
     assert done.stdout.startswith("nothing is not ready: ")
-    done = shmserve(server, "load", "identity")  # this server forbids model control by clients
+    done = command(server, "load", "identity")  # this server forbids model control by clients
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("shmserve: load identity: ")
 
 
-def test_the_live_view_of_a_server(server: RunningServer) -> None:
-    done = shmserve(server, "show", "top", "--interval", "0.1")
+def test_the_live_view_of_a_server(server: Server) -> None:
+    done = command(server, "show", "top", "--interval", "0.1")
     assert done.returncode == 0
     assert "identity" in done.stdout
     assert "supervisor" in done.stdout
 
 
-def test_a_wrong_input_is_told_the_right_ones(server: RunningServer) -> None:
+def test_a_wrong_input_is_told_the_right_ones(server: Server) -> None:
     tensor = {"shape": [16], "datatype": "INT32", "data": [1] * 16}
     wrong = {"inputs": [{"name": "X", **tensor}, {"name": "INPUT1", **tensor}]}
     status, answer = server.infer("add_sub", wrong)

@@ -31,7 +31,8 @@ from shmserve.shm.registry_page import RegistryReader
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import rundir
 from shmserve.transport.channel import Channel
-from tests.integration.process_harness import STAND_INS, wait_until
+from tests.integration.process_harness import STAND_INS
+from tests.running_server import wait_until
 
 POOL = 64 << 20
 

@@ -1,45 +1,45 @@
 """History of a real service: no data lost or counted twice, whichever process answers or dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
-import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from shmserve.core.stats.counter_pages import BUCKETS
-from tests.running_server import RunningServer, wait_until
+from tests.holding import metric
+from tests.running_server import wait_until
+from tests.servers import Server, served
 
 MODELS = Path(__file__).parents[1] / "repositories" / "monitor"
 GOOD = {"inputs": [{"name": "X", "shape": [3], "datatype": "FP32", "data": [1, 2, 6]}]}
 BAD = {"inputs": [{"name": "X", "shape": [1], "datatype": "FP32", "data": [-1]}]}
 WRONG = {"inputs": [{"name": "X", "shape": [4], "datatype": "FP32", "data": [1]}]}
+SETTINGS: dict[str, Any] = {"http_workers": 2, "grpc_processes": 0}
+calm = served(MODELS, **SETTINGS)
 
 
 @pytest.fixture
-def watched() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, http_workers=2, grpc_processes=0) as server:
+def watched() -> Iterator[Server]:
+    with Server(MODELS, **SETTINGS) as server:
         server.wait_instances()
         until(server, lambda d: d["until"] > 0, "the first second")
         yield server
-    assert server.leaks() == []
 
 
-def data(server: RunningServer, query: str = "") -> Any:
+def data(server: Server, query: str = "") -> Any:
     status, document = server.get(f"/monitor/data?{query}")
     assert status == 200, document
     return document
 
 
-def series(server: RunningServer, name: str) -> list[float]:
+def series(server: Server, name: str) -> list[float]:
     """Empty: nothing is called so, yet."""
     path = f"/grps/v1/monitor/series?name={urllib.parse.quote(name)}"
     status, _, body = server.request("GET", path)
@@ -58,11 +58,11 @@ def failed(document: Any, why: str) -> int:
     return sum(entry["count"] for entry in document["troubles"] if why in entry["text"])
 
 
-def infer(server: RunningServer, document: Any, times: int = 1) -> list[int]:
+def infer(server: Server, document: Any, times: int = 1) -> list[int]:
     return [server.infer("reports", document)[0] for _ in range(times)]
 
 
-def until(server: RunningServer, right: Callable[[Any], bool], what: str) -> Any:
+def until(server: Server, right: Callable[[Any], bool], what: str) -> Any:
     found: list[Any] = [None]
 
     def look() -> bool:
@@ -73,29 +73,18 @@ def until(server: RunningServer, right: Callable[[Any], bool], what: str) -> Any
     return found[0]
 
 
-def counters(server: RunningServer) -> dict[str, float]:
-    _, _, text = server.request("GET", "/metrics")
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text.decode()):
-        for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    return found
-
-
-def test_the_history_has_what_the_counters_have(watched: RunningServer) -> None:
-    threads = [threading.Thread(target=infer, args=(watched, GOOD, 40)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_the_history_has_what_the_counters_have(
+    watched: Server, threads: ThreadPoolExecutor
+) -> None:
+    list(threads.map(infer, [watched] * 3, [GOOD] * 3, [40] * 3))
     assert infer(watched, BAD, 5) == [500] * 5
     assert infer(watched, WRONG, 7) == [400] * 7
     until(watched, lambda d: answered(d) >= 120 and failed(d, "the model raised") >= 5, "requests")
     found = until(watched, lambda d: failed(d, "malformed") >= 7, "refused requests")
-    told = counters(watched)
-    assert answered(found) == told["shmserve_request_duration_seconds_count"] == 120
+    counted = metric(watched, "shmserve_request_duration_seconds_count")
+    assert answered(found) == counted == 120
     (model,) = found["models"]
-    assert model["requests"] == told["shmserve_requests_total"] == 132
+    assert model["requests"] == metric(watched, "shmserve_requests_total") == 132
     assert model["failed"] == 12
     assert (model["state"], model["instances"]) == ("READY", 2)
     assert (failed(found, "the model raised"), failed(found, "malformed")) == (5, 7)
@@ -122,7 +111,7 @@ def test_the_history_has_what_the_counters_have(watched: RunningServer) -> None:
     assert {row["role"] for row in found["processes"]} >= {"http", "executor", "coordinator"}
 
 
-def test_who_answers_makes_no_difference(watched: RunningServer) -> None:
+def test_who_answers_makes_no_difference(watched: Server) -> None:
     infer(watched, GOOD, 20)
     known = until(watched, lambda d: answered(d) == 20, "requests")
     (first, second) = watched.pids("http worker")[:2]
@@ -145,7 +134,7 @@ def test_who_answers_makes_no_difference(watched: RunningServer) -> None:
     assert answered(until(watched, lambda d: answered(d) >= 25, "more requests")) == 25
 
 
-def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: RunningServer) -> None:
+def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: Server) -> None:
     infer(watched, GOOD, 30)
     known = until(watched, lambda d: answered(d) == 30, "requests")
     (pid,) = watched.pids("coordinator")
@@ -164,7 +153,7 @@ def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: Running
     assert answered(found) == answered(new) + 5
 
 
-def test_the_history_goes_on_after_a_restart_of_the_service(watched: RunningServer) -> None:
+def test_the_history_goes_on_after_a_restart_of_the_service(watched: Server) -> None:
     infer(watched, GOOD, 30)
     known = until(watched, lambda d: answered(d) == 30, "requests")
     watched.stop()
@@ -184,7 +173,7 @@ def test_the_history_goes_on_after_a_restart_of_the_service(watched: RunningServ
     assert "the history begins anew: its file in state_dir is unreadable: its end" in watched.log()
 
 
-def test_an_executors_end_is_told_without_a_path(watched: RunningServer) -> None:
+def test_an_executors_end_is_told_without_a_path(watched: Server) -> None:
     pid = watched.pids("executor reports")[0]
     os.kill(pid, signal.SIGKILL)
     found = until(
@@ -197,15 +186,16 @@ def test_an_executors_end_is_told_without_a_path(watched: RunningServer) -> None
     assert entry["count"] == 1
 
 
-def test_models_report_values_of_every_kind(watched: RunningServer) -> None:
+def test_models_report_values_of_every_kind(calm: Server) -> None:
     names = {"mean": 3.0, "top": 6.0, "bottom": 1.0}
+    until(calm, lambda d: d["until"] > 0, "the first second")
     # Requests of one second may be split over two reports, so check the last report
-    infer(watched, GOOD, 8)
-    wait_until(lambda: sum(series(watched, "sum")[-60:]) == 72, "all values")
+    infer(calm, GOOD, 8)
+    wait_until(lambda: sum(series(calm, "sum")[-60:]) == 72, "all values")
     for name, value in names.items():
-        assert value in [round(v, 3) for v in series(watched, name)], name
-    assert all(v in (0.0, names["mean"]) for v in series(watched, "mean"))
-    shown = {value["name"]: value for value in data(watched)["values"]}
+        assert value in [round(v, 3) for v in series(calm, name)], name
+    assert all(v in (0.0, names["mean"]) for v in series(calm, "mean"))
+    shown = {value["name"]: value for value in data(calm)["values"]}
     assert {name: value["kind"] for name, value in shown.items() if name in names} == {
         "mean": "avg",
         "top": "max",
@@ -213,18 +203,18 @@ def test_models_report_values_of_every_kind(watched: RunningServer) -> None:
     }
     assert 2.0 in shown["spread"]["series"]["p50"]
     assert 6.0 in shown["spread"]["series"]["p99"]
-    assert len(series(watched, "spread")) == 20
-    status, _, body = watched.request("GET", "/grps/v1/monitor/series?name=nope")
+    assert len(series(calm, "spread")) == 20
+    status, _, body = calm.request("GET", "/grps/v1/monitor/series?name=nope")
     assert (status, body) == (200, b"key not found")
 
 
-def test_the_pages_files_travel_as_they_should(watched: RunningServer) -> None:
-    status, headers, page = watched.request("GET", "/")
+def test_the_pages_files_travel_as_they_should(calm: Server) -> None:
+    status, headers, page = calm.request("GET", "/")
     assert status == 200
     assert b"<main>" in page
     tag = headers["etag"]
-    status, headers, body = watched.request("GET", "/", headers={"If-None-Match": tag})
+    status, headers, body = calm.request("GET", "/", headers={"If-None-Match": tag})
     assert (status, body) == (304, b"")
     assert headers["etag"] == tag
-    status, headers, _ = watched.request("HEAD", "/monitor/assets/page.js")
+    status, headers, _ = calm.request("HEAD", "/monitor/assets/page.js")
     assert status == 200

@@ -1,10 +1,7 @@
 """The two wheels of the tree: their files, and the client's wheel in a separate environment."""
 
-from __future__ import annotations
-
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -16,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import shmserve
-from tests.running_server import WATCHDOG_S, RunningServer
+from tests.running_server import RunningServer
+from tests.servers import output
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "client_user.py"
@@ -24,11 +22,7 @@ NEEDED = ("numpy", "msgspec")
 
 
 def run(*words: str | Path, cwd: Path = ROOT) -> str:
-    done = subprocess.run(
-        [str(word) for word in words], cwd=cwd, capture_output=True, text=True, timeout=WATCHDOG_S
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
+    return output(*words, cwd=cwd)
 
 
 @pytest.fixture(scope="module")

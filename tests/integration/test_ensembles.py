@@ -1,13 +1,6 @@
-"""Ensembles in a real server: data between steps, answers to clients, and the effects of a
-death."""
-
-from __future__ import annotations
+"""Ensembles in a real server: data between steps, answers to clients, effects of a death."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +12,12 @@ import pytest
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import Cancelled, DeadlineExceeded, ExecutorLost, ShmserveError
-from tests.holding import kill_executor
+from tests.holding import kill_executor, replace
 from tests.integration.region_client import Client, Memory
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import wait_until
+from tests.servers import SMALL, Server, triton
 
 Array = np.ndarray[Any, Any]
-TRITON_CLIENT = Path(__file__).parent / "triton_ensemble_client.py"
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 VECTOR = "data_type: TYPE_FP32 dims: [ -1 ]"
 ONE_TO_ONE = f'backend: "python" input {{ name: "X" {VECTOR} }} output {{ name: "Y" {VECTOR} }}'
@@ -174,14 +167,14 @@ def write_models(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("ensembles") / "models"
     write_models(folder)
-    settings: dict[str, Any] = {"model_control": "explicit", "arena_bytes": 4 << 20}
     loaded = "diamond,nested,alone,told,parts,parted,caller"
-    with RunningServer(folder, **settings, load_models=loaded, http_workers=1) as running:
+    with Server(
+        folder, model_control="explicit", arena_bytes=4 << 20, load_models=loaded, http_workers=1
+    ) as running:
         yield running
-    assert running.leaks() == []
 
 
 def run(
@@ -223,7 +216,7 @@ def test_branches_of_a_diamond_run_at_once(frontend: Dispatcher) -> None:
     assert list(outputs) == ["DOUBLE", "SUM"]
 
 
-def test_an_error_names_the_step(frontend: Dispatcher, server: RunningServer) -> None:
+def test_an_error_names_the_step(frontend: Dispatcher, server: Server) -> None:
     with pytest.raises(
         ShmserveError, match=r"^in ensemble 'chain', .*too cold.* \(step 'scale'\)$"
     ):
@@ -247,7 +240,7 @@ def test_a_deadline_and_a_cancellation_end_the_step_that_runs(frontend: Dispatch
             call.execute()
 
 
-def test_the_last_step_may_stream(frontend: Dispatcher, server: RunningServer) -> None:
+def test_the_last_step_may_stream(frontend: Dispatcher, server: Server) -> None:
     with frontend.call(frontend.ready_model("told")) as call:
         feed(call, np.full(1, 2, np.float32))
         found = [
@@ -260,7 +253,7 @@ def test_the_last_step_may_stream(frontend: Dispatcher, server: RunningServer) -
     assert document["model_transaction_policy"] == {"decoupled": True}
 
 
-def test_a_stream_through_other_steps(frontend: Dispatcher, server: RunningServer) -> None:
+def test_a_stream_through_other_steps(frontend: Dispatcher, server: Server) -> None:
     with frontend.call(frontend.ready_model("parts")) as call:
         feed(call, np.full(1, 40, np.float32))
         found = [
@@ -279,7 +272,7 @@ def test_a_stream_through_other_steps(frontend: Dispatcher, server: RunningServe
     assert (status, answer["outputs"][0]["data"]) == (200, [3, 5, 7])
 
 
-def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningServer) -> None:
+def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: Server) -> None:
     errors: list[ShmserveError] = []
 
     def work() -> None:
@@ -316,15 +309,11 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_tritonclient(server: RunningServer, protocol: str) -> None:
-    """Runs in a separate process, because tritonclient registers the same message names."""
-    address = server.grpc_address if protocol == "grpc" else server.base_url[7:]
-    command = [sys.executable, str(TRITON_CLIENT), protocol, address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "PASS\n", done.stderr
+def test_tritonclient(server: Server, protocol: str) -> None:
+    triton("ensemble", protocol, server.address(protocol))
 
 
-def test_memory_of_clients_at_both_ends(server: RunningServer) -> None:
+def test_memory_of_clients_at_both_ends(server: Server) -> None:
     client = Client(server.http_port)
     size = 1 << 20
     with Memory(size) as source, Memory(2 * size) as target:
@@ -353,13 +342,13 @@ def test_memory_of_clients_at_both_ends(server: RunningServer) -> None:
     client.close()
 
 
-def index(server: RunningServer) -> dict[str, tuple[str, str]]:
+def index(server: Server) -> dict[str, tuple[str, str]]:
     """Name -> state and reason."""
     _, _, body = server.request("POST", "/v2/repository/index", b"")
     return {row["name"]: (row.get("state", ""), row.get("reason", "")) for row in json.loads(body)}
 
 
-def control(server: RunningServer, act: str, model: str, **parameters: Any) -> tuple[int, str]:
+def control(server: Server, act: str, model: str, **parameters: Any) -> tuple[int, str]:
     status, _, body = server.request(
         "POST",
         f"/v2/repository/models/{model}/{act}",
@@ -369,17 +358,15 @@ def control(server: RunningServer, act: str, model: str, **parameters: Any) -> t
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[tuple[RunningServer, Path]]:
+def own(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
     """Server with nothing loaded, and the folder of its repository."""
     folder = tmp_path / "models"
     write_models(folder)
-    settings: dict[str, Any] = {"model_control": "explicit", "http_workers": 1}
-    with RunningServer(folder, **settings, grpc_processes=0) as running:
+    with Server(folder, model_control="explicit", **SMALL) as running:
         yield running, folder
-    assert running.leaks() == []
 
 
-def test_loading_an_ensemble_loads_what_it_consists_of(own: tuple[RunningServer, Path]) -> None:
+def test_loading_an_ensemble_loads_what_it_consists_of(own: tuple[Server, Path]) -> None:
     server, folder = own
     assert control(server, "load", "scale")[0] == 200
     assert control(server, "load", "nested")[0] == 200
@@ -414,9 +401,7 @@ def test_loading_an_ensemble_loads_what_it_consists_of(own: tuple[RunningServer,
     assert "depends on 'second'" in text
     # A model that was loaded only for the ensemble is unloaded with it, even by a new coordinator.
     # A model that a client has loaded stays.
-    (pid,) = server.pids("coordinator")
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: server.pids("coordinator") not in ([], [pid]), "no other coordinator")
+    replace(server, "coordinator")
     assert index(server)["nested"][0] == "READY"
     assert control(server, "unload", "nested", unload_dependents=True)[0] == 200
     states = {name: state for name, (state, _) in index(server).items()}

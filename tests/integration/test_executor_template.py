@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import wait_until
+from tests.servers import Server
 
 MODEL = """
 import os
@@ -36,17 +37,16 @@ output { name: "OUT" data_type: TYPE_FP64 dims: [4] }
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
+def server(tmp_path: Path) -> Iterator[Server]:
     for name in ("one", "other"):
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "1" / "model.py").write_text(MODEL)
         (tmp_path / name / "config.pbtxt").write_text(CONFIG)
-    with RunningServer(tmp_path, grpc_processes=0) as server:
+    with Server(tmp_path, grpc_processes=0) as server:
         yield server
-    assert server.leaks() == []
 
 
-def ask(server: RunningServer, model: str, stdin: bool = False) -> list[float]:
+def ask(server: Server, model: str, stdin: bool = False) -> list[float]:
     body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [int(stdin)]}]}
     status, answer = server.infer(model, body)
     assert status == 200, answer
@@ -58,7 +58,7 @@ def parent(pid: int) -> int:
 
 
 def test_forked_executors_are_the_supervisors_children_and_draw_numbers_of_their_own(
-    server: RunningServer,
+    server: Server,
 ) -> None:
     one, other = ask(server, "one"), ask(server, "other")
     (supervisor,), (template,) = server.pids("supervisor"), server.pids("template")
@@ -73,7 +73,7 @@ def test_forked_executors_are_the_supervisors_children_and_draw_numbers_of_their
         assert Path(f"/proc/{pid}/maps").read_text().splitlines()[0] == command
 
 
-def test_a_killed_template_costs_nobody_anything_and_comes_back(server: RunningServer) -> None:
+def test_a_killed_template_costs_nobody_anything_and_comes_back(server: Server) -> None:
     (template,) = server.pids("template")
     before = int(ask(server, "one")[0])
     os.kill(template, signal.SIGKILL)
@@ -88,7 +88,7 @@ def test_a_killed_template_costs_nobody_anything_and_comes_back(server: RunningS
 
 
 def test_a_stopped_template_does_not_keep_executors_from_being_started(
-    server: RunningServer,
+    server: Server,
 ) -> None:
     (template,), supervisor = server.pids("template"), server.pids("supervisor")
     os.kill(template, signal.SIGSTOP)
@@ -102,7 +102,7 @@ def test_a_stopped_template_does_not_keep_executors_from_being_started(
     assert server.pids("supervisor") == supervisor
 
 
-def test_what_models_leave_behind_is_reaped(server: RunningServer, tmp_path: Path) -> None:
+def test_what_models_leave_behind_is_reaped(server: Server, tmp_path: Path) -> None:
     """Orphans become children of the supervisor, which must leave no zombies."""
     (supervisor,) = server.pids("supervisor")
     pid = int(ask(server, "one")[0])

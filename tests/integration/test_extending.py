@@ -1,14 +1,11 @@
 """A distribution from outside adds a backend, a reader of folders, a route and a gRPC service."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Iterator
@@ -20,7 +17,8 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 from google.protobuf.wrappers_pb2 import DoubleValue
 
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import wait_until
+from tests.servers import SMALL, Server, shmserve
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "polynomial"
@@ -54,17 +52,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(site: Path) -> Iterator[RunningServer]:
-    with RunningServer(
+def server(site: Path) -> Iterator[Server]:
+    with Server(
         EXAMPLE / "models",
         {"PYTHONPATH": str(site), "SHMSERVE_POLYNOMIAL_LARGEST": "1000"},
         http_workers=1,
     ) as running:
         yield running
-    assert running.leaks() == []
 
 
-def infer(server: RunningServer, model: str, values: list[float]) -> list[float]:
+def infer(server: Server, model: str, values: list[float]) -> list[float]:
     request = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [len(values)]}]}
     request["inputs"][0]["data"] = values
     status, _, body = server.request(
@@ -75,7 +72,7 @@ def infer(server: RunningServer, model: str, values: list[float]) -> list[float]
     return data
 
 
-def test_its_reader_finds_models_and_its_backend_runs_them(server: RunningServer) -> None:
+def test_its_reader_finds_models_and_its_backend_runs_them(server: Server) -> None:
     assert infer(server, "square", [1.0, 2.0, -3.0]) == [1.0, 4.0, 9.0]
     status, _, body = server.request("GET", "/v2/models/square/config")
     config = json.loads(body)
@@ -83,7 +80,7 @@ def test_its_reader_finds_models_and_its_backend_runs_them(server: RunningServer
     assert config["default_model_filename"] == "coefficients.json"
 
 
-def test_its_route_is_served_with_its_settings(server: RunningServer) -> None:
+def test_its_route_is_served_with_its_settings(server: Server) -> None:
     status, _, body = server.request("GET", "/polynomial/square?x=12")
     assert (status, json.loads(body)) == (200, {"y": 144.0})
     for query, why in (("x=two", "x must be a number"), ("x=1001", "polynomial_largest")):
@@ -93,7 +90,7 @@ def test_its_route_is_served_with_its_settings(server: RunningServer) -> None:
     assert server.request("GET", "/polynomial/none?x=1")[0] == 404
 
 
-def test_its_service_is_served(server: RunningServer) -> None:
+def test_its_service_is_served(server: Server) -> None:
     with grpc.insecure_channel(server.grpc_address) as channel:
         ask = channel.unary_unary(
             "/example.Polynomial/Value",
@@ -109,11 +106,10 @@ def test_its_service_is_served(server: RunningServer) -> None:
 
 
 def test_its_route_asks_for_the_secret_of_its_category(site: Path) -> None:
-    with RunningServer(
+    with Server(
         EXAMPLE / "models",
         {"PYTHONPATH": str(site)},
-        http_workers=1,
-        grpc_processes=0,
+        **SMALL,
         http_restricted_api="inference:x-key=secret",
     ) as running:
         assert running.request("GET", "/polynomial/square?x=2")[0] == 403
@@ -202,7 +198,7 @@ def add_service(services, dispatcher, settings):
 
 
 @pytest.fixture(scope="module")
-def blocking(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def blocking(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Server with one worker and an extension whose routes block."""
     folder = tmp_path_factory.mktemp("blocking")
     (folder / "waiting_routes.py").write_text(BLOCKING)
@@ -213,7 +209,7 @@ def blocking(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         "[shmserve.http_routes]\nwaiting = waiting_routes:add_routes\n"
         "[shmserve.grpc_services]\nwaiting = waiting_routes:add_service\n"
     )
-    with RunningServer(
+    with Server(
         EXAMPLE / "models",
         {"PYTHONPATH": f"{site}:{folder}"},
         http_workers=1,
@@ -221,10 +217,9 @@ def blocking(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         request_timeout_s=2,
     ) as running:
         yield running
-    assert running.leaks() == []
 
 
-def test_a_route_that_blocks_keeps_nobody_else_waiting(blocking: RunningServer) -> None:
+def test_a_route_that_blocks_keeps_nobody_else_waiting(blocking: Server) -> None:
     with ThreadPoolExecutor(4) as clients:
         for path in ("/waiting?s=1.5", "/elsewhere?s=1.5"):
             asked = [clients.submit(blocking.request, "GET", path) for _ in range(2)]
@@ -238,7 +233,7 @@ def test_a_route_that_blocks_keeps_nobody_else_waiting(blocking: RunningServer) 
     assert (status, json.loads(body)) == (200, {"models": ["square"]})
 
 
-def test_requests_wait_a_bounded_time_for_a_thread(blocking: RunningServer) -> None:
+def test_requests_wait_a_bounded_time_for_a_thread(blocking: Server) -> None:
     with ThreadPoolExecutor(2) as clients:
         busy = [clients.submit(blocking.request, "GET", "/waiting?s=5") for _ in range(2)]
         wait_until(lambda: blocking.log().count("begun 5.0") == 2, "both run")
@@ -248,7 +243,7 @@ def test_requests_wait_a_bounded_time_for_a_thread(blocking: RunningServer) -> N
         assert [one.result()[0] for one in busy] == [200, 200]
 
 
-def test_bodies_streams_and_errors_of_routes_that_block(blocking: RunningServer) -> None:
+def test_bodies_streams_and_errors_of_routes_that_block(blocking: Server) -> None:
     data = bytes(range(256)) * 20_000
     for body, whole in ((data, data), (iter([data, data]), 2 * data)):  # the latter in chunks
         status, _, answer = blocking.request("POST", "/waiting", body)  # type: ignore[arg-type]
@@ -265,7 +260,7 @@ def test_bodies_streams_and_errors_of_routes_that_block(blocking: RunningServer)
         assert asked.result()[0] == 200
 
 
-def test_clients_that_send_their_bodies_slowly_hold_no_threads(blocking: RunningServer) -> None:
+def test_clients_that_send_their_bodies_slowly_hold_no_threads(blocking: Server) -> None:
     head = b"POST /waiting HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nhello"
     with contextlib.ExitStack() as stack:
         slow = []
@@ -287,7 +282,7 @@ def test_clients_that_send_their_bodies_slowly_hold_no_threads(blocking: Running
             assert answer.startswith(b"HTTP/1.1 200")
 
 
-def test_a_finder_may_read_the_body_beside_the_loop(blocking: RunningServer) -> None:
+def test_a_finder_may_read_the_body_beside_the_loop(blocking: Server) -> None:
     for rest in (b"small", b"x" * 3_000_000):
         head = b"POST /by-body HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
         place = (blocking.http_host, blocking.http_port)
@@ -301,13 +296,13 @@ def test_a_finder_may_read_the_body_beside_the_loop(blocking: RunningServer) -> 
     assert blocking.request("POST", "/by-body", b"none")[0] == 404
 
 
-def test_a_route_that_never_blocks_runs_on_the_loop(blocking: RunningServer) -> None:
+def test_a_route_that_never_blocks_runs_on_the_loop(blocking: Server) -> None:
     status, _, answer = blocking.request("GET", "/here?s=0.01")
     assert (status, json.loads(answer)) == (200, {"models": ["square"]})
     assert blocking.request("POST", "/here", b"body")[2] == b"body"
 
 
-def test_a_service_that_blocks_keeps_nobody_else_waiting(blocking: RunningServer) -> None:
+def test_a_service_that_blocks_keeps_nobody_else_waiting(blocking: Server) -> None:
     with grpc.insecure_channel(blocking.grpc_address) as channel:
         wait, live = (
             channel.unary_unary(name)
@@ -343,13 +338,13 @@ def test_a_setting_that_no_extension_has_is_unknown(site: Path) -> None:
 
 
 def check(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "shmserve", "check"],
-        env={"SHMSERVE_MODEL_REPOSITORY": str(EXAMPLE / "models"), "PATH": "/usr/bin", **environ},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    return shmserve(
+        "check",
+        environ={
+            "SHMSERVE_MODEL_REPOSITORY": str(EXAMPLE / "models"),
+            "PATH": "/usr/bin",
+            **environ,
+        },
     )
 
 

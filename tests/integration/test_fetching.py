@@ -1,7 +1,5 @@
 """Fetching from real stores, with the fetcher's own code in a separate process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -96,28 +94,6 @@ class Fetcher:
     def files(self, model: str) -> dict[str, bytes]:
         root = self.folder(model)
         return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Moto]:
-    server = Moto()
-    server.make_bucket("models")
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def proxy(moto: Moto) -> Iterator[Faulty]:
-    made = Faulty(moto.port)
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def store(proxy: Faulty) -> Faulty:
-    """The store's proxy, without faults."""
-    proxy.reset()
-    return proxy
 
 
 @pytest.fixture(scope="module")

@@ -4,29 +4,19 @@ import json
 import os
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 from shmserve.observe import flight_recorder
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import wait_until
+from tests.servers import SMALL, Server, only, shmserve
 
-SMALL: dict[str, Any] = {
-    "model_control": "explicit",
-    "load_models": "identity",
-    "http_workers": 1,
-    "grpc_processes": 0,
-}
+SETTINGS = SMALL | only("identity")
 REFUSED = "request failed identity/1 bad_request"
 
 
 def shown(server, *options):
     """Run `shmserve show events` as a separate program."""
-    command = [sys.executable, "-m", "shmserve", "show", "events", "--json", *options]
-    done = subprocess.run(
-        command, env=server.environ, stdout=subprocess.PIPE, timeout=120, check=True
-    )
+    done = shmserve("show", "events", "--json", *options, environ=server.environ)
     return json.loads(done.stdout)
 
 
@@ -48,7 +38,7 @@ def kill(pid):
 
 
 def test_refusals_and_deaths_are_shown_in_order_also_after_everything_was_killed():
-    with RunningServer(**SMALL) as server:
+    with Server(**SETTINGS) as server:
         wait_recorded(
             server, "model ready identity", 1
         )  # the coordinator gives the event its place in the order
@@ -83,4 +73,3 @@ def test_refusals_and_deaths_are_shown_in_order_also_after_everything_was_killed
         # Twice, and told once if the second time comes soon.
         assert any(line.startswith("service ready") for line in lines(rows))
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
-    assert server.leaks() == []

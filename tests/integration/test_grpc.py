@@ -1,7 +1,5 @@
 """gRPC of a real server: processes, addresses, TLS, and the behaviour of clients."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -35,17 +33,12 @@ from tests.running_server import (
     open_fds,
     wait_until,
 )
+from tests.servers import Server, served, triton
 from tests.tls_files import make_certificates
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"
 REGION_MODELS = Path(__file__).parents[1] / "repositories" / "regions"
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, execute_timeout_s=20) as server:
-        yield server
-    assert server.leaks() == []
+shared = served(MODELS, execute_timeout_s=20)
 
 
 @pytest.fixture
@@ -94,14 +87,7 @@ def test_tensors_of_any_size(client: Client, shared: RunningServer, floats: int)
 
 
 def test_tritonclient_sends_and_takes_large_tensors(shared: RunningServer) -> None:
-    program = str(Path(__file__).with_name("triton_sizes_client.py"))
-    done = subprocess.run(
-        [sys.executable, program, shared.grpc_address],
-        capture_output=True,
-        text=True,
-        timeout=2 * WATCHDOG_S,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    triton("sizes", shared.grpc_address)
     wait_until(lambda: slots(shared) == 0, "slots are left")
 
 
@@ -265,12 +251,14 @@ def test_a_slow_reader_disturbs_nobody(client: Client, shared: RunningServer) ->
 # ------------------------------------------------------------------ processes
 
 
-def test_a_killed_process_is_back_and_costs_nobody_else_anything() -> None:
-    with RunningServer(MODELS) as server:
+def test_a_killed_process_is_back_and_costs_nobody_else_anything(
+    threads: ThreadPoolExecutor,
+) -> None:
+    with Server(MODELS) as server:
         (victim,) = server.pids("grpc")
         stop, counts, codes = threading.Event(), {"right": 0}, set()
 
-        def load() -> None:
+        def ask() -> None:
             with Client(server.grpc_address) as client:
                 array = np.full(100_000, 7, np.float32)
                 while not stop.is_set():
@@ -281,9 +269,7 @@ def test_a_killed_process_is_back_and_costs_nobody_else_anything() -> None:
                         codes.add(ex.code().name)
                         time.sleep(0.02)
 
-        threads = [threading.Thread(target=load) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+        load = [threads.submit(ask) for _ in range(4)]
         wait_until(lambda: counts["right"] > 50, "answers")
         os.kill(victim, signal.SIGKILL)
         while not server.pids("grpc") or victim in server.pids("grpc"):
@@ -294,20 +280,19 @@ def test_a_killed_process_is_back_and_costs_nobody_else_anything() -> None:
         seen = counts["right"]
         wait_until(lambda: counts["right"] > seen + 50, "answers afterwards")
         stop.set()
-        for thread in threads:
-            thread.join()
+        for client in load:
+            client.result()
         assert codes == {"UNAVAILABLE"}
         wait_until(lambda: slots(server) == 0, "slots are left")
         server.wait_linked()
         roles = [row["role"] for row in server.show("processes")]
         assert roles.count("grpc") == 1
-    assert server.leaks() == []
 
 
 def test_a_process_killed_within_a_tensor_leaves_nothing() -> None:
     array = np.zeros(4 << 20, np.float32)
     data = echo(array).SerializeToString()
-    with RunningServer(MODELS) as server:
+    with Server(MODELS) as server:
         (victim,) = server.pids("grpc")
         raw = RawClient(server.grpc_address)
         raw.call(None)
@@ -321,7 +306,6 @@ def test_a_process_killed_within_a_tensor_leaves_nothing() -> None:
         with Client(server.grpc_address) as client:
             wait_until(lambda: client_ok(client, echo(array)), "it serves")
         raw.close()
-    assert server.leaks() == []
 
 
 def held(server: RunningServer, pid: int) -> int:
@@ -333,7 +317,7 @@ def test_several_processes_share_an_address() -> None:
     unix = f"/tmp/shmserve-test-{os.getpid()}.sock"
     address = f"127.0.0.1:{free_port()}"
     binds = f"{address},unix:{unix}"
-    with RunningServer(MODELS, grpc_processes=2, grpc_bind=binds) as server:
+    with Server(MODELS, grpc_processes=2, grpc_bind=binds) as server:
         wait_until(lambda: server.log().count("listening on") == 2, "both listen")
         array = np.arange(5, dtype=np.float32)
         clients = [Client(address) for _ in range(16)]
@@ -350,11 +334,10 @@ def test_several_processes_share_an_address() -> None:
         for client in clients:
             client.close()
     assert not os.path.exists(unix)
-    assert server.leaks() == []
 
 
 def test_another_supervisor_adopts_the_process() -> None:
-    with RunningServer(MODELS) as server, Client(server.grpc_address) as client:
+    with Server(MODELS) as server, Client(server.grpc_address) as client:
         (pid,) = server.pids("grpc")
         (supervisor,) = server.pids("supervisor")
         os.kill(supervisor, signal.SIGKILL)
@@ -363,7 +346,6 @@ def test_another_supervisor_adopts_the_process() -> None:
         assert server.pids("grpc") == [pid]
         os.kill(pid, signal.SIGKILL)  # not the new one's child
         wait_until(lambda: client_ok(client, echo(np.zeros(3, np.float32))), "another")
-    assert server.leaks() == []
 
 
 def test_large_messages_leave_no_memory() -> None:
@@ -375,14 +357,12 @@ def test_large_messages_leave_no_memory() -> None:
             for _ in range(2):
                 assert client.infer(echo(array)).outputs
 
-    settings: dict[str, Any] = {"segment_idle_s": 1, "request_timeout_s": 60}
-    with RunningServer(MODELS, **settings) as server:
+    with Server(MODELS, segment_idle_s=1, request_timeout_s=60) as server:
         (pid,) = server.pids("grpc")
         before = anonymous_mib(pid)
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(work, [server.grpc_address] * 16))
         wait_until(lambda: anonymous_mib(pid) < before + 200, "the memory was kept")
-    assert server.leaks() == []
 
 
 def anonymous_mib(pid: int) -> int:
@@ -391,14 +371,13 @@ def anonymous_mib(pid: int) -> int:
 
 
 def test_no_processes() -> None:
-    with RunningServer(MODELS, grpc_processes=0) as server:
+    with Server(MODELS, grpc_processes=0) as server:
         assert server.pids("grpc") == []
-    assert server.leaks() == []
 
 
 def test_a_stop_finishes_what_was_accepted(tmp_path: Path) -> None:
     with (
-        RunningServer(MODELS, drain_timeout_s=60) as server,
+        Server(MODELS, drain_timeout_s=60) as server,
         Client(server.grpc_address) as client,
         Hold(tmp_path) as hold,
     ):
@@ -417,18 +396,6 @@ def test_a_stop_finishes_what_was_accepted(tmp_path: Path) -> None:
         assert server.stop() == 0
         assert "did not end within drain_timeout_s" not in server.log()
         sender.close()
-    assert server.leaks() == []
-
-
-def test_with_the_master_it_ends() -> None:
-    server = RunningServer(MODELS)
-    server.start()
-    try:
-        assert server.master is not None
-        server.master.kill()
-        wait_until(lambda: not server.processes(), "everything's end")
-    finally:
-        server.kill_all()
 
 
 # ------------------------------------------------------------------ regions
@@ -437,7 +404,7 @@ def test_with_the_master_it_ends() -> None:
 def test_region_to_region_copies_nothing() -> None:
     size, floats = 1 << 20, 1 << 18
     with (
-        RunningServer(REGION_MODELS) as server,
+        Server(REGION_MODELS) as server,
         Client(server.grpc_address) as client,
         Memory(size) as source,
         Memory(size) as target,
@@ -465,7 +432,6 @@ def test_region_to_region_copies_nothing() -> None:
         receipt = dict(call.trailing_metadata())["shmserve-receipt"]
         assert '"copied_bytes":{"in":0,"batch":0,"out":0,"device":0}' in receipt
         np.testing.assert_array_equal(target.get(floats), values + 1)
-    assert server.leaks() == []
 
 
 # ------------------------------------------------------------------------ TLS
@@ -483,16 +449,16 @@ def test_tls(certificates: Path, mutual: bool) -> None:
     def read(name: str) -> bytes:
         return (certificates / name).read_bytes()
 
-    settings: dict[str, Any] = {
-        "grpc_tls_cert": certificates / "server.pem",
-        "grpc_tls_key": certificates / "server.key",
-        **({"grpc_tls_client_ca": certificates / "ca.pem"} if mutual else {}),
-    }
     anonymous = grpc.ssl_channel_credentials(read("ca.pem"))
     known = grpc.ssl_channel_credentials(read("ca.pem"), read("client.key"), read("client.pem"))
     large = np.arange(300_000, dtype=np.float32)
     message = echo(large[:3])
-    with RunningServer(MODELS, **settings) as server:
+    with Server(
+        MODELS,
+        grpc_tls_cert=certificates / "server.pem",
+        grpc_tls_key=certificates / "server.key",
+        grpc_tls_client_ca=certificates / "ca.pem" if mutual else "",
+    ) as server:
         with Client(server.grpc_address, known) as client:
             assert out(client.infer(message)).tolist() == [0, 1, 2]
             assert np.array_equal(out(client.infer(echo(large))), large)
@@ -503,4 +469,3 @@ def test_tls(certificates: Path, mutual: bool) -> None:
                 assert client.infer(message).outputs
         with Client(server.grpc_address) as client:
             assert client.error("ModelInfer", message)[0] == "UNAVAILABLE"
-    assert server.leaks() == []

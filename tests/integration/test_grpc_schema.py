@@ -1,26 +1,18 @@
 """The gRPC service equals the service that unmodified clients are compiled against."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.servers import python
 
 SCRIPT = Path(__file__).with_name("describe_service.py")
 ROOT = SCRIPT.parents[2]
 
 
 def described(package: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), package],
-        env={"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        timeout=60,
-        check=True,
-    )
-    document: dict[str, Any] = json.loads(done.stdout)
+    printed = python(SCRIPT, package, environ={"PYTHONPATH": str(ROOT)})
+    document: dict[str, Any] = json.loads(printed)
     return document
 
 

@@ -1,10 +1,7 @@
 """GRPS projects, message workers and pipelines in real processes; this process is a frontend."""
 
-from __future__ import annotations
-
 import json
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,19 +15,14 @@ from shmserve.grps.protocol import custom_http
 from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
 from tests.holding import kill_executor
 from tests.running_server import ROOT, RunningServer, wait_until
+from tests.servers import served
 
 Array = np.ndarray[Any, Any]
 PIPELINES = "line=scale,shift,scale;words=chain,native,echo;bad=native,shift"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    made = RunningServer(
-        ROOT / "tests" / "repositories" / "grps", grps_pipelines=PIPELINES, arena_bytes=4 << 20
-    )
-    with made:
-        yield made
-    assert made.leaks() == []
+MODELS = ROOT / "tests" / "repositories" / "grps"
+server = served(MODELS, grps_pipelines=PIPELINES, arena_bytes=4 << 20)
 
 
 def answers(
@@ -258,28 +250,20 @@ def busy(frontend: Dispatcher, instance: str, requests: int = 1) -> bool:
 
 @pytest.mark.parametrize("victim", ["shift/1/0", "scale/1/0"])
 def test_an_executor_that_is_killed_in_the_middle_of_a_pipeline(
-    frontend: Dispatcher, server: RunningServer, victim: str
+    frontend: Dispatcher, server: RunningServer, threads: ThreadPoolExecutor, victim: str
 ) -> None:
-    results: list[object] = []
     # which ends as soon as the executor is killed
     value = -1.5 if victim == "scale/1/0" else -10.0
 
-    def work() -> None:
-        try:  # the first model doubles the value, the second model sleeps
-            results.append(run_line(frontend, np.full(5000, value, np.float32))[0][0])
-        except ShmserveError as ex:
-            results.append(ex)
-
-    thread = threading.Thread(target=work)
-    thread.start()
+    # the first model doubles the value, the second model sleeps
+    asked = threads.submit(run_line, frontend, np.full(5000, value, np.float32))
     wait_until(lambda: busy(frontend, "shift/1/0"), "the second model has not begun")
     kill_executor(server, victim)
-    thread.join()
-    (result,) = results
-    if isinstance(result, Unavailable | WorkLost):
-        assert f"'{victim.split('/')[0]}'" in result.message
+    error = asked.exception()
+    if isinstance(error, Unavailable | WorkLost):
+        assert f"'{victim.split('/')[0]}'" in error.message
     else:  # the first model had finished and was available for the last step
-        assert (victim, result) == ("scale/1/0", -4)
+        assert (victim, asked.result()[0][0]) == ("scale/1/0", -4)
     server.wait_instances()
     wait_until(lambda: frontend.snapshot().ready, "the models are not back")
     answer, _ = run_line(frontend, np.ones(10, np.float32))
@@ -287,25 +271,12 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_pipeline(
 
 
 def test_a_project_that_is_killed_in_the_middle_comes_back(
-    frontend: Dispatcher, server: RunningServer
+    frontend: Dispatcher, server: RunningServer, threads: ThreadPoolExecutor
 ) -> None:
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            say(frontend, "echo", "sleep 30")
-        except ShmserveError as ex:
-            errors.append(ex)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+    asked = [threads.submit(say, frontend, "echo", "sleep 30") for _ in range(3)]
     wait_until(lambda: busy(frontend, "echo/1/0", 3), "the requests have not begun")
     kill_executor(server, "echo/1/0")
-    for thread in threads:
-        thread.join()
-    assert len(errors) == 3
-    assert all(isinstance(error, ExecutorLost) for error in errors)
+    assert [type(one.exception()) for one in asked] == [ExecutorLost] * 3
     server.wait_instances()
     wait_until(lambda: frontend.snapshot().ready, "the project is not back")
     assert say(frontend, "echo", "hi") == "hi!"

@@ -1,7 +1,4 @@
-"""Host policies: instances run on the cores, and take memory of the node, that the policy
-names."""
-
-from __future__ import annotations
+"""Host policies: instances run on the cores, and take memory of the node, that the policy names."""
 
 import json
 import os
@@ -14,6 +11,7 @@ from shmserve import config
 from shmserve.errors import ConfigError
 from shmserve.executor.process.host_policy import HostPolicy, parse
 from tests.running_server import RunningServer, wait_until
+from tests.servers import SMALL, Starting
 
 MODEL = """
     import os
@@ -77,9 +75,7 @@ def test_instances_keep_to_their_policies(tmp_path: Path) -> None:
         "gone": ["cpu-cores=1000-1001"],
     }
     text = ";".join(f"{name}={','.join(rules)}" for name, rules in policies.items())
-    server = RunningServer(tmp_path, http_workers=1, grpc_processes=0, host_policies=text)
-    server.start(wait_ready=False)
-    try:
+    with Starting(tmp_path, **SMALL, host_policies=text) as server:
         found = {}
         for name in ("plain", "named", "unknown"):
             wait_until(lambda name=name: answers(server, name), f"{name} is not loaded")  # type: ignore[misc]
@@ -93,6 +89,3 @@ def test_instances_keep_to_their_policies(tmp_path: Path) -> None:
         assert reason(server, "gone").endswith(
             "host policy 'gone': none of the cores [1000, 1001] can be used here"
         )
-    finally:
-        server.stop()
-    assert server.leaks() == []

@@ -1,15 +1,10 @@
-"""TLS over HTTP of a real server: clients, client certificates, and renewed server
-certificates."""
-
-from __future__ import annotations
+"""TLS over HTTP of a real server: clients, client certificates, and renewed server certificates."""
 
 import http.client
 import json
 import shutil
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +15,7 @@ import pytest
 
 from tests.integration.region_client import Client
 from tests.running_server import WATCHDOG_S, RunningServer, wait_until
+from tests.servers import Server, completed, failed_start, triton
 from tests.tls_files import make_certificates
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"
@@ -28,7 +24,7 @@ _ENDS = (("cert", "pem"), ("key", "key"))
 pytestmark = pytest.mark.needs("openssl")
 
 
-class Encrypted(RunningServer):
+class Encrypted(Server):
     """TLS server. `folder` holds the certificates; with `mutual`, clients need a certificate."""
 
     def __init__(self, folder: Path, mutual: bool) -> None:
@@ -61,36 +57,20 @@ def server(
 ) -> Iterator[Encrypted]:
     with Encrypted(tmp_path_factory.mktemp("tls"), request.param) as server:
         yield server
-    assert server.leaks() == []
 
 
 def test_tritonclient(server: Encrypted) -> None:
-    program = Path(__file__).with_name("tls_client.py")
-    places = (f"localhost:{server.http_port}", server.grpc_address, str(server.folder))
-    done = subprocess.run(
-        [sys.executable, str(program), *places],
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-        check=False,
-    )
-    assert done.stdout == "PASS\n", done.stderr
+    triton("tls", f"localhost:{server.http_port}", server.grpc_address, server.folder)
 
 
 @pytest.mark.needs("curl")
 def test_curl_and_old_protocols(server: Encrypted) -> None:
     def curl(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [
-                *("curl", "-sS", "--cacert", "ca.pem", "--cert", "client.pem"),
-                *("--key", "client.key", "-o", "/dev/null", "-w", "%{http_code}", *arguments),
-                f"https://localhost:{server.http_port}/v2/health/ready",
-            ],
+        done = completed(
+            *("curl", "-sS", "--cacert", "ca.pem", "--cert", "client.pem"),
+            *("--key", "client.key", "-o", "/dev/null", "-w", "%{http_code}", *arguments),
+            f"https://localhost:{server.http_port}/v2/health/ready",
             cwd=server.folder,
-            capture_output=True,
-            text=True,
-            timeout=WATCHDOG_S,
-            check=False,
         )
         return done.returncode, done.stdout
 
@@ -235,12 +215,8 @@ def test_new_certificates_without_a_restart(server: Encrypted) -> None:
 def test_another_worker_class_does_not_speak_plainly_instead(tmp_path: Path) -> None:
     make_certificates(tmp_path, "server")
     files: dict[str, Any] = {f"http_tls_{what}": tmp_path / f"server.{end}" for what, end in _ENDS}
-    server = RunningServer(MODELS, gunicorn=("-k", "gthread"), **files)
-    server.start(wait_ready=False)
-    assert server.master is not None
-    assert server.master.wait(WATCHDOG_S) != 0
-    assert "http_tls_cert is for the server's own worker class" in server.log()
-    assert server.leaks() == []
+    said = failed_start(RunningServer(MODELS, gunicorn=("-k", "gthread"), **files))
+    assert "http_tls_cert is for the server's own worker class" in said
 
 
 def _name(server: Encrypted, port: int) -> str:

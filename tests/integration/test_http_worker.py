@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -12,16 +13,18 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shmserve.frontends.caller_numbers import IN_ENVIRON, of_host
+from tests import running_server
 from tests.running_server import free_port
+from tests.servers import completed
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_SETTINGS = str(ROOT / "tests/apps/gunicorn.conf.py")
@@ -124,21 +127,22 @@ def read_chunks(sock: socket.socket) -> Iterator[bytes]:
             return
 
 
+def rest(sock: socket.socket) -> bytes:
+    """Return all that comes until the server closes."""
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := sock.recv(65536):
+            data += piece
+    return data
+
+
 def ended(sock: socket.socket) -> bool:
     """Waits for the server to close."""
-    try:
-        while sock.recv(65536):
-            pass
-    except ConnectionError:
-        pass
+    rest(sock)
     return True
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    give_up = time.monotonic() + WATCHDOG_S
-    while not condition():
-        assert time.monotonic() < give_up, "waited too long"
-        time.sleep(0.02)
+wait_until = functools.partial(running_server.wait_until, what="what the test waits for")
 
 
 def post(path: bytes, body: bytes, *fields: bytes) -> bytes:
@@ -344,10 +348,7 @@ def test_stream_is_chunked_for_1_1_and_ends_with_the_connection_for_1_0(server: 
         sock.sendall(GET % b"/stream")
         assert receive(sock).body == b"onetwothree"
         sock.sendall(b"GET /stream HTTP/1.0\r\n\r\n")
-        data = b""
-        while piece := sock.recv(4096):
-            data += piece
-        assert data.endswith(b"\r\n\r\nonetwothree")
+        assert rest(sock).endswith(b"\r\n\r\nonetwothree")
 
 
 # Refusals
@@ -393,10 +394,7 @@ def test_refusals_are_json_and_end_the_connection(
 def test_body_shorter_than_promised_ends_the_connection(server: Server) -> None:
     with server.connect() as sock:
         sock.sendall(GET % b"/short")
-        data = b""
-        while piece := sock.recv(4096):
-            data += piece
-    assert data.endswith(b"\r\n\r\nfour")
+        assert rest(sock).endswith(b"\r\n\r\nfour")
 
 
 # The environment
@@ -659,31 +657,24 @@ def test_sigquit_stops_at_once(start: Callable[..., Server]) -> None:
         assert server.process.wait(WATCHDOG_S) == 0
 
 
-def test_recycling_workers_loses_no_request(start: Callable[..., Server]) -> None:
+def test_recycling_workers_loses_no_request(
+    start: Callable[..., Server], threads: ThreadPoolExecutor
+) -> None:
     server = start("--max-requests", "50", "--workers", "2")
     pids = set()
-    failures: list[Exception] = []
 
-    def client() -> None:
-        try:
-            sock = server.connect()
-            for _ in range(150):
-                sock.sendall(GET % b"/info")
-                answer = receive(sock)
-                pids.add(json.loads(answer.body)["pid"])
-                if answer.fields.get("connection") == "close":
-                    sock.close()
-                    sock = server.connect()
-            sock.close()
-        except Exception as ex:
-            failures.append(ex)
+    def client(_: int) -> None:
+        sock = server.connect()
+        for _ in range(150):
+            sock.sendall(GET % b"/info")
+            answer = receive(sock)
+            pids.add(json.loads(answer.body)["pid"])
+            if answer.fields.get("connection") == "close":
+                sock.close()
+                sock = server.connect()
+        sock.close()
 
-    clients = [threading.Thread(target=client) for _ in range(3)]
-    for thread in clients:
-        thread.start()
-    for thread in clients:
-        thread.join(WATCHDOG_S)
-    assert not failures
+    list(threads.map(client, range(3)))
     assert len(pids) > 2
 
 
@@ -722,7 +713,7 @@ def test_gunicorns_own_tls_is_refused_with_a_reason(tmp_path: Path) -> None:
     command += ["-b", "127.0.0.1:0", "--keyfile", str(tmp_path / "key")]
     command += ["--certfile", str(tmp_path / "cert"), "--chdir", str(ROOT)]
     command += ["--pythonpath", str(ROOT / "tests/apps"), "http_worker_app"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S)
+    done = completed(*command)
     assert done.returncode != 0
     assert "http_tls_cert" in done.stderr
     assert "Traceback" not in done.stderr
@@ -760,15 +751,14 @@ def test_connections_are_spread_over_the_workers(start: Callable[..., Server]) -
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_requests_in_any_pieces(server: Server, seed: int) -> None:
+def test_any_requests_in_any_pieces(server: Server, threads: ThreadPoolExecutor, seed: int) -> None:
     dice = random.Random(seed)
     bodies = [dice.randbytes(dice.choice([0, 3, 200, 7900, 8192, 30_000])) for _ in range(25)]
     stream = b"".join(as_request(dice, body) for body in bodies)
     with server.connect() as sock:
-        sender = threading.Thread(target=send_in_pieces, args=(dice, sock, stream))
-        sender.start()
+        sent = threads.submit(send_in_pieces, dice, sock, stream)
         answers = [receive(sock).body for _ in bodies]
-        sender.join(WATCHDOG_S)
+        sent.result()
     assert answers == bodies
 
 

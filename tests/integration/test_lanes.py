@@ -1,15 +1,13 @@
 """Lanes: local programs talk to executors, with valid and with hostile messages."""
 
-from __future__ import annotations
-
 import json
 import os
-import re
 import select
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +19,23 @@ from shmserve.client import Client, InferenceError
 from shmserve.protocol.control import client_messages as control
 from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.lane_messages import LaneOutput, LaneTensor, LaneWindow
+from tests.holding import metric, statistics
 from tests.integration.lane_client import Program, RawLane, command, floats, in_region, request
-from tests.running_server import RunningServer, open_fds, wait_until
+from tests.running_server import open_fds, wait_until
+from tests.servers import SMALL, Server, completed, only
 
 MODELS = "tests/repositories/basic,tests/repositories/streams"
 SETTINGS: dict[str, Any] = {
-    "model_control": "explicit",
-    "load_models": "echo,pair,misbehaving,teller",
-    "http_workers": 1,
-    "grpc_processes": 0,
+    **only("echo,pair,misbehaving,teller"),
+    **SMALL,
     "send_timeout_s": 1,
     "max_lanes": 12,
 }
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, **SETTINGS) as server:
+def server() -> Iterator[Server]:
+    with Server(MODELS, **SETTINGS) as server:
         server.wait_instances()
         before = server.pids("executor")
         # The first message makes an executor open its event file, which then stays open
@@ -46,26 +44,24 @@ def server() -> Iterator[RunningServer]:
             assert lane.ended()
         yield server
         assert server.pids("executor") == before, "every executor survives all of this"
-    assert server.leaks() == []
 
 
 @pytest.fixture
-def program(server: RunningServer) -> Iterator[Program]:
+def program(server: Server) -> Iterator[Program]:
     with Program(server.run_dir) as program:
         yield program
         program.ask(control.Unregister())
 
 
-def connect(server: RunningServer) -> Client:
+def connect(server: Server) -> Client:
     client = shmserve.client.connect(f"unix:{server.unix_path}")
     assert client.shared_memory
     return client
 
 
-def counts(server: RunningServer, model: str) -> tuple[int, int]:
+def counts(server: Server, model: str) -> tuple[int, int]:
     """Return the numbers of succeeded and failed requests; successes equal executions."""
-    (stats,) = server.get(f"/v2/models/{model}/stats")[1]["model_stats"]
-    inference = stats["inference_stats"]
+    inference = statistics(server, model)["inference_stats"]
     return inference["success"]["count"], inference["fail"]["count"]
 
 
@@ -73,7 +69,7 @@ def counts(server: RunningServer, model: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("count", [3, 5000, 1 << 18])
-def test_the_client_goes_over_a_lane_and_is_counted_once(server: RunningServer, count: int) -> None:
+def test_the_client_goes_over_a_lane_and_is_counted_once(server: Server, count: int) -> None:
     x = np.arange(count, dtype=np.float32)
     before = counts(server, "echo")
     with connect(server) as client:
@@ -98,7 +94,7 @@ def test_the_client_goes_over_a_lane_and_is_counted_once(server: RunningServer, 
 
 @pytest.mark.parametrize("outputs", [None, ["N"]])  # with windows and without
 def test_a_stream_goes_over_a_lane_and_is_counted_once(
-    server: RunningServer, outputs: list[str] | None
+    server: Server, outputs: list[str] | None
 ) -> None:
     before, copied = counts(server, "teller"), copied_bytes(server, "teller")
     with connect(server) as client:
@@ -117,7 +113,7 @@ def test_a_stream_goes_over_a_lane_and_is_counted_once(
     assert now - copied == sum(c["in"] + c["out"] for c in told_copied), "receipts tell it all"
 
 
-def test_large_answers_wait_until_they_are_taken(server: RunningServer) -> None:
+def test_large_answers_wait_until_they_are_taken(server: Server) -> None:
     with connect(server) as client:
         kept = []
         for result in client.stream("teller", told("big:5"), max_output_bytes=1 << 20):
@@ -135,7 +131,7 @@ def test_large_answers_wait_until_they_are_taken(server: RunningServer) -> None:
         assert [len(r["TEXT"][0]) for r in stream] == [5, 0], "it is that answer's error alone"
 
 
-def test_a_stream_that_is_closed_gives_all_back(server: RunningServer) -> None:
+def test_a_stream_that_is_closed_gives_all_back(server: Server) -> None:
     with connect(server) as client:
         cancelled = number_of(client, "told")
         for command, outputs in (("big:1000000", None), ("slowly:1000000", ["N"])):
@@ -149,14 +145,14 @@ def test_a_stream_that_is_closed_gives_all_back(server: RunningServer) -> None:
     assert [row for row in server.show("regions") if row["pid"] == os.getpid()] == []
 
 
-def test_streams_at_a_time(server: RunningServer) -> None:
+def test_streams_at_a_time(server: Server) -> None:
     with connect(server) as client:
         streams = [client.stream("teller", told("slowly:20"), timeout=60) for _ in range(4)]
         rows = [[int(r["N"][0]) for r in answers] for answers in zip(*streams, strict=True)]
         assert rows == [[n] * 4 for n in range(20)]
 
 
-def test_the_end_of_a_stream(server: RunningServer) -> None:
+def test_the_end_of_a_stream(server: Server) -> None:
     with connect(server) as client:
         for command, words in (
             ("forget:2", "without sending its final response"),
@@ -179,7 +175,7 @@ def test_the_end_of_a_stream(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("lanes", [True, False])
-def test_nothing_is_asked_of_a_closed_client(server: RunningServer, lanes: bool) -> None:
+def test_nothing_is_asked_of_a_closed_client(server: Server, lanes: bool) -> None:
     x = np.zeros(3, np.float32)
     with shmserve.client.connect(f"unix:{server.unix_path}", lanes=lanes) as client:
         client.infer("echo", {"IN": x})
@@ -202,35 +198,31 @@ def number_of(client: Client, command: str) -> int:
     return int(result["N"][0])
 
 
-def copied_bytes(server: RunningServer, model: str) -> int:
-    _, _, text = server.request("GET", "/metrics")
-    sample = rf'^shmserve_copied_bytes_total\{{(?=[^}}]*model="{model}")[^}}]*\}} (\S+)'
-    return sum(int(float(value)) for value in re.findall(sample, text.decode(), re.M))
+def copied_bytes(server: Server, model: str) -> float:
+    return metric(server, "shmserve_copied_bytes_total", f"model={model}")
 
 
-def test_callers_at_a_time_have_lanes_to_all_instances(server: RunningServer) -> None:
+def test_callers_at_a_time_have_lanes_to_all_instances(
+    server: Server, threads: ThreadPoolExecutor
+) -> None:
     with connect(server) as client:
         x = np.zeros(10, np.float32)
         client.infer("pair", {"IN": x})
         seen: set[int] = set()
         together = threading.Barrier(4)
 
-        def call() -> None:
+        def call(_: int) -> None:
             together.wait(30)
             for _ in range(50):
                 result = client.infer("pair", {"IN": x})
                 assert result.transport == "lane"
                 seen.add(int(result["PID"][0]))
 
-        threads = [threading.Thread(target=call) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        list(threads.map(call, range(4)))
         assert seen == set(server.pids("executor pair"))
 
 
-def test_a_model_without_lanes_is_asked_over_http(server: RunningServer) -> None:
+def test_a_model_without_lanes_is_asked_over_http(server: Server) -> None:
     """A traced model, for instance, gets no lanes, and its open lanes end."""
     x = np.zeros(10, np.float32)
     path = "/v2/models/echo/trace/setting"
@@ -251,7 +243,7 @@ def test_a_model_without_lanes_is_asked_over_http(server: RunningServer) -> None
         wait_until(lambda: way() == "lane", "no lane when it is over")
 
 
-def test_lanes_are_limited_and_come_back(server: RunningServer, program: Program) -> None:
+def test_lanes_are_limited_and_come_back(server: Server, program: Program) -> None:
     lanes = [program.lane("echo") for _ in range(9)]  # one user may have 3/4 of max_lanes
     reply, fds = program.ask(control.OpenLane("echo"))
     assert isinstance(reply, control.Failed)
@@ -322,7 +314,7 @@ REFUSED: dict[str, tuple[tuple[LaneTensor, ...], dict[str, Any], int, str]] = {
 }
 
 
-def test_every_check_of_a_frontend_is_made(server: RunningServer, program: Program) -> None:
+def test_every_check_of_a_frontend_is_made(server: Server, program: Program) -> None:
     program.region("mine", 4096)
     before = counts(server, "echo")
     with program.lane("echo") as lane:
@@ -360,7 +352,7 @@ MALFORMED: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_nonsense_ends_its_lane_alone(server: RunningServer, program: Program, what: str) -> None:
+def test_nonsense_ends_its_lane_alone(server: Server, program: Program, what: str) -> None:
     (pid,) = server.pids("executor misbehaving")
     with program.lane("misbehaving") as first:  # for which the flight recorder opens its file
         first.send(b"\xc1")
@@ -390,7 +382,7 @@ def test_regions_that_go_meanwhile(program: Program) -> None:
         assert (answer.status, answer.code) == (404, "NOT_FOUND")
 
 
-def test_a_file_that_is_cut_costs_its_own_request(server: RunningServer, program: Program) -> None:
+def test_a_file_that_is_cut_costs_its_own_request(server: Server, program: Program) -> None:
     name = f"lane-cut-{os.getpid()}"
     path = f"/dev/shm/{name}"
     try:
@@ -413,16 +405,14 @@ def test_a_file_that_is_cut_costs_its_own_request(server: RunningServer, program
         server.request("POST", f"/v2/systemsharedmemory/region/{name}/unregister")
 
 
-def test_a_client_in_c(server: RunningServer, tmp_path: Path) -> None:
+def test_a_client_in_c(server: Server, tmp_path: Path) -> None:
     program = tmp_path / "lane"
     source = "examples/lane_client/lane.c"
     subprocess.run(["cc", "-Wall", "-Werror", "-o", program, source], check=True, timeout=120)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         path = os.path.join(server.run_dir, "client.sock")
-        return subprocess.run(
-            [program, path, *arguments], capture_output=True, text=True, timeout=120, check=False
-        )
+        return completed(program, path, *arguments)
 
     done = run("echo", "IN", "OUT", "262144", "20")
     assert done.returncode == 0, done.stderr
@@ -434,9 +424,7 @@ def test_a_client_in_c(server: RunningServer, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------ floods and deaths
 
 
-def test_a_flood_is_read_no_faster_than_it_is_answered(
-    server: RunningServer, program: Program
-) -> None:
+def test_a_flood_is_read_no_faster_than_it_is_answered(server: Server, program: Program) -> None:
     """The executor stops reading from a client that reads no answers, serves other clients
     meanwhile, and finally closes the lane."""
     lane = program.lane("echo")
@@ -461,7 +449,7 @@ def _send_until_full(lane: RawLane) -> int:
     raise AssertionError("it takes everything")
 
 
-def test_programs_that_die_with_every_message(server: RunningServer, program: Program) -> None:
+def test_programs_that_die_with_every_message(server: Server, program: Program) -> None:
     (pid,) = server.pids("executor misbehaving")
     with program.lane("misbehaving") as lane:
         assert lane.ask(command("ok")).status == 200
@@ -484,19 +472,18 @@ def test_programs_that_die_with_every_message(server: RunningServer, program: Pr
 
 
 @pytest.fixture
-def own() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, **SETTINGS) as server:
+def own() -> Iterator[Server]:
+    with Server(MODELS, **SETTINGS) as server:
         server.wait_instances()
         yield server
-    assert server.leaks() == []
 
 
-def test_executors_die_move_and_end(own: RunningServer) -> None:
+def test_executors_die_move_and_end(own: Server, threads: ThreadPoolExecutor) -> None:
     x = np.arange(5, dtype=np.float32)
     with connect(own) as client, Program(own.run_dir) as program:
         client.infer("pair", {"IN": x})
-        _killed(own, client, x)
-        _reloaded(own, client, x)
+        _killed(own, client, x, threads)
+        _reloaded(own, client, x, threads)
         _streaming(own, client)
         _without_coordinator(own, client, program)
     with Program(own.run_dir) as program:
@@ -508,59 +495,41 @@ def test_executors_die_move_and_end(own: RunningServer) -> None:
         lane.close()
 
 
-def _killed(own: RunningServer, client: Client, x: Any) -> None:
+def _killed(own: Server, client: Client, x: Any, threads: ThreadPoolExecutor) -> None:
     """A request to a retryable model runs again elsewhere, unless the request names memory."""
     for _ in range(4):
         assert client.infer("pair", {"IN": x}).transport == "lane"
     victim = int(client.infer("pair", {"IN": x})["PID"][0])
     os.kill(victim, signal.SIGSTOP)
-    told: list[Any] = []
-
-    def call(array: Any) -> None:
-        try:
-            told.append(client.infer("pair", {"IN": array}))
-        except InferenceError as ex:
-            told.append(ex)
-
-    thread = threading.Thread(target=call, args=(x,))
-    thread.start()
-    thread.join(0.3)
+    asked = threads.submit(client.infer, "pair", {"IN": x})
+    wait([asked], 0.3)
     os.kill(victim, signal.SIGKILL)
-    thread.join()
-    (result,) = told
-    assert not isinstance(result, InferenceError)
-    assert result["PID"][0] != victim
+    assert asked.result()["PID"][0] != victim
     own.wait_instances()
 
 
-def _reloaded(own: RunningServer, client: Client, x: Any) -> None:
+def _reloaded(own: Server, client: Client, x: Any, threads: ThreadPoolExecutor) -> None:
     """No request fails while a model is loaded anew, and its lanes go to the new executors."""
     before = set(own.pids("executor pair"))
-    over, failed = threading.Event(), list[InferenceError]()
+    over = threading.Event()
 
     def ask() -> None:
         while not over.is_set():
-            try:
-                client.infer("pair", {"IN": x})
-            except InferenceError as ex:
-                failed.append(ex)
+            client.infer("pair", {"IN": x})
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    clients = [threads.submit(ask) for _ in range(2)]
     config = own.get("/v2/models/pair/config")[1]
     assert own.request("POST", "/v2/repository/models/pair/load", _again(config))[0] == 200
     wait_until(lambda: not before & set(own.pids("executor pair")), "the old ones are still there")
     over.set()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+    for asking in clients:
+        asking.result()
     result = client.infer("pair", {"IN": x})
     assert result.transport == "lane"
     assert int(result["PID"][0]) not in before
 
 
-def _streaming(own: RunningServer, client: Client) -> None:
+def _streaming(own: Server, client: Client) -> None:
     """Killed in mid-stream, loaded anew in mid-stream."""
     pid = number_of(client, "pid")
     with client.stream("teller", told("big:1000000")) as stream:
@@ -590,7 +559,7 @@ def _again(document: dict[str, Any]) -> str:
     return json.dumps({"parameters": {"config": json.dumps(document)}})
 
 
-def _without_coordinator(own: RunningServer, client: Client, program: Program) -> None:
+def _without_coordinator(own: Server, client: Client, program: Program) -> None:
     """Lanes work without a coordinator. The next coordinator knows the lanes and their counts."""
     lanes: list[RawLane] = [program.lane("echo") for _ in range(8)]
     assert lanes[0].ask(request(1, floats(1))).status == 200

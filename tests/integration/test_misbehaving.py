@@ -1,19 +1,17 @@
 """Models that fail in every way: the error for their client, and no effect on other requests."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.holding import Hold, in_flight
+from tests.holding import Hold, in_flight, replace
 from tests.running_server import RunningServer, wait_until
+from tests.servers import SMALL, Server, Starting, served
 
 BROKEN = "import nothing_of_that_name\n"
 SILENT = """
@@ -25,22 +23,9 @@ class Model:
         pass
 """
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"
-SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, **SMALL) as server:
-        yield server
-    assert server.leaks() == []
-
-
-@pytest.fixture(scope="module")
-def hasty() -> Iterator[RunningServer]:
-    """Server with deadlines so short that any request may miss its deadline."""
-    with RunningServer(MODELS, **SMALL, request_timeout_s=1, execute_timeout_s=3) as server:
-        yield server
-    assert server.leaks() == []
+shared = served(MODELS, **SMALL)
+# Server with deadlines so short that any request may miss its deadline.
+hasty = served(MODELS, **SMALL, request_timeout_s=1, execute_timeout_s=3)
 
 
 def command(server: RunningServer, text: str) -> tuple[int, Any]:
@@ -201,9 +186,7 @@ def test_a_model_that_does_not_load_is_told_and_others_serve(tmp_path: Path) -> 
         (tmp_path / name / "config.pbtxt").write_text((MODELS / "echo/config.pbtxt").read_text())
     good = tmp_path / "echo"
     good.symlink_to(MODELS / "echo")
-    server = RunningServer(tmp_path, **SMALL)
-    try:
-        server.start(wait_ready=False)
+    with Starting(tmp_path, **SMALL) as server:
 
         def settled() -> bool:  # the endpoints answer 503 during the load, too
             if not server.lives():
@@ -218,14 +201,10 @@ def test_a_model_that_does_not_load_is_told_and_others_serve(tmp_path: Path) -> 
         assert status == 404
         assert json.dumps(answer).find(str(tmp_path)) < 0
         assert "no weights" in server.log()
-        server.stop()
-        assert server.leaks() == []
-    finally:
-        server.kill_all()
 
 
 def test_a_small_pool_serves_what_fits_and_says_what_does_not() -> None:
-    with RunningServer(MODELS, **SMALL, pool_bytes=32 << 20) as server:
+    with Server(MODELS, **SMALL, pool_bytes=32 << 20) as server:
         echo(server)
         size = 48 << 18  # floats: 48 MiB
         body = bytes(4 * size)
@@ -243,7 +222,6 @@ def test_a_small_pool_serves_what_fits_and_says_what_does_not() -> None:
             )
             assert status == 200
         echo(server)
-    assert server.leaks() == []
 
 
 def test_a_model_that_prints_without_end_leaves_room_in_the_log(tmp_path: Path) -> None:
@@ -252,16 +230,13 @@ def test_a_model_that_prints_without_end_leaves_room_in_the_log(tmp_path: Path) 
     (tmp_path / "echo/1").mkdir(parents=True)
     (tmp_path / "echo/1/model.py").write_text(code.replace("pass", flood))
     (tmp_path / "echo/config.pbtxt").write_text((MODELS / "echo/config.pbtxt").read_text())
-    with RunningServer(tmp_path, **SMALL) as server:
+    with Server(tmp_path, **SMALL) as server:
         assert server.log().count("noise") < 25000
         server.stop()
-    assert server.leaks() == []
 
 
 def test_a_pool_too_small_for_its_processes_is_told_and_not_ready() -> None:
-    server = RunningServer(MODELS, pool_bytes=3 << 20)
-    try:
-        server.start(wait_ready=False)
+    with Starting(MODELS, pool_bytes=3 << 20) as server:
         wait_until(lambda: "SHMSERVE_POOL_BYTES to 14680064 or more" in server.log(), "not told")
         wait_until(server.lives, "HTTP")
         why = "3072 KiB of shared memory are too little for 7 processes"
@@ -271,12 +246,6 @@ def test_a_pool_too_small_for_its_processes_is_told_and_not_ready() -> None:
             return status == 503 and why in answer["error"]
 
         wait_until(told, "the reason")
-        (coordinator,) = server.pids("coordinator")
-        os.kill(coordinator, signal.SIGKILL)
-        wait_until(lambda: server.pids("coordinator") not in ([], [coordinator]), "a successor")
+        replace(server, "coordinator")
         server.wait_linked()
         assert told(), "it is no better for a successor"
-    finally:
-        server.stop()
-        server.kill_all()
-    assert server.leaks() == []

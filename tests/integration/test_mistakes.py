@@ -4,8 +4,6 @@ and a remedy.
 Mistakes at a start are in test_service.py, mistakes in models in test_broken_repository.py.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,14 +1,10 @@
 """Models that call other models, in a real server: Triton's dialect, as documented, and ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,22 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.running_server import WATCHDOG_S, RunningServer, wait_until
+from tests.holding import metric
+from tests.running_server import wait_until
+from tests.servers import SMALL, Server, only, triton
 
 MODELS = Path(__file__).parents[1] / "repositories" / "calls"
 MIB16 = 16 << 20
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "*"}
-    with RunningServer(MODELS, **settings, http_workers=1, grpc_processes=0) as server:
+def server() -> Iterator[Server]:
+    with Server(MODELS, **only("*"), **SMALL) as server:
         yield server
         wait_until(lambda: held(server) == [], "slots come back")
-    assert server.leaks() == []
 
 
-def held(server: RunningServer) -> list[dict[str, Any]]:
+def held(server: Server) -> list[dict[str, Any]]:
     return [row for row in server.show("slots") if row["state"] != "FREE"]
 
 
@@ -40,7 +36,7 @@ def tensor(name: str, datatype: str, *data: object) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": [len(data)], "data": list(data)}
 
 
-def bls(server: RunningServer, command: str) -> Any:
+def bls(server: Server, command: str) -> Any:
     """Send a command to the model `bls` and return its answer."""
     document = {"inputs": [tensor("COMMAND", "BYTES", command)], "outputs": [{"name": "TEXT"}]}
     status, answer = server.infer("bls", document)
@@ -48,39 +44,36 @@ def bls(server: RunningServer, command: str) -> Any:
     return json.loads(answer["outputs"][0]["data"][0])
 
 
-def bls_stream(server: RunningServer, command: str) -> str:
+def bls_stream(server: Server, command: str) -> str:
     body = json.dumps({"COMMAND": command}).encode()
     status, _, answer = server.request("POST", "/v2/models/bls_stream/generate", body)
     assert status == 200, answer
     return str(json.loads(answer)["TEXT"])
 
 
-def caller(server: RunningServer, **parameters: str) -> tuple[int, Any]:
+def caller(server: Server, **parameters: str) -> tuple[int, Any]:
     document = {"inputs": [tensor("X", "FP32", 1, 2, 3)], "parameters": parameters}
     status, answer = server.infer("caller", document)
     return status, answer["outputs"][0]["data"] if status == 200 else answer["error"]
 
 
-def requests_of(server: RunningServer, model: str) -> int:
+def requests_of(server: Server, model: str) -> int:
     """Return the number of requests for a model that came from models."""
-    _, _, page = server.request("GET", "/metrics")
-    start = f'shmserve_requests_total{{model="{model}",protocol="model"'
-    lines = [line for line in page.decode().splitlines() if line.startswith(start)]
-    return int(float(lines[0].split()[-1])) if lines else 0
+    return int(metric(server, "shmserve_requests_total", f"model={model}", "protocol=model"))
 
 
-def test_a_response_is_memory_of_the_called_model(server: RunningServer) -> None:
+def test_a_response_is_memory_of_the_called_model(server: Server) -> None:
     before = requests_of(server, "worker")
     assert bls(server, "view") == [[1, 2, 3, 4], False, False]
     assert requests_of(server, "worker") == before + 1
 
 
-def test_calls_that_are_awaited_together(server: RunningServer) -> None:
+def test_calls_that_are_awaited_together(server: Server) -> None:
     assert bls(server, "gather 20") == list(range(1, 21))
     assert bls_stream(server, "sum 20") == str(float(sum(range(1, 21))))
 
 
-def test_responses_of_decoupled_models(server: RunningServer) -> None:
+def test_responses_of_decoupled_models(server: Server) -> None:
     assert bls(server, "count 40") == list(range(40))
     assert bls(server, "count -2") == [0, 1, "the counter has lost count"]
     assert bls(server, "leave 100000") == 0
@@ -96,41 +89,39 @@ def test_responses_of_decoupled_models(server: RunningServer) -> None:
         ("bls_stream", 5, "decoupled"),
     ],
 )
-def test_errors_are_those_of_responses(
-    server: RunningServer, call: str, code: int, text: str
-) -> None:
+def test_errors_are_those_of_responses(server: Server, call: str, code: int, text: str) -> None:
     got_code, got_text = bls(server, f"error {call}")
     assert got_code == code
     assert text in got_text
 
 
-def test_what_is_ready(server: RunningServer) -> None:
+def test_what_is_ready(server: Server) -> None:
     assert bls(server, "ready worker")
     assert bls(server, "ready worker 1")
     assert not bls(server, "ready worker 2")
     assert not bls(server, "ready nobody")
 
 
-def test_a_model_loads_another_and_calls_it(server: RunningServer) -> None:
+def test_a_model_loads_another_and_calls_it(server: Server) -> None:
     assert bls(server, "manage made") == [True, [0, 2, 4, 6], False]
     assert bls(server, "manage ../made").startswith("invalid model name")
 
 
-def test_a_circle_is_told_at_once(server: RunningServer) -> None:
+def test_a_circle_is_told_at_once(server: Server) -> None:
     text = "all its instances wait for this very call"
     assert text in bls(server, "circle")
     status, error = caller(server, model="caller")
     assert (status, text in error, "(caller -> caller)" in error) == (503, True, True)
 
 
-def test_native_models_call_others(server: RunningServer) -> None:
+def test_native_models_call_others(server: Server) -> None:
     assert caller(server, model="worker") == (200, [2, 3, 4])
     assert caller(server, model="counter") == (200, [0, 1, 2])
     assert caller(server, model="bls") == (200, [1, 2, 3])  # which calls the worker
     assert caller(server, model="worker", do="fail") == (500, "the worker did not like it")
 
 
-def infer_large(server: RunningServer, command: str) -> tuple[np.ndarray, Any]:
+def infer_large(server: Server, command: str) -> tuple[np.ndarray, Any]:
     """Send 16 MiB through `bls` to the worker and back; return the output and the receipt."""
     x = np.arange(MIB16 // 4, dtype=np.float32)
     head = json.dumps(
@@ -156,18 +147,16 @@ def infer_large(server: RunningServer, command: str) -> tuple[np.ndarray, Any]:
     return y, json.loads(fields["shmserve-receipt"])
 
 
-def copied(server: RunningServer, model: str) -> dict[str, int]:
+def copied(server: Server, model: str) -> dict[str, int]:
     """Return the bytes that requests for a model have copied, by stage."""
-    _, _, page = server.request("GET", "/metrics")
-    found = {}
-    for line in page.decode().splitlines():
-        if line.startswith("shmserve_copied_bytes_total{") and f'model="{model}"' in line:
-            found[line.split('stage="')[1].split('"')[0]] = int(float(line.split()[-1]))
-    return found
+    name, of = "shmserve_copied_bytes_total", f"model={model}"
+    return {
+        s: int(metric(server, name, of, f"stage={s}")) for s in ("in", "batch", "out", "device")
+    }
 
 
 def test_large_tensors_are_copied_once_into_a_call_and_never_out_of_it(
-    server: RunningServer,
+    server: Server,
 ) -> None:
     infer_large(server, "call")
     before = copied(server, "worker")
@@ -180,7 +169,7 @@ def test_large_tensors_are_copied_once_into_a_call_and_never_out_of_it(
     assert receipt["copied_bytes"]["out"] == MIB16
 
 
-def test_a_response_that_is_kept_stays_what_it_was(server: RunningServer) -> None:
+def test_a_response_that_is_kept_stays_what_it_was(server: Server) -> None:
     def sizes() -> list[int]:
         return [row["bytes"] for row in held(server)]
 
@@ -193,7 +182,7 @@ def test_a_response_that_is_kept_stays_what_it_was(server: RunningServer) -> Non
     wait_until(lambda: sizes() == [], "it comes back")
 
 
-def test_a_call_is_cancelled_with_the_request_it_is_for(server: RunningServer) -> None:
+def test_a_call_is_cancelled_with_the_request_it_is_for(server: Server) -> None:
     for model, command in ("bls", 'error worker {"do": "wait"}'), ("bls_stream", "hold"):
         body = json.dumps({"COMMAND": command}).encode()
         path = f"/v2/models/{model}/generate"
@@ -204,14 +193,14 @@ def test_a_call_is_cancelled_with_the_request_it_is_for(server: RunningServer) -
         wait_until(lambda: not busy(server, "worker"), "the call was cancelled")
 
 
-def busy(server: RunningServer, model: str) -> bool:
+def busy(server: Server, model: str) -> bool:
     """Return True if a process has a request with an executor of the model."""
     return any(
         row.get("in_flight") for row in server.show("queues") if row["instance"].startswith(model)
     )
 
 
-def runs(server: RunningServer, model: str) -> bool:
+def runs(server: Server, model: str) -> bool:
     """Return True if the coordinator believes that the model's instance runs."""
     alive = server.processes()
     rows = [row for row in server.show("models") if row["model"] == model]
@@ -219,7 +208,7 @@ def runs(server: RunningServer, model: str) -> bool:
 
 
 def test_the_called_executors_death_is_an_error_and_the_next_call_works(
-    server: RunningServer,
+    server: Server,
 ) -> None:
     code, text = bls(server, 'error worker {"do": "die"}')
     assert (code, "died while it had the request" in text) == (4, True)
@@ -227,12 +216,12 @@ def test_the_called_executors_death_is_an_error_and_the_next_call_works(
     assert bls(server, "view")[0] == [1, 2, 3, 4]
 
 
-def linked(server: RunningServer) -> set[int]:
+def linked(server: Server) -> set[int]:
     """Return the pids of processes whose models have called other models."""
     return {row["pid"] for row in server.show("processes") if row["role"] == "model"}
 
 
-def test_the_calling_executors_death_leaves_nothing(server: RunningServer) -> None:
+def test_the_calling_executors_death_leaves_nothing(server: Server) -> None:
     # the model holds a slot of the worker's arena, and a part of the pool
     infer_large(server, "call keep")
     failed: list[int] = []
@@ -255,14 +244,9 @@ def test_the_calling_executors_death_leaves_nothing(server: RunningServer) -> No
 
 
 def test_tritonclient_and_models_as_documented(tmp_path: Path) -> None:
-    """Runs in a separate process, because tritonclient registers the same message names."""
     folders = MODELS.parent
     shutil.copytree(folders / "calls_as_documented", tmp_path, dirs_exist_ok=True)
     shutil.copytree(folders / "triton_examples" / "simple", tmp_path / "simple")
-    program = Path(__file__).parent / "triton_bls_client.py"
-    with RunningServer(tmp_path, http_workers=1, grpc_processes=0) as server:
-        command = [sys.executable, str(program), server.base_url.removeprefix("http://")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S)
-        assert done.stdout == "PASS\n", done.stderr
+    with Server(tmp_path, **SMALL) as server:
+        triton("calls", server.address())
         wait_until(lambda: held(server) == [], "slots come back")
-    assert server.leaks() == []

@@ -1,7 +1,5 @@
 """Load, unload, index and polling against real processes, and their results after deaths."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json
@@ -18,6 +16,7 @@ import pytest
 from shmserve.transport import rundir
 from tests.crash.reload import changed, control
 from tests.running_server import ROOT, RunningServer, wait_until
+from tests.servers import Server, only
 
 MODELS = ROOT / "tests/repositories/basic"
 SLOW = """
@@ -62,10 +61,8 @@ def repository(tmp_path: Path, hold: Path) -> Path:
 
 @pytest.fixture
 def server(repository: Path) -> Iterator[RunningServer]:
-    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "echo,slow"}
-    with RunningServer(repository, **settings, grpc_processes=0) as server:
+    with Server(repository, **only("echo,slow"), grpc_processes=0) as server:
         yield server
-    assert server.leaks() == []
     assert not os.path.exists(rundir.overrides(server.run_dir))
 
 
@@ -244,8 +241,7 @@ def test_a_client_that_goes_away_does_not_cancel_its_load(
 
 def test_a_polled_repository_is_followed(repository: Path) -> None:
     shutil.rmtree(repository / "slow")
-    server = RunningServer(repository, model_control="poll", poll_interval_s=0.1, grpc_processes=0)
-    with server:
+    with Server(repository, model_control="poll", poll_interval_s=0.1, grpc_processes=0) as server:
         status, refusal = control(server, "echo", "load")
         assert status == 503
         assert "not allowed if polling" in refusal["error"]
@@ -260,7 +256,6 @@ def test_a_polled_repository_is_followed(repository: Path) -> None:
         wait_until(lambda: not any(k.startswith("pair/") for k in index(server)), "its end")
         assert server.ready()
         wait_until(lambda: server.pids("executor pair") == [], "its processes")
-    assert server.leaks() == []
 
 
 def rewrite(path: Path, text: str) -> None:
@@ -271,7 +266,7 @@ def rewrite(path: Path, text: str) -> None:
 
 
 def test_without_model_control_nothing_changes(repository: Path) -> None:
-    with RunningServer(repository, grpc_processes=0) as server:
+    with Server(repository, grpc_processes=0) as server:
         assert control(server, "echo", "unload")[0] == 503
         assert control(server, "echo", "load")[0] == 503
         assert set(index(server)) == {"echo/1", "slow/1"}

@@ -1,7 +1,5 @@
 """Spans and metrics of a real server, as a collector receives them over HTTP."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -21,7 +19,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve._generated import grps_pb2 as grps_pb
 from tests.grpc_client import Client, tensor
-from tests.running_server import RunningServer, free_port, wait_until
+from tests.running_server import free_port, wait_until
+from tests.servers import Server
 
 REPOSITORIES = Path(__file__).parents[1] / "repositories"
 MODELS = ("basic/echo", "basic/misbehaving", "calls/caller", "calls/worker")
@@ -80,8 +79,7 @@ class Collector:
             self._server = None
 
     def tree(self, trace: str, spans: int) -> dict[str, list[str]]:
-        """Return the names of spans by the name of their parent, once the trace has `spans`
-        spans."""
+        """Return the names of spans by their parent's name, once the trace has `spans` spans."""
         wait_until(lambda: len(self.spans.get(trace, ())) >= spans, f"{spans} spans")
         found = self.spans[trace]
         names = {span.span_id: span.name for span in found}
@@ -109,31 +107,29 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    collector: Collector, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
+def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models")
     for model in MODELS:
         (folder / Path(model).name).symlink_to(REPOSITORIES / model)
-    settings: dict[str, Any] = {
-        "trace_mode": "opentelemetry",
-        "trace_level": "TIMESTAMPS",
-        "trace_rate": 0,
-        "pipelines": "line=echo,worker",
-        "http_workers": 1,
-        "access_log": True,
-        "otlp_endpoint": f"http://127.0.0.1:{collector.port}",
-        "otlp_headers": f"x-api-key={KEY}",
-        "otlp_service_name": "models",
-        "otlp_resource": "deployment.environment.name=test",
-        "otlp_timeout_s": 1,
-        "otlp_metrics_interval_s": 0.5,
-    }
     environ = {"NO_PROXY": "127.0.0.1", "OTEL_BSP_SCHEDULE_DELAY": "100"}
-    with RunningServer(folder, environ, **settings) as server:
+    with Server(
+        folder,
+        environ,
+        trace_mode="opentelemetry",
+        trace_level="TIMESTAMPS",
+        trace_rate=0,
+        pipelines="line=echo,worker",
+        http_workers=1,
+        access_log=True,
+        otlp_endpoint=f"http://127.0.0.1:{collector.port}",
+        otlp_headers=f"x-api-key={KEY}",
+        otlp_service_name="models",
+        otlp_resource="deployment.environment.name=test",
+        otlp_timeout_s=1,
+        otlp_metrics_interval_s=0.5,
+    ) as server:
         server.wait_instances()
         yield server
-    assert server.leaks() == []
     assert KEY not in server.log()
 
 
@@ -143,7 +139,7 @@ def begun() -> tuple[str, str]:
     return trace, f"00-{trace}-{PARENT}-01"
 
 
-def test_a_request_over_http(server: RunningServer, collector: Collector) -> None:
+def test_a_request_over_http(server: Server, collector: Collector) -> None:
     trace, parent = begun()
     assert server.infer("echo", {**GOOD, "id": "7"}, traceparent=parent)[0] == 200
     assert collector.tree(trace, 8) == {
@@ -165,7 +161,7 @@ def test_a_request_over_http(server: RunningServer, collector: Collector) -> Non
     assert server.get("/v2/trace/setting")[1]["trace_mode"] == "opentelemetry"
 
 
-def test_requests_over_grpc(server: RunningServer, collector: Collector) -> None:
+def test_requests_over_grpc(server: Server, collector: Collector) -> None:
     array = np.ones(3, np.float32)
     message = pb.ModelInferRequest(
         model_name="echo", inputs=[tensor(array, "IN")], raw_input_contents=[array.tobytes()]
@@ -183,7 +179,7 @@ def test_requests_over_grpc(server: RunningServer, collector: Collector) -> None
     wait_until(lambda: '"ModelStreamInfer" OK ' in server.log(), "the stream's line")
 
 
-def test_models_within_a_request(server: RunningServer, collector: Collector) -> None:
+def test_models_within_a_request(server: Server, collector: Collector) -> None:
     trace, parent = begun()
     assert server.infer("line", GOOD, traceparent=parent)[0] == 200
     tree = collector.tree(trace, 13)
@@ -197,7 +193,7 @@ def test_models_within_a_request(server: RunningServer, collector: Collector) ->
     assert tree["caller"] == ["compute", "queue", "worker"], "what it calls is within it"
 
 
-def test_an_error(server: RunningServer, collector: Collector) -> None:
+def test_an_error(server: Server, collector: Collector) -> None:
     trace, parent = begun()
     throws = {"name": "COMMAND", "shape": [1], "datatype": "BYTES", "data": ["throw"]}
     assert server.infer("misbehaving", {"inputs": [throws]}, traceparent=parent)[0] == 500
@@ -222,7 +218,7 @@ def grps_message(model: str, name: str = "IN") -> grps_pb.GrpsMessage:
     return message
 
 
-def test_requests_of_grps(server: RunningServer, collector: Collector) -> None:
+def test_requests_of_grps(server: Server, collector: Collector) -> None:
     trace, parent = begun()
     body = json.dumps({"model": "echo-1.0.0", "ndarray": [1, 2, 3]}).encode()
     told = server.request("POST", GRPS, body, {**AS_JSON, "traceparent": parent})
@@ -237,9 +233,8 @@ def test_requests_of_grps(server: RunningServer, collector: Collector) -> None:
         assert collector.tree(trace, 8)[PARENT] == ["InferRequest"]
 
 
-def refusals(server: RunningServer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Send requests that are refused before an executor; yield their traces and expected
-    attributes."""
+def refusals(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Send requests refused before an executor; yield their traces and expected attributes."""
 
     def http(path: str, body: bytes, status: int, **fields: str) -> tuple[str, dict[str, Any]]:
         trace, parent = begun()
@@ -272,9 +267,7 @@ def refusals(server: RunningServer) -> Iterator[tuple[str, dict[str, Any]]]:
         yield trace, {"rpc.grpc.status_code": 3, "rpc.method": "Predict"}
 
 
-def test_refused_requests_have_a_span_with_the_status(
-    server: RunningServer, collector: Collector
-) -> None:
+def test_refused_requests_have_a_span_with_the_status(server: Server, collector: Collector) -> None:
     for trace, expected in list(refusals(server)):
         assert collector.tree(trace, 1) == {PARENT: ["InferRequest"]}, expected
         (span,) = collector.spans[trace]
@@ -289,7 +282,7 @@ def test_refused_requests_have_a_span_with_the_status(
     assert trace not in collector.spans, "its client has it not traced"
 
 
-def test_the_numbers_of_metrics(server: RunningServer, collector: Collector) -> None:
+def test_the_numbers_of_metrics(server: Server, collector: Collector) -> None:
     assert server.infer("echo", GOOD)[0] == 200
 
     def counted() -> bool:
@@ -304,7 +297,7 @@ def test_the_numbers_of_metrics(server: RunningServer, collector: Collector) -> 
     assert collector.metrics["shmserve_exporter_spans"].sum.data_points
 
 
-def test_a_collector_that_is_away_for_a_while(server: RunningServer, collector: Collector) -> None:
+def test_a_collector_that_is_away_for_a_while(server: Server, collector: Collector) -> None:
     collector.stop()
     trace, parent = begun()
     assert server.infer("echo", GOOD, traceparent=parent)[0] == 200
@@ -315,7 +308,7 @@ def test_a_collector_that_is_away_for_a_while(server: RunningServer, collector: 
 
 
 def test_an_exporter_that_is_killed_takes_nothing_but_spans(
-    server: RunningServer, collector: Collector
+    server: Server, collector: Collector
 ) -> None:
     (pid,) = server.pids("exporter")
     others = set(server.processes()) - {pid}

@@ -7,20 +7,18 @@ import pytest
 
 from shmserve.core.registry import ModelState
 from shmserve.shm.registry_page import RegistryReader
-from tests.integration.process_harness import Tree, is_running, wait_until
+from tests.integration.process_harness import Tree, is_running
+from tests.running_server import wait_until
 
 MODELS = {"alpha": {"count": 2}, "beta": {}}
 
 
 @pytest.fixture
 def tree(tmp_path):
-    tree = Tree(tmp_path, MODELS)
-    try:
+    with Tree(tmp_path, MODELS) as tree:
         tree.wait_ready()
         wait_until(lambda: len(executors(tree)) == 3, "all executors")
         yield tree
-    finally:
-        tree.close()
 
 
 def executors(tree):
@@ -63,9 +61,7 @@ def test_a_killed_coordinator_is_replaced_and_remembers(tree):
 
 def test_a_killed_supervisor_is_replaced_and_adopts(tree):
     before, coordinator = executors(tree), tree.pid("coordinator")
-    supervisor = tree.pid("supervisor")
-    tree.kill(supervisor)
-    wait_until(lambda: tree.pid("supervisor") not in (0, supervisor), "another supervisor")
+    tree.replace("supervisor")
     wait_until(lambda: len(tree.rows()) == 6, "its link")
     assert tree.pid("coordinator") == coordinator
     assert executors(tree) == before
@@ -78,11 +74,7 @@ def test_a_killed_supervisor_is_replaced_and_adopts(tree):
 
 def test_supervisor_and_coordinator_killed_together(tree):
     before = executors(tree)
-    supervisor, coordinator = tree.pid("supervisor"), tree.pid("coordinator")
-    tree.kill(supervisor)
-    tree.kill(coordinator)
-    wait_until(lambda: tree.pid("supervisor") not in (0, supervisor), "another supervisor")
-    wait_until(lambda: tree.pid("coordinator") not in (0, coordinator), "another coordinator")
+    tree.replace("supervisor", "coordinator")
     wait_until(lambda: len(tree.rows()) == 6, "all links")
     assert executors(tree) == before
     tree.kill(before["beta/1/0"])
@@ -136,8 +128,7 @@ def test_a_second_service_in_the_run_directory_is_refused(tree):
 
 
 def test_an_executor_that_hangs_is_killed_and_replaced(tmp_path):
-    tree = Tree(tmp_path, {"slow": {"parameters": {"ignore_stop": "yes"}}})
-    try:
+    with Tree(tmp_path, {"slow": {"parameters": {"ignore_stop": "yes"}}}) as tree:
         tree.wait_ready()
         before = tree.live("slow")
         flag = tmp_path / "run" / "busy-slow-1-0"
@@ -146,13 +137,10 @@ def test_an_executor_that_hangs_is_killed_and_replaced(tmp_path):
         flag.unlink()
         wait_until(lambda: tree.live("slow").get("slow/1/0", 0) not in (0, before["slow/1/0"]), "x")
         assert "a request ran longer than" in (tmp_path / "log").read_text()
-    finally:
-        tree.close()
 
 
 def test_a_model_that_cannot_be_loaded_is_not_tried_again(tmp_path):
-    tree = Tree(tmp_path, {"bad": {"parameters": {"load": "fail"}}, "good": {}})
-    try:
+    with Tree(tmp_path, {"bad": {"parameters": {"load": "fail"}}, "good": {}}) as tree:
         wait_until(lambda: tree.snapshot() and tree.snapshot().complete, "the scan")
 
         def entry():
@@ -168,15 +156,12 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again(tmp_path):
         wait_until(lambda: len(tree.rows()) == 4, "another coordinator")
         assert entry().state is ModelState.UNAVAILABLE
         assert log.read_text().count("started executor instance=bad") == 1
-    finally:
-        tree.close()
 
 
 def test_a_model_that_never_loads_is_given_up(tmp_path):
-    tree = Tree(
+    with Tree(
         tmp_path, {"stuck": {"parameters": {"load": "hang"}}}, {"SHMSERVE_LOAD_TIMEOUT_S": "1"}
-    )
-    try:
+    ) as tree:
         wait_until(
             lambda: (
                 (snapshot := tree.snapshot())
@@ -191,5 +176,3 @@ def test_a_model_that_never_loads_is_given_up(tmp_path):
         log = tmp_path / "log"
         wait_until(lambda: "executor ended instance=stuck" in log.read_text(), "its end")
         assert log.read_text().count("started executor instance=stuck") == 1
-    finally:
-        tree.close()

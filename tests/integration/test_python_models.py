@@ -1,48 +1,34 @@
 """Triton's Python dialect in a real service: senders, coroutines, models' own metrics."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.crash.reload import control
-from tests.running_server import RunningServer, wait_until
+from tests.holding import samples
+from tests.running_server import wait_until
+from tests.servers import SMALL, Server, only, served
 
 MODELS = Path(__file__).parents[1] / "repositories" / "python_models"
 PREFIX = "Unable to send response. "
 SECOND = f"{PREFIX}Non-decoupled model cannot send more than one response."
 EMPTY = f"{PREFIX}Non-decoupled model cannot send complete final before sending a response."
 CLOSED = f"{PREFIX}Response sender has been closed."
+server = served(MODELS, **only("metered,sender,sender_stream"), **SMALL)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    settings: dict[str, Any] = {
-        "model_control": "explicit",
-        "load_models": "metered,sender,sender_stream",
-    }
-    with RunningServer(MODELS, **settings, http_workers=1, grpc_processes=0) as server:
-        server.wait_instances()
-        yield server
-    assert server.leaks() == []
-
-
-def ask(server: RunningServer, command: str) -> str:
+def ask(server: Server, command: str) -> str:
     """Return the answer of the ordinary model; an error's text is in brackets."""
     tensor = {"name": "COMMAND", "shape": [1], "datatype": "BYTES", "data": [command]}
     status, document = server.infer("sender", {"inputs": [tensor]})
     return document["outputs"][0]["data"][0] if status == 200 else f"[{document['error']}]"
 
 
-def stream(server: RunningServer, command: str) -> list[str]:
+def stream(server: Server, command: str) -> list[str]:
     """Return the answers of the decoupled model; errors are in brackets."""
     body = json.dumps({"COMMAND": command}).encode()
     path = "/v2/models/sender_stream/generate_stream"
@@ -70,13 +56,13 @@ def stream(server: RunningServer, command: str) -> list[str]:
     ],
 )
 def test_the_first_response_of_an_ordinary_model_is_its_answer(
-    server: RunningServer, command: str, answer: str, refused: str
+    server: Server, command: str, answer: str, refused: str
 ) -> None:
     assert ask(server, command) == answer
     assert ask(server, "told") == refused
 
 
-def test_an_ordinary_model_that_fails_is_told_in_tritons_words(server: RunningServer) -> None:
+def test_an_ordinary_model_that_fails_is_told_in_tritons_words(server: Server) -> None:
     failed = "Failed to process the request(s) for model 'sender_0_0', message:"
     assert ask(server, "raise:x") == ask(server, "async raise:x") == f"[{failed} ValueError: x]"
     assert ask(server, "async") == (
@@ -84,7 +70,7 @@ def test_an_ordinary_model_that_fails_is_told_in_tritons_words(server: RunningSe
     )
 
 
-def test_a_decoupled_model_sends_until_the_final_flag(server: RunningServer) -> None:
+def test_a_decoupled_model_sends_until_the_final_flag(server: Server) -> None:
     assert stream(server, "send:a send:b last:c send:d final") == ["a", "b", "c"]
     (told,) = stream(server, "told")
     assert told == (
@@ -97,55 +83,40 @@ def test_a_decoupled_model_sends_until_the_final_flag(server: RunningServer) -> 
     assert (first, "ValueError: b" in error) == ("a", True)
 
 
-def test_coroutines_of_a_decoupled_model_wait_for_each_other(server: RunningServer) -> None:
-    answers: list[list[str]] = []
-
-    def client(number: int) -> None:
-        answers.append(stream(server, f"async meet:3 send:{number} final"))
-
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(answers) == [["0"], ["1"], ["2"]]
+def test_coroutines_of_a_decoupled_model_wait_for_each_other(
+    server: Server, threads: ThreadPoolExecutor
+) -> None:
+    words = [f"async meet:3 send:{number} final" for number in range(3)]
+    answers = list(threads.map(lambda command: stream(server, command), words))
+    assert answers == [["0"], ["1"], ["2"]]
 
 
 # ------------------------------------------------------------------------------ metrics
 
 
-def samples(server: RunningServer) -> dict[tuple[str, ...], float]:
+def metered(server: Server) -> dict[tuple[str, ...], float]:
     """Return the values of the models' own metrics, by name and labels."""
-    status, _, text = server.request("GET", "/metrics")
-    assert status == 200
-    return {
-        (sample.name, *(f"{k}={v}" for k, v in sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text.decode())
-        for sample in family.samples
-        if sample.name.startswith("metered_")
-    }
+    found = samples(server.request("GET", "/metrics")[2])
+    return {key: value for key, value in found.items() if key[0].startswith("metered_")}
 
 
-def send(server: RunningServer, requests: int) -> None:
+def send(server: Server, requests: int) -> None:
     """So many at a time, with X from 0 on."""
 
-    def client(x: int) -> Any:
+    def status(x: int) -> int:
         tensor = {"name": "X", "shape": [1], "datatype": "FP32", "data": [x]}
-        assert server.infer("metered", {"inputs": [tensor]})[0] == 200
+        return server.infer("metered", {"inputs": [tensor]})[0]
 
-    threads = [threading.Thread(target=client, args=(x,)) for x in range(requests)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(requests) as clients:
+        assert set(clients.map(status, range(requests))) == {200}
 
 
-def test_metrics_of_models_come_and_go_with_their_instances(server: RunningServer) -> None:
+def test_metrics_of_models_come_and_go_with_their_instances(server: Server) -> None:
     of = "of=metered"
     gauges = [("metered_level", f"instance=metered/1/{number}", of) for number in range(2)]
-    assert {key: samples(server)[key] for key in gauges} == dict.fromkeys(gauges, 0)
+    assert {key: metered(server)[key] for key in gauges} == dict.fromkeys(gauges, 0)
     send(server, 12)
-    told = samples(server)
+    told = metered(server)
     assert told["metered_requests_total", of] == told["metered_sizes_count", of] == 12
     assert told["metered_sizes_sum", of] == sum(range(12))
     buckets = {le: told["metered_sizes_bucket", f"le={le}", of] for le in ("1", "10", "+Inf")}
@@ -154,7 +125,7 @@ def test_metrics_of_models_come_and_go_with_their_instances(server: RunningServe
 
     first, second = server.pids("executor metered")
     os.kill(first, signal.SIGKILL)
-    samples(server)  # at once, in whichever process has the counts
+    metered(server)  # at once, in whichever process has the counts
     wait_until(
         lambda: (
             len(server.pids("executor metered")) == 2
@@ -163,17 +134,20 @@ def test_metrics_of_models_come_and_go_with_their_instances(server: RunningServe
         "another executor",
     )
     server.wait_instances()
-    wait_until(lambda: set(gauges) <= samples(server).keys(), "its metrics")
+    wait_until(lambda: set(gauges) <= metered(server).keys(), "its metrics")
     # the count of the other instance
-    assert 0 < samples(server)["metered_requests_total", of] < 12
+    assert 0 < metered(server)["metered_requests_total", of] < 12
 
     os.kill(server.pids("coordinator")[0], signal.SIGKILL)
     server.wait_linked()
-    wait_until(lambda: set(gauges) <= samples(server).keys(), "the pages of both")
-    assert 0 < samples(server)["metered_requests_total", of] < 12
+    wait_until(lambda: set(gauges) <= metered(server).keys(), "the pages of both")
+    assert 0 < metered(server)["metered_requests_total", of] < 12
     assert second in server.pids("executor metered")
 
     assert control(server, "metered", "unload")[0] == 200
-    wait_until(lambda: not samples(server), "the end of what is not served any more")
+    wait_until(
+        lambda: not metered(server),
+        "the end of what is not served any more",
+    )
     assert control(server, "metered", "load")[0] == 200
-    assert samples(server)["metered_requests_total", of] == 0
+    assert metered(server)["metered_requests_total", of] == 0

@@ -1,7 +1,4 @@
-"""Rate limiter in a real server: instances that share a resource never execute at the same
-time."""
-
-from __future__ import annotations
+"""Rate limiter in a real server: instances that share a resource never execute at the same time."""
 
 import itertools
 import json
@@ -16,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.holding import Hold, in_flight
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import wait_until
+from tests.servers import SMALL, Server, only
 
 MODELS = Path(__file__).parents[1] / "repositories" / "limited"
 RESOURCES = 'resources [ { name: "memory" global: true count: 1 } ]'
@@ -44,20 +42,17 @@ def models(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(models: Path) -> Iterator[RunningServer]:
-    with RunningServer(
-        models, http_workers=1, grpc_processes=0, rate_limit="execution_count"
-    ) as server:
+def server(models: Path) -> Iterator[Server]:
+    with Server(models, **SMALL, rate_limit="execution_count") as server:
         yield server
-    assert server.leaks() == []
 
 
-def ask(server: RunningServer, model: str, command: str = "run", **more: Any) -> tuple[int, Any]:
+def ask(server: Server, model: str, command: str = "run", **more: Any) -> tuple[int, Any]:
     tensor = {"name": "COMMAND", "datatype": "BYTES", "shape": [1, 1], "data": [command]}
     return server.infer(model, {"inputs": [tensor], **more})
 
 
-def times(server: RunningServer, model: str, number: int) -> list[tuple[int, int]]:
+def times(server: Server, model: str, number: int) -> list[tuple[int, int]]:
     """Return when the model ran for each of several requests, sent in turn."""
     ran = []
     for _ in range(CALLS):
@@ -76,7 +71,7 @@ def times(server: RunningServer, model: str, number: int) -> list[tuple[int, int
 
 
 def test_who_shares_a_resource_never_executes_beside_another(
-    server: RunningServer, threads: ThreadPoolExecutor
+    server: Server, threads: ThreadPoolExecutor
 ) -> None:
     names = ["alone", "batched", "sequenced", "streaming"] * 2
     told = [threads.submit(times, server, name, n + 1) for n, name in enumerate(names)]
@@ -86,9 +81,7 @@ def test_who_shares_a_resource_never_executes_beside_another(
     assert overlaps == []
 
 
-def hold(
-    server: RunningServer, threads: ThreadPoolExecutor, holding: Hold
-) -> Future[tuple[int, Any]]:
+def hold(server: Server, threads: ThreadPoolExecutor, holding: Hold) -> Future[tuple[int, Any]]:
     """Let `alone` execute until the test releases it, and `batched` wait for its resource."""
     threads.submit(ask, server, "alone", f"hold:{holding.path}")
     holding.wait_begun()
@@ -100,7 +93,7 @@ def hold(
 
 
 def test_the_death_of_a_holder_gives_back_what_it_held(
-    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
+    server: Server, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     with Hold(tmp_path) as holding:
         waiting = hold(server, threads, holding)
@@ -111,7 +104,7 @@ def test_the_death_of_a_holder_gives_back_what_it_held(
 
 
 def test_a_restarted_coordinator_knows_who_holds_and_who_waits(
-    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
+    server: Server, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     with Hold(tmp_path) as holding:
         waiting = hold(server, threads, holding)
@@ -127,8 +120,7 @@ def test_a_restarted_coordinator_knows_who_holds_and_who_waits(
 def test_a_deadline_passes_while_a_request_waits_for_resources(
     models: Path, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"rate_limit": "execution_count", "request_timeout_s": 2.0}
-    with RunningServer(models, http_workers=1, grpc_processes=0, **settings) as server:
+    with Server(models, **SMALL, rate_limit="execution_count", request_timeout_s=2.0) as server:
         with Hold(tmp_path) as holding:
             threads.submit(ask, server, "alone", f"hold:{holding.path}")
             holding.wait_begun()
@@ -140,7 +132,7 @@ def test_a_deadline_passes_while_a_request_waits_for_resources(
 def test_while_it_is_off_resources_have_no_effect_and_the_log_says_so(
     models: Path, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    with RunningServer(models, http_workers=1, grpc_processes=0) as server:
+    with Server(models, **SMALL) as server:
         with Hold(tmp_path) as holding:
             threads.submit(ask, server, "alone", f"hold:{holding.path}")
             holding.wait_begun()
@@ -153,14 +145,12 @@ def test_while_it_is_off_resources_have_no_effect_and_the_log_says_so(
 
 def test_a_model_that_could_never_execute_is_not_loaded(models: Path) -> None:
     variant(models, "large", RESOURCES, RESOURCES.replace("count: 1", "count: 3"))
-    with RunningServer(
+    with Server(
         models,
-        http_workers=1,
-        grpc_processes=0,
+        **SMALL,
         rate_limit="execution_count",
         rate_limit_resources="MEMORY:2",
-        model_control="explicit",
-        load_models="alone",
+        **only("alone"),
     ) as server:
         status, _, answer = server.request("POST", "/v2/repository/models/large/load", b"{}")
         assert status == 400

@@ -1,21 +1,18 @@
 """Very many regions, and callers that only look local."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.integration.region_client import Client, Memory
 from tests.needs import ip
 from tests.running_server import RunningServer, free_port, wait_until
+from tests.servers import Server, output
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "repositories" / "regions"
@@ -23,31 +20,28 @@ CROWD, CALLERS, LIMBO = 10_000, 16, 256
 
 
 def test_ten_thousand_regions() -> None:
-    """Callers with the right to so many regions can use all of them, and no region is left at the
-    end."""
-    settings: dict[str, Any] = {"client_shm_max_regions": CROWD, "grpc_processes": 0}
-    with RunningServer(MODELS, **settings) as server, Memory(1 << 16) as memory:
+    """Callers with the right to so many regions can use all, and no region is left at the end."""
+    with (
+        Server(MODELS, client_shm_max_regions=CROWD, grpc_processes=0) as server,
+        Memory(1 << 16) as memory,
+    ):
         client = Client(server.http_port)
         assert client.register("first", memory.name, 4096)[0] == 200
         assert client.infer("touch", ("first", 0), None, 4)[0] == 200
         assert client.unregister()[0] == 200
         before = _descriptors(server)
-        answers: list[int] = []
 
-        def register(share: int) -> None:
+        def register(share: int) -> set[int]:
             caller = Client(server.http_port)
-            for number in range(share, CROWD, CALLERS):
-                offset = number * 4 % 65536
-                answers.append(caller.register(f"r{number}", memory.name, 4, offset)[0])
+            answers = {
+                caller.register(f"r{number}", memory.name, 4, number * 4 % 65536)[0]
+                for number in range(share, CROWD, CALLERS)
+            }
             caller.close()
+            return answers
 
-        callers = [threading.Thread(target=register, args=(share,)) for share in range(CALLERS)]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
-        assert answers == [200] * CROWD
-        client.connection.close()  # idle for so long, it may have been closed by the server
+        with ThreadPoolExecutor(CALLERS) as callers:
+            assert list(callers.map(register, range(CALLERS))) == [{200}] * CALLERS
         assert client.register("one-more", memory.name, 4)[0] == 503
         assert len(client.status()) == CROWD
         for number in (0, CROWD // 2, CROWD - 1):
@@ -62,12 +56,10 @@ def test_ten_thousand_regions() -> None:
             "the descriptors of unregistered regions are closed",
         )
         client.close()
-    assert server.leaks() == []
 
 
 def _descriptors(server: RunningServer) -> dict[str, int]:
-    """Return the number of open descriptors of coordinator and supervisor, which keep one for each
-    region."""
+    """Return the open descriptors of coordinator and supervisor, which keep one for each region."""
     found = {}
     for pid, title in server.processes().items():
         for role in ("coordinator", "supervisor"):
@@ -82,8 +74,7 @@ def _descriptors(server: RunningServer) -> dict[str, int]:
 
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
-    """Network namespace that reaches this namespace at 10.213.7.1 and has the address
-    10.213.7.2."""
+    """Network namespace with the address 10.213.7.2, which reaches this namespace at 10.213.7.1."""
     name = f"shmserve-{os.getpid()}"
     near, far = f"sn{os.getpid()}", f"sf{os.getpid()}"
     assert ip("netns", "add", name)
@@ -120,21 +111,16 @@ print(json.dumps({
 
 @pytest.mark.needs("netns")
 def test_a_caller_from_another_network_namespace_is_remote(elsewhere: str) -> None:
-    """The caller has the server's uid and files. Only the address is not of the server's
-    namespace."""
+    """The caller has the server's uid and files; only its address is of another namespace."""
     port = free_port()
     bind = f"127.0.0.1:{port},10.213.7.1:{port}"
-    server = RunningServer(MODELS, http_bind=bind, grpc_processes=0)
+    server = Server(MODELS, http_bind=bind, grpc_processes=0)
     server.http_port = port
     with server, Memory(4096) as memory:
         client = Client(port)
         assert client.register("theirs", memory.name, 4096)[0] == 200
         command = ["ip", "netns", "exec", elsewhere, sys.executable, "-c", _STRANGER]
-        done = subprocess.run(
-            [*command, str(port), memory.name], capture_output=True, text=True, timeout=60, cwd=ROOT
-        )
-        assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
+        told = json.loads(output(*command, str(port), memory.name))
         assert told["register"][0] == 403
         assert memory.name not in told["register"][1]["error"]
         assert told["use"][0] == 404
@@ -142,4 +128,3 @@ def test_a_caller_from_another_network_namespace_is_remote(elsewhere: str) -> No
         assert told["status"] == []
         assert client.status() == ["theirs"]
         client.close()
-    assert server.leaks() == []

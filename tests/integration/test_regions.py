@@ -1,7 +1,5 @@
 """Client memory through a real server: reads, writes, keeping and unregistration."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -14,22 +12,16 @@ import pytest
 
 from shmserve.cli.operating import show
 from tests.integration.region_client import Client, Memory
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import wait_until
+from tests.servers import Server, served, triton
 
 MODELS = Path(__file__).parents[1] / "repositories" / "regions"
-TRITON_CLIENT = Path(__file__).parent / "triton_shm_client.py"
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, http_workers=2, grpc_processes=0) as running:
-        yield running
-    assert running.leaks() == []
+server = served(MODELS, http_workers=2, grpc_processes=0)
 
 
 @pytest.fixture
-def client(server: RunningServer) -> Iterator[Client]:
+def client(server: Server) -> Iterator[Client]:
     client = Client(server.http_port)
     yield client
     assert client.unregister()[0] == 200
@@ -112,7 +104,7 @@ def test_words_are_copied_before_they_are_read(client: Client) -> None:
         assert answer["outputs"][0]["data"] == ["hi", "you"]
 
 
-def test_registrations_are_seen_by_every_worker_at_once(server: RunningServer) -> None:
+def test_registrations_are_seen_by_every_worker_at_once(server: Server) -> None:
     clients = [Client(server.http_port) for _ in range(8)]  # on both workers
     try:
         with Memory(4096) as memory:
@@ -127,7 +119,7 @@ def test_registrations_are_seen_by_every_worker_at_once(server: RunningServer) -
             client.close()
 
 
-def test_show_regions(client: Client, server: RunningServer) -> None:
+def test_show_regions(client: Client, server: Server) -> None:
     with Memory(4096) as memory:
         client.register("shown", memory.name, 4000, 8)
         rows = show.ask(server.run_dir, "regions")
@@ -144,9 +136,8 @@ def test_an_unlinked_object_stays_usable(client: Client) -> None:
         assert list(memory.get(4)) == [1, 1, 1, 1]
 
 
-def kill(server: RunningServer, *roles: str) -> None:
-    """Kill one process of each role; wait until a replacement runs and is linked to all
-    processes."""
+def kill(server: Server, *roles: str) -> None:
+    """Kill one process of each role; wait until another runs and is linked to all processes."""
     wait_until(lambda: all(server.pids(role) for role in roles), f"{roles}")
     victims = [server.pids(role)[0] for role in roles]
     for pid in victims:
@@ -158,7 +149,7 @@ def kill(server: RunningServer, *roles: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["coordinator", "executor touch/", "supervisor"])
-def test_regions_survive(role: str, client: Client, server: RunningServer) -> None:
+def test_regions_survive(role: str, client: Client, server: Server) -> None:
     with Memory(4096) as kept, Memory(4096) as fresh:
         client.register("kept", kept.name, 4096)
         os.unlink(kept.path)  # so the object is only reachable through a descriptor
@@ -171,7 +162,7 @@ def test_regions_survive(role: str, client: Client, server: RunningServer) -> No
             assert client.unregister("fresh")[0] == 200
 
 
-def test_regions_survive_coordinator_and_supervisor(client: Client, server: RunningServer) -> None:
+def test_regions_survive_coordinator_and_supervisor(client: Client, server: Server) -> None:
     with Memory(4096) as named, Memory(4096) as lost, Memory(4096) as replaced:
         for name, memory in (("named", named), ("lost", lost), ("replaced", replaced)):
             assert client.register(name, memory.name, 4096)[0] == 200
@@ -185,7 +176,7 @@ def test_regions_survive_coordinator_and_supervisor(client: Client, server: Runn
         os.unlink(replaced.path + "-old")
 
 
-def test_a_region_of_a_dead_process_is_reaped(server: RunningServer, client: Client) -> None:
+def test_a_region_of_a_dead_process_is_reaped(server: Server, client: Client) -> None:
     with Memory(4096) as memory:
         script = (
             "import sys; sys.path.insert(0, '.');"
@@ -210,20 +201,13 @@ def test_a_region_of_a_dead_process_is_reaped(server: RunningServer, client: Cli
         assert os.path.exists(memory.path)
 
 
-def test_tritonclient_with_its_own_shared_memory(server: RunningServer) -> None:
-    finished = subprocess.run(
-        [sys.executable, str(TRITON_CLIENT), f"127.0.0.1:{server.http_port}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "PASS" in finished.stdout
+def test_tritonclient_with_its_own_shared_memory(server: Server) -> None:
+    triton("regions", server.address())
 
 
 def test_off_means_off(tmp_path: Path) -> None:
     with (
-        RunningServer(MODELS, client_shm_mode="off", grpc_processes=0) as server,
+        Server(MODELS, client_shm_mode="off", grpc_processes=0) as server,
         Memory(4096) as memory,
     ):
         client = Client(server.http_port)

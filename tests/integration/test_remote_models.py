@@ -1,18 +1,17 @@
 """Service with models in an S3 store: start, changes, and absence of the store."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faulty_store import KEYS, SECRET, Faulty, Moto
+from tests.holding import replace
 from tests.running_server import RunningServer, wait_until
+from tests.servers import SMALL, Server, Starting, only
 
 pytestmark = pytest.mark.needs("remote")
 
@@ -31,21 +30,6 @@ class Model:
 ONE = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}]}
 
 
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Moto]:
-    made = Moto()
-    made.make_bucket("models")
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def store(moto: Moto) -> Iterator[Faulty]:
-    proxy = Faulty(moto.port)
-    yield proxy
-    proxy.stop()
-
-
 def put(moto: Moto, model: str, version: int, added: str) -> None:
     moto.put(f"models/prod/{model}/config.pbtxt", CONFIG.encode())
     moto.put(f"models/prod/{model}/{version}/model.py", (MODEL % added).encode())
@@ -62,16 +46,14 @@ def index(server: RunningServer) -> dict[str, dict[str, str]]:
     return {row["name"]: row for row in json.loads(body) if row.get("state") != "UNAVAILABLE"}
 
 
-def service(store: Faulty, folder: Path, **settings: Any) -> RunningServer:
-    environ = {**KEYS, "AWS_ENDPOINT_URL": store.url}
-    return RunningServer(
+def service(store: Faulty, folder: Path, kind: type[Server] = Server, **settings: Any) -> Server:
+    return kind(
         "s3://models/prod",
-        environ,
+        {**KEYS, "AWS_ENDPOINT_URL": store.url},
         repository_cache_dir=folder / "cache",
         repository_silence_s=3,
         poll_interval_s=0.3,
-        http_workers=1,
-        grpc_processes=0,
+        **SMALL,
         **settings,
     )
 
@@ -79,8 +61,7 @@ def service(store: Faulty, folder: Path, **settings: Any) -> RunningServer:
 def test_models_of_a_store(moto: Moto, store: Faulty, tmp_path: Path) -> None:
     put(moto, "add", 1, "10")
     put(moto, "broken", 1, "20")
-    server = service(store, tmp_path, model_control="poll")
-    with server:
+    with service(store, tmp_path, model_control="poll") as server:
         assert result(server, "add") == 11
         changes_are_served(moto, store, server)
         store.stop()
@@ -90,10 +71,7 @@ def test_models_of_a_store(moto: Moto, store: Faulty, tmp_path: Path) -> None:
         (pid,) = server.pids("executor add")
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: result(server, "add") == 101, "it runs from the cache")
-        (pid,) = server.pids("fetcher")
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: server.pids("fetcher") not in ([], [pid]), "another fetcher")
-    assert server.leaks() == []
+        replace(server, "fetcher")
     without_the_store(moto, store, tmp_path)
 
 
@@ -115,11 +93,10 @@ def changes_are_served(moto: Moto, store: Faulty, server: RunningServer) -> None
 
 
 def without_the_store(moto: Moto, store: Faulty, folder: Path) -> None:
-    """A service that starts without the store serves the cached models and keeps trying the
-    store."""
+    """A service that starts without the store serves cached models and keeps trying the store."""
     put(moto, "new", 1, "1000")
-    server = service(store, folder, model_control="explicit", load_models="add,late")
-    with server:
+    settings = {**only("add,late")}
+    with service(store, folder, **settings) as server:
         assert result(server, "add") == 101
         wait_until(lambda: "reason" in index(server)["add"], "it is told")
         assert "not fetched: s3://models/prod" in server.log()
@@ -135,26 +112,19 @@ def without_the_store(moto: Moto, store: Faulty, folder: Path) -> None:
         assert status == 400
         assert b"2/model.py" in body
         assert result(server, "new") == 1001
-    assert server.leaks() == []
     assert SECRET not in server.log()
 
 
 def test_a_store_that_is_not_there(store: Faulty, tmp_path: Path) -> None:
     store.reset()
     store.stop()
-    server = service(store, tmp_path)
-    try:
-        server.start(wait_ready=False)
+    with service(store, tmp_path, Starting) as server:
         wait_until(server.lives, "it lives")
         wait_until(lambda: b"the store" in not_ready(server), "it says why")
         assert b"it has not read its repository yet (s3://models/prod: " in not_ready(server)
         store.start()
         server.wait_ready()
         assert result(server, "add") == 101
-    finally:
-        server.stop()
-        server.kill_all()
-    assert server.leaks() == []
 
 
 def not_ready(server: RunningServer) -> bytes:

@@ -1,7 +1,4 @@
-"""Sequences in a real server: their instances, the flags for models, and the effects of a
-death."""
-
-from __future__ import annotations
+"""Sequences in a real server: their instances, the flags for models, and the effects of a death."""
 
 import http.client
 import json
@@ -10,8 +7,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,8 +19,9 @@ import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
 from tests.grpc_client import Client, put, tensor
-from tests.holding import Hold, in_flight
-from tests.running_server import WATCHDOG_S, RunningServer, wait_until
+from tests.holding import Hold, in_flight, statistics
+from tests.running_server import wait_until
+from tests.servers import Server, triton
 
 MODELS = Path(__file__).parents[1] / "repositories" / "sequences"
 helper, T = onnx.helper, onnx.TensorProto
@@ -56,7 +52,7 @@ def copy(models: Path, name: str, config: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(MODELS, models, dirs_exist_ok=True)
     write_total(models / "total")
@@ -75,24 +71,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     )
     wide = tally.replace("count: 3", "count: 4").replace("32 }", "64 }")
     copy(models, "wide", wide)
-    with RunningServer(models, http_workers=2, grpc_processes=2) as server:
+    with Server(models, http_workers=2, grpc_processes=2) as server:
         server.wait_instances()
         yield server
-    assert server.leaks() == []
 
 
 def post(
-    server: RunningServer, model: str, tensor: dict[str, Any], flags: str, **parameters: Any
+    server: Server, model: str, tensor: dict[str, Any], flags: str, **parameters: Any
 ) -> tuple[int, Any]:
-    """Send a request on a new connection, so that any worker may get it. `flags`: "start", "end"
-    or both."""
+    """Send a request on a new connection, to any worker. `flags`: "start", "end" or both."""
     told = {f"sequence_{flag}": True for flag in flags.split()}
     document = {"inputs": [tensor], "parameters": {**parameters, **told}}
     return server.infer(model, document)
 
 
 def add(
-    server: RunningServer, number: Any, value: int, flags: str = "", model: str = "tally"
+    server: Server, number: Any, value: int, flags: str = "", model: str = "tally"
 ) -> dict[str, list[int]]:
     tensor = {"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [value]}
     status, document = post(server, model, tensor, flags, sequence_id=number)
@@ -100,14 +94,14 @@ def add(
     return {output["name"]: output["data"] for output in document["outputs"]}
 
 
-def refusal(server: RunningServer, tensor: dict[str, Any], flags: str, **parameters: Any) -> str:
+def refusal(server: Server, tensor: dict[str, Any], flags: str, **parameters: Any) -> str:
     status, document = post(server, "tally", tensor, flags, **parameters)
     assert status == 400, document
     error: str = document["error"]
     return error
 
 
-def say(server: RunningServer, sequence: str, command: str = "", flags: str = "") -> str:
+def say(server: Server, sequence: str, command: str = "", flags: str = "") -> str:
     tensor = {"name": "COMMAND", "datatype": "BYTES", "shape": [1, 1], "data": [command]}
     status, document = post(server, "slots", tensor, flags, sequence_id=sequence)
     assert status == 200, document
@@ -115,18 +109,10 @@ def say(server: RunningServer, sequence: str, command: str = "", flags: str = ""
     return text
 
 
-def statistics(server: RunningServer, model: str) -> dict[str, Any]:
-    _, document = server.get(f"/v2/models/{model}/stats")
-    result: dict[str, Any] = document["model_stats"][0]
-    return result
-
-
 IN = {"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [1]}
 
 
-def test_each_sequence_stays_where_it_began(
-    server: RunningServer, threads: ThreadPoolExecutor
-) -> None:
+def test_each_sequence_stays_where_it_began(server: Server, threads: ThreadPoolExecutor) -> None:
     def run(number: int) -> int:
         pids = set()
         for step in range(6):
@@ -147,7 +133,7 @@ def test_each_sequence_stays_where_it_began(
 
 
 def test_200_interleaved_sequences_on_4_instances(
-    server: RunningServer, threads: ThreadPoolExecutor
+    server: Server, threads: ThreadPoolExecutor
 ) -> None:
     numbers = list(range(1001, 1201))
     order = random.Random(1)
@@ -168,7 +154,7 @@ def test_200_interleaved_sequences_on_4_instances(
     assert statistics(server, "wide")["inference_count"] == 800
 
 
-def test_refusals_have_the_words_of_triton(server: RunningServer) -> None:
+def test_refusals_have_the_words_of_triton(server: Server) -> None:
     assert refusal(server, IN, "") == (
         "inference request to model 'tally' must specify a non-zero or non-empty correlation ID"
     )
@@ -193,7 +179,7 @@ def test_refusals_have_the_words_of_triton(server: RunningServer) -> None:
     assert statistics(server, "tally")["inference_stats"]["fail"]["count"] == 7
 
 
-def test_what_clients_do_not_send_is_in_no_metadata(server: RunningServer) -> None:
+def test_what_clients_do_not_send_is_in_no_metadata(server: Server) -> None:
     for model, names in (("tally", ["IN", "SUM", "SEEN"]), ("total", ["IN", "OUT"])):
         _, metadata = server.get(f"/v2/models/{model}")
         assert [tensor["name"] for tensor in metadata["inputs"] + metadata["outputs"]] == names
@@ -204,7 +190,7 @@ def test_what_clients_do_not_send_is_in_no_metadata(server: RunningServer) -> No
 
 
 def test_states_of_an_onnx_model_are_each_sequences_own(
-    server: RunningServer, threads: ThreadPoolExecutor
+    server: Server, threads: ThreadPoolExecutor
 ) -> None:
     def ask(number: int, flags: str = "") -> list[float]:
         tensor = {"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": [number, 0.5]}
@@ -231,7 +217,7 @@ def test_states_of_an_onnx_model_are_each_sequences_own(
 
 
 def test_direct_has_a_row_for_each_slot_and_more_sequences_wait(
-    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
+    server: Server, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     assert say(server, "a", flags="start") == "a in 0, 1 ready, step 10"
     assert say(server, "b", flags="start") == "b in 1, 1 ready, step 10"
@@ -254,7 +240,7 @@ def test_direct_has_a_row_for_each_slot_and_more_sequences_wait(
         say(server, name, flags="end")
 
 
-def test_a_sequence_that_says_nothing_ends(server: RunningServer) -> None:
+def test_a_sequence_that_says_nothing_ends(server: Server) -> None:
     assert add(server, 1, 5, "start", "brief")["SUM"] == [5]
     assert add(server, 2, 6, "start", "brief")["SUM"] == [6]  # a slot is free
     status, document = post(server, "brief", IN, "", sequence_id=1)
@@ -262,7 +248,7 @@ def test_a_sequence_that_says_nothing_ends(server: RunningServer) -> None:
     assert "must specify the START flag" in document["error"]
 
 
-def test_a_death_ends_the_sequences_that_lived_there_and_no_others(server: RunningServer) -> None:
+def test_a_death_ends_the_sequences_that_lived_there_and_no_others(server: Server) -> None:
     homes = {number: add(server, number, number, "start")["SEEN"][0] for number in range(201, 213)}
     victim = homes[201]
     dead = [number for number, pid in homes.items() if pid == victim]
@@ -290,7 +276,7 @@ def test_a_death_ends_the_sequences_that_lived_there_and_no_others(server: Runni
 
 
 def test_kill_9_in_the_midst_of_a_batch_of_sequences(
-    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
+    server: Server, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     """Each request fails, its sequence has ended, and the slot is free for another sequence."""
     names = ("a", "b", "c")
@@ -327,13 +313,13 @@ def test_kill_9_in_the_midst_of_a_batch_of_sequences(
     wait_until(lambda: not server.show("slots"), "slots are not given back")
 
 
-def count(server: RunningServer, runs: int) -> tuple[int, Any]:
+def count(server: Server, runs: int) -> tuple[int, Any]:
     tensor = {"name": "COUNT", "datatype": "INT32", "shape": [1, 1], "data": [runs]}
     return server.infer("countdown", {"inputs": [tensor]})
 
 
 def test_requests_run_again_until_the_model_releases_them(
-    server: RunningServer, threads: ThreadPoolExecutor
+    server: Server, threads: ThreadPoolExecutor
 ) -> None:
     many = threads.submit(count, server, 60)
     # later requests join its runs
@@ -356,22 +342,12 @@ def test_requests_run_again_until_the_model_releases_them(
     assert in_flight(server, "countdown/1/0") == 0
 
 
-def test_tritonclient_sends_sequences(server: RunningServer) -> None:
-    program = Path(__file__).parent / "triton_sequence_client.py"
-    address = f"{server.http_host}:{server.http_port}"
-    done = subprocess.run(
-        [sys.executable, str(program), address, server.grpc_address],
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
+def test_tritonclient_sends_sequences(server: Server) -> None:
+    triton("sequences", server.address(), server.grpc_address)
 
 
 def counting(model: str, runs: int, hold: Hold | None = None) -> pb.ModelInferRequest:
-    """Return a request for `runs` runs. With `hold` the first run waits, and no request shares the
-    runs."""
+    """Return a request for `runs` runs. With `hold` the first waits, and no request shares runs."""
     array = np.array([[runs] if hold is None else [runs, 0]], np.int32)
     made = pb.ModelInferRequest(model_name=model, inputs=[tensor(array, "COUNT", "INT32")])
     made.raw_input_contents.append(array.tobytes())
@@ -380,7 +356,7 @@ def counting(model: str, runs: int, hold: Hold | None = None) -> pb.ModelInferRe
     return made
 
 
-def frontend_of(server: RunningServer, model: str) -> int:
+def frontend_of(server: Server, model: str) -> int:
     """Return the pid of the frontend with a request in flight to a single-instance model, once
     that request has run."""
     runs = statistics(server, model)["execution_count"]
@@ -402,10 +378,9 @@ LONG = 3000  # runs, which take half a minute
 
 @pytest.mark.parametrize(("model", "door"), [("countdown", "grpc"), ("countdowns", "http")])
 def test_kill_9_of_a_frontend_between_two_runs_of_its_request(
-    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path, model: str, door: str
+    server: Server, threads: ThreadPoolExecutor, tmp_path: Path, model: str, door: str
 ) -> None:
-    """The frontend's request is dropped and not run again. Requests of other frontends are
-    answered."""
+    """The frontend's request is dropped, not run again. Those of other frontends are answered."""
     with Client(server.grpc_address) as doomed, Client(server.grpc_address) as client:
         if door == "grpc":
             sent = threads.submit(doomed.error, "ModelInfer", counting(model, LONG))
@@ -442,7 +417,7 @@ def test_kill_9_of_a_frontend_between_two_runs_of_its_request(
 
 
 def test_kill_9_of_an_executor_between_two_runs(
-    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
+    server: Server, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     """Waiting requests fail, and later requests are served."""
     with Client(server.grpc_address) as client:
@@ -479,7 +454,7 @@ def steps(number: int, count: int, flags: str = "") -> pb.ModelInferRequest:
 
 
 def test_streams_of_answers_to_requests_of_sequences(
-    server: RunningServer, threads: ThreadPoolExecutor
+    server: Server, threads: ThreadPoolExecutor
 ) -> None:
     """All requests of a stream are sent before an answer is looked at."""
     counts = (5, 0, 40, 3)

@@ -17,13 +17,9 @@ import pytest
 from shmserve.cli.operating import show
 from shmserve.transport import rundir
 from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
+from tests.servers import SMALL, Server, Starting, failed_start, only, shmserve
 
-SMALL: dict[str, Any] = {
-    "model_control": "explicit",
-    "load_models": "identity",
-    "http_workers": 1,
-    "grpc_processes": 0,
-}
+SETTINGS = SMALL | only("identity")
 
 
 def titles(server):
@@ -36,8 +32,7 @@ def role_pid(server, role):
 
 @pytest.fixture
 def manager(tmp_path):
-    """Lines that systemd receives. A thread reads them at once, because the socket buffers only a
-    few."""
+    """Lines that systemd receives, read at once by a thread: the socket buffers only a few."""
     lines: Any = queue.SimpleQueue()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
@@ -65,7 +60,7 @@ def hear(manager, wanted):
 
 def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(tmp_path, manager):
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
-    with RunningServer(environ=environ, **SMALL) as server:
+    with Server(environ=environ, **SETTINGS) as server:
         said = hear(manager, "READY=1")
         assert "STATUS=Gunicorn arbiter booted" not in said
         wait_until(lambda: "try: curl http://127.0.0.1:" in server.log(), "no greeting")
@@ -82,7 +77,6 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
         assert server.log().count("all models ready after ") == 1
         server.stop()
         hear(manager, "STOPPING=1")
-    assert server.leaks() == []
 
 
 def test_systemd_hears_of_no_readiness_while_a_model_is_missing(tmp_path, manager):
@@ -91,21 +85,16 @@ def test_systemd_hears_of_no_readiness_while_a_model_is_missing(tmp_path, manage
     config = (ROOT / "tests/repositories/basic/echo/config.pbtxt").read_text()
     (tmp_path / "models/broken/config.pbtxt").write_text(config)
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-    server = RunningServer(tmp_path / "models", environ, grpc_processes=0)
-    try:
-        server.start(wait_ready=False)
+    with Starting(tmp_path / "models", environ, grpc_processes=0) as server:
         said = hear(manager, "STATUS=0 ready, 0 loading, unavailable: broken/1")
         assert "EXTEND_TIMEOUT_USEC=60000000" in said
         assert "READY=1" not in said
         server.stop()
         assert "READY=1" not in hear(manager, "STOPPING=1")
-        assert server.leaks() == []
-    finally:
-        server.kill_all()
 
 
 def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
-    with RunningServer(**{**SMALL, "http_workers": 2}) as server:
+    with Server(**{**SETTINGS, "http_workers": 2}) as server:
         names = titles(server)
         assert names[:1] == ["shmserve: coordinator"]
         assert "shmserve: executor identity/1/0" in names
@@ -120,15 +109,12 @@ def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
             "shmserve: template",
         ]
         assert server.stop() == 0
-        assert titles(server) == []
-    assert server.leaks() == []
 
 
 def test_a_reload_replaces_http_workers_and_nothing_else():
-    with RunningServer(**SMALL) as server:
+    with Server(**SETTINGS) as server:
         before = {r["process"]: r["role"] for r in show.ask(server.run_dir, "processes")}
-        command = [sys.executable, "-m", "shmserve", "reload"]
-        subprocess.run(command, cwd=ROOT, env=server.environ, check=True, timeout=WATCHDOG_S)
+        assert shmserve("reload", environ=server.environ).returncode == 0
 
         def replaced():
             rows = show.ask(server.run_dir, "processes")
@@ -142,12 +128,10 @@ def test_a_reload_replaces_http_workers_and_nothing_else():
                 p for p in after if after[p] == role
             ]
         assert server.get("/v2/health/ready")[0] == 200
-    assert server.leaks() == []
 
 
 def start_with_sockets(server, listeners):
-    """Start the server as systemd would: named descriptors from 3 on, for the pid in
-    LISTEN_PID."""
+    """Start the server as systemd would: named descriptors from 3 on, for the pid in LISTEN_PID."""
     saved = [os.dup(listener.fileno()) for listener in listeners.values()]
     moves = "".join(f"{place}<&{fd} " for place, fd in enumerate(saved, 3))
     names = ":".join(listeners)
@@ -171,7 +155,7 @@ def start_with_sockets(server, listeners):
 
 def test_systemd_may_hold_the_listening_socket():
     listener = socket.create_server(("127.0.0.1", 0))
-    server = RunningServer(**SMALL)
+    server = RunningServer(**SETTINGS)
     server.http_port = listener.getsockname()[1]
     start_with_sockets(server, {"": listener})
     try:
@@ -188,7 +172,7 @@ def test_systemd_may_hold_sockets_of_http_and_grpc_and_each_takes_its_own(tmp_pa
     grpc_listener = socket.create_server(("127.0.0.1", 0))
     http_listener = socket.create_server(("127.0.0.1", 0))
     unix_listener = socket.create_server(path, family=socket.AF_UNIX)
-    server = RunningServer(**{**SMALL, "grpc_processes": 2})
+    server = RunningServer(**{**SETTINGS, "grpc_processes": 2})
     server.http_port = http_listener.getsockname()[1]
     target = f"127.0.0.1:{grpc_listener.getsockname()[1]}"
     listeners = {"other": unix_listener, "grpc": grpc_listener, "http": http_listener}
@@ -242,12 +226,9 @@ def test_systemd_may_hold_sockets_of_http_and_grpc_and_each_takes_its_own(tmp_pa
     ],
 )
 def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, message):
-    server = RunningServer(**settings)
-    server.start(wait_ready=False)
-    assert server.master.wait(WATCHDOG_S) != 0
-    assert f"shmserve: {message}" in server.log()
-    assert "Traceback" not in server.log()
-    assert server.processes() == {}
+    said = failed_start(RunningServer(**settings))
+    assert f"shmserve: {message}" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("setting", ["http_bind", "grpc_bind"])
@@ -257,50 +238,43 @@ def test_a_taken_address_ends_the_start_before_anything_is_launched(setting, tmp
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
         server = RunningServer(**{setting: address}, trace_file=str(traces))  # type: ignore[arg-type]
-        server.start(wait_ready=False)
-        assert server.master.wait(WATCHDOG_S) != 0
-        said = server.log()
+        said = failed_start(server)
         told = f"shmserve: {setting}: cannot listen on {address}: Address already in use, by pid "
         assert told in said
         assert f"by pid {os.getpid()} (" in said
         assert "supervisor" not in said
         assert traces.read_text() == "of the service that is there"
         assert rundir.lock(server.run_dir, "supervisor").last_beat() is None
-        assert server.processes() == {}
 
 
 def test_a_live_services_socket_is_not_taken_away(tmp_path):
     path = tmp_path / "http.sock"
     with socket.create_server(str(path), family=socket.AF_UNIX):
-        server = RunningServer(http_bind=f"unix:{path}")
-        server.start(wait_ready=False)
-        assert server.master.wait(WATCHDOG_S) != 0
-        assert f"http_bind: cannot listen on unix:{path}: another process listens" in server.log()
+        said = failed_start(RunningServer(http_bind=f"unix:{path}"))
+        assert f"http_bind: cannot listen on unix:{path}: another process listens" in said
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
 
 
 def test_a_socket_for_grpc_that_nobody_would_take():
-    server = RunningServer(**SMALL)
+    server = RunningServer(**SETTINGS)
     start_with_sockets(server, {"grpc": socket.create_server(("127.0.0.1", 0))})
-    assert server.master.wait(WATCHDOG_S) != 0
-    assert "shmserve: grpc_processes: 0, but systemd passes a socket for gRPC" in server.log()
+    told = "shmserve: grpc_processes: 0, but systemd passes a socket for gRPC"
+    assert told in failed_start(server)
 
 
 def test_http_survives_the_supervisor_being_told_to_stop():
-    """The supervisor's drain must not close gunicorn's socket. The guard starts a new
-    supervisor."""
-    with RunningServer(**SMALL) as server:
+    """The supervisor's drain must not close gunicorn's socket. The guard starts another."""
+    with Server(**SETTINGS) as server:
         supervisor = role_pid(server, "supervisor")
         os.kill(supervisor, signal.SIGTERM)
         wait_until(lambda: role_pid(server, "supervisor") not in (0, supervisor), "another")
         wait_until(server.ready, "readiness")
         assert os.path.exists(server.unix_path)
-    assert server.leaks() == []
 
 
 def test_killed_executors_leave_no_sockets_behind_and_every_line_is_an_object():
-    with RunningServer(**SMALL, log_format="json", access_log="true") as server:
+    with Server(**SETTINGS, log_format="json", access_log="true") as server:
 
         def sockets():
             return {n for n in os.listdir(server.run_dir) if n.startswith("executor-")}
@@ -311,7 +285,6 @@ def test_killed_executors_leave_no_sockets_behind_and_every_line_is_an_object():
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not (sockets() & before), "the old sockets' end")
         wait_until(server.ready, "readiness")
-    assert server.leaks() == []
     lines = [json.loads(line) for line in server.log().splitlines()]
     roles = {line["process"].split()[0] for line in lines}
     assert {"master", "http", "supervisor", "coordinator"} <= roles
@@ -320,7 +293,7 @@ def test_killed_executors_leave_no_sockets_behind_and_every_line_is_an_object():
 
 
 def test_with_the_master_everything_ends():
-    with RunningServer(**SMALL) as server:
+    with Server(**SETTINGS) as server:
         server.master.kill()
         server.master.wait(WATCHDOG_S)
         wait_until(lambda: not server.processes(), f"the end of {server.processes()}")
@@ -332,4 +305,3 @@ def test_with_the_master_everything_ends():
         assert [name for name in left if not name.endswith(".lock")] == []
         told = json.loads(Path(server.run_dir, "events", "bad-end.json").read_text())
         assert "the gunicorn master is gone" in [row["text"] for row in told]
-    assert server.leaks() == []

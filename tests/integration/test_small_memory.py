@@ -1,23 +1,16 @@
 """A really small /dev/shm, as in containers: in a mount namespace of the server."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from tests.running_server import ROOT, RunningServer
+from tests.servers import SMALL, only
 
 MODELS = ROOT / "tests/repositories/basic"
-SMALL: dict[str, Any] = {
-    "http_workers": 1,
-    "grpc_processes": 0,
-    "model_control": "explicit",
-    "load_models": "echo",
-}
+SETTINGS = SMALL | only("echo")
 MIB = 1 << 20
 
 
@@ -45,7 +38,7 @@ def echo(server: RunningServer, nbytes: int) -> tuple[int, str]:
 @pytest.mark.parametrize("pool", [0, 64 * MIB])
 def test_what_fits_is_served_and_what_does_not_is_refused(pool: int) -> None:
     """No process gets a SIGBUS, even if the configured pool is larger than /dev/shm."""
-    server = RunningServer(MODELS, **SMALL, pool_bytes=pool)
+    server = RunningServer(MODELS, **SETTINGS, pool_bytes=pool)
     try:
         start(server, 16 * MIB)
         server.wait_ready()

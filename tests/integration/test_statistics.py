@@ -1,7 +1,5 @@
 """Statistics of a real service agree with the answers to clients, whichever process dies."""
 
-from __future__ import annotations
-
 import collections
 import http.client
 import json
@@ -9,27 +7,26 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from shmserve._generated import grpc_service_pb2 as pb
 from tests.grpc_client import Client, tensor
+from tests.holding import samples, statistics
 from tests.running_server import (
     WATCHDOG_S,
-    RunningServer,
     free_port,
     open_fds,
     wait_until,
 )
+from tests.servers import SMALL, Server, only, triton
 
 HERE = Path(__file__).parent
 MODELS = HERE.parent / "repositories" / "basic"
@@ -42,7 +39,7 @@ AGENT_BIND = "SHMSERVE_AGENT_BIND"
 
 
 @pytest.fixture
-def counted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningServer]:
+def counted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """Server without any counts yet. Parameter: additional settings."""
     settings: dict[str, Any] = {
         "http_workers": 2,
@@ -53,46 +50,36 @@ def counted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningS
     settings |= {"metrics_bind": f"127.0.0.1:{free_port()}", "trace_file": tmp_path / "t.json"}
     settings |= {"agent_bind": f"127.0.0.1:{free_port()}"}
     (tmp_path / "t.json").write_text("of an earlier service")
-    with RunningServer(MODELS, **settings | getattr(request, "param", {})) as server:
+    with Server(MODELS, **settings | getattr(request, "param", {})) as server:
         server.wait_instances()
         yield server
-    assert server.leaks() == []
 
 
 def command(text: str) -> Any:
     return {"inputs": [{"name": "COMMAND", "shape": [1], "datatype": "BYTES", "data": [text]}]}
 
 
-def load(server: RunningServer, clients: int, requests: list[tuple[str, Any]]) -> Any:
+def load(server: Server, clients: int, requests: list[tuple[str, Any]]) -> Any:
     """Every client sends all requests, each on a new connection; statuses by model."""
     seen: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
     lock = threading.Lock()
 
-    def client() -> None:
+    def client(_: int) -> None:
         for model, document in requests:
             status, _ = server.infer(model, document)
             with lock:
                 seen[model][status] += 1
 
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(client, range(clients)))
     return seen
 
 
-def stats(server: RunningServer, model: str) -> Any:
-    status, document = server.get(f"/v2/models/{model}/stats")
-    assert status == 200, document
-    return document["model_stats"][0]
+def success(server: Server, model: str) -> int:
+    return int(statistics(server, model)["inference_stats"]["success"]["count"])
 
 
-def success(server: RunningServer, model: str) -> int:
-    return int(stats(server, model)["inference_stats"]["success"]["count"])
-
-
-def scrape(server: RunningServer, path: str = "/metrics") -> tuple[int, bytes]:
+def scrape(server: Server, path: str = "/metrics") -> tuple[int, bytes]:
     """On the address of the metrics alone."""
     connection = http.client.HTTPConnection(server.environ[METRICS_BIND], timeout=WATCHDOG_S)
     try:
@@ -103,21 +90,17 @@ def scrape(server: RunningServer, path: str = "/metrics") -> tuple[int, bytes]:
         connection.close()
 
 
-def samples(server: RunningServer) -> dict[tuple[str, ...], float]:
-    """By name and labels."""
+def page(server: Server) -> dict[tuple[str, ...], float]:
+    """Return the samples of the page of metrics, wherever the server has it."""
     status, _, text = server.request("GET", "/metrics")
     if METRICS_BIND in server.environ:
         assert status == 404
         status, text = scrape(server)
     assert status == 200
-    return {
-        (sample.name, *(f"{k}={v}" for k, v in sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text.decode())
-        for sample in family.samples
-    }
+    return samples(text)
 
 
-def agent(server: RunningServer) -> bytes:
+def agent(server: Server) -> bytes:
     """Return the agent's answer to a load balancer, or b"" while there is no coordinator."""
     host, port = server.environ[AGENT_BIND].split(":")
     try:
@@ -127,19 +110,19 @@ def agent(server: RunningServer) -> bytes:
         return b""
 
 
-def failures(server: RunningServer, model: str) -> dict[str, int]:
-    name, of, told = "shmserve_request_failures_total", f"model={model}", samples(server)
+def failures(server: Server, model: str) -> dict[str, int]:
+    name, of, told = "shmserve_request_failures_total", f"model={model}", page(server)
     found = [key[3].partition("=")[2] for key in told if key[0] == name and key[1] == of]
     values = [int(n) for key, n in told.items() if key[0] == name and key[1] == of]
     return {reason: count for reason, count in zip(found, values, strict=True) if count}
 
 
-def test_counts_agree_with_the_clients_over_workers_and_instances(counted: RunningServer) -> None:
+def test_counts_agree_with_the_clients_over_workers_and_instances(counted: Server) -> None:
     requests = [("pair", GOOD)] * 20 + [("pair", BAD)] * 3 + [("misbehaving", command("ok"))]
     requests += [("misbehaving", command("throw"))] * 2
     seen = load(counted, 6, requests)
     assert seen["pair"][200] + seen["pair"][400] + seen["pair"][503] == 6 * 23
-    mine = stats(counted, "pair")
+    mine = statistics(counted, "pair")
     inference = mine["inference_stats"]
     assert inference["success"]["count"] == seen["pair"][200]
     assert inference["fail"]["count"] == seen["pair"][503]
@@ -154,18 +137,18 @@ def test_counts_agree_with_the_clients_over_workers_and_instances(counted: Runni
     assert told.pop("bad_request") == 6 * 3
     assert told == ({"queue_full": seen["pair"][503]} if seen["pair"][503] else {})
     assert failures(counted, "misbehaving")["model"] == seen["misbehaving"][500]
-    other = stats(counted, "misbehaving")
+    other = statistics(counted, "misbehaving")
     assert other["inference_stats"]["success"]["count"] == seen["misbehaving"][200]
     assert other["inference_stats"]["fail"]["count"] >= seen["misbehaving"][500]
     assert {row["name"] for row in counted.get("/v2/models/stats")[1]["model_stats"]} == {
         *("echo", "misbehaving", "pair")
     }
     key = ("shmserve_requests_total", "model=pair", "protocol=http", "version=1")
-    assert samples(counted)[key] == 6 * 23
+    assert page(counted)[key] == 6 * 23
 
 
 @pytest.mark.parametrize("counted", [{"grpc_processes": 1}], indirect=True)
-def test_both_protocols_count_into_the_same_model(counted: RunningServer) -> None:
+def test_both_protocols_count_into_the_same_model(counted: Server) -> None:
     array = np.ones(3, np.float32)
     request = pb.ModelInferRequest(model_name="echo", inputs=[tensor(array, "IN")])
     request.raw_input_contents.append(array.tobytes())
@@ -177,7 +160,7 @@ def test_both_protocols_count_into_the_same_model(counted: RunningServer) -> Non
     for _ in range(3):
         assert counted.infer("echo", GOOD)[0] == 200
     assert success(counted, "echo") == 7
-    told = samples(counted)
+    told = page(counted)
     for protocol, count in (("grpc", 5), ("http", 3)):
         key = ("shmserve_requests_total", "model=echo", f"protocol={protocol}", "version=1")
         assert told[key] == count
@@ -199,13 +182,12 @@ def repeat(count: int, delay_ms: int = 0) -> pb.ModelInferRequest:
 
 
 def test_answers_of_streams_are_counted_by_their_place() -> None:
-    only: dict[str, Any] = {"model_control": "explicit", "load_models": "repeat_int32"}
-    with RunningServer(http_workers=1, **only) as server:
+    with Server(http_workers=1, **only("repeat_int32")) as server:
         server.wait_instances()
         with Client(server.grpc_address) as client:
             assert len(list(client.stream([repeat(3), repeat(2)]))) == 5
             wait_until(lambda: success(server, "repeat_int32") == 2, "both streams")
-            told = stats(server, "repeat_int32")
+            told = statistics(server, "repeat_int32")
             stream = client.stream([repeat(1000, 50)])
             next(stream)
             stream.cancel()
@@ -217,43 +199,39 @@ def test_answers_of_streams_are_counted_by_their_place() -> None:
         wait_until(
             lambda: failures(server, "repeat_int32") == {"cancelled": 1}, "the cancelled stream"
         )
-        assert stats(server, "repeat_int32")["execution_count"] == 2
-    assert server.leaks() == []
+        assert statistics(server, "repeat_int32")["execution_count"] == 2
 
 
 def test_a_model_that_is_loaded_again_goes_on_counting() -> None:
-    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "*", "http_workers": 1}
-    with RunningServer(MODELS, **settings, grpc_processes=0) as server:
+    with Server(MODELS, **only("*"), **SMALL) as server:
         for _ in range(3):
             assert server.infer("echo", GOOD)[0] == 200
         assert server.request("POST", "/v2/repository/models/echo/unload", b"{}")[0] == 200
         wait_until(lambda: server.get("/v2/models/echo/stats")[0] == 404, "no statistics")
         assert "echo" not in {r["name"] for r in server.get("/v2/models/stats")[1]["model_stats"]}
         key = ("shmserve_requests_total", "model=echo", "protocol=http", "version=1")
-        assert samples(server)[key] == 3
+        assert page(server)[key] == 3
         assert server.request("POST", "/v2/repository/models/echo/load", b"{}")[0] == 200
         assert server.infer("echo", GOOD)[0] == 200
-        inference = stats(server, "echo")["inference_stats"]
+        inference = statistics(server, "echo")["inference_stats"]
         assert inference["success"]["count"] == inference["queue"]["count"] == 4
-    assert server.leaks() == []
 
 
 @pytest.mark.parametrize("counted", [{"request_timeout_s": 1}], indirect=True)
-def test_deadlines_and_full_queues_are_failures_of_their_own(counted: RunningServer) -> None:
-    """Two workers accept two requests each. Further requests are refused, and waiting requests
-    expire."""
+def test_deadlines_and_full_queues_are_failures_of_their_own(counted: Server) -> None:
+    """Two workers accept two requests each. More are refused, and waiting requests expire."""
     seen = load(counted, 8, [("misbehaving", command("loop"))])["misbehaving"]
     assert seen[200] == 0
     assert seen[504] >= 2
     told = failures(counted, "misbehaving")
     assert told["deadline"] == seen[504]
     assert told.get("queue_full", 0) == seen[503]
-    assert stats(counted, "misbehaving")["inference_stats"]["fail"]["count"] == 8
+    assert statistics(counted, "misbehaving")["inference_stats"]["fail"]["count"] == 8
     # a stop would wait for the model
     os.kill(counted.pids("executor misbehaving")[0], signal.SIGKILL)
 
 
-def test_no_death_loses_a_count(counted: RunningServer) -> None:
+def test_no_death_loses_a_count(counted: Server) -> None:
     answered = 0
     before: dict[tuple[str, ...], float] = {}
     for role in ("executor echo", "http worker", "coordinator", "supervisor"):
@@ -267,7 +245,7 @@ def test_no_death_loses_a_count(counted: RunningServer) -> None:
         counted.wait_linked()
         wait_until(lambda: agent(counted) == b"100%\n", "load balancers are told, by whomever")
         assert success(counted, "echo") == answered, role
-        now = samples(counted)
+        now = page(counted)
         for key, value in before.items():
             assert not key[0].endswith(("_total", "_count")) or now[key] >= value, key
         before = now
@@ -275,12 +253,12 @@ def test_no_death_loses_a_count(counted: RunningServer) -> None:
     assert ends == {"role=executor": 1, "role=http": 1}
 
 
-def gone(server: RunningServer, role: str, pids: list[int]) -> bool:
+def gone(server: Server, role: str, pids: list[int]) -> bool:
     now = server.pids(role)
     return len(now) == len(pids) and pids[0] not in now
 
 
-def ask(server: RunningServer) -> tuple[int, Any]:
+def ask(server: Server) -> tuple[int, Any]:
     try:
         return server.infer("echo", GOOD)
     # the worker of this connection has just been killed
@@ -288,18 +266,18 @@ def ask(server: RunningServer) -> tuple[int, Any]:
         return 0, None
 
 
-def test_executor_and_coordinator_at_once(counted: RunningServer) -> None:
+def test_executor_and_coordinator_at_once(counted: Server) -> None:
     """The supervisor keeps the page of the dead executor for the next coordinator."""
     for _ in range(25):
         assert counted.infer("echo", GOOD)[0] == 200
     for role in ("coordinator", "executor echo"):
         os.kill(counted.pids(role)[0], signal.SIGKILL)
     counted.wait_linked()
-    inference = stats(counted, "echo")["inference_stats"]
+    inference = statistics(counted, "echo")["inference_stats"]
     assert inference["success"]["count"] == inference["queue"]["count"] == 25
 
 
-def test_pages_of_the_dead_leave_no_descriptors(counted: RunningServer) -> None:
+def test_pages_of_the_dead_leave_no_descriptors(counted: Server) -> None:
     def kill_one() -> None:
         for role in ("executor echo", "http worker"):
             pids = counted.pids(role)
@@ -325,22 +303,22 @@ def test_pages_of_the_dead_leave_no_descriptors(counted: RunningServer) -> None:
     )
 
 
-def all_counted(server: RunningServer) -> bool:
-    pages = sum(v for k, v in samples(server).items() if k[0] == "shmserve_processes")
+def all_counted(server: Server) -> bool:
+    pages = sum(v for k, v in page(server).items() if k[0] == "shmserve_processes")
     return pages == len(server.pids("executor") + server.pids("http worker"))
 
 
-def ended(server: RunningServer) -> int:
-    return int(sum(v for k, v in samples(server).items() if k[0] == "shmserve_process_ends_total"))
+def ended(server: Server) -> int:
+    return int(sum(v for k, v in page(server).items() if k[0] == "shmserve_process_ends_total"))
 
 
 @pytest.mark.parametrize("counted", [{"request_timeout_s": 1}], indirect=True)
-def test_metrics_do_not_wait_for_an_executor_that_is_stuck(counted: RunningServer) -> None:
+def test_metrics_do_not_wait_for_an_executor_that_is_stuck(counted: Server) -> None:
     assert counted.infer("misbehaving", command("loop"))[0] == 504
     pid = counted.pids("executor misbehaving")[0]
     os.kill(pid, signal.SIGSTOP)
     try:
-        told = samples(counted)
+        told = page(counted)
         key = ("shmserve_queue_depth", "instance=misbehaving/1/0", "model=misbehaving", "version=1")
         assert told[key] == 1
         assert told["shmserve_executor_busy_seconds", *key[1:]] > 0
@@ -349,7 +327,7 @@ def test_metrics_do_not_wait_for_an_executor_that_is_stuck(counted: RunningServe
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_coordinator_that_is_stuck_is_a_503_in_time(counted: RunningServer) -> None:
+def test_a_coordinator_that_is_stuck_is_a_503_in_time(counted: Server) -> None:
     counted.wait_arenas()
     pid = counted.pids("coordinator")[0]
     os.kill(pid, signal.SIGSTOP)
@@ -364,13 +342,13 @@ def test_a_coordinator_that_is_stuck_is_a_503_in_time(counted: RunningServer) ->
 # ------------------------------------------------------------------ logs and traces
 
 
-def post(server: RunningServer, path: str, document: Any) -> Any:
+def post(server: Server, path: str, document: Any) -> Any:
     status, _, body = server.request("POST", path, json.dumps(document).encode())
     assert status == 200, body
     return json.loads(body)
 
 
-def test_log_settings_reach_every_process_also_later_ones(counted: RunningServer) -> None:
+def test_log_settings_reach_every_process_also_later_ones(counted: Server) -> None:
     post(counted, "/v2/logging", {"log_format": "ISO8601", "log_verbose_level": 1})
     os.kill(counted.pids("coordinator")[0], signal.SIGKILL)
     counted.wait_linked()
@@ -378,8 +356,7 @@ def test_log_settings_reach_every_process_also_later_ones(counted: RunningServer
     stamp = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z \w+ (\w+)", re.MULTILINE)
 
     def told() -> bool:
-        """Return True once both have logged. An executor may log before it has received the
-        settings."""
+        """Return True once both have logged; an executor may log before it gets the settings."""
         counted.infer("misbehaving", command("throw"))
         return {"supervisor", "executor"} <= set(stamp.findall(counted.log()))
 
@@ -400,7 +377,7 @@ def test_log_settings_reach_every_process_also_later_ones(counted: RunningServer
 
 
 @pytest.mark.parametrize("counted", [{"grpc_processes": 1}], indirect=True)
-def test_no_more_requests_are_traced_than_were_asked_for(counted: RunningServer) -> None:
+def test_no_more_requests_are_traced_than_were_asked_for(counted: Server) -> None:
     path = "/v2/models/pair/trace/setting"
     assert counted.get(path)[1] == {
         "trace_level": ["OFF"],
@@ -440,7 +417,7 @@ def test_no_more_requests_are_traced_than_were_asked_for(counted: RunningServer)
             assert len(trace["tensors"]) == (2 if name == "echo" else 3)
 
 
-def traces(server: RunningServer, suffix: str = "") -> dict[int, Any]:
+def traces(server: Server, suffix: str = "") -> dict[int, Any]:
     """Return traces by id, gathered as a reader of Triton's trace files does."""
     try:
         text = Path(server.environ[TRACE_FILE] + suffix).read_text()
@@ -455,17 +432,11 @@ def traces(server: RunningServer, suffix: str = "") -> dict[int, Any]:
     return found
 
 
-def test_tritonclient_reads_statistics_and_changes_settings(counted: RunningServer) -> None:
-    done = subprocess.run(
-        [sys.executable, str(HERE / "triton_settings_client.py"), counted.base_url[7:]],
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_tritonclient_reads_statistics_and_changes_settings(counted: Server) -> None:
+    triton("settings", counted.address())
 
 
-def test_show_stats(counted: RunningServer) -> None:
+def test_show_stats(counted: Server) -> None:
     counted.infer("echo", GOOD)
     rows = {row["model"]: row for row in counted.show("stats")}
     assert (rows["echo"]["answered"], rows["echo"]["executions"]) == (1, 1)

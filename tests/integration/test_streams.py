@@ -1,14 +1,11 @@
 """Streams over HTTP: real models in real processes, readers of every kind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import socket
-import threading
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +16,13 @@ from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.tensor import bytes_codec
-from tests.running_server import RunningServer, rss_bytes, wait_until
+from tests.running_server import rss_bytes, wait_until
+from tests.servers import SMALL, Server, served
 
 MODELS = Path(__file__).parents[1] / "repositories" / "streams"
 CREDIT = 4
 STREAM = "/v2/models/teller/generate_stream"
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, stream_credit=CREDIT, http_workers=1, grpc_processes=0) as server:
-        yield server
-    assert server.leaks() == []
+shared = served(MODELS, stream_credit=CREDIT, **SMALL)
 
 
 def events(body: bytes) -> list[dict[str, Any]]:
@@ -42,7 +34,7 @@ def events(body: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def ask(server: RunningServer, command: str) -> list[dict[str, Any]]:
+def ask(server: Server, command: str) -> list[dict[str, Any]]:
     body = json.dumps({"COMMAND": command}).encode()
     status, headers, answer = server.request("POST", STREAM, body)
     assert status == 200, answer
@@ -50,7 +42,7 @@ def ask(server: RunningServer, command: str) -> list[dict[str, Any]]:
     return events(answer)
 
 
-def number(server: RunningServer, command: str) -> int:
+def number(server: Server, command: str) -> int:
     body = json.dumps({"COMMAND": command}).encode()
     status, headers, answer = server.request("POST", "/v2/models/teller/generate", body)
     assert status == 200, answer
@@ -61,7 +53,7 @@ def number(server: RunningServer, command: str) -> int:
 class Reader:
     """Client that decides when to read."""
 
-    def __init__(self, server: RunningServer, command: str, version: str = "1.1") -> None:
+    def __init__(self, server: Server, command: str, version: str = "1.1") -> None:
         self.sock = socket.socket()
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self.sock.settimeout(60)
@@ -88,35 +80,26 @@ class Reader:
         self.sock.close()
 
 
-def slots(server: RunningServer) -> int:
+def slots(server: Server) -> int:
     return len(server.show("slots"))
 
 
-def settled(server: RunningServer) -> bool:
+def settled(server: Server) -> bool:
     return slots(server) == 0
 
 
 @pytest.mark.parametrize("command", ["count", "in_thread"])
 @pytest.mark.parametrize("count", [0, 1, 5, 10_000])
-def test_every_answer_arrives_in_order(shared: RunningServer, command: str, count: int) -> None:
+def test_every_answer_arrives_in_order(shared: Server, command: str, count: int) -> None:
     assert [event["N"] for event in ask(shared, f"{command}:{count}")] == list(range(count))
 
 
-def test_many_streams_at_once(shared: RunningServer) -> None:
-    results: list[list[int]] = []
-
-    def read() -> None:
-        results.append([event["N"] for event in ask(shared, "slowly:20")])
-
-    readers = [threading.Thread(target=read) for _ in range(8)]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
-    assert results == [list(range(20))] * 8
+def test_many_streams_at_once(shared: Server, threads: ThreadPoolExecutor) -> None:
+    results = threads.map(ask, [shared] * 8, ["slowly:20"] * 8)
+    assert [[event["N"] for event in result] for result in results] == [list(range(20))] * 8
 
 
-def test_a_reader_that_stops_reading_holds_back_the_model(shared: RunningServer) -> None:
+def test_a_reader_that_stops_reading_holds_back_the_model(shared: Server) -> None:
     executor = shared.pids("executor")[0]
     before = rss_bytes(executor)
     reader = Reader(shared, "big:1000000")
@@ -135,7 +118,7 @@ def test_a_reader_that_stops_reading_holds_back_the_model(shared: RunningServer)
     wait_until(lambda: settled(shared), "slots are held")
 
 
-def test_a_reader_that_vanishes_is_told_to_the_model(shared: RunningServer) -> None:
+def test_a_reader_that_vanishes_is_told_to_the_model(shared: Server) -> None:
     cancelled = number(shared, "told")
     reader = Reader(shared, "slowly:1000000")
     reader.until(b'"N":3')
@@ -152,7 +135,7 @@ def test_a_reader_that_vanishes_is_told_to_the_model(shared: RunningServer) -> N
     ],
 )
 def test_a_stream_that_does_not_end_well(
-    shared: RunningServer, command: str, numbers: list[int], error: str
+    shared: Server, command: str, numbers: list[int], error: str
 ) -> None:
     *answers, last = ask(shared, command)
     assert [answer["N"] for answer in answers] == numbers
@@ -160,7 +143,7 @@ def test_a_stream_that_does_not_end_well(
     wait_until(lambda: settled(shared), "slots are held")
 
 
-def test_an_error_among_answers(shared: RunningServer) -> None:
+def test_an_error_among_answers(shared: Server) -> None:
     first, error, last = ask(shared, "error")
     assert first["N"] == 0
     assert error == {"error": "number 1 is missing"}
@@ -168,9 +151,7 @@ def test_an_error_among_answers(shared: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("command", ["forget:0", "throw:0"])
-def test_what_fails_before_the_first_answer_has_a_status(
-    shared: RunningServer, command: str
-) -> None:
+def test_what_fails_before_the_first_answer_has_a_status(shared: Server, command: str) -> None:
     body = json.dumps({"COMMAND": command}).encode()
     status, headers, answer = shared.request("POST", STREAM, body)
     assert status == 500
@@ -178,7 +159,7 @@ def test_what_fails_before_the_first_answer_has_a_status(
     assert [list(event) for event in events(answer)] == [["error"]]
 
 
-def test_http_1_0_ends_with_the_connection(shared: RunningServer) -> None:
+def test_http_1_0_ends_with_the_connection(shared: Server) -> None:
     reader = Reader(shared, "count:3", "1.0")
     head, _, body = reader.rest().partition(b"\r\n\r\n")
     assert b"chunked" not in head
@@ -186,7 +167,7 @@ def test_http_1_0_ends_with_the_connection(shared: RunningServer) -> None:
     reader.close()
 
 
-def test_answers_may_go_into_client_memory(shared: RunningServer) -> None:
+def test_answers_may_go_into_client_memory(shared: Server) -> None:
     """Each answer is written to the same place, as in Triton. Only gRPC allows such requests."""
     name = f"shmserve-test-{os.getpid()}"
     memory = Path("/dev/shm") / name
@@ -219,7 +200,7 @@ def test_answers_may_go_into_client_memory(shared: RunningServer) -> None:
 
 
 def test_the_executor_is_killed_in_mid_stream() -> None:
-    with RunningServer(MODELS, http_workers=1, grpc_processes=0) as server:
+    with Server(MODELS, **SMALL) as server:
         pid = number(server, "pid")
         reader = Reader(server, "slowly:1000000")
         reader.until(b'"N":3')
@@ -232,11 +213,10 @@ def test_the_executor_is_killed_in_mid_stream() -> None:
         assert number(server, "pid") != pid
         assert len(ask(server, "count:10")) == 10
         wait_until(lambda: settled(server), "slots are held")
-    assert server.leaks() == []
 
 
 def test_the_http_worker_is_killed_in_mid_stream() -> None:
-    with RunningServer(MODELS, http_workers=1, grpc_processes=0) as server:
+    with Server(MODELS, **SMALL) as server:
         reader = Reader(server, "big:1000000")
         reader.until(b'"N":1,')
         os.kill(server.pids("http worker")[0], signal.SIGKILL)
@@ -244,12 +224,10 @@ def test_the_http_worker_is_killed_in_mid_stream() -> None:
         wait_until(lambda: number(server, "told") == 1, "the model was not told")
         wait_until(lambda: settled(server), "slots are held")
         reader.close()
-    assert server.leaks() == []
 
 
 def test_accepted_streams_end_before_the_service_does() -> None:
-    small: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
-    with RunningServer(MODELS, **small, drain_timeout_s=60) as server:
+    with Server(MODELS, **SMALL, drain_timeout_s=60) as server:
         reader = Reader(server, "slowly:60")
         reader.until(b'"N":3')
         assert server.master is not None
@@ -258,16 +236,12 @@ def test_accepted_streams_end_before_the_service_does() -> None:
         reader.until(b"0\r\n\r\n")
         reader.close()
         server.stop()
-    assert server.leaks() == []
 
 
 def test_the_watchdog_knows_long_streams_from_stuck_ones() -> None:
-    limits: dict[str, Any] = {
-        "execute_timeout_s": 3,
-        "request_timeout_s": 60,
-        "stream_credit": CREDIT,
-    }
-    with RunningServer(MODELS, http_workers=1, grpc_processes=0, **limits) as server:
+    with Server(
+        MODELS, **SMALL, execute_timeout_s=3, request_timeout_s=60, stream_credit=CREDIT
+    ) as server:
         pid = number(server, "pid")
         slow = Reader(server, "big:1000000")  # the client does not read: not the model's fault
         slow.until(b'"N":1,')
@@ -279,12 +253,11 @@ def test_the_watchdog_knows_long_streams_from_stuck_ones() -> None:
         status, _, answer = server.request("POST", STREAM, body)
         assert status == 502, answer
         wait_until(lambda: bool(set(server.pids("executor")) - {pid}), "no new executor")
-    assert server.leaks() == []
 
 
 def test_a_plain_gthread_run_streams_too() -> None:
     gthread = ("-k", "gthread", "--threads", "4")
-    with RunningServer(MODELS, http_workers=1, grpc_processes=0, gunicorn=gthread) as server:
+    with Server(MODELS, **SMALL, gunicorn=gthread) as server:
         assert [event["N"] for event in ask(server, "in_thread:500")] == list(range(500))
         assert number(server, "told") == 0
         reader = Reader(server, "slowly:1000000")
@@ -292,4 +265,3 @@ def test_a_plain_gthread_run_streams_too() -> None:
         reader.close()
         wait_until(lambda: number(server, "told") == 1, "the model was not told")
         wait_until(lambda: settled(server), "slots are held")
-    assert server.leaks() == []

@@ -17,6 +17,7 @@ import pytest
 from tests.balance.hosts import InsideServer
 from tests.needs import ip
 from tests.running_server import ROOT, WATCHDOG_S, wait_until
+from tests.servers import python
 from tests.torch.test_server import write
 
 # If any of these is set, ONNX Runtime assumes a CI system and sends nothing anyway.
@@ -144,7 +145,5 @@ def test_commands_permit_no_telemetry_either(tmp_path: Path) -> None:
     environ = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
     environ |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / ".cache")}
     command = "from shmserve import cli; cli.main(['show', 'processes']); import onnxruntime"
-    subprocess.run(
-        [sys.executable, "-c", command], env=environ, capture_output=True, timeout=WATCHDOG_S
-    ).check_returncode()
+    python("-c", command, environ=environ)
     assert list(tmp_path.iterdir()) == []

@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.running_server import ROOT, RunningServer
+from tests.servers import Server, only
 
 UNIT = ROOT / "deploy/systemd/shmserve.service"
 
@@ -35,7 +35,7 @@ def start_confined(server, folder, *options):
 def test_it_serves_over_every_socket_as_the_unit_confines_it(tmp_path, options):
     """Layout as in the unit: sockets where clients reach them, the run directory below."""
     os.chmod(tmp_path, 0o755)
-    server = RunningServer(model_control="explicit", load_models="identity", http_workers=1)
+    server = RunningServer(**only("identity"), http_workers=1)
     server.unix_path = f"{tmp_path}/http.sock"
     server.environ["SHMSERVE_HTTP_BIND"] = f"127.0.0.1:{server.http_port},unix:{server.unix_path}"
     server.environ["SHMSERVE_GRPC_BIND"] = f"{server.grpc_address},unix:{tmp_path}/grpc.sock"
@@ -71,12 +71,7 @@ def check_mounts(pid, folder):
 
 
 def test_executors_go_first_where_memory_runs_out():
-    settings: dict[str, Any] = {
-        "model_control": "explicit",
-        "load_models": "identity",
-        "http_workers": 1,
-    }
-    with RunningServer(**settings) as server:
+    with Server(**only("identity"), http_workers=1) as server:
         found = {
             title: int(Path(f"/proc/{pid}/oom_score_adj").read_text())
             for pid, title in server.processes().items()

@@ -1,7 +1,5 @@
 """Server log without a reader: requests are answered, watchdogs act, and the service ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.running_server import RunningServer, wait_until
+from tests.servers import Server
 
 REPOSITORY = Path(__file__).parents[1] / "repositories" / "basic"
 REQUESTS = 2000
@@ -69,8 +68,7 @@ def pipe() -> Iterator[UnreadPipe]:
 
 
 def refused(server: RunningServer, number: int) -> int:
-    """Return the status of a request for a missing model, whose long name makes a long log
-    line."""
+    """Return the status of a request for a missing model, whose long name makes a long log line."""
     path = f"/v2/models/none-{number:04}-{'x' * 1500}/ready"
     return server.request("GET", path)[0]
 
@@ -78,7 +76,7 @@ def refused(server: RunningServer, number: int) -> int:
 def test_a_server_whose_log_nobody_reads_serves_watches_and_ends(pipe: UnreadPipe) -> None:
     pipe.fill()
     within = WITHOUT_CAPABILITIES if os.geteuid() == 0 else ()
-    server = RunningServer(REPOSITORY, within=within, output=pipe.writing, **SETTINGS)
+    server = Server(REPOSITORY, within=within, output=pipe.writing, **SETTINGS)
     with server, ThreadPoolExecutor(8) as clients:
         statuses = list(clients.map(lambda n: refused(server, n), range(REQUESTS)))
         assert statuses == [404] * REQUESTS
@@ -118,14 +116,12 @@ def test_a_server_whose_log_nobody_reads_serves_watches_and_ends(pipe: UnreadPip
     assert server.master is not None
     assert server.master.returncode == 0
     pipe.read()
-    assert server.leaks() == []
 
 
 def test_a_log_whose_reader_is_gone_ends_nothing() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    server = RunningServer(REPOSITORY, output=writing, **SETTINGS)
-    with server:
+    with Server(REPOSITORY, output=writing, **SETTINGS) as server:
         os.close(writing)
         assert [refused(server, number) for number in range(20)] == [404] * 20
         os.kill(server.pids("http worker")[0], signal.SIGKILL)
@@ -133,4 +129,3 @@ def test_a_log_whose_reader_is_gone_ends_nothing() -> None:
         assert refused(server, 0) == 404
     assert server.master is not None
     assert server.master.returncode == 0
-    assert server.leaks() == []

@@ -1,20 +1,17 @@
-"""Frontends that never begin to serve: the service is not ready, gives the reason, and a start
-fails."""
-
-from __future__ import annotations
+"""Frontends that never serve: the service is not ready, gives the reason, and a start fails."""
 
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shmserve.shm.registry_page import RegistryReader
-from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
+from tests.holding import replace
+from tests.running_server import ROOT, RunningServer, wait_until
+from tests.servers import shmserve
 
 # Stands in for the package that only gRPC processes import. Fails at import while a file "broken"
 # exists.
@@ -51,15 +48,7 @@ def server(broken: Path) -> Iterator[RunningServer]:
 
 def doctor(server: RunningServer) -> tuple[int, str]:
     """Return the exit status of `shmserve doctor` and its line about the service."""
-    done = subprocess.run(
-        [sys.executable, "-m", "shmserve", "doctor"],
-        cwd=ROOT,
-        env=server.environ,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=WATCHDOG_S,
-        check=False,
-    )
+    done = shmserve("doctor", environ=server.environ)
     (line,) = [line for line in done.stdout.splitlines() if " service: " in line]
     return done.returncode, line
 
@@ -92,9 +81,7 @@ def test_grpc_that_breaks_and_comes_back(server: RunningServer, broken: Path) ->
     reader = RegistryReader(server.run_dir)
 
     def end() -> None:
-        (pid,) = server.pids("grpc")
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: server.pids("grpc") not in ([], [pid]), "another gRPC process")
+        replace(server, "grpc")
 
     published = reader.current().generation
     end()  # a restart that works is not logged
@@ -114,9 +101,7 @@ def test_grpc_that_breaks_and_comes_back(server: RunningServer, broken: Path) ->
         f"FAIL  service: not ready: no gRPC process serves; gRPC process: {reason}"
     )
 
-    (coordinator,) = server.pids("coordinator")
-    os.kill(coordinator, signal.SIGKILL)
-    wait_until(lambda: server.pids("coordinator") not in ([], [coordinator]), "another coordinator")
+    replace(server, "coordinator")
     server.show("models")
     assert not server.ready()
 

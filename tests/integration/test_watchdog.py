@@ -7,15 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import wait_until
+from tests.servers import SMALL, Server, only
 
 LIMIT_S = 4
-SETTINGS: dict[str, Any] = {
-    "model_control": "explicit",
-    "load_models": "identity",
-    "watchdog_s": LIMIT_S,
-    "http_workers": 2,
-}
+SETTINGS: dict[str, Any] = {**only("identity"), "watchdog_s": LIMIT_S, "http_workers": 2}
 
 
 def steady(server):
@@ -26,7 +22,7 @@ def steady(server):
 
 
 def test_a_stopped_process_is_killed_and_replaced_whichever_it_is():
-    with RunningServer(**SETTINGS) as server:
+    with Server(**SETTINGS) as server:
         for title in ("grpc", "http worker", "supervisor", "coordinator"):
             steady(server)
             stopped = server.pids(title)[0]
@@ -34,12 +30,11 @@ def test_a_stopped_process_is_killed_and_replaced_whichever_it_is():
             wait_until(lambda pid=stopped: pid not in server.processes(), f"the end of {title}")  # type: ignore[misc]
         steady(server)
         wait_until(server.ready, "readiness")
-    assert server.leaks() == []
 
 
 def test_nobody_is_killed_for_having_been_stopped_with_the_whole_machine():
     """Watchers continue first, when the other processes look dead to them."""
-    with RunningServer(**SETTINGS) as server:
+    with Server(**SETTINGS) as server:
         steady(server)
         time.sleep(1.5)  # for everybody's first signs of life
         before = server.processes()
@@ -53,12 +48,11 @@ def test_nobody_is_killed_for_having_been_stopped_with_the_whole_machine():
             time.sleep(0.5)
         time.sleep(LIMIT_S)
         assert server.processes().keys() == before.keys(), server.log()
-    assert server.leaks() == []
 
 
 def test_a_service_whose_run_directory_was_emptied_ends_and_another_can_begin():
     """Cleaners of /tmp empty run directories. Two supervisors would fight over every process."""
-    with RunningServer(**{**SETTINGS, "http_workers": 1, "grpc_processes": 0}) as server:
+    with Server(**{**SETTINGS, **SMALL}) as server:
         supervisors = set(server.pids("supervisor"))
         for path in Path(server.run_dir).iterdir():
             if path.is_dir():
@@ -75,4 +69,3 @@ def test_a_service_whose_run_directory_was_emptied_ends_and_another_can_begin():
         assert "run_dir: its files have been removed" in server.log()
         assert seen <= supervisors
         server.start()
-    assert server.leaks() == []

@@ -1,7 +1,5 @@
 """Admission: limits hold, no caller starves, and every place is given back."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

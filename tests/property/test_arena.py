@@ -1,7 +1,5 @@
 """The allocator and the slots' life against a small model (invariants I1 to I6)."""
 
-from __future__ import annotations
-
 import itertools
 import mmap
 

@@ -1,7 +1,5 @@
 """The batcher against a short model, under a clock that only the test moves."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 

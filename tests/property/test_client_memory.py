@@ -1,7 +1,5 @@
 """The client's memory: no block ever has two users, in whatever order arrays die."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

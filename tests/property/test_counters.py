@@ -1,7 +1,5 @@
 """Pages of counters: reads return the written values, and sums lose nothing."""
 
-from __future__ import annotations
-
 import copy
 
 import msgspec

@@ -1,7 +1,5 @@
 """Decoders of foreign bytes: any invalid input raises the decoder's one error."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Any graph of steps, with ends in any order: each step runs once, with the right inputs."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -11,8 +11,7 @@ STEPS = st.tuples(
 
 
 def replay(steps, records):
-    """Yield the file before and at each write, with the events until then as they should be
-    counted."""
+    """Yield the file before and at each write, with the events that should count until then."""
     ring, file, now = EventRing(records), bytearray(), 1000.0
     told: list = []  # [subject, first, last, count]
     for subject, pause in steps:

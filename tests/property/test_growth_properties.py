@@ -1,7 +1,5 @@
 """Counter growth between looks, while processes come, count, hide and die in any order."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule

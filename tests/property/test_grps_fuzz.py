@@ -1,7 +1,5 @@
 """No input from a GRPS client is answered as a fault of the server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

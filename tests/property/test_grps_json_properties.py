@@ -1,7 +1,5 @@
 """GRPS JSON agrees with protobuf's json_format for every message."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any
@@ -69,8 +67,7 @@ def as_proto(message: GrpsMessage) -> pb.GrpsMessage:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return True if values and types are equal. NaN equals NaN, and floats are compared by
-    value."""
+    """Return True if values and types are equal; NaN equals NaN, floats compare by value."""
     if isinstance(one, float) and isinstance(other, float):
         return one == other or (math.isnan(one) and math.isnan(other))
     if isinstance(one, dict):

@@ -1,7 +1,5 @@
 """The history against the samples given to it, over any pauses, starts and ends."""
 
-from __future__ import annotations
-
 from math import isnan, nan
 
 import msgspec

@@ -1,7 +1,5 @@
 """Clients that send the usual control frames are never cut off; floods are, within a bound."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

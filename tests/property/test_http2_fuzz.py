@@ -1,7 +1,5 @@
 """Short form of the fuzzer: every mutated frame ends in events."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The server core and the `h2` library understand each other, for any events in any order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import h2.config
@@ -206,8 +204,7 @@ class Oracle(RuleBasedStateMachine):
 
     @rule(step=st.integers(1, 30000), into=st.booleans())
     def deliver(self, step: int, into: bool) -> None:
-        """Pass bytes to the server in pieces. With `into`, payload goes directly to its
-        destination."""
+        """Pass bytes to the server in pieces. With `into`, payload goes directly to its place."""
         self.to_server += self.client.data_to_send()
         piece = bytes(self.to_server[:step])
         del self.to_server[:step]

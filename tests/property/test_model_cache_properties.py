@@ -5,8 +5,6 @@ Every snapshot that the cache names is whole and was in the store once. The cach
 no service loses a snapshot in use.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

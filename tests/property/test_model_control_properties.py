@@ -183,8 +183,7 @@ class ModelControlMachine(RuleBasedStateMachine):
 
     @rule()
     def another_supervisor(self):
-        """Replace the supervisor. Its unlinked children are gone; the linked children are
-        adopted."""
+        """Replace the supervisor: unlinked children are gone, the linked children are adopted."""
         for process in [p for p in self.processes.values() if not p.linked]:
             del self.processes[process.pid]
         self.reconciler.hello("supervisor-1-aa", "supervisor", 9, 0, "", self.now)

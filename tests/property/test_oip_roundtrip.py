@@ -1,7 +1,5 @@
 """Any tensor survives JSON and binary; any text and any JSON is either fine or refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The book of open connections against a plain search through all of them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

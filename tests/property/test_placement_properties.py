@@ -1,7 +1,4 @@
-"""Placement of models on nodes: no node over its memory, every model that fits, few moves, no
-flapping."""
-
-from __future__ import annotations
+"""Placement of models: no node over its memory, every model that fits, few moves, no flapping."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,8 +115,7 @@ def test_noise_of_demand_moves_nothing(room, models, data):
 
 @given(rooms, wanted(2), st.sampled_from(NODES))
 def test_a_node_that_goes_moves_its_own_models_only(room, models, gone):
-    """Only if each of the lost models has a place on the remaining nodes. Else all models are
-    packed anew."""
+    """Only if each lost model has a place on the other nodes; else all models are packed anew."""
     rest = settled(room, models, {})
     lost = rest.on.get(gone, set())
     memory = sum(model.memory for model in models if model.name in lost)
@@ -147,8 +143,7 @@ def test_a_node_that_comes_moves_one_model_at_a_time(room, models, size):
 
 @given(rooms, wanted(), layouts, wanted(), st.data())
 def test_steps_lead_to_the_target_within_the_memory(room, models, start, former, data):
-    """Nodes obey at different speeds. No order exceeds a node's memory, and the target is
-    reached."""
+    """Nodes obey at different speeds. No order exceeds a node's memory; the target is reached."""
     known = [*models, *(m for m in former if m.name not in {x.name for x in models})]
     memory = {model.name: model.memory for model in known}
     begun = place(room, known, start).on

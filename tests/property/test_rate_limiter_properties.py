@@ -1,7 +1,4 @@
-"""Rate limiter: grants never exceed the resources, no process starves, and all resources come
-back."""
-
-from __future__ import annotations
+"""Rate limiter: grants never exceed the resources, nobody starves, all resources come back."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -25,8 +25,7 @@ def reconciler_at(now):
 
 
 class FleetMachine(RuleBasedStateMachine):
-    """Process i has pid i and the link executor-i-aa, and runs the instance that it names at
-    hello."""
+    """Process i has pid i and the link executor-i-aa, and runs the instance named at hello."""
 
     def __init__(self):
         super().__init__()

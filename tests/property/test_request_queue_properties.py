@@ -1,7 +1,5 @@
 """The executor's queue: turns between callers, against lists."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

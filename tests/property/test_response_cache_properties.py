@@ -1,7 +1,5 @@
 """The cache's book against a list, and the conditions under which two requests are equal."""
 
-from __future__ import annotations
-
 import mmap
 from hashlib import sha256
 from typing import Any
@@ -92,8 +90,7 @@ REQUESTS = st.tuples(INPUTS, PARAMETERS, st.sampled_from([(), ("OUT",)]), st.int
 
 
 def ready(host: int, revision: int = 1) -> ModelEntry:
-    """Return the model as published on a host. Each host has its own processes, sockets and
-    revisions."""
+    """Return the model as published on a host, which has its own processes, sockets, revisions."""
     instance = LiveInstance(f"m/1/0@{revision}", f"x-{host}", f"{host}.sock", host)
     return ModelEntry(SPEC, ModelState.READY, (instance,))
 

@@ -1,7 +1,5 @@
 """Replicas and weights: sufficient, within bounds, and without oscillation."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """The sequences of an instance against a model of a few lines, under a clock of the test's own."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
@@ -14,8 +12,7 @@ _IDS: list[int | str] = [1, 2, "1", "two", 5]
 
 
 class Life:
-    """The model's record of a sequence. `ran`: a request that began the sequence has run, and no
-    end."""
+    """The model's record of a sequence. `ran`: a request that began it has run, and no end."""
 
     def __init__(self) -> None:
         self.waiting: list[Step[int, int]] = []
@@ -168,8 +165,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.check(turn, hurry)
 
     def impatient(self) -> set[int]:
-        """Return requests of sequences without a slot, if a request of the sequence has
-        expired."""
+        """Return requests of sequences without a slot, if a request of the sequence has expired."""
         waiting = [self.lives[sequence.id].waiting for sequence in self.queue.backlog]
         return {
             step.key
@@ -212,8 +208,7 @@ class SequenceMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_running())
     @rule(odd=st.booleans())
     def some_run_again(self, odd: bool) -> None:
-        """Run requests again in their slots. Requests of iterative sequences have both
-        flags."""
+        """Run requests again in their slots. Requests of iterative sequences have both flags."""
         again = {}
         for life in self.lives.values():
             if life.running is not None and life.running.key % 2 == odd:

@@ -1,7 +1,5 @@
 """A stream's life against a short model: which side may send, and how much."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule

@@ -4,8 +4,6 @@ Fields in any order and number, unpacked and split arrays, unknown fields and gr
 varints than needed. The generated classes are the reference.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pytorch backend with a real torch: naming, datatypes, copies, options, mistakes."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """TorchScript models of instances on a GPU: with a torch without GPUs, and with a real GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ gets SIGKILL, provided it can remove the file CRASH_FLAG. So exactly one process
 replacements live.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.util
 import os

@@ -19,8 +19,7 @@ _IMPLICIT = (
 def _over(
     address: int, shape: Any, dtype: np.dtype, strides: Any, memory: object = None
 ) -> np.ndarray:
-    """Return a numpy array over device memory, which may be freed earlier unless given as
-    `memory`."""
+    """Return a numpy array over device memory, which only `memory` protects from being freed."""
     described = {
         "data": (address, False),
         "shape": shape,

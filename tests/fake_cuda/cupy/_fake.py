@@ -38,7 +38,6 @@ ERRORS = {
     304: "OperatingSystem: OS call failed or operation not supported on this OS",
     400: "InvalidResourceHandle: invalid resource handle",
     700: "IllegalAddress: an illegal memory access was encountered",
-    704: "PeerAccessAlreadyEnabled: peer access is already enabled",
     712: "HostMemoryAlreadyRegistered: part or all of the requested memory range is already mapped",
     713: "HostMemoryNotRegistered: pointer does not correspond to a registered memory region",
     801: "NotSupported: operation not supported",
@@ -75,7 +74,6 @@ lock = threading.RLock()
 allocations: dict[int, Allocation] = {}
 pinned: dict[int, tuple[int, int]] = {}  # hostRegister: address to bytes and flags
 host_memory: dict[int, int] = {}  # hostAlloc: address to bytes
-peers: set[tuple[int, int]] = set()
 contexts: set[int] = set()  # devices that the process has begun to use
 devices = fake_devices.visible()
 _order: list[int] = []  # the keys of `allocations`, sorted

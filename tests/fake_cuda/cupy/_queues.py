@@ -136,14 +136,3 @@ def under_way(address: int, nbytes: int) -> bool:
     """Return True if a copy from or to this host memory has not happened yet."""
     operations = [operation for q in list(_queues.values()) for _, operation in q.operations]
     return any(address <= getattr(copy, "host", 0) < address + nbytes for copy in operations)
-
-
-def add_fill(queue: Queue, target: int, value: int, nbytes: int) -> int:
-    if nbytes and not _on_device(target, nbytes):
-        raise _fake.CUDARuntimeError(1)
-
-    def fill() -> None:
-        check_alive(target, nbytes)
-        ctypes.memset(target, value, nbytes)
-
-    return queue.add(fill)

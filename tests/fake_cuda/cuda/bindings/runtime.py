@@ -30,8 +30,6 @@ class cudaDeviceAttr(IntEnum):
 
 
 class cudaMemcpyKind(IntEnum):
-    cudaMemcpyHostToDevice = 1
-    cudaMemcpyDeviceToHost = 2
     cudaMemcpyDefault = 4
 
 

@@ -1,7 +1,7 @@
 """The parts of `cupy.cuda` that the fake supports."""
 
 from cupy.cuda import device, driver, memory, runtime, stream
-from cupy.cuda.device import Device, get_device_id
+from cupy.cuda.device import Device
 from cupy.cuda.memory import BaseMemory, MemoryPointer, MemoryPool, UnownedMemory, alloc
 from cupy.cuda.stream import Event, ExternalStream, Stream, get_current_stream
 
@@ -18,7 +18,6 @@ __all__ = [
     "device",
     "driver",
     "get_current_stream",
-    "get_device_id",
     "is_available",
     "memory",
     "runtime",

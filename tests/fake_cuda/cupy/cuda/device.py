@@ -41,15 +41,6 @@ class Device:
         _queues.wait_device(self.id)
 
     @property
-    def mem_info(self) -> tuple[int, int]:
-        with self:
-            return runtime.memGetInfo()
-
-    @property
     def compute_capability(self) -> str:
         told = runtime.getDeviceProperties(self.id)
         return f"{told['major']}{told['minor']}"
-
-
-def get_device_id() -> int:
-    return runtime.getDevice()

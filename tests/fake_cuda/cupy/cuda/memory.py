@@ -75,28 +75,16 @@ class MemoryPointer:
         queue = (stream or get_current_stream())._queue
         _queues.add_copy(queue, dst, src, size, kind)
 
-    def copy_from_host(self, mem: int, size: int) -> None:
-        runtime.memcpy(self.ptr, mem, size, runtime.memcpyHostToDevice)
-
     def copy_from_host_async(self, mem: int, size: int, stream: _BaseStream | None = None) -> None:
         self._add(self.ptr, mem, size, runtime.memcpyHostToDevice, stream)
 
-    def copy_to_host(self, mem: int, size: int) -> None:
-        runtime.memcpy(mem, self.ptr, size, runtime.memcpyDeviceToHost)
-
     def copy_to_host_async(self, mem: int, size: int, stream: _BaseStream | None = None) -> None:
         self._add(mem, self.ptr, size, runtime.memcpyDeviceToHost, stream)
-
-    def copy_from_device(self, src: MemoryPointer, size: int) -> None:
-        runtime.memcpy(self.ptr, src.ptr, size, runtime.memcpyDeviceToDevice)
 
     def copy_from_device_async(
         self, src: MemoryPointer, size: int, stream: _BaseStream | None = None
     ) -> None:
         self._add(self.ptr, src.ptr, size, runtime.memcpyDeviceToDevice, stream)
-
-    def memset_async(self, value: int, size: int, stream: _BaseStream | None = None) -> None:
-        _queues.add_fill((stream or get_current_stream())._queue, self.ptr, value, size)
 
 
 class MemoryPool:

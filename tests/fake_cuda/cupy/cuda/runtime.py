@@ -10,7 +10,6 @@ from cupy import _fake, _ipc, _queues
 from cupy._fake import CUDARuntimeError
 
 memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = range(4)
-memcpyDefault = 4
 memoryTypeUnregistered, memoryTypeHost, memoryTypeDevice = range(3)
 cudaIpcMemLazyEnablePeerAccess = _ipc.LAZY_PEER_ACCESS
 cudaDevAttrHostRegisterSupported = 99
@@ -79,15 +78,6 @@ def deviceSynchronize() -> None:
 
 def deviceCanAccessPeer(device: int, peerDevice: int) -> int:
     return int(_fake.can_access_peer(device, peerDevice))
-
-
-def deviceEnablePeerAccess(peerDevice: int) -> None:
-    pair = getDevice(), peerDevice
-    if not _fake.can_access_peer(*pair):
-        raise CUDARuntimeError(101 if pair[0] == peerDevice else 217)
-    if pair in _fake.peers:
-        raise CUDARuntimeError(704)
-    _fake.peers.add(pair)
 
 
 # ------------------------------------------------------------------------------------- memory
@@ -176,15 +166,6 @@ def memcpyPeerAsync(
         if size and (found is None or found.device != device):
             raise CUDARuntimeError(1)
     _queues.add_copy(_queues.get(stream), dst, src, size, memcpyDeviceToDevice)
-
-
-def memset(ptr: int, value: int, size: int) -> None:
-    """On the default stream; the host does not wait."""
-    _queues.add_fill(_queues.get(0), ptr, value, size)
-
-
-def memsetAsync(ptr: int, value: int, size: int, stream: int) -> None:
-    _queues.add_fill(_queues.get(stream), ptr, value, size)
 
 
 # ------------------------------------------------------------------------------------ streams

@@ -1,17 +1,14 @@
-"""Calls with tritonclient for CUDA regions, except for the creation of handles. Prints PASS.
+"""Calls with tritonclient for CUDA regions: ``triton_program.py FUNCTION http|grpc ADDRESS ...``.
 
-    python triton_region_program.py http|grpc ADDRESS HANDLE KEY
-
-HANDLE: base64, of memory with 4096 bytes on device 0; KEY: of an object with 64 bytes.
+Any failure is a traceback.
 """
-
-from __future__ import annotations
 
 import base64
 import importlib
 import sys
 from typing import Any
 
+import numpy as np
 from google.protobuf import json_format
 from tritonclient.utils import InferenceServerException
 
@@ -33,7 +30,47 @@ def listed(status: Any) -> dict[str, tuple[int, int]]:
     return {r["name"]: (int(r.get("device_id", 0)), int(r["byte_size"])) for r in status}
 
 
-def main(protocol: str, address: str, handle: str, key: str) -> None:
+def handles(protocol: str, address: str, model: str) -> None:
+    """Memory of tritonclient's own module for CUDA, which needs cuda-python and a driver."""
+    cudashm = importlib.import_module("tritonclient.utils.cuda_shared_memory")
+    library = importlib.import_module(f"tritonclient.{protocol}")
+    client = library.InferenceServerClient(address)
+    client.unregister_system_shared_memory()
+    client.unregister_cuda_shared_memory()
+
+    values = np.arange(16, dtype=np.float32)
+    size = values.nbytes
+    output = cudashm.create_shared_memory_region("output_data", size, 0)
+    given = cudashm.create_shared_memory_region("input_data", size, 0)
+    cudashm.set_shared_memory_region(given, [values])
+    for name, region in (("output_data", output), ("input_data", given)):
+        client.register_cuda_shared_memory(name, cudashm.get_raw_handle(region), 0, size)
+    assert len(listed(client.get_cuda_shared_memory_status())) == 2
+
+    inputs = [library.InferInput("IN", [16], "FP32")]
+    inputs[-1].set_shared_memory("input_data", size)
+    outputs = [library.InferRequestedOutput("OUT")]
+    outputs[-1].set_shared_memory("output_data", size)
+    results = client.infer(model_name=model, inputs=inputs, outputs=outputs)
+
+    told = results.get_output("OUT")
+    assert told is not None
+    shape = told["shape"] if isinstance(told, dict) else list(told.shape)
+    found = cudashm.get_contents_as_numpy(output, np.float32, shape)
+    np.testing.assert_array_equal(found, values + 1)
+
+    client.unregister_cuda_shared_memory()
+    assert listed(client.get_cuda_shared_memory_status()) == {}
+    cudashm.destroy_shared_memory_region(given)
+    cudashm.destroy_shared_memory_region(output)
+    assert cudashm.allocated_shared_memory_regions() == []
+
+
+def regions(protocol: str, address: str, handle: str, key: str) -> None:
+    """Calls with a handle that another process made.
+
+    `handle`: base64, of memory with 4096 bytes on device 0; `key`: of an object with 64 bytes.
+    """
     nowhere = base64.b64encode(b"\7" * 64).decode()
     with importlib.import_module(f"tritonclient.{protocol}").InferenceServerClient(address) as c:
         assert "cuda_shared_memory" in str(c.get_server_metadata())
@@ -68,7 +105,7 @@ def main(protocol: str, address: str, handle: str, key: str) -> None:
         assert listed(c.get_cuda_shared_memory_status()) == {"b": (0, 4096)}
         c.unregister_cuda_shared_memory()
         assert listed(c.get_cuda_shared_memory_status()) == {}
-    print("PASS")
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

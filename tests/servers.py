@@ -1,0 +1,111 @@
+"""Servers that must leave nothing behind, and programs that run beside them."""
+
+import http.client
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tests.running_server import ROOT, WATCHDOG_S, RunningServer
+
+SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
+
+
+def only(models: str) -> dict[str, Any]:
+    """Return settings with which a server loads these models at its start and no others."""
+    return {"model_control": "explicit", "load_models": models}
+
+
+class Server(RunningServer):
+    """A service that must leave nothing at the end of its `with` block, unless the block fails."""
+
+    def address(self, protocol: str = "http") -> str:
+        """Return HOST:PORT of HTTP, or of gRPC."""
+        return self.grpc_address if protocol == "grpc" else f"{self.http_host}:{self.http_port}"
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if error == (None, None, None):
+            assert self.leaks() == []
+
+
+class Starting(Server):
+    """A `Server` whose `with` block begins before it is ready."""
+
+    def __enter__(self) -> Self:
+        self.start(wait_ready=False)
+        return self
+
+
+def failed_start(server: RunningServer) -> str:
+    """Return the log of a server whose start must fail and leave nothing."""
+    if server.master is None:
+        server.start(wait_ready=False)
+    assert server.master is not None
+    assert server.master.wait(WATCHDOG_S) != 0
+    assert server.leaks() == []
+    return server.log()
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float = WATCHDOG_S) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def served(*arguments: Any, **settings: Any) -> Any:
+    """Return a fixture: a `Server` with all instances running, for the tests of one module."""
+
+    @pytest.fixture(scope="module")
+    def server() -> Iterator[Server]:
+        with Server(*arguments, **settings) as running:
+            running.wait_instances()
+            yield running
+
+    return server
+
+
+def completed(
+    *command: str | Path,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+    timeout_s: float = 150.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with any status. `environ`: the whole environment."""
+    words = [str(word) for word in command]
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=timeout_s, env=environ, cwd=cwd
+    )
+
+
+def output(*command: str | Path, **options: Any) -> str:
+    """Return the output of a command that must succeed. `options`: of `completed`."""
+    done = completed(*command, **options)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def python(*words: str | Path, **options: Any) -> str:
+    """Return the output of a Python program that must succeed."""
+    return output(sys.executable, *words, **options)
+
+
+def triton(*words: str | Path) -> None:
+    """Run a function of tests/integration/triton_program.py in a process of its own."""
+    python(ROOT / "tests/integration/triton_program.py", *words)
+
+
+def shmserve(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command of `shmserve`, with any status."""
+    return completed(sys.executable, "-m", "shmserve", *words, **options)
