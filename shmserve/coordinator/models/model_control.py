@@ -33,13 +33,8 @@ from shmserve.core.effects import Effect
 from shmserve.core.registry import ModelState
 from shmserve.errors import Code
 from shmserve.log_fields import log_fields
+from shmserve.protocol.control import model_messages as wire
 from shmserve.protocol.control.messages import FromCoordinator
-from shmserve.protocol.control.model_messages import (
-    LoadModel,
-    ModelAnswer,
-    ModelsFetched,
-    UnloadModel,
-)
 from shmserve.protocol.oip.load_request import NOT_EXPLICIT
 from shmserve.transport import rundir
 
@@ -80,11 +75,11 @@ class ModelControl:
 
     # ---------------------------------------------------------------------- requests
 
-    def ask(self, asker: str, message: LoadModel | UnloadModel) -> None:
+    def ask(self, asker: str, message: wire.LoadModel | wire.UnloadModel) -> None:
         """Queue a frontend's request, or refuse the request."""
-        load = isinstance(message, LoadModel)
-        overrides = message.overrides if isinstance(message, LoadModel) else ""
-        dependents = isinstance(message, UnloadModel) and message.dependents
+        load = isinstance(message, wire.LoadModel)
+        overrides = message.overrides if isinstance(message, wire.LoadModel) else ""
+        dependents = isinstance(message, wire.UnloadModel) and message.dependents
         request = ControlRequest(
             message.name, load, asker, message.ticket, overrides, dependents=dependents
         )
@@ -148,7 +143,7 @@ class ModelControl:
                 self._finish(request)
         del self._queues[name]
 
-    def _fetched(self, request: ControlRequest, message: ModelsFetched) -> None:
+    def _fetched(self, request: ControlRequest, message: wire.ModelsFetched) -> None:
         """Go on once the fetcher is done. If the store could not be reached, an older copy in the
         cache is good enough."""
         problem = message.problems.get(request.name, "")
@@ -294,7 +289,7 @@ class ModelControl:
 
     def _answer(self, request: ControlRequest, code: str, error: str) -> None:
         if request.ticket:
-            self._send(request.asker, ModelAnswer(request.ticket, str(code), error))
+            self._send(request.asker, wire.ModelAnswer(request.ticket, str(code), error))
         if request.overrides and not request.kept:
             self._jobs.remove(request.overrides)
 

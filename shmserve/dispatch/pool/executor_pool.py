@@ -15,19 +15,11 @@ import threading
 
 import msgspec
 
-from shmserve import ids
+from shmserve import errors, ids
 from shmserve.core.registry import LiveInstance
 from shmserve.core.scheduling.caller_number import UNKNOWN
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.rest import Rest
-from shmserve.errors import (
-    PeerDied,
-    ProtocolViolation,
-    QueueFull,
-    StaleDescriptor,
-    TooLarge,
-    UnreadableMessage,
-)
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -126,10 +118,10 @@ class ExecutorPool:
         """
         with self._lock:
             if self._closed:
-                raise PeerDied("the executor is gone")
+                raise errors.PeerDied("the executor is gone")
             if self.in_flight >= self._limit:
                 model, _ = ids.instance_model(self.instance.name)
-                raise QueueFull(
+                raise errors.QueueFull(
                     f"the queue of model '{model}' is full: {self._limit} requests for one"
                     " instance wait or run already (max_queue)"
                 )
@@ -155,7 +147,7 @@ class ExecutorPool:
         channel = Channel.connect(self._path, _CONNECT_TIMEOUT_S)
         try:
             channel.send(messages.encode(FrontendHello(messages.VERSION, self._process)))
-        except PeerDied:
+        except errors.PeerDied:
             channel.close()
             raise
         return ExecutorConnection(channel)
@@ -188,7 +180,7 @@ class ExecutorPool:
             )
         try:
             connection.channel.send(messages.encode(request), fds)
-        except TooLarge:
+        except errors.TooLarge:
             with self._lock:
                 self._pending += release
             raise
@@ -204,7 +196,7 @@ class ExecutorPool:
         """
         try:
             message: messages.ToFrontend = messages.decode_to_frontend(data)
-        except UnreadableMessage:
+        except errors.UnreadableMessage:
             close_all(fds)
             raise
         if type(message) is not Answer:
@@ -221,11 +213,11 @@ class ExecutorPool:
     def _welcome(self, hello: ExecutorHello, fds: list[int]) -> None:
         try:
             if hello.version != messages.VERSION or len(fds) != 1:
-                raise ProtocolViolation("the executor speaks another version")
+                raise errors.ProtocolViolation("the executor speaks another version")
             if self.known_status is None:
                 self.known_status = StatusView(fds[0])
         except OSError as ex:
-            raise ProtocolViolation("the executor's status page cannot be mapped") from ex
+            raise errors.ProtocolViolation("the executor's status page cannot be mapped") from ex
         finally:
             close_all(fds)
 
@@ -260,7 +252,7 @@ class ExecutorPool:
             connection = self._idle.pop()
         try:
             self._send_pending(connection.channel)
-        except PeerDied:  # a dead executor gives all slots back; the next request notices
+        except errors.PeerDied:  # a dead executor gives all slots back; the next request notices
             connection.channel.close()
             return
         with self._lock:
@@ -316,7 +308,7 @@ class ExecutorPool:
             self._send_pending(control.channel)
             while (received := control.channel.receive_within()) is not None:
                 self.take(*received)
-        except (PeerDied, ProtocolViolation):  # a dead executor gives all slots back
+        except (errors.PeerDied, errors.ProtocolViolation):  # a dead executor gives all slots back
             if control is not None:
                 control.channel.close()
             return
@@ -347,7 +339,7 @@ class ExecutorPool:
         for number, generation in slots:
             try:
                 self._memory.release(number, generation)
-            except StaleDescriptor:
+            except errors.StaleDescriptor:
                 continue
 
     def close(self) -> None:

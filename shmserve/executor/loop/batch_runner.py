@@ -27,15 +27,8 @@ from msgspec.structs import replace
 
 from shmserve.errors import DeviceMemoryExhausted, Internal, ShmserveError
 from shmserve.executor.backend import Backend, BatchForm, Response
+from shmserve.executor.loop import runner
 from shmserve.executor.loop.run_statistics import RunStatistics
-from shmserve.executor.loop.runner import (
-    IsCancelled,
-    Key,
-    Requested,
-    RunOutcome,
-    as_error,
-    error_of_placing,
-)
 from shmserve.executor.peers.frontend_connections import FrontendConnection
 from shmserve.executor.tensors.batch import BatchedOutputs, GatheredBatch
 from shmserve.executor.tensors.request import ExecutorRequest, Outputs
@@ -43,7 +36,7 @@ from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Copied, Timing
 
 
-class BatchMember(RunOutcome, eq=False):
+class BatchMember(runner.RunOutcome, eq=False):
     """Request as a member of a batch.
 
     Attributes:
@@ -90,7 +83,7 @@ class BatchMember(RunOutcome, eq=False):
             return
         outputs = Outputs(request) if gathered is None else BatchedOutputs(request, gathered.offers)
         self.outputs = outputs
-        error = error_of_placing(request, outputs, response)
+        error = runner.error_of_placing(request, outputs, response)
         if error is not None:
             self.fail(error)
         else:
@@ -157,7 +150,7 @@ class BatchRunner:
         backend: Backend,
         workspace: Workspace,
         statistics: RunStatistics,
-        is_cancelled: IsCancelled,
+        is_cancelled: runner.IsCancelled,
         model_runs: AbstractContextManager[None],
     ) -> None:
         self._backend = backend
@@ -167,9 +160,9 @@ class BatchRunner:
         self._iterative = workspace.spec.config.is_iterative
         self._is_cancelled = is_cancelled
         self._model_runs = model_runs
-        self._open: dict[Key, BatchMember] = {}  # rescheduled requests
+        self._open: dict[runner.Key, BatchMember] = {}  # rescheduled requests
 
-    def run(self, batch: Sequence[Requested], now_ns: int) -> Sequence[BatchMember]:
+    def run(self, batch: Sequence[runner.Requested], now_ns: int) -> Sequence[BatchMember]:
         """Run requests together."""
         with self._model_runs:
             members = self._run(batch, now_ns)
@@ -197,7 +190,7 @@ class BatchRunner:
     def rest(self) -> None:
         """Do nothing: no request is prepared ahead of its run."""
 
-    def _run(self, batch: Sequence[Requested], started_ns: int) -> list[BatchMember]:
+    def _run(self, batch: Sequence[runner.Requested], started_ns: int) -> list[BatchMember]:
         members = [BatchMember(c, message, answer=Answer(message.request)) for c, message in batch]
         gathered: GatheredBatch | None = None
         infer_ns = inferred_ns = started_ns
@@ -241,7 +234,7 @@ class BatchRunner:
     def _fail_all(self, members: list[BatchMember], ex: BaseException | None) -> None:
         if ex is None:
             return
-        error = as_error(ex)
+        error = runner.as_error(ex)
         for member in members:
             member.fail_with_all(error)
         if isinstance(error, DeviceMemoryExhausted):
