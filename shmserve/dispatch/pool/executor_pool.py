@@ -14,6 +14,7 @@ import select
 import threading
 
 import msgspec
+from msgspec import Struct, field
 
 from shmserve import errors, ids
 from shmserve.core.registry import LiveInstance
@@ -41,7 +42,7 @@ _MANY_RELEASES = 256  # fewer slots wait as well
 _MOST_RELEASES = 1024  # in one message
 
 
-class ExecutorPool:
+class ExecutorPool(Struct, eq=False):
     """Connections to one executor, for the executor's lifetime. Thread-safe.
 
     Args:
@@ -53,33 +54,26 @@ class ExecutorPool:
         by_caller: number of requests in flight for each known caller.
     """
 
-    def __init__(
-        self,
-        instance: LiveInstance,
-        path: str,
-        process: str,
-        memory: ArenaMemory,
-        limit: int,
-        rest: Rest,
-    ) -> None:
-        self.instance = instance
-        self.segments = PeerSegments(keep=True)  # outputs may be passed on to other executors
-        self.in_flight = 0
-        self.by_caller: dict[int, int] = {}
-        self._path = path
-        self._process = process
-        self._memory = memory
-        self._limit = limit
-        self._rest = rest
-        self._idle: list[ExecutorConnection] = []
-        self._pending: list[tuple[int, int]] = []  # output slots to release
-        self._pending_bytes = 0
-        self._retained: set[tuple[int, int]] = set()  # our slots that the model still holds
-        self._let_go: set[tuple[int, int]] = set()  # freed before we knew of the retention
-        self._control: ExecutorConnection | None = None  # for messages outside of requests
-        self.known_status: StatusView | None = None  # set by the first hello
-        self._lock = threading.Lock()
-        self._closed = False
+    instance: LiveInstance
+    _path: str
+    _process: str
+    _memory: ArenaMemory
+    _limit: int
+    _rest: Rest
+    segments: PeerSegments = field(
+        default_factory=lambda: PeerSegments(keep=True)
+    )  # outputs may be passed on to other executors
+    in_flight: int = 0
+    by_caller: dict[int, int] = {}
+    _idle: list[ExecutorConnection] = []
+    _pending: list[tuple[int, int]] = []  # output slots to release
+    _pending_bytes: int = 0
+    _retained: set[tuple[int, int]] = set()  # our slots that the model still holds
+    _let_go: set[tuple[int, int]] = set()  # freed before we knew of the retention
+    _control: ExecutorConnection | None = None  # for messages outside of requests
+    known_status: StatusView | None = None  # set by the first hello
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
 
     @property
     def load(self) -> int:

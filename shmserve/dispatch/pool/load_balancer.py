@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, field
 
 from shmserve import errors, ids
 from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot
@@ -47,7 +47,7 @@ class RequestBounds(Struct, frozen=True):
     restart_wait_s: float = 0.0
 
 
-class LoadBalancer:
+class LoadBalancer(Struct, eq=False):
     """Executor pools, made on first use and dropped once the registry no longer names the
     executor. Thread-safe.
 
@@ -58,27 +58,19 @@ class LoadBalancer:
         bounds: limits on requests.
     """
 
-    def __init__(
-        self,
-        run_dir: str,
-        registry: RegistryReader,
-        orphans: OrphanedRequests,
-        make: Callable[[LiveInstance, str], ExecutorPool],
-        bounds: RequestBounds,
-    ) -> None:
-        self.registry = registry
-        self.orphans = orphans
-        self.pools: dict[str, ExecutorPool] = {}  # by the executor's process
-        self._run_dir = run_dir
-        self._make = make
-        self._bounds = bounds
-        # requests that wait for a restart, by model and caller
-        self._waiting: Counter[tuple[str, int]] = Counter()
-        self._lock = threading.Lock()
-        self._departed: list[ExecutorPool] = []  # executors may still hold slots of ours
-        self._pruned_at = -1
-        self._begun = BegunSequences()
-        self._devices: tuple[Snapshot | None, dict[int, str]] = (None, {})
+    _run_dir: str
+    registry: RegistryReader
+    orphans: OrphanedRequests
+    _make: Callable[[LiveInstance, str], ExecutorPool]
+    _bounds: RequestBounds
+    pools: dict[str, ExecutorPool] = {}  # by the executor's process
+    # requests that wait for a restart, by model and caller
+    _waiting: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _departed: list[ExecutorPool] = []  # executors may still hold slots of ours
+    _pruned_at: int = -1
+    _begun: BegunSequences = field(default_factory=BegunSequences)
+    _devices: tuple[Snapshot | None, dict[int, str]] = (None, {})
 
     def connect(
         self, entry: ModelEntry, tried: set[str], message: Execute
