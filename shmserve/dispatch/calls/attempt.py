@@ -14,6 +14,8 @@ import select
 import threading
 import time
 
+from msgspec import Struct
+
 from shmserve import errors, waiting
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.outcome import RunOptions
@@ -82,7 +84,7 @@ class Cancellation:
                 self._fd = -1
 
 
-class Attempt:
+class Attempt(Struct, eq=False):
     """A request at executors. The connection stays taken until the final answer.
 
     Args:
@@ -97,31 +99,17 @@ class Attempt:
         unfinished: connection on which further answers may come, see `leave`.
     """
 
-    __slots__ = (
-        "_cancellation", "_entry", "_executors", "_message", "_options", "_timeout_s",
-        "abandoned", "deadline_ns", "overdue", "pool", "unfinished",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        executors: LoadBalancer,
-        entry: ModelEntry,
-        message: Execute,
-        timeout_s: float,
-        options: RunOptions,
-        cancellation: Cancellation | None,
-    ) -> None:
-        self.deadline_ns = message.deadline_ns
-        self.overdue = ""
-        self._timeout_s = timeout_s
-        self.pool: ExecutorPool | None = None
-        self.abandoned = False
-        self.unfinished: ExecutorConnection | None = None
-        self._executors = executors
-        self._entry = entry
-        self._message = message
-        self._options = options
-        self._cancellation = cancellation
+    _executors: LoadBalancer
+    _entry: ModelEntry
+    _message: Execute
+    _timeout_s: float
+    _options: RunOptions
+    _cancellation: Cancellation | None
+    deadline_ns: int
+    overdue: str = ""
+    pool: ExecutorPool | None = None
+    abandoned: bool = False
+    unfinished: ExecutorConnection | None = None
 
     def first(self) -> Answer:
         """Send the request and return the first answer. If an executor dies, another may run the
@@ -152,15 +140,14 @@ class Attempt:
             except errors.Cancelled:
                 pool.give(connection)
                 raise
-            except errors.TooLarge:  # our record of offered segments may be ahead of the executor's
-                pool.discard(connection)
-                raise
             except errors.PeerDied:  # not received, so not counted as a run
                 pool.discard(connection)
                 tried.add(pool.instance.process)
                 executors.departed(pool)
                 continue
-            except BaseException:  # for instance, no free descriptor
+            except BaseException:
+                # Too large, or no free descriptor: our record of offered segments may be ahead of
+                # the executor's.
                 pool.discard(connection)
                 raise
             if self._options.on_sent is not None:
@@ -220,8 +207,7 @@ class Attempt:
             raise self._died() from ex
 
     def acknowledge(self, answers: int, slots: tuple[tuple[int, int], ...]) -> None:
-        """Tell the executor that answers of a stream were consumed, so as many more may be
-        sent."""
+        """Tell the executor that answers of a stream were consumed, so as many more may be sent."""
         assert self.unfinished is not None
         try:
             message = Credit(self._message.request, answers, slots)

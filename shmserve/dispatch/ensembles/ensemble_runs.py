@@ -10,13 +10,37 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import Struct, field
 
 from shmserve import waiting
 from shmserve.core.scheduling.ensemble_progress import GraphProgress, Run
-from shmserve.dispatch.ensembles.step_threads import StepThreads
 from shmserve.errors import DeadlineExceeded
+
+
+class StepThreads:
+    """Threads for steps, at most `limit` at a time in this process."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = threading.Semaphore(limit)
+
+    def start(self, work: Callable[[], None]) -> waiting.Task | None:
+        """Start `work` in a thread without waiting. Return None if no thread is free."""
+        if not self._free.acquire(blocking=False):
+            return None
+        try:
+            return waiting.start(partial(self._run, work), "step")
+        except RuntimeError:  # the system has no free thread
+            self._free.release()
+            return None
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            self._free.release()
+
 
 _TICK_S = 1.0  # period of checks by a waiting thread, in case no event comes
 

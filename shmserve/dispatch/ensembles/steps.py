@@ -17,9 +17,8 @@ from shmserve.dispatch.cache.cached_call import AnyCall
 from shmserve.dispatch.calls.data_plane import DataPlane
 from shmserve.dispatch.calls.request_counting import Account
 from shmserve.dispatch.calls.step_call import StepTensor
-from shmserve.dispatch.ensembles.ensemble_runs import StepRuns
+from shmserve.dispatch.ensembles.ensemble_runs import StepRuns, StepThreads
 from shmserve.dispatch.ensembles.ensemble_tensors import EnsembleTensors
-from shmserve.dispatch.ensembles.step_threads import StepThreads
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.protocol.control.data_messages import OutputPlace
 from shmserve.tensor.spec import EnsembleStep, ModelSpec

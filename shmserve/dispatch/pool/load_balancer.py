@@ -162,8 +162,7 @@ class LoadBalancer(Struct, eq=False):
                     del self._waiting[name, caller]
 
     def _check_share(self, model: str, pools: list[ExecutorPool], caller: int) -> None:
-        """Raise QueueFull if the caller's requests in the pools have used up the caller's
-        share."""
+        """Raise QueueFull if the caller's requests in the pools have used up the caller's share."""
         bounds = self._bounds
         limit = min(bounds.model, bounds.instance * len(pools))
         has = sum([pool.by_caller.get(caller, 0) for pool in pools])
