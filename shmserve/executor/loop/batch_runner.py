@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from shmserve.errors import DeviceMemoryExhausted, Internal, ShmserveError
@@ -63,11 +64,6 @@ class BatchMember(runner.RunOutcome, eq=False):
         if batch is not None:
             self.gathered = batch.add(self.connection.frontend, self.message)
 
-    def begin_again(self, request: ExecutorRequest) -> None:
-        """Have the model run a rescheduled request once more."""
-        request.run_again(self.message.parameters)
-        self.request = request
-
     def fail_with_all(self, error: ShmserveError) -> None:
         """End the request with the error of the batch, unless it has failed already."""
         self.rescheduled = False
@@ -81,7 +77,9 @@ class BatchMember(runner.RunOutcome, eq=False):
         self.rescheduled = request.rescheduled and response.error is None
         if self.rescheduled:
             return
-        outputs = Outputs(request) if gathered is None else BatchedOutputs(request, gathered.offers)
+        outputs = Outputs(request)
+        if gathered is not None:
+            outputs = BatchedOutputs(request, offers=gathered.offers)
         self.outputs = outputs
         error = runner.error_of_placing(request, outputs, response)
         if error is not None:
@@ -138,29 +136,23 @@ class BatchMember(runner.RunOutcome, eq=False):
         self.answer = replace(self.answer, timing=timing)
 
 
-class BatchRunner:
+class BatchRunner(Struct, eq=False):
     """Implements `Runner`. A rescheduled request stays open here until the next run or a
     withdrawal.
 
     `model_runs`: surrounds each run, during which another thread may look after the channels.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        workspace: Workspace,
-        statistics: RunStatistics,
-        is_cancelled: runner.IsCancelled,
-        model_runs: AbstractContextManager[None],
-    ) -> None:
-        self._backend = backend
-        self._workspace = workspace
-        self._devices = workspace.devices
-        self._statistics = statistics
-        self._iterative = workspace.spec.config.is_iterative
-        self._is_cancelled = is_cancelled
-        self._model_runs = model_runs
-        self._open: dict[runner.Key, BatchMember] = {}  # rescheduled requests
+    _backend: Backend
+    _workspace: Workspace
+    _statistics: RunStatistics
+    _is_cancelled: runner.IsCancelled
+    _model_runs: AbstractContextManager[None]
+    _open: dict[runner.Key, BatchMember] = {}  # rescheduled requests
+    _iterative: bool = False
+
+    def __post_init__(self) -> None:
+        self._iterative = self._workspace.spec.config.is_iterative
 
     def run(self, batch: Sequence[runner.Requested], now_ns: int) -> Sequence[BatchMember]:
         """Run requests together."""
@@ -210,9 +202,9 @@ class BatchRunner:
         except (Exception, SystemExit) as ex:
             inferred_ns = time.monotonic_ns()
             self._fail_all(members, ex)
-        if self._devices.opened is not None:
+        if self._workspace.devices.opened is not None:
             # An answer may leave only when the GPU has written outputs and read inputs.
-            self._fail_all(members, self._devices.settle())
+            self._fail_all(members, self._workspace.devices.settle())
         for member in members:
             member.finish()
         self._count(members, gathered, (started_ns, infer_ns, inferred_ns))
@@ -238,7 +230,7 @@ class BatchRunner:
         for member in members:
             member.fail_with_all(error)
         if isinstance(error, DeviceMemoryExhausted):
-            self._devices.free_unused()
+            self._workspace.devices.free_unused()
 
     def _begin(self, member: BatchMember, gathered: GatheredBatch | None) -> None:
         """Read the inputs of a request, or reopen a rescheduled request."""
@@ -249,13 +241,14 @@ class BatchRunner:
 
         opened = self._open.get((member.connection, message.request))
         if opened is not None and opened.request is not None:
-            member.begin_again(opened.request)
+            opened.request.run_again(message.parameters)
+            member.request = opened.request
             return
         try:
             inputs = self._workspace.read(frontend, message) if gathered is None else {}
             member.begin(ExecutorRequest(self._workspace, message, inputs, watch), gathered)
         except ShmserveError as ex:
-            self._devices.settle()  # copies to the GPU may be under way
+            self._workspace.devices.settle()  # copies to the GPU may be under way
             member.fail(ex)
 
     def _infer(self, members: list[BatchMember], gathered: GatheredBatch | None) -> int:

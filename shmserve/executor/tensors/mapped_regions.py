@@ -150,6 +150,3 @@ class ClientRegions:
                 del self.closing[number]
         if closed:
             self._link.send(wire.RegionsClosed(tuple(closed)))
-
-    def __len__(self) -> int:
-        return len(self._mapped)
