@@ -22,9 +22,8 @@ from collections.abc import Callable
 from shmserve import ids
 from shmserve.config import Settings
 from shmserve.coordinator.models.control_request import ControlRequest, Stage
-from shmserve.coordinator.models.model_reader import ModelReader
 from shmserve.coordinator.models.remote_models import RemoteModels
-from shmserve.coordinator.models.repository_jobs import RepositoryJobs
+from shmserve.coordinator.models.repository_jobs import ModelReader, RepositoryJobs
 from shmserve.coordinator.models.supervisor_sync import SupervisorSync
 from shmserve.core.control import compositions
 from shmserve.core.control.reconciler import Reconciler
@@ -130,7 +129,7 @@ class ModelControl:
             elif request.stage is Stage.LOADING:
                 self._finish(request, *self._failure(name, self._error(name)))
             elif request.load and request.ticket and self.remote.there:
-                request.reach(Stage.FETCHING)
+                request.stage = Stage.FETCHING
                 self.remote.fetch((name,), now, functools.partial(self._fetched, request))
             elif request.load:
                 self._begin_reading(request)
@@ -154,7 +153,7 @@ class ModelControl:
             self._begin_reading(request)
 
     def _begin_reading(self, request: ControlRequest) -> None:
-        request.reach(Stage.READING)
+        request.stage = Stage.READING
         done = functools.partial(self._read, request)
         if not self._jobs.read(request.name, request.overrides, done):
             self._finish(request, Code.UNAVAILABLE, _TOO_MANY)
@@ -181,19 +180,19 @@ class ModelControl:
             begin = f"failed to load '{name}': " if read.error_code else ""
             self._finish(request, *self._failure(name, in_words(problems), begin))
         elif any(spec.steps for spec, _ in read.versions):
-            request.begin_steps(read)
+            request.found, request.stage = read, Stage.STEPS
             self._load_steps(request)
         elif serving and serving.fingerprint == read.fingerprint and not serving.problems():
             assert model is not None
             if not request.implied:
-                model.claim()
+                model.implied = False
             self._finish(request)  # already loaded from identical files
         else:
             self._load(request, read, now)
 
     def _load(self, request: ControlRequest, read: ModelReader, now: float) -> None:
         name = request.name
-        request.begin_load(read.kept)
+        request.kept, request.stage = read.kept, Stage.LOADING
         revision = self._revision(read, request.overrides if read.kept else "")
         _log.info("loading", extra=log_fields(model=name, revision=revision.number))
         effects = self._reconciler.models.load(name, revision, now, implied=request.implied)

@@ -73,14 +73,6 @@ class ClientConnection:
         self.ending = version != wire.VERSION
         return wire.ServerHello(wire.VERSION, lanes=True)
 
-    def answer(self, reply: wire.FromServer) -> None:
-        """Queue the reply, to be sent at the end of the turn."""
-        self.reply = wire.encode(reply)
-
-    def wait_from(self, now: float) -> None:
-        """Start the deadline for reading the reply."""
-        self.deadline = now + _PATIENCE_S
-
     def send_reply(self) -> bool:
         """Send the reply, with the lane if any. Return False if the socket is full."""
         riding = () if self.lane is None else (self.lane.fileno(),)
@@ -195,7 +187,7 @@ class ClientSocket:
         unsent, self._unsent = self._unsent, []
         for connection in unsent:
             if connection in self._connections:
-                connection.wait_from(now)
+                connection.deadline = now + _PATIENCE_S
                 self._send(connection)
         for connection in list(self._connections):
             if (connection.reply or not connection.greeted) and now >= connection.deadline:
@@ -234,7 +226,7 @@ class ClientSocket:
                 reply = self._status(connection.caller, message)
             else:
                 raise errors.ProtocolViolation("a registration before the hello")
-        connection.answer(reply)
+        connection.reply = wire.encode(reply)  # sent at the end of the turn
         self._unsent.append(connection)
 
     def _register(
@@ -244,12 +236,10 @@ class ClientSocket:
         if refused is not None:
             self._closer.close(fds)
             return refused
-        refusal = ""
-        passed = passed_memory.recognized(fds[0]) if len(fds) == 1 else None
-        if len(fds) != 1:
-            refusal = "exactly one descriptor must come with a registration"
-        elif passed is None:
-            refusal = passed_memory.REFUSAL
+        refusal = "exactly one descriptor must come with a registration"
+        passed = None
+        if len(fds) == 1:
+            refusal, passed = passed_memory.REFUSAL, passed_memory.recognized(fds[0])
         if passed is None:
             self._closer.close(fds)
             return wire.Failed(errors.Code.INVALID_ARGUMENT, refusal)

@@ -370,8 +370,7 @@ class RegionRegistrations:
         self._answers.append((process, answer))
 
     def _quarantine(self, number: int) -> bool:
-        """Take a region out of use. Return False if the region is already out of use or
-        unknown."""
+        """Take a region out of use. Return False if the region is already out of use or unknown."""
         reason = "its object was truncated after it was registered; unregister it"
         region = self.book.quarantine(number, reason)
         if region is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import msgspec
+from msgspec.structs import replace
 
 from shmserve.config import Settings
 from shmserve.core.live_settings import initial
@@ -45,7 +45,7 @@ class RuntimeSettingsStore:
         """Carry out a frontend's request. Answer once the change is published."""
         if isinstance(message, wire.ChangeLog):
             log = message.change.onto(self.current.log)
-            self.current = msgspec.structs.replace(self.current, log=log)
+            self.current = replace(self.current, log=log)
             logs.apply(log)
             flight_recorder.record("settings changed", "log")
             publish()
@@ -81,7 +81,6 @@ class RuntimeSettingsStore:
             settings = current.trace_of(name)
             trace = settings if settings.active else None
             traced[name] = {
-                number: msgspec.structs.replace(entry, trace=trace)
-                for number, entry in versions.items()
+                number: replace(entry, trace=trace) for number, entry in versions.items()
             }
         return traced

@@ -88,14 +88,6 @@ class _Page(Struct):
     data: object = None  # bytes at the last look
     reading: CounterReading | None = None
 
-    def link(self) -> None:
-        """Note that the process is linked again."""
-        self.linked = True
-
-    def unlink(self) -> None:
-        """Note that the link has ended. The process may still run."""
-        self.linked = False
-
 
 class _Sum:
     """Sum of counts: models by (name, version), and keys by name."""
@@ -123,7 +115,7 @@ class _Sum:
     def nothing_in_flight(self, reading: CounterReading) -> None:
         """Clear the in-flight counts of an added process that has ended."""
         for model, version in reading.rows:
-            self._model(model, version).requests[reading.owner.role].end_all()
+            self._model(model, version).requests[reading.owner.role].in_flight = 0
 
     def _model(self, model: str, version: str) -> wire.ModelReport:
         return self.models.setdefault((model, version), wire.ModelReport(model, version))
@@ -140,8 +132,7 @@ class CounterTotals:
     def __init__(
         self, run_dir: str, epoch: str, send: Send, limit: int, settle_until: float = 0.0
     ) -> None:
-        self._path = os.path.join(run_dir, rundir.TOTALS_FILE)
-        self._file = ReplacedFile(self._path)
+        self._file = ReplacedFile(os.path.join(run_dir, rundir.TOTALS_FILE))
         self._send = send
         self._limit = limit
         self._settle_until = settle_until
@@ -163,7 +154,7 @@ class CounterTotals:
         if len(fds) != 1 or known is not None:  # relinked: the page is known already
             close_all(fds)
             if known is not None:
-                known.link()
+                known.linked = True
             return
         self._pages[owner.process] = _Page(owner, fds[0], message.nbytes, True)
         if supervisor:
@@ -215,7 +206,7 @@ class CounterTotals:
         """Note that a process's link has ended. The process may still run."""
         for page in (self._pages.get(process), self._pages.get(process + LANES)):
             if page is not None:
-                page.unlink()
+                page.linked = False  # the process may still run
 
     def tick(self, supervisor: str, served: Served) -> list[CounterReading]:
         """Add the pages of ended processes to the totals. Return their final readings."""
@@ -318,12 +309,8 @@ class CounterTotals:
         return {**most, OTHER_KEYS: most.get(OTHER_KEYS, 0) + rest}
 
     def _load(self, epoch: str) -> Totals:
-        try:
-            with open(self._path, "rb") as file:
-                totals: Totals = _decode(file.read())
-        except (OSError, UnreadableMessage):
-            return Totals(epoch)
-        return totals if totals.epoch == epoch else Totals(epoch)
+        totals: Totals | None = self._file.read(_decode)
+        return totals if totals and totals.epoch == epoch else Totals(epoch)
 
     def _write(self) -> None:
         self._file.write(msgspec.msgpack.encode(self._totals))

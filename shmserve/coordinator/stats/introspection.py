@@ -129,9 +129,10 @@ class Introspection:
             names = [p.name for p in self._reconciler.processes.values() if p.role != "cli"]
             self._questions.ask(asker, message.ticket, message.what, names, now)
             return
+        rates = self.monitoring.rates if self.monitoring is not None else dict
         tables = {
             "processes": lambda: admin_tables.process_rows(self._reconciler, now, self._own),
-            "models": lambda: admin_tables.model_rows(self._reconciler, self._rates()),
+            "models": lambda: admin_tables.model_rows(self._reconciler, rates()),
             "regions": lambda: admin_tables.region_rows(self._sources.book),
             "stats": lambda: admin_tables.stats_rows(self._sources.report()),
             "resources": lambda: admin_tables.resource_rows(self._sources.resources()),
@@ -142,9 +143,6 @@ class Introspection:
             return
         for part in admin_tables.parts(message.ticket, tables[message.what]()):
             self._send(asker, part)
-
-    def _rates(self) -> dict[tuple[str, str], float]:
-        return self.monitoring.rates() if self.monitoring is not None else {}
 
     def _report(self, now: float) -> None:
         """Send the report to all waiting processes, once the counters have settled."""

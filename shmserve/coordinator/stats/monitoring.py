@@ -151,8 +151,7 @@ class Monitoring:
             self._metrics[process] = model_metrics.parse(stats["values"])
 
     def report(self, asked: wire.AskHistory, now: float) -> wire.HistoryReport | None:
-        """Return the history that a frontend asked for. Return None if the level does not
-        exist."""
+        """Return the history that a frontend asked for. Return None if the level does not exist."""
         if not 0 <= asked.level < len(time_series.LEVELS):
             return None
         history, level = self._history, asked.level
