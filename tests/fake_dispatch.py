@@ -45,14 +45,12 @@ Function = Callable[[FakeRequest], Outcome | Iterable[Outcome]]
 Model = tuple[ModelSpec, Function]
 
 
-class FakeReservation(Slot):
-    def __init__(self, nbytes: int) -> None:
-        super().__init__(0)
-        self.view = memoryview(bytearray(nbytes))
-        self.sealed = False
+class FakeReservation(Slot, eq=False):
+    sealed: bool = False
 
-    def seal(self) -> None:
-        self.sealed = True
+
+def room_for(nbytes: int) -> FakeReservation:
+    return FakeReservation(0, view=memoryview(bytearray(nbytes)))
 
 
 class FakeMemory:
@@ -69,7 +67,7 @@ class FakeMemory:
     def reserve(self, nbytes: int) -> Slot:
         if self.exhausted:
             raise ArenaExhausted(f"no slot of {nbytes} bytes is free")
-        self.held.append(FakeReservation(nbytes))
+        self.held.append(room_for(nbytes))
         return self.held[-1]
 
     def reclaim(self, slot: Slot) -> None:
@@ -113,7 +111,7 @@ class FakeCall:
         budget = self._dispatcher.budget
         if budget is not None and nbytes + sum(len(r.view) for r in self.reserved) > budget:
             raise ArenaExhausted(f"no slot of {nbytes} bytes is free")
-        reservation = FakeReservation(nbytes)
+        reservation = room_for(nbytes)
         self.reserved.append(reservation)
         return reservation
 
@@ -124,17 +122,17 @@ class FakeCall:
         return reservation
 
     def add_input(
-        self, name: str, datatype: str, shape: Shape, reservation: FakeReservation
+        self, name: str, datatype: str, shape: Shape, at: FakeReservation | RegionRef
     ) -> None:
-        assert not reservation.sealed, "a reservation is sealed once"
+        """Add an input. Client memory holds only zeros here."""
         assert not self.closed, "the call is closed"
-        reservation.seal()
-        view = reservation.view.toreadonly()
+        if isinstance(at, RegionRef):
+            view = memoryview(bytes(at.nbytes))
+        else:
+            assert not at.sealed, "a reservation is sealed once"
+            at.sealed = True
+            view = at.view.toreadonly()
         self._inputs[name] = OutputTensor(name, datatype, shape, view)
-
-    def add_region_input(self, name: str, datatype: str, shape: Shape, at: RegionRef) -> None:
-        """Add an input in client memory, which holds only zeros here."""
-        self._inputs[name] = OutputTensor(name, datatype, shape, memoryview(bytes(at.nbytes)))
 
     def execute(self) -> Outcome:
         result = self._run()

@@ -20,7 +20,7 @@ from shmserve import model_places
 from shmserve.config import Settings, base_dir, state_dir
 from shmserve.coordinator import assembly, pool_sizing, remote_start
 from shmserve.coordinator.agent_check import AgentCheck, AgentConnection
-from shmserve.coordinator.assembly import Launch, Outside, Parts
+from shmserve.coordinator.assembly import Launch, Outside
 from shmserve.coordinator.links import Links
 from shmserve.coordinator.message_router import MessageRouter
 from shmserve.coordinator.models import desired_models
@@ -80,8 +80,7 @@ def run(launch: Launch, library: Library) -> int:
 
 
 class WakeUp:
-    """Ends the selector's wait, from signal handlers and other threads, by making `fd`
-    readable."""
+    """Ends the selector's wait, from signal handlers and other threads, by making `fd` readable."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -181,7 +180,10 @@ class CoordinatorLoop:
         self._selector.register(listener, selectors.EVENT_READ, None)
         self._selector.register(wake.fd, selectors.EVENT_READ, None)
         self._selector.register(self._master_fd, selectors.EVENT_READ, None)
-        self._predecessor = None if self._serves() else self._connect_predecessor(launch, parts)
+        self._predecessor: Predecessor | None = None
+        if not self._serves():
+            before = rundir.serving(self._base_dir)
+            self._predecessor = Predecessor(before, launch.process, parts.regions, wake)
         about = log_fields(epoch=launch.epoch, again=again, pool_bytes=pool_bytes)
         _log.info("ready", extra=about)
 
@@ -248,10 +250,6 @@ class CoordinatorLoop:
             except (Unavailable, UnreadableMessage) as ex:
                 _log.warning("the old generation does not tell its loaded models: %s", ex)
         return desired_models.choose(settings, library.scan)
-
-    def _connect_predecessor(self, launch: Launch, parts: Parts) -> Predecessor:
-        before = rundir.serving(self._base_dir)
-        return Predecessor(before, launch.process, parts.regions, self._wake)
 
     def _serves(self) -> bool:
         """Return True if this generation of the service is the serving generation."""

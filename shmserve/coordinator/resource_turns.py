@@ -12,13 +12,7 @@ from collections.abc import Sequence
 from shmserve.coordinator.models.supervisor_sync import Send
 from shmserve.core.scheduling.rate_limiter import Acquisition, RateLimiter
 from shmserve.errors import ProtocolViolation
-from shmserve.protocol.control.link_messages import (
-    AcquireResources,
-    Hello,
-    Loaded,
-    ReleaseResources,
-    ResourcesAcquired,
-)
+from shmserve.protocol.control import link_messages as link
 
 RECONNECT_S = 1.0
 
@@ -37,7 +31,7 @@ class ResourceTurns:
         """True if `tick` should be called soon."""
         return not self._limiter.is_open
 
-    def hello(self, message: Hello) -> None:
+    def hello(self, message: link.Hello) -> None:
         """Set the resources held by a process from its hello, which overrides earlier links."""
         if message.loaded is None or message.loaded.rate_limit is None:
             self.gone(message.process)
@@ -45,14 +39,14 @@ class ResourceTurns:
             limit = message.loaded.rate_limit
             self._tell(self._limiter.join(message.process, limit, message.acquired))
 
-    def loaded(self, process: str, message: Loaded) -> None:
+    def loaded(self, process: str, message: link.Loaded) -> None:
         if message.rate_limit is not None and not self._limiter.knows(process):
             self._tell(self._limiter.join(process, message.rate_limit))
 
     def gone(self, process: str) -> None:
         self._tell(self._limiter.leave(process))
 
-    def handle(self, process: str, message: AcquireResources | ReleaseResources) -> None:
+    def handle(self, process: str, message: link.AcquireResources | link.ReleaseResources) -> None:
         """Acquire or release resources.
 
         Raises:
@@ -60,7 +54,7 @@ class ResourceTurns:
         """
         if not self._limiter.knows(process):
             raise ProtocolViolation(f"{process} needs no resources")
-        if isinstance(message, ReleaseResources):
+        if isinstance(message, link.ReleaseResources):
             self._tell(self._limiter.release(process))
         elif message.ticket <= 0:
             raise ProtocolViolation(f"{process} asks with ticket {message.ticket}")
@@ -75,4 +69,4 @@ class ResourceTurns:
 
     def _tell(self, acquisitions: Sequence[Acquisition]) -> None:
         for acquisition in acquisitions:
-            self._send(acquisition.process, ResourcesAcquired(acquisition.ticket))
+            self._send(acquisition.process, link.ResourcesAcquired(acquisition.ticket))

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from shmserve.dispatch.outcome import Outcome
 from shmserve.dispatch.receipt import Receipt
-from shmserve.protocol.control.data_messages import RegionRef
 
 
 class RequestAccount(Protocol):
@@ -38,8 +37,7 @@ class InferenceCall(Protocol):
     def receipt(self) -> Receipt: ...
 
     def reserve(self, nbytes: int) -> Any:
-        """Return room for a tensor: an object whose `view` is writable memory of `nbytes`
-        bytes."""
+        """Return room for a tensor: an object whose `view` is writable memory of `nbytes` bytes."""
         ...
 
     def adopt(self, slot: Any) -> Any:
@@ -47,13 +45,8 @@ class InferenceCall(Protocol):
         back."""
         ...
 
-    def add_input(
-        self, name: str, datatype: str, shape: tuple[int, ...], reservation: Any
-    ) -> None: ...
-
-    def add_region_input(
-        self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
-    ) -> None: ...
+    def add_input(self, name: str, datatype: str, shape: tuple[int, ...], at: Any) -> None:
+        """Add an input: a tensor written into reserved room, or in client memory (`RegionRef`)."""
 
     def execute(self) -> Outcome:
         """Return the only answer, or raise the model's error."""

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from shmserve.core.live_settings import TraceSettings
-from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry
 from shmserve.core.trace_context import TraceContext
 from shmserve.dispatch.receipt import Receipt
-from shmserve.protocol.control.data_messages import Descriptor, WireTensor
 from shmserve.protocol.control.span_messages import Attribute
 from shmserve.tensor.named_tensor import NamedTensor
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"  # activities
 _MOST_TENSORS, _MOST_STEPS = 256, 1024  # limits of one trace, as streams may never end
 Times = tuple[tuple[str, int], ...]  # stages and CLOCK_MONOTONIC nanoseconds
-
-
-class SlotInput(Struct, frozen=True):
-    """Input of a call, in a slot."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    view: memoryview
-
-
-def inputs_in(slots: Iterable[Slot], inputs: Iterable[WireTensor]) -> Iterator[SlotInput]:
-    """Yield the inputs of a call that lie in its slots."""
-    views = (slot.view for slot in slots)
-    for tensor in inputs:
-        if type(tensor.at) is Descriptor:
-            yield SlotInput(tensor.name, tensor.datatype, tensor.shape, next(views))
 
 
 class TracedTensor(Struct, frozen=True):

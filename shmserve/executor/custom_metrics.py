@@ -46,9 +46,6 @@ class _Held:
     def __init__(self) -> None:
         self.holders = 0
 
-    def hold(self) -> None:
-        self.holders += 1
-
     def let_go(self) -> bool:
         """Return whether the last holder has let go."""
         self.holders -= 1
@@ -71,11 +68,6 @@ class MetricRow(_Held):
         self.buckets = buckets
         self.values = [0.0] * custom_metrics.width(family.kind, buckets)
         self.place = 0
-
-    def move(self, place: int) -> int:
-        """Move to an index among the published values; return the index behind the last value."""
-        self.place = place
-        return place + len(self.values)
 
 
 class MetricRows(_Held):
@@ -237,7 +229,7 @@ class CustomMetrics:
                 family = self._families[name] = MetricRows(name, description, kind)
             elif family.kind is not kind:
                 raise InvalidArgument("Family name already exists with different type")
-            family.hold()
+            family.holders += 1
         self._settle()
         return family
 
@@ -275,7 +267,7 @@ class CustomMetrics:
                     del family.rows[key]
                     raise
             if row not in held:
-                row.hold()
+                row.holders += 1
         self._settle()
         return row
 
@@ -354,7 +346,8 @@ class CustomMetrics:
         self._words = self._area.write(families, values)
         place = 0
         for row in rows:
-            place = row.move(place)
+            row.place = place
+            place += len(row.values)
 
     # -------------------------------------------------------------------- checks
 

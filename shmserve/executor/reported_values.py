@@ -123,8 +123,7 @@ class ReportedValues:
                 self._words[self._word] += 1
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Return by name: `kind`, `value` of the last full second (cdf: by percentile),
-        `total`."""
+        """Return by name: `kind`, `value` of the last full second (cdf: by percentile), `total`."""
         number = int(self._now())
         with self._lock:
             for series in self._series.values():

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from msgspec import Struct, field
+
 from shmserve import waiting
 from shmserve.core.memory.slot_allocator import Arena, ArenaStats, NeedSegment
 from shmserve.core.memory.slots import Slot
@@ -36,7 +38,7 @@ class Budget(Protocol):
     def give_back(self, nbytes: int) -> None: ...
 
 
-class ArenaMemory:
+class ArenaMemory(Struct, eq=False):
     """Memory for slots that this process writes.
 
     Args:
@@ -48,28 +50,20 @@ class ArenaMemory:
             up to `shared_size`. 0: every segment has `shared_size`.
     """
 
-    def __init__(
-        self,
-        budget: Budget,
-        epoch: Callable[[], str],
-        shared_size: Callable[[], int],
-        mappings: Mappings | None = None,
-        first_size: int = 0,
-    ) -> None:
-        self._budget = budget
-        self._epoch = epoch
-        self._shared_size = shared_size
-        self._first_size = first_size
-        self._arena = Arena()
-        self._segments: dict[int, Segment] = {}
-        self._lock = threading.Lock()
-        self._growing = threading.Lock()
-        self._next_segment = 1
-        self._mappings = mappings
-        self.held_bytes = 0  # bytes of all segments
-        self.drops = 0  # number of segments given back so far
-        # Frees unneeded slots of about so many bytes; returns False if there are none.
-        self.spare: Callable[[int], bool] = lambda nbytes: False
+    _budget: Budget
+    _epoch: Callable[[], str]
+    _shared_size: Callable[[], int]
+    mappings: Mappings | None = None
+    first_size: int = 0
+    _arena: Arena = field(default_factory=Arena)
+    _segments: dict[int, Segment] = {}
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _growing: threading.Lock = field(default_factory=threading.Lock)
+    _next_segment: int = 1
+    held_bytes: int = 0  # bytes of all segments
+    drops: int = 0  # number of segments given back so far
+    # Frees unneeded slots of about so many bytes; returns False if there are none.
+    spare: Callable[[int], bool] = lambda nbytes: False
 
     def prepare(self) -> None:
         """Make the first segment now, so that no request waits for it.
@@ -121,8 +115,8 @@ class ArenaMemory:
         size = need.size
         if need.shared:
             shared_size = self._shared_size()
-            if self._first_size:
-                shared_size = min(shared_size, max(self._first_size, self._arena.shared_bytes))
+            if self.first_size:
+                shared_size = min(shared_size, max(self.first_size, self._arena.shared_bytes))
             size = max(size, shared_size // size * size)
         pool = self._budget.pool_bytes
         if 0 < pool < size:
@@ -148,8 +142,8 @@ class ArenaMemory:
             self._segments[number] = segment
             self.held_bytes += size
             self._arena.add_segment(number, size, need.shared, time.monotonic(), segment.view)
-        if self._mappings is not None:
-            self._mappings.mapped(segment.address, size, writable=True)
+        if self.mappings is not None:
+            self.mappings.mapped(segment.address, size, writable=True)
 
     def read(self, at: Descriptor) -> memoryview:
         """Return the bytes of a descriptor of this arena. The caller must hold a lease."""
@@ -245,8 +239,7 @@ class ArenaMemory:
             return self._arena.stats()
 
     def rows(self, what: str) -> list[dict[str, Any]]:
-        """Return the rows of `shmserve show segments` or `show slots`; for other tables no
-        rows."""
+        """Return the rows of `shmserve show segments` or `show slots`; for other tables no rows."""
         with self._lock:
             if what == "segments":
                 return [{"segment": n, "bytes": s.size} for n, s in self._segments.items()]
@@ -276,5 +269,5 @@ class ArenaMemory:
             segment.close()
 
     def _unmapping(self, segment: Segment) -> None:
-        if self._mappings is not None:
-            self._mappings.unmapping(segment.address)
+        if self.mappings is not None:
+            self.mappings.unmapping(segment.address)

@@ -44,8 +44,7 @@ def open_object(key: str, region: str) -> int:
 
 
 def facts(fd: int, own: frozenset[tuple[int, int]] = frozenset()) -> ObjectFacts:
-    """Return the kernel's facts on an open object. `own`: (device, inode) of the server's
-    files."""
+    """Return the kernel's facts on an open object. `own`: (device, inode) of the server's files."""
     info = os.fstat(fd)
     device, inode = info.st_dev, info.st_ino
     regular, ours = stat.S_ISREG(info.st_mode), (device, inode) in own

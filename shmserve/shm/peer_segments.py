@@ -93,6 +93,3 @@ class PeerSegments:
         for mapping in mappings:
             if self._book is not None:
                 self._book.unmapping(mapping.address)
-
-    def __len__(self) -> int:
-        return len(self._mappings)

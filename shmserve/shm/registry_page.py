@@ -27,9 +27,10 @@ import threading
 import time
 
 import msgspec
+from msgspec.structs import replace
 
 from shmserve.core.registry import Snapshot
-from shmserve.errors import Unavailable, UnreadableMessage
+from shmserve.errors import Unavailable
 from shmserve.protocol.decoding import msgpack_decoder
 from shmserve.shm.replaced_file import ReplacedFile
 
@@ -54,10 +55,10 @@ class RegistryWriter:
     """
 
     def __init__(self, run_dir: str, epoch: str) -> None:
-        self._run_dir = run_dir
         self.epoch = epoch
-        self.previous = self._load_previous()
         self._file = ReplacedFile(os.path.join(run_dir, SNAPSHOT_FILE))
+        previous: Snapshot | None = self._file.read(_decode)
+        self.previous = previous if previous and previous.epoch == epoch else None
         page = os.path.join(run_dir, PAGE_FILE)
         generation = _generation_of(page)
         if generation is None or (self.previous is None and generation > 0):
@@ -75,9 +76,7 @@ class RegistryWriter:
 
         Return None if the file cannot be written: the former snapshot stays current.
         """
-        numbered = msgspec.structs.replace(
-            snapshot, epoch=self.epoch, generation=self._generation + 1
-        )
+        numbered = replace(snapshot, epoch=self.epoch, generation=self._generation + 1)
         if not self._file.write(_encode(numbered)):
             return None
         self._generation = numbered.generation
@@ -91,13 +90,6 @@ class RegistryWriter:
     def close(self) -> None:
         self._words.release()
         self._map.close()
-
-    def _load_previous(self) -> Snapshot | None:
-        try:
-            snapshot = _read(self._run_dir)
-        except (OSError, UnreadableMessage):
-            return None
-        return snapshot if snapshot.epoch == self.epoch else None
 
     def _make_page(self, path: str) -> None:
         page = bytearray(PAGE_BYTES)

@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from typing import Any
 
+from shmserve.errors import UnreadableMessage
 from shmserve.log_fields import log_fields
 
 _log = logging.getLogger(__name__)
@@ -43,6 +46,14 @@ class ReplacedFile:
     @property
     def late(self) -> bool:
         return bool(self._reason)
+
+    def read(self, decode: Callable[[bytes], Any]) -> Any:
+        """Return the decoded content, or None if the file is missing or unreadable."""
+        try:
+            with open(self._path, "rb") as file:
+                return decode(file.read())
+        except (OSError, UnreadableMessage):
+            return None
 
     def write(self, data: bytes) -> bool:
         """Replace the content. Return False and log the reason if the file cannot be written."""

@@ -6,6 +6,8 @@ from msgspec import UNSET, Struct
 
 from shmserve.tensor.config_document import ConfigDocument
 
+Shape = tuple[int, ...]  # of a tensor; -1 in a specification: any size
+
 
 class TensorSpec(Struct, frozen=True, omit_defaults=True):
     """An input or output of a model.

@@ -24,13 +24,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from shmserve.errors import (
-    DeadlineExceeded,
-    PeerDied,
-    ProtocolViolation,
-    Unavailable,
-    UnreadableMessage,
-)
+from shmserve import errors
 from shmserve.log_fields import log_fields
 from shmserve.observe import logs
 from shmserve.protocol.control import link_messages, messages
@@ -175,7 +169,7 @@ class Link:
             if request.answer is None:
                 self._pending.close(request, self.connected)
         if request.answer is None:
-            raise Unavailable(f"the coordinator did not answer within {timeout_s:g} s")
+            raise errors.Unavailable(f"the coordinator did not answer within {timeout_s:g} s")
         return request.answer, request.fds
 
     def give_back(self, nbytes: int) -> None:
@@ -197,11 +191,11 @@ class Link:
             answer, fds = self.ask(
                 lambda ticket, _: link_messages.Grant(ticket, nbytes), timeout_s, late
             )
-        except Unavailable:
+        except errors.Unavailable:
             return False
         close_all(fds)
         if not isinstance(answer, link_messages.Granted):
-            raise ProtocolViolation(f"a {type(answer).__name__} in answer to a Grant")
+            raise errors.ProtocolViolation(f"a {type(answer).__name__} in answer to a Grant")
         if not answer.granted:
             about = log_fields(process=self._process, reason=answer.reason)
             _log.info("pool budget refused", extra=about)
@@ -223,14 +217,14 @@ class Link:
             pause = 0.0
             try:
                 channel = Channel.connect(self._path, _CONNECT_S)
-            except PeerDied:
+            except errors.PeerDied:
                 self._closing.wait(_retry_s(time.monotonic() - alone_since))
                 continue
             try:
                 self._serve(channel)
-            except PeerDied:
+            except errors.PeerDied:
                 pass
-            except (DeadlineExceeded, ProtocolViolation) as ex:
+            except (errors.DeadlineExceeded, errors.ProtocolViolation) as ex:
                 about = log_fields(process=self._process, error=ex)
                 _log.warning("link broken", extra=about)
                 pause = _RETRY_CAP_S
@@ -279,7 +273,7 @@ class Link:
         close_all(fds)
         welcome = messages.decode_from_coordinator(data)
         if not isinstance(welcome, link_messages.Welcome) or welcome.version != messages.VERSION:
-            raise ProtocolViolation("the coordinator speaks another version")
+            raise errors.ProtocolViolation("the coordinator speaks another version")
         with self._lock:
             self.epoch, self._arena_bytes = welcome.epoch, welcome.arena_bytes
             self.pool_bytes = welcome.pool_bytes
@@ -303,7 +297,7 @@ class Link:
         poll = select.poll()
         poll.register(channel.fileno(), select.POLLOUT)
         if not poll.poll(_SEND_S * 1000):
-            raise DeadlineExceeded(f"the coordinator took nothing for {_SEND_S:g} s")
+            raise errors.DeadlineExceeded(f"the coordinator took nothing for {_SEND_S:g} s")
         channel.send(messages.encode(message), fds)
 
     def _handle(self, message: FromCoordinator, fds: list[int]) -> None:
@@ -357,13 +351,13 @@ def _retry_s(alone_s: float) -> float:
 def _check_size(message: ToCoordinator) -> None:
     size = len(messages.encode(message))
     if size > MAX_MESSAGE:  # an error while sending would block the outbox for good
-        raise ProtocolViolation(f"a {type(message).__name__} of {size} bytes is too long")
+        raise errors.ProtocolViolation(f"a {type(message).__name__} of {size} bytes is too long")
 
 
 def _decoded(data: memoryview, fds: list[int]) -> FromCoordinator:
     try:
         message: FromCoordinator = messages.decode_from_coordinator(data)
-    except UnreadableMessage:
+    except errors.UnreadableMessage:
         close_all(fds)
         raise
     return message

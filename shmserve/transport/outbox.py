@@ -18,8 +18,7 @@ Entry = tuple[ToCoordinator, list[int]]
 
 
 class Outbox:
-    """Queue of messages with their descriptors, which the outbox owns until the message is
-    sent."""
+    """Queue of messages with their descriptors, which the outbox owns until the message is sent."""
 
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque()

@@ -31,10 +31,6 @@ class PendingRequest(Struct, eq=False):
     fds: list[int] = []
     abandoned: bool = False
 
-    def abandon(self) -> None:
-        """Note that the caller has stopped waiting. A later answer goes to `late`."""
-        self.abandoned = True
-
 
 class PendingRequests:
     """Open requests of a process, by ticket."""
@@ -49,7 +45,7 @@ class PendingRequests:
 
     def close(self, request: PendingRequest, connected: bool) -> None:
         if request.late is not None and connected:
-            request.abandon()
+            request.abandoned = True
         else:
             self._open.pop(request.ticket, None)
 

@@ -19,7 +19,7 @@ from shmserve import repository
 from shmserve.cuda import device_trials
 from shmserve.errors import ConfigError
 from shmserve.executor.backend import Context
-from shmserve.executor.backends import create, cuda_errors
+from shmserve.executor.backends import create, model_errors
 from shmserve.executor.backends.torch import arguments
 from shmserve.grps.executor import torch_inferer
 from tests.backend_runner import arrays, ask
@@ -153,6 +153,6 @@ def test_the_device_of_an_error_where_torch_is_alone(
     torch: Torch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "cupy")
-    error = cuda_errors.from_cuda(RuntimeError("CUDA out of memory. Tried to"), "request")
+    error = model_errors.from_cuda(RuntimeError("CUDA out of memory. Tried to"), "request")
     assert "device 1 has no memory left" in str(error)
     assert torch.emptied == 1

@@ -15,8 +15,8 @@ from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.core.memory.lru_book import LruBook
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
-from shmserve.dispatch.cache.cache_key import CacheInput, cache_key, revisions
-from shmserve.dispatch.outcome import RunOptions
+from shmserve.dispatch.cache.cache_key import cache_key, revisions
+from shmserve.dispatch.outcome import OutputTensor, RunOptions
 from shmserve.frontends.grpc.request_mapping import to_request
 from shmserve.protocol.oip.request import InferRequest
 from shmserve.protocol.oip.request import parse_request as parse_json
@@ -100,7 +100,7 @@ def key_of(request: Any, host: int = 1) -> tuple[bytes, Any]:
     inputs, parameters, outputs, revision = request
     entry = ready(host, revision)
     options = RunOptions(parameters=parameters, outputs=outputs, request_id=str(id(request)))
-    tensors = [CacheInput(*tensor[:3], memoryview(tensor[3])) for tensor in inputs]  # type: ignore[call-arg]
+    tensors = [OutputTensor(*tensor[:3], memoryview(tensor[3])) for tensor in inputs]  # type: ignore[call-arg]
     snapshot = Snapshot(f"e{host}", host)
     return cache_key(entry, snapshot, options, tensors), revisions(entry, snapshot)
 
@@ -117,8 +117,8 @@ def test_the_same_requests_and_no_others_have_one_key(one: Any, other: Any) -> N
 
 
 def test_the_format_of_a_key_is_stable() -> None:
-    tensors = [CacheInput("B", "FP32", (1,), memoryview(b"1234"))]
-    tensors.insert(0, CacheInput("C", "UINT8", (2,), memoryview(b"56")))
+    tensors = [OutputTensor("B", "FP32", (1,), memoryview(b"1234"))]
+    tensors.insert(0, OutputTensor("C", "UINT8", (2,), memoryview(b"56")))
     options = RunOptions(outputs=("OUT",), parameters={"y": 1.5, "x": "1", "timeout": 7})
     told = (
         *(1, [["m", "1", []]], ["OUT"], {"x": "1", "y": 1.5}),
@@ -190,7 +190,7 @@ def test_a_request_has_one_key_whichever_way_it_comes(
     def key(way: Any, place: Any, host: int, data: list[int], parameters: Any) -> bytes:
         request, content = way(data, parameters)
         (item,) = request.inputs
-        tensor = CacheInput(item.name, item.datatype, item.shape, place(content))
+        tensor = OutputTensor(item.name, item.datatype, item.shape, place(content))
         names = tuple(output.name for output in request.outputs)
         options = RunOptions(request.id, names, request.parameters, caller_number=host)
         return cache_key(ready(host, host), Snapshot(f"e{host}", host), options, [tensor])

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from msgspec import Struct
 
-from shmserve.coordinator.models.model_reader import ModelReader
+from shmserve.coordinator.models.repository_jobs import ModelReader
 
 
 class Stage(Enum):
@@ -38,18 +38,6 @@ class ControlRequest(Struct, eq=False):
     implied: bool = False
     dependents: bool = False
     found: ModelReader | None = None
-
-    def reach(self, stage: Stage) -> None:
-        """Move to a later stage."""
-        self.stage = stage
-
-    def begin_steps(self, found: ModelReader) -> None:
-        """Start loading the models of an ensemble, which are loaded before the ensemble."""
-        self.found, self.stage = found, Stage.STEPS
-
-    def begin_load(self, kept: bool) -> None:
-        """Start loading a revision. `kept`: true if the revision uses the overrides."""
-        self.kept, self.stage = kept, Stage.LOADING
 
     def steps(self) -> set[str]:
         """Return the models of the ensemble to be loaded. The set is empty for any other model."""

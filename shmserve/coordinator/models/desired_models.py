@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from shmserve import model_places
 from shmserve.config import Settings
-from shmserve.core.registry import ModelEntry, ModelState, Snapshot
+from shmserve.core.registry import Snapshot
 from shmserve.errors import ConfigError
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
@@ -96,13 +96,9 @@ def continued(settings: Settings, before: Snapshot) -> Settings:
     which published `before`."""
     if settings.model_control != "explicit" or "*" in settings.load_models:
         return settings
-    ready = (name for name, found in before.models.items() if _is_ready(found))
+    ready = (name for name, _ in before.ready_entries)
     names = dict.fromkeys([*settings.load_models, *ready])
     return replace(settings, load_models=tuple(n for n in names if n not in settings.pipelines))
-
-
-def _is_ready(versions: Mapping[str, ModelEntry]) -> bool:
-    return any(entry.state is ModelState.READY for entry in versions.values())
 
 
 def _with_steps(names: Iterable[str], repository: Scan) -> frozenset[str]:

@@ -22,9 +22,8 @@ from collections.abc import Callable
 from shmserve import ids
 from shmserve.config import Settings
 from shmserve.coordinator.models.control_request import ControlRequest, Stage
-from shmserve.coordinator.models.model_reader import ModelReader
 from shmserve.coordinator.models.remote_models import RemoteModels
-from shmserve.coordinator.models.repository_jobs import RepositoryJobs
+from shmserve.coordinator.models.repository_jobs import ModelReader, RepositoryJobs
 from shmserve.coordinator.models.supervisor_sync import SupervisorSync
 from shmserve.core.control import compositions
 from shmserve.core.control.reconciler import Reconciler
@@ -33,13 +32,8 @@ from shmserve.core.effects import Effect
 from shmserve.core.registry import ModelState
 from shmserve.errors import Code
 from shmserve.log_fields import log_fields
+from shmserve.protocol.control import model_messages as wire
 from shmserve.protocol.control.messages import FromCoordinator
-from shmserve.protocol.control.model_messages import (
-    LoadModel,
-    ModelAnswer,
-    ModelsFetched,
-    UnloadModel,
-)
 from shmserve.protocol.oip.load_request import NOT_EXPLICIT
 from shmserve.transport import rundir
 
@@ -80,11 +74,11 @@ class ModelControl:
 
     # ---------------------------------------------------------------------- requests
 
-    def ask(self, asker: str, message: LoadModel | UnloadModel) -> None:
+    def ask(self, asker: str, message: wire.LoadModel | wire.UnloadModel) -> None:
         """Queue a frontend's request, or refuse the request."""
-        load = isinstance(message, LoadModel)
-        overrides = message.overrides if isinstance(message, LoadModel) else ""
-        dependents = isinstance(message, UnloadModel) and message.dependents
+        load = isinstance(message, wire.LoadModel)
+        overrides = message.overrides if isinstance(message, wire.LoadModel) else ""
+        dependents = isinstance(message, wire.UnloadModel) and message.dependents
         request = ControlRequest(
             message.name, load, asker, message.ticket, overrides, dependents=dependents
         )
@@ -135,7 +129,7 @@ class ModelControl:
             elif request.stage is Stage.LOADING:
                 self._finish(request, *self._failure(name, self._error(name)))
             elif request.load and request.ticket and self.remote.there:
-                request.reach(Stage.FETCHING)
+                request.stage = Stage.FETCHING
                 self.remote.fetch((name,), now, functools.partial(self._fetched, request))
             elif request.load:
                 self._begin_reading(request)
@@ -148,7 +142,7 @@ class ModelControl:
                 self._finish(request)
         del self._queues[name]
 
-    def _fetched(self, request: ControlRequest, message: ModelsFetched) -> None:
+    def _fetched(self, request: ControlRequest, message: wire.ModelsFetched) -> None:
         """Go on once the fetcher is done. If the store could not be reached, an older copy in the
         cache is good enough."""
         problem = message.problems.get(request.name, "")
@@ -159,7 +153,7 @@ class ModelControl:
             self._begin_reading(request)
 
     def _begin_reading(self, request: ControlRequest) -> None:
-        request.reach(Stage.READING)
+        request.stage = Stage.READING
         done = functools.partial(self._read, request)
         if not self._jobs.read(request.name, request.overrides, done):
             self._finish(request, Code.UNAVAILABLE, _TOO_MANY)
@@ -186,19 +180,19 @@ class ModelControl:
             begin = f"failed to load '{name}': " if read.error_code else ""
             self._finish(request, *self._failure(name, in_words(problems), begin))
         elif any(spec.steps for spec, _ in read.versions):
-            request.begin_steps(read)
+            request.found, request.stage = read, Stage.STEPS
             self._load_steps(request)
         elif serving and serving.fingerprint == read.fingerprint and not serving.problems():
             assert model is not None
             if not request.implied:
-                model.claim()
+                model.implied = False
             self._finish(request)  # already loaded from identical files
         else:
             self._load(request, read, now)
 
     def _load(self, request: ControlRequest, read: ModelReader, now: float) -> None:
         name = request.name
-        request.begin_load(read.kept)
+        request.kept, request.stage = read.kept, Stage.LOADING
         revision = self._revision(read, request.overrides if read.kept else "")
         _log.info("loading", extra=log_fields(model=name, revision=revision.number))
         effects = self._reconciler.models.load(name, revision, now, implied=request.implied)
@@ -294,7 +288,7 @@ class ModelControl:
 
     def _answer(self, request: ControlRequest, code: str, error: str) -> None:
         if request.ticket:
-            self._send(request.asker, ModelAnswer(request.ticket, str(code), error))
+            self._send(request.asker, wire.ModelAnswer(request.ticket, str(code), error))
         if request.overrides and not request.kept:
             self._jobs.remove(request.overrides)
 

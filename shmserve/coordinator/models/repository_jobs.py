@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from shmserve.coordinator.models import model_reader
 from shmserve.coordinator.models.background import Background
-from shmserve.coordinator.models.desired_models import Library
-from shmserve.coordinator.models.model_reader import ModelReader
+from shmserve.coordinator.models.desired_models import Library, Version, split
+from shmserve.errors import Code, ConfigError, ShmserveError
 from shmserve.transport import rundir
+
+
+class ModelReader(Struct, frozen=True):
+    """Result of reading a model. `error_code`: empty on success. `kept`: true if the overrides
+    hold files of the model."""
+
+    name: str
+    versions: tuple[Version, ...] = ()
+    failures: dict[str, str] = {}
+    fingerprint: str = ""
+    kept: bool = False
+    error_code: str = ""
+    error: str = ""
+
 
 Done = Callable[[ModelReader | Exception], None]
 
@@ -32,11 +47,9 @@ class RepositoryJobs(Struct, frozen=True):
     tried: dict[str, str] = {}
 
     def read(self, name: str, overrides: str, done: Done) -> bool:
-        """Read one model. Return False if too many jobs wait."""
-        work = functools.partial(
-            model_reader.read, self._library, self._paths, self._run_dir, name, overrides
-        )
-        return self._background.submit(work, done)
+        """Read one model for a load request, from the repository or with overrides. Errors that a
+        client can cause are part of the result. Return False if too many jobs wait."""
+        return self._background.submit(functools.partial(self._read, name, overrides), done)
 
     def survey(self, done: Callable[[dict[str, str] | Exception], None]) -> bool:
         """Get the fingerprints of all models. Return False if too many jobs wait."""
@@ -44,8 +57,10 @@ class RepositoryJobs(Struct, frozen=True):
 
     def remove(self, overrides: str) -> None:
         """Remove overrides that no revision uses."""
-        work = functools.partial(model_reader.remove, self._run_dir, overrides)
-        self._background.submit(work, lambda _: None)
+        if rundir.is_overrides(overrides):
+            folder = rundir.overrides(self._run_dir, overrides)
+            work = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+            self._background.submit(work, lambda _: None)
 
     def overrides(self) -> list[tuple[str, float]]:
         """Return names and ages, in seconds, of all existing overrides."""
@@ -62,3 +77,33 @@ class RepositoryJobs(Struct, frozen=True):
                 continue
             ages.append((name, age_s))
         return ages
+
+    def _read(self, name: str, overrides: str) -> ModelReader:
+        try:
+            return self._found(name, overrides)
+        except ConfigError as ex:
+            return ModelReader(name, error_code=Code.INVALID_ARGUMENT, error=ex.message)
+        except ShmserveError as ex:
+            return ModelReader(name, error_code=ex.code, error=ex.message)
+
+    def _found(self, name: str, overrides: str) -> ModelReader:
+        config: str | None = None
+        kept = False
+        directory = ""
+        if overrides:
+            folder = rundir.overrides(self._run_dir, overrides)
+            directory = os.path.join(folder, name)
+            kept = os.path.isdir(directory)
+            try:
+                with open(os.path.join(folder, rundir.OVERRIDE_CONFIG), encoding="utf-8") as file:
+                    config = file.read()
+            except OSError:
+                raise ConfigError("the files of the load request are gone") from None
+        if not kept:
+            directory = self._library.locate(self._paths, name)
+        # taken before reading, so later changes are noticed
+        mark = self._library.fingerprint(directory)
+        if config is not None:
+            mark += ":" + hashlib.blake2b(config.encode(), digest_size=16).hexdigest()
+        versions, failures = split(self._library.read_folder(directory, config))
+        return ModelReader(name, versions, failures, mark, kept)

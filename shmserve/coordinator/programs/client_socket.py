@@ -26,6 +26,7 @@ import stat
 import time
 from collections import Counter
 
+from shmserve import errors
 from shmserve.config import Settings
 from shmserve.coordinator.programs.lane_desk import LaneDesk
 from shmserve.coordinator.regions.registrations import RegionRegistrations
@@ -33,15 +34,6 @@ from shmserve.core.access import Access, is_restricted
 from shmserve.core.caller import Caller
 from shmserve.core.region_kinds import SYSTEM
 from shmserve.core.regions.region_book import visible
-from shmserve.errors import (
-    Code,
-    InvalidArgument,
-    PeerDied,
-    PermissionDenied,
-    ProtocolViolation,
-    ShmserveError,
-    TooLarge,
-)
 from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control import client_messages as wire
@@ -80,14 +72,6 @@ class ClientConnection:
         self.greeted = True
         self.ending = version != wire.VERSION
         return wire.ServerHello(wire.VERSION, lanes=True)
-
-    def answer(self, reply: wire.FromServer) -> None:
-        """Queue the reply, to be sent at the end of the turn."""
-        self.reply = wire.encode(reply)
-
-    def wait_from(self, now: float) -> None:
-        """Start the deadline for reading the reply."""
-        self.deadline = now + _PATIENCE_S
 
     def send_reply(self) -> bool:
         """Send the reply, with the lane if any. Return False if the socket is full."""
@@ -191,9 +175,9 @@ class ClientSocket:
             received = self._receive(connection)
             if received is not None:
                 self._handle(connection, *received)
-        except PeerDied:
+        except errors.PeerDied:
             self._end(connection)
-        except ProtocolViolation as ex:
+        except errors.ProtocolViolation as ex:
             caller = connection.caller
             _log.info("client closed", extra=log_fields(uid=caller.uid, pid=caller.pid, reason=ex))
             self._end(connection)
@@ -203,7 +187,7 @@ class ClientSocket:
         unsent, self._unsent = self._unsent, []
         for connection in unsent:
             if connection in self._connections:
-                connection.wait_from(now)
+                connection.deadline = now + _PATIENCE_S
                 self._send(connection)
         for connection in list(self._connections):
             if (connection.reply or not connection.greeted) and now >= connection.deadline:
@@ -229,7 +213,7 @@ class ClientSocket:
         else:
             self._closer.close(fds)
             if isinstance(message, wire.ClientHello) == connection.greeted:
-                raise ProtocolViolation(f"{type(message).__name__} out of turn")
+                raise errors.ProtocolViolation(f"{type(message).__name__} out of turn")
             if isinstance(message, wire.ClientHello):
                 reply = connection.greet(message.version)
             elif isinstance(message, wire.OpenLane):
@@ -241,8 +225,8 @@ class ClientSocket:
             elif isinstance(message, wire.ListRegions):
                 reply = self._status(connection.caller, message)
             else:
-                raise ProtocolViolation("a registration before the hello")
-        connection.answer(reply)
+                raise errors.ProtocolViolation("a registration before the hello")
+        connection.reply = wire.encode(reply)  # sent at the end of the turn
         self._unsent.append(connection)
 
     def _register(
@@ -252,24 +236,22 @@ class ClientSocket:
         if refused is not None:
             self._closer.close(fds)
             return refused
-        refusal = ""
-        passed = passed_memory.recognized(fds[0]) if len(fds) == 1 else None
-        if len(fds) != 1:
-            refusal = "exactly one descriptor must come with a registration"
-        elif passed is None:
-            refusal = passed_memory.REFUSAL
+        refusal = "exactly one descriptor must come with a registration"
+        passed = None
+        if len(fds) == 1:
+            refusal, passed = passed_memory.REFUSAL, passed_memory.recognized(fds[0])
         if passed is None:
             self._closer.close(fds)
-            return wire.Failed(Code.INVALID_ARGUMENT, refusal)
+            return wire.Failed(errors.Code.INVALID_ARGUMENT, refusal)
         try:
             try:
                 passed.check(fds[0], message.name)
-            except InvalidArgument:
+            except errors.InvalidArgument:
                 os.close(fds[0])
                 raise
             window = (message.name, message.offset, message.byte_size)
             self._regions.system.register_passed(caller, *window, fds[0], passed.kind)
-        except ShmserveError as ex:
+        except errors.ShmserveError as ex:
             return wire.Failed(ex.code, ex.message)
         return wire.Ok()
 
@@ -279,10 +261,10 @@ class ClientSocket:
         try:
             if is_restricted(self._settings, "shared-memory"):
                 text = "shared-memory is a restricted API, which the client socket does not have"
-                raise PermissionDenied(text)
+                raise errors.PermissionDenied(text)
             if self._access.asked_at_the_door("register"):
                 self._access.check("register", caller)
-        except ShmserveError as ex:
+        except errors.ShmserveError as ex:
             return wire.Failed(ex.code, ex.message)
         return None
 
@@ -291,7 +273,7 @@ class ClientSocket:
             if self._access.asked_at_the_door("use"):
                 self._access.check("use", connection.caller)
             reply, connection.lane = self._lanes.open(connection.caller, message)
-        except ShmserveError as ex:
+        except errors.ShmserveError as ex:
             flight_recorder.record("lane refused", _user(connection), ex.code)
             return wire.Failed(ex.code, ex.message)
         flight_recorder.record("lane opened", _user(connection), reply.instance)
@@ -318,7 +300,7 @@ class ClientSocket:
             if not connection.send_reply():
                 self._watch(connection, selectors.EVENT_WRITE)
                 return
-        except (PeerDied, TooLarge):
+        except (errors.PeerDied, errors.TooLarge):
             self._end(connection)
             return
         if connection.ending:

@@ -38,12 +38,7 @@ from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.registry import Region
 from shmserve.errors import Code, InvalidArgument, ResourceExhausted, ShmserveError
 from shmserve.log_fields import log_fields
-from shmserve.protocol.control.region_messages import (
-    ProbeRegion,
-    RegionAnswer,
-    RegionProbed,
-    RegisterCudaRegion,
-)
+from shmserve.protocol.control import region_messages as wire
 
 _log = logging.getLogger(__name__)
 
@@ -76,14 +71,14 @@ class CudaRegions(Struct):
     _book: RegionBook
     _reconciler: Reconciler
     _devices: Callable[[], int]
-    _send: Callable[[str, ProbeRegion, tuple[int, ...]], None]
+    _send: Callable[[str, wire.ProbeRegion, tuple[int, ...]], None]
     _entered: Callable[[Region], None]
-    _answer: Callable[[str, RegionAnswer], None]
+    _answer: Callable[[str, wire.RegionAnswer], None]
     parked: dict[int, _ParkedRegistration] = {}  # while not empty, call `tick` soon
     _count: int = 0
     _next: int = 1
 
-    def register(self, process: str, message: RegisterCudaRegion, now: float) -> None:
+    def register(self, process: str, message: wire.RegisterCudaRegion, now: float) -> None:
         """Check everything that needs no CUDA, then have an executor check the handle."""
         asked = (process, message.ticket)
         if any((parked.process, parked.ticket) == asked for parked in self.parked.values()):
@@ -102,9 +97,9 @@ class CudaRegions(Struct):
             return
         number, self._next = self._next, self._next + 1
         self.parked[number] = parked
-        self._send(executor, ProbeRegion(number, region), ())
+        self._send(executor, wire.ProbeRegion(number, region), ())
 
-    def probed(self, process: str, message: RegionProbed) -> None:
+    def probed(self, process: str, message: wire.RegionProbed) -> None:
         """Take in an executor's report about a handle."""
         parked = self.parked.get(message.ticket)
         if parked is None or parked.executor != process:
@@ -130,7 +125,7 @@ class CudaRegions(Struct):
     def tick(self, now: float) -> None:
         self._give_up(lambda parked: now >= parked.deadline, "the executor did not answer in time")
 
-    def _drafted(self, message: RegisterCudaRegion) -> Region:
+    def _drafted(self, message: wire.RegisterCudaRegion) -> Region:
         caller = Caller(message.uid, message.pid, message.started)
         self._book.may_register(caller)
         self._count = self._count or self._devices()
@@ -165,7 +160,7 @@ class CudaRegions(Struct):
         except ShmserveError as ex:
             self._refuse(parked.process, parked.ticket, ex)
             return
-        self._answer(parked.process, RegionAnswer(parked.ticket))
+        self._answer(parked.process, wire.RegionAnswer(parked.ticket))
 
     def _refuse(self, process: str, ticket: int, error: ShmserveError) -> None:
-        self._answer(process, RegionAnswer(ticket, error.code, error.message))
+        self._answer(process, wire.RegionAnswer(ticket, error.code, error.message))

@@ -31,24 +31,8 @@ from shmserve.core.registry import Region, Snapshot
 from shmserve.errors import Code, InvalidArgument
 from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder
+from shmserve.protocol.control import region_messages as wire
 from shmserve.protocol.control.messages import FromCoordinator, ToCoordinator
-from shmserve.protocol.control.region_messages import (
-    DropRegions,
-    NeedRegion,
-    RegionAnswer,
-    RegionGiven,
-    RegionProbed,
-    RegionsClosed,
-    RegionsGone,
-    RegionShrunk,
-    RegionsTaken,
-    RegisterCudaRegion,
-    RegisterRegion,
-    SharedRegions,
-    StoredRegions,
-    StoreRegions,
-    UnregisterRegions,
-)
 from shmserve.shm import client_object
 from shmserve.transport.channel import MAX_FDS, close_all
 
@@ -61,7 +45,7 @@ _PATIENCE_S, _LOST_S = 1.5, 30.0
 _MAX_NUMBERS = 4096  # most numbers in one message
 _APART = 1 << 30  # distance between the region numbers of two generations
 
-Registration = RegisterRegion | RegisterCudaRegion
+Registration = wire.RegisterRegion | wire.RegisterCudaRegion
 Send = Callable[[str, FromCoordinator, "tuple[int, ...]"], None]
 OFF = (
     "Client shared memory is disabled. Set client_shm_mode to map or copy"
@@ -91,11 +75,11 @@ class RegionRegistrations:
         self._owners = owners
         self._fds: dict[int, int] = {}
         self._tombstones = Tombstones()
-        self._answers: list[tuple[str, RegionAnswer]] = []
+        self._answers: list[tuple[str, wire.RegionAnswer]] = []
         self._gone: list[int] = []
         self._remapped: list[int] = []
         self._unstored: list[int] = []
-        self._parked: list[tuple[str, NeedRegion]] = []
+        self._parked: list[tuple[str, wire.NeedRegion]] = []
         self._reopen_at = self._awaited_until = 0.0  # monotonic times; 0: no descriptor is awaited
         self._restored = False  # true once earlier regions are known
         self.sharing = RegionSharing()
@@ -103,7 +87,7 @@ class RegionRegistrations:
 
     # ------------------------------------------------------ another generation
 
-    def take(self, message: SharedRegions, fds: list[int], now: float) -> None:
+    def take(self, message: wire.SharedRegions, fds: list[int], now: float) -> None:
         """Take in regions from another generation's coordinator. `fds`: descriptors of the regions
         that have a descriptor, in order."""
         remaining_fds = iter(fds)
@@ -154,7 +138,7 @@ class RegionRegistrations:
             if not self._owners.add(region):
                 self._drop([region.number], "its process has ended", now)
 
-    def stored(self, message: StoredRegions, fds: list[int], now: float) -> list[int]:
+    def stored(self, message: wire.StoredRegions, fds: list[int], now: float) -> list[int]:
         """Take in descriptors kept by the supervisor. Return region numbers that the supervisor
         can drop."""
         useless = []
@@ -189,7 +173,7 @@ class RegionRegistrations:
     def _store(self, supervisor: str, numbers: tuple[int, ...]) -> None:
         regions = tuple(region for n in numbers if (region := self.book.get(n)) is not None)
         fds = tuple(self._fds[number] for number in numbers)
-        self._send(supervisor, StoreRegions(numbers, regions), fds)
+        self._send(supervisor, wire.StoreRegions(numbers, regions), fds)
 
     def _complete(self, now: float) -> None:
         """Drop regions that the supervisor did not hand back and that cannot be opened again by
@@ -223,19 +207,19 @@ class RegionRegistrations:
         """Handle a message about regions. Return False for any other message, or from a wrong
         role."""
         match message, role:
-            case ((RegisterRegion() | RegisterCudaRegion()), ("http" | "grpc")):
+            case ((wire.RegisterRegion() | wire.RegisterCudaRegion()), ("http" | "grpc")):
                 self._register(process, message, now)
-            case UnregisterRegions(), ("http" | "grpc"):
+            case wire.UnregisterRegions(), ("http" | "grpc"):
                 self._unregister(process, message, now)
-            case NeedRegion(), "executor":
+            case wire.NeedRegion(), "executor":
                 self._give(process, message)
-            case RegionShrunk(), "executor":
+            case wire.RegionShrunk(), "executor":
                 self._quarantine(message.number)
-            case RegionProbed(), "executor":
+            case wire.RegionProbed(), "executor":
                 self.cuda.probed(process, message)
-            case RegionsTaken(), "successor":
+            case wire.RegionsTaken(), "successor":
                 self.sharing.confirmed(message)
-            case RegionsClosed(), "executor":
+            case wire.RegionsClosed(), "executor":
                 self.closing.closed(process, message.numbers)
             case _:
                 return False
@@ -243,8 +227,8 @@ class RegionRegistrations:
 
     def _register(self, process: str, message: Registration, now: float) -> None:
         if self._settings.client_shm_mode == "off":
-            self._answer(process, RegionAnswer(message.ticket, Code.UNIMPLEMENTED, OFF))
-        elif isinstance(message, RegisterRegion):
+            self._answer(process, wire.RegionAnswer(message.ticket, Code.UNIMPLEMENTED, OFF))
+        elif isinstance(message, wire.RegisterRegion):
             self.system.register(process, message)
         else:
             self.cuda.register(process, message, now)
@@ -265,13 +249,13 @@ class RegionRegistrations:
         self._unstored.append(region.number)
         self._changed = True
 
-    def _unregister(self, process: str, message: UnregisterRegions, now: float) -> None:
+    def _unregister(self, process: str, message: wire.UnregisterRegions, now: float) -> None:
         gone = self.book.unregister(Caller(message.uid), message.name, message.kind)
         opened = self.closing.gone(region.number for region in gone)
         self.forget(gone, now)
-        self.closing.answer(process, RegionAnswer(message.ticket), opened, now)
+        self.closing.answer(process, wire.RegionAnswer(message.ticket), opened, now)
 
-    def _give(self, process: str, message: NeedRegion) -> None:
+    def _give(self, process: str, message: wire.NeedRegion) -> None:
         """Give an executor a region to map, with the descriptor, if any."""
         number = message.number
         region, fd, gone = self.book.get(number), self._fds.get(number), False
@@ -284,13 +268,13 @@ class RegionRegistrations:
             return
         if region is None or missing:
             text = "the shared memory region has been unregistered"
-            given = RegionGiven(message.ticket, None, True, Code.NOT_FOUND, text)
+            given = wire.RegionGiven(message.ticket, None, True, Code.NOT_FOUND, text)
             self._send(process, given, ())
             return
         if region.memory.closes_late and not gone:
             self.closing.given(number, process)
         fds = () if fd is None else (fd,)
-        self._send(process, RegionGiven(message.ticket, region, gone), fds)
+        self._send(process, wire.RegionGiven(message.ticket, region, gone), fds)
 
     def gone(self, process: str) -> None:
         self.cuda.gone(process)
@@ -360,7 +344,9 @@ class RegionRegistrations:
         self._have_forgotten(gone)
         if supervisor:
             for start in range(0, len(gone), _MAX_NUMBERS):
-                self._send(supervisor, DropRegions(tuple(gone[start : start + _MAX_NUMBERS])), ())
+                self._send(
+                    supervisor, wire.DropRegions(tuple(gone[start : start + _MAX_NUMBERS])), ()
+                )
 
     def _have_forgotten(self, numbers: list[int]) -> None:
         """Have executors unmap regions. Executors ask again for regions that are still
@@ -369,7 +355,7 @@ class RegionRegistrations:
         for start in range(0, len(numbers), _MAX_NUMBERS):
             part = tuple(numbers[start : start + _MAX_NUMBERS])
             for name in executors:
-                self._send(name, RegionsGone(part), ())
+                self._send(name, wire.RegionsGone(part), ())
 
     def published(self) -> None:
         """Note that all changes so far are published."""
@@ -380,12 +366,11 @@ class RegionRegistrations:
         self._tombstones.close()
         self._owners.close()
 
-    def _answer(self, process: str, answer: RegionAnswer) -> None:
+    def _answer(self, process: str, answer: wire.RegionAnswer) -> None:
         self._answers.append((process, answer))
 
     def _quarantine(self, number: int) -> bool:
-        """Take a region out of use. Return False if the region is already out of use or
-        unknown."""
+        """Take a region out of use. Return False if the region is already out of use or unknown."""
         reason = "its object was truncated after it was registered; unregister it"
         region = self.book.quarantine(number, reason)
         if region is None:

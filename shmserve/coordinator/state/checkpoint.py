@@ -20,7 +20,6 @@ from msgspec import Struct
 from shmserve.core.control.lifecycle import State
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import InstanceRecord, ModelRecord, Revision, VersionRecord
-from shmserve.errors import UnreadableMessage
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.protocol.decoding import msgpack_decoder
 from shmserve.shm.replaced_file import ReplacedFile
@@ -32,8 +31,7 @@ Instances = dict[str, Instance]  # by name
 
 
 class InstanceCheckpoint(Struct, frozen=True):
-    """Instance with its state. `failed`: reason why the instance will never be loaded, or
-    empty."""
+    """Instance with its state. `failed`: reason why the instance will never be loaded, or empty."""
 
     instance: Instance
     loaded: bool
@@ -83,20 +81,15 @@ _decode = msgpack_decoder(Checkpoint)
 
 class CheckpointFile:
     def __init__(self, run_dir: str, epoch: str) -> None:
-        self._path = os.path.join(run_dir, FILE)
-        self.file = ReplacedFile(self._path)
+        self.file = ReplacedFile(os.path.join(run_dir, FILE))
         self._epoch = epoch
         self._written = b""
 
     def read(self) -> Checkpoint | None:
         """Return the checkpoint of a predecessor in the same epoch. Return None if no such file
         can be read."""
-        try:
-            with open(self._path, "rb") as file:
-                checkpoint: Checkpoint = _decode(file.read())
-        except (OSError, UnreadableMessage):
-            return None
-        return checkpoint if checkpoint.epoch == self._epoch else None
+        checkpoint: Checkpoint | None = self.file.read(_decode)
+        return checkpoint if checkpoint and checkpoint.epoch == self._epoch else None
 
     def write(self, reconciler: Reconciler, instances: Instances, tried: dict[str, str]) -> None:
         """Replace the file if the state has changed. If writing fails, `file.late` is true."""

@@ -8,19 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from shmserve.coordinator.models.composed_models import composed
+from shmserve import extensions
 from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.coordinator.state.runtime_settings import RuntimeSettingsStore
+from shmserve.core.control import compositions
 from shmserve.core.control.compositions import Models
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import UNLOADED
 from shmserve.core.registry import ALL, ModelState, Snapshot
+from shmserve.core.scheduling import pipeline_wiring
 from shmserve.errors import ProtocolViolation
 from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control.link_messages import RegistryChanged
 from shmserve.protocol.control.messages import FromCoordinator
+from shmserve.protocol.triton_config import document
 from shmserve.shm.registry_page import RegistryWriter
+from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
 
@@ -138,3 +142,25 @@ def _conditions(snapshot: Snapshot) -> dict[str, str]:
             conditions[f"{name}/{version}"] = f"{kind}: {entry.reason}" if entry.reason else kind
     ready = "service ready" if snapshot.ready else "service not ready"
     return {**conditions, "service": ready}
+
+
+def composed(models: Models, pipelines: Mapping[str, Sequence[str]]) -> Models:
+    """Return the models to publish: the loaded models, with ensembles and the pipelines of the
+    setting."""
+    return compositions.with_pipelines(compositions.compose(models), pipelines, make_pipeline)
+
+
+def make_pipeline(name: str, models: Sequence[ModelSpec]) -> ModelSpec:
+    """Return the spec of a pipeline, with the configuration shown to clients.
+
+    Raises:
+        ConfigError: two models of the pipeline do not fit together.
+    """
+    spec = pipeline_wiring.pipeline(name, models)
+    first, last = models[0].parameters, models[-1].parameters
+    forms = {  # request forms besides tensors, such as messages
+        form: first[form]
+        for form in extensions.names(extensions.NATIVE_REQUESTS)
+        if form in first and first[form] == last.get(form)
+    }
+    return document.completed(msgspec.structs.replace(spec, parameters=forms))

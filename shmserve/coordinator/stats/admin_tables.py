@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from shmserve.core.control import compositions
 from shmserve.core.control.reconciler import Reconciler
-from shmserve.core.control.records import UNLOADED, ModelRecord, ProcessRecord, Revision, refused
+from shmserve.core.control.records import UNLOADED, ProcessRecord, refused
 from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.scheduling.rate_limiter import ResourceUse
 from shmserve.core.stats.executor_counters import STAGES
@@ -67,7 +67,8 @@ def model_rows(reconciler: Reconciler, rates: Mapping[tuple[str, str], float]) -
         for revision in model.revisions():
             for version in revision.versions:
                 serving = revision is model.serving
-                state = version.entry().state.value if serving else revision_state(model, revision)
+                state = "LOADING" if revision is model.coming else "UNLOADING"
+                state = version.entry().state.value if serving else state
                 number = version.spec.version
                 rows += [
                     _ModelRow(name, number, state, r.name, r.state.value, r.pid, r.exits, r.reason)
@@ -96,11 +97,6 @@ class _ModelRow(Struct):
     pid: int = 0
     exits: int = 0
     reason: str = ""
-
-
-def revision_state(model: ModelRecord, revision: Revision) -> str:
-    """Return the state of a revision that does not serve."""
-    return "LOADING" if revision is model.coming else "UNLOADING"
 
 
 def region_rows(book: RegionBook) -> list[Row]:

@@ -25,17 +25,7 @@ from shmserve.core.stats.counter_pages import Gauges, Words, read_gauges
 from shmserve.core.stats.custom_metrics import InstanceMetrics
 from shmserve.core.stats.request_counters import OTHER_KEYS
 from shmserve.errors import UnreadableMessage
-from shmserve.protocol.control.stats_messages import (
-    CounterPage,
-    DropPages,
-    GpuReport,
-    ModelReport,
-    PageOwner,
-    ProcessReport,
-    RegionsReport,
-    Report,
-    StorePages,
-)
+from shmserve.protocol.control import stats_messages as wire
 from shmserve.protocol.decoding import msgpack_decoder
 from shmserve.shm import counter_page, metrics_area
 from shmserve.shm.replaced_file import ReplacedFile
@@ -53,14 +43,14 @@ LANES = "-lanes"  # suffix of the executor's name, for the page of its lanes
 
 Send = Callable[..., None]  # arguments: process, message, descriptors
 Served = Callable[[str, str], bool]  # returns True if a model version is still served
-Gpus = tuple[GpuReport, ...]
+Gpus = tuple[wire.GpuReport, ...]
 
 
 class Totals(Struct):
     """Counts of ended processes. `added`: names of the pages included lately."""
 
     epoch: str
-    models: list[ModelReport] = field(default_factory=list)
+    models: list[wire.ModelReport] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)
     keys: dict[str, int] = field(default_factory=dict)
@@ -73,7 +63,7 @@ class CounterReading(Struct):
     """Contents of one page: rows of a frontend, or runs of an executor with the number of values
     reported by its model. An unchanged page gives the identical object again."""
 
-    owner: PageOwner
+    owner: wire.PageOwner
     gauges: Gauges
     rows: dict[tuple[str, str], request_counters.RequestCounts] = field(default_factory=dict)
     runs: executor_counters.ExecutorCounts | None = None
@@ -84,33 +74,25 @@ class CounterReading(Struct):
     keys: dict[str, int] = field(default_factory=dict)
 
     @property
-    def report(self) -> ProcessReport:
-        return ProcessReport(self.owner, self.gauges, self.depth, self.busy_ns, self.running)
+    def report(self) -> wire.ProcessReport:
+        return wire.ProcessReport(self.owner, self.gauges, self.depth, self.busy_ns, self.running)
 
 
 class _Page(Struct):
     """Counter page of one process. `linked`: true while the process has a link."""
 
-    owner: PageOwner
+    owner: wire.PageOwner
     fd: int
     nbytes: int
     linked: bool
     data: object = None  # bytes at the last look
     reading: CounterReading | None = None
 
-    def link(self) -> None:
-        """Note that the process is linked again."""
-        self.linked = True
-
-    def unlink(self) -> None:
-        """Note that the link has ended. The process may still run."""
-        self.linked = False
-
 
 class _Sum:
     """Sum of counts: models by (name, version), and keys by name."""
 
-    def __init__(self, models: Iterable[ModelReport], keys: Mapping[str, int]) -> None:
+    def __init__(self, models: Iterable[wire.ModelReport], keys: Mapping[str, int]) -> None:
         self.keys = Counter(keys)
         self.models = {(m.model, m.version): m for m in models}
         self.unreadable = 0
@@ -133,10 +115,10 @@ class _Sum:
     def nothing_in_flight(self, reading: CounterReading) -> None:
         """Clear the in-flight counts of an added process that has ended."""
         for model, version in reading.rows:
-            self._model(model, version).requests[reading.owner.role].end_all()
+            self._model(model, version).requests[reading.owner.role].in_flight = 0
 
-    def _model(self, model: str, version: str) -> ModelReport:
-        return self.models.setdefault((model, version), ModelReport(model, version))
+    def _model(self, model: str, version: str) -> wire.ModelReport:
+        return self.models.setdefault((model, version), wire.ModelReport(model, version))
 
 
 class CounterTotals:
@@ -150,8 +132,7 @@ class CounterTotals:
     def __init__(
         self, run_dir: str, epoch: str, send: Send, limit: int, settle_until: float = 0.0
     ) -> None:
-        self._path = os.path.join(run_dir, rundir.TOTALS_FILE)
-        self._file = ReplacedFile(self._path)
+        self._file = ReplacedFile(os.path.join(run_dir, rundir.TOTALS_FILE))
         self._send = send
         self._limit = limit
         self._settle_until = settle_until
@@ -163,7 +144,7 @@ class CounterTotals:
     # ------------------------------------------------------------------ pages
 
     def arrived(
-        self, owner: PageOwner, message: CounterPage, fds: Sequence[int], supervisor: str
+        self, owner: wire.PageOwner, message: wire.CounterPage, fds: Sequence[int], supervisor: str
     ) -> None:
         """Take in the page of a linked process."""
         # an executor's second page counts its lanes
@@ -173,11 +154,11 @@ class CounterTotals:
         if len(fds) != 1 or known is not None:  # relinked: the page is known already
             close_all(fds)
             if known is not None:
-                known.link()
+                known.linked = True
             return
         self._pages[owner.process] = _Page(owner, fds[0], message.nbytes, True)
         if supervisor:
-            self._send(supervisor, StorePages((owner,)), (fds[0],))
+            self._send(supervisor, wire.StorePages((owner,)), (fds[0],))
 
     def busy_ms(self, process: str) -> int | None:
         """Return for how many milliseconds an executor has been busy with one request, 0 if idle.
@@ -199,12 +180,12 @@ class CounterTotals:
         return now >= self._settle_until
 
     def stored(
-        self, supervisor: str, owners: Sequence[PageOwner], fds: Sequence[int], more: bool
+        self, supervisor: str, owners: Sequence[wire.PageOwner], fds: Sequence[int], more: bool
     ) -> None:
         """Take in pages of the predecessor, handed back by the supervisor."""
         if not more:
             self._settle_until = 0.0
-        done: list[PageOwner] = []
+        done: list[wire.PageOwner] = []
         for owner, fd in zip(owners, fds, strict=False):
             if owner.process in self._totals.added:
                 done.append(owner)
@@ -214,18 +195,18 @@ class CounterTotals:
             os.close(fd)
         close_all(fds[len(owners) :])
         if done:
-            self._send(supervisor, DropPages(tuple(done)))
+            self._send(supervisor, wire.DropPages(tuple(done)))
 
     def store_all(self, supervisor: str) -> None:
         """Give a new supervisor copies of all pages."""
         for page in self._pages.values():
-            self._send(supervisor, StorePages((page.owner,)), (page.fd,))
+            self._send(supervisor, wire.StorePages((page.owner,)), (page.fd,))
 
     def gone(self, process: str) -> None:
         """Note that a process's link has ended. The process may still run."""
         for page in (self._pages.get(process), self._pages.get(process + LANES)):
             if page is not None:
-                page.unlink()
+                page.linked = False  # the process may still run
 
     def tick(self, supervisor: str, served: Served) -> list[CounterReading]:
         """Add the pages of ended processes to the totals. Return their final readings."""
@@ -256,7 +237,7 @@ class CounterTotals:
             del self._pages[page.owner.process]
             os.close(page.fd)
         if supervisor:
-            self._send(supervisor, DropPages(tuple(page.owner for page in ended)))
+            self._send(supervisor, wire.DropPages(tuple(page.owner for page in ended)))
         return readings
 
     def close(self) -> None:
@@ -290,11 +271,11 @@ class CounterTotals:
                 told.append(InstanceMetrics(owner.model, owner.version, owner.instance, families))
         return told, unreadable
 
-    def report(self, reconciler: Reconciler, book: RegionBook, gpus: Gpus) -> Report:
+    def report(self, reconciler: Reconciler, book: RegionBook, gpus: Gpus) -> wire.Report:
         copied = msgspec.msgpack.encode(self._totals.models)
-        models_so_far = msgspec.msgpack.decode(copied, type=list[ModelReport])
+        models_so_far = msgspec.msgpack.decode(copied, type=list[wire.ModelReport])
         total = _Sum(models_so_far, self._totals.keys)
-        processes: list[ProcessReport] = []
+        processes: list[wire.ProcessReport] = []
         starts = dict(self._totals.ends)
         for page in self._pages.values():
             role = page.owner.role
@@ -308,12 +289,12 @@ class CounterTotals:
         pool = (ledger.pool_bytes, ledger.total)
         models = tuple(total.models.values())
         regions = _regions(book)
-        return Report(
+        return wire.Report(
             models, tuple(processes), starts, ends, *pool, regions, total.unreadable, gpus,
             self._most_used(total.keys),
         )  # fmt: skip
 
-    def _bounded(self, models: list[ModelReport], served: Served) -> list[ModelReport]:
+    def _bounded(self, models: list[wire.ModelReport], served: Served) -> list[wire.ModelReport]:
         """Return the models without the oldest unserved models beyond the limit."""
         gone = [m for m in models if not served(m.model, m.version)]
         excess = {id(m) for m in gone[: max(0, len(gone) - self._limit)]}
@@ -328,12 +309,8 @@ class CounterTotals:
         return {**most, OTHER_KEYS: most.get(OTHER_KEYS, 0) + rest}
 
     def _load(self, epoch: str) -> Totals:
-        try:
-            with open(self._path, "rb") as file:
-                totals: Totals = _decode(file.read())
-        except (OSError, UnreadableMessage):
-            return Totals(epoch)
-        return totals if totals.epoch == epoch else Totals(epoch)
+        totals: Totals | None = self._file.read(_decode)
+        return totals if totals and totals.epoch == epoch else Totals(epoch)
 
     def _write(self) -> None:
         self._file.write(msgspec.msgpack.encode(self._totals))
@@ -352,7 +329,7 @@ def _read(page: _Page) -> CounterReading | None:
     return page.reading
 
 
-def _parse(owner: PageOwner, words: Words) -> CounterReading | None:
+def _parse(owner: wire.PageOwner, words: Words) -> CounterReading | None:
     if owner.role == "executor":
         counters = words[COUNTERS:]
         runs = executor_counters.read(counters)
@@ -378,7 +355,7 @@ def _has_ended(pid: int) -> bool:
         os.close(pidfd)
 
 
-def _regions(book: RegionBook) -> tuple[RegionsReport, ...]:
+def _regions(book: RegionBook) -> tuple[wire.RegionsReport, ...]:
     by_kind: dict[str, list[int]] = {}
     for region in book.regions.values():
         kind = region.memory.counted_as
@@ -386,4 +363,4 @@ def _regions(book: RegionBook) -> tuple[RegionsReport, ...]:
         numbers[0] += 1
         numbers[1] += region.byte_size
         numbers[2] += bool(region.quarantined)
-    return tuple(RegionsReport(kind, *numbers) for kind, numbers in sorted(by_kind.items()))
+    return tuple(wire.RegionsReport(kind, *numbers) for kind, numbers in sorted(by_kind.items()))

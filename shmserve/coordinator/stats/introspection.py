@@ -13,17 +13,10 @@ from shmserve.coordinator.stats.admin_tables import OwnProcess
 from shmserve.coordinator.stats.monitoring import Monitoring
 from shmserve.coordinator.stats.stats_sources import StatsSources
 from shmserve.core.registry import Snapshot
+from shmserve.protocol.control import stats_messages as wire
 from shmserve.protocol.control.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.control.link_messages import Show, Shown, Stats
 from shmserve.protocol.control.messages import ToCoordinator
-from shmserve.protocol.control.stats_messages import (
-    AskReport,
-    CounterPage,
-    PageOwner,
-    ReportGiven,
-    RequestFailed,
-    StoredPages,
-)
 from shmserve.transport.channel import close_all
 
 
@@ -105,19 +98,21 @@ class Introspection:
         """Handle a question or answer about numbers, and close its descriptors. Return False for
         any other message."""
         match message, role:
-            case StoredPages(), "supervisor":
+            case wire.StoredPages(), "supervisor":
                 self.counters.stored(process, message.owners, fds, message.more)
                 self._report(now)
                 return True
-            case CounterPage(), ("http" | "grpc" | "model" | "executor"):
+            case wire.CounterPage(), ("http" | "grpc" | "model" | "executor"):
                 instance = (message.model, message.version, message.instance)
-                owner = PageOwner(process, role, self._reconciler.processes[process].pid, *instance)
+                owner = wire.PageOwner(
+                    process, role, self._reconciler.processes[process].pid, *instance
+                )
                 self.counters.arrived(owner, message, fds, supervisor)
                 return True
-            case AskReport(), ("http" | "grpc" | "exporter"):
+            case wire.AskReport(), ("http" | "grpc" | "exporter"):
                 self._reports.append((process, message.ticket))
                 self._report(now)
-            case RequestFailed(), ("http" | "grpc" | "model"):
+            case wire.RequestFailed(), ("http" | "grpc" | "model"):
                 if self.monitoring is not None:
                     self.monitoring.told(message)
             case AskHistory(), ("http" | "grpc"):
@@ -134,9 +129,10 @@ class Introspection:
             names = [p.name for p in self._reconciler.processes.values() if p.role != "cli"]
             self._questions.ask(asker, message.ticket, message.what, names, now)
             return
+        rates = self.monitoring.rates if self.monitoring is not None else dict
         tables = {
             "processes": lambda: admin_tables.process_rows(self._reconciler, now, self._own),
-            "models": lambda: admin_tables.model_rows(self._reconciler, self._rates()),
+            "models": lambda: admin_tables.model_rows(self._reconciler, rates()),
             "regions": lambda: admin_tables.region_rows(self._sources.book),
             "stats": lambda: admin_tables.stats_rows(self._sources.report()),
             "resources": lambda: admin_tables.resource_rows(self._sources.resources()),
@@ -148,16 +144,13 @@ class Introspection:
         for part in admin_tables.parts(message.ticket, tables[message.what]()):
             self._send(asker, part)
 
-    def _rates(self) -> dict[tuple[str, str], float]:
-        return self.monitoring.rates() if self.monitoring is not None else {}
-
     def _report(self, now: float) -> None:
         """Send the report to all waiting processes, once the counters have settled."""
         if not self._reports or not self.counters.settled(now):
             return
         data = msgspec.msgpack.encode(self._sources.report())
         for asker, ticket in self._reports:
-            self._send_file(asker, ReportGiven(ticket, len(data)), data)
+            self._send_file(asker, wire.ReportGiven(ticket, len(data)), data)
         self._reports.clear()
 
     def _history(self, asker: str, message: AskHistory, now: float) -> None:
@@ -168,7 +161,9 @@ class Introspection:
         data = msgspec.msgpack.encode(report)
         self._send_file(asker, HistoryGiven(message.ticket, len(data)), data)
 
-    def _send_file(self, process: str, message: ReportGiven | HistoryGiven, data: bytes) -> None:
+    def _send_file(
+        self, process: str, message: wire.ReportGiven | HistoryGiven, data: bytes
+    ) -> None:
         """Send a message with data in a memfd, because the data may not fit a packet."""
         fd = os.memfd_create("shmserve report", os.MFD_CLOEXEC)
         try:

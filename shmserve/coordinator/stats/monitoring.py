@@ -29,28 +29,13 @@ from shmserve.coordinator.stats.process_usage import ProcessUsage
 from shmserve.coordinator.stats.stats_sources import StatsSources
 from shmserve.core.control.lifecycle import State
 from shmserve.core.control.records import refused
-from shmserve.core.stats import aggregation, model_metrics
+from shmserve.core.stats import aggregation, model_metrics, time_series
 from shmserve.core.stats.counter_pages import add_each
 from shmserve.core.stats.event_ring import RecordedEvent
 from shmserve.core.stats.incidents import Incidents
 from shmserve.core.stats.request_counters import Reason
-from shmserve.core.stats.time_series import (
-    LEVELS,
-    Key,
-    Sample,
-    SavedSeries,
-    SeriesKind,
-    TimeSeries,
-    means,
-)
 from shmserve.observe.gpu_use import MOST as MOST_GPUS
-from shmserve.protocol.control.history_messages import (
-    AskHistory,
-    GpuHistory,
-    HistoryReport,
-    ModelHistory,
-    ValueHistory,
-)
+from shmserve.protocol.control import history_messages as wire
 from shmserve.protocol.control.link_messages import AskStats
 from shmserve.protocol.control.stats_messages import GpuReport, RequestFailed
 
@@ -58,30 +43,33 @@ _MAX_VALUES = 512  # most names of reported values, over all models
 _TOTAL, _SYSTEM = ("total",), ("system",)
 _ROLES = ("http", "grpc", "executor", "coordinator", "supervisor")
 _GAUGES = ("connections", "slots", "slot_bytes", "abandoned")
-_MODEL_KIND = SeriesKind(
+_MODEL_KIND = time_series.SeriesKind(
     aggregation.MODEL_COLUMNS,
     aggregation.WIDTH,
     aggregation.of_model,
     (("depth", "max"), ("cpu", "mean"), ("memory", "mean")),
 )
-_TOTAL_KIND = SeriesKind(
+_TOTAL_KIND = time_series.SeriesKind(
     aggregation.ALL_COLUMNS, aggregation.WIDTH, aggregation.of_all, (("depth", "max"),)
 )
-_SYSTEM_KIND = means(
+_SYSTEM_KIND = time_series.means(
     "cpu",
     *(f"cpu_{role}" for role in _ROLES),
     *("memory", "memory_percent", "pool_used"),
     *_GAUGES,
     *("regions", "region_bytes", "processes"),
 )
-_GPU_KIND = means("utilization", "memory", "temperature", "power")
+_GPU_KIND = time_series.means("utilization", "memory", "temperature", "power")
 _VALUE_KINDS = {
-    **{kind: SeriesKind(gauges=(("value", way),)) for kind, way in model_metrics.KINDS.items()},
-    model_metrics.CDF: means(*(f"p{percent}" for percent in model_metrics.CDF_COLUMNS)),
+    **{
+        kind: time_series.SeriesKind(gauges=(("value", way),))
+        for kind, way in model_metrics.KINDS.items()
+    },
+    model_metrics.CDF: time_series.means(*(f"p{percent}" for percent in model_metrics.CDF_COLUMNS)),
 }
 Readings = Sequence[CounterReading]
 Counts = Mapping[Model, list[int]]
-Samples = dict[Key, tuple[SeriesKind, Sample]]
+Samples = dict[time_series.Key, tuple[time_series.SeriesKind, time_series.Sample]]
 
 
 class Monitoring:
@@ -104,7 +92,7 @@ class Monitoring:
         self._send = send
         self._life = f"{epoch}-{time.time_ns():x}"
         self._again = again
-        self._history = TimeSeries(2 * models + _MAX_VALUES + MOST_GPUS + 2)
+        self._history = time_series.TimeSeries(2 * models + _MAX_VALUES + MOST_GPUS + 2)
         self._deltas = CounterDeltas()
         self._usage = ProcessUsage(now)
         self.incidents = Incidents()
@@ -116,7 +104,7 @@ class Monitoring:
         # samples of the last second, if nothing was counted
         self._of_models: Samples | None = None
         self.resting: frozenset[str] = frozenset()
-        self._distributions: dict[Key, Sequence[float]] = {}
+        self._distributions: dict[time_series.Key, Sequence[float]] = {}
 
     def tick(self, now: float) -> None:
         """Take a sample when due."""
@@ -126,11 +114,11 @@ class Monitoring:
         self.due = self._start + elapsed + 1.0
         self._ask(self._sample(elapsed - 1, now), elapsed)
 
-    def saved(self, now: float) -> SavedSeries:
+    def saved(self, now: float) -> time_series.SavedSeries:
         """Return the history, for `resume`."""
         return self._history.saved(time.time() - (now - self._start) + self._history.next)
 
-    def resume(self, saved: SavedSeries) -> None:
+    def resume(self, saved: time_series.SavedSeries) -> None:
         """Continue an earlier history. Call before the first `tick`. The time in between has no
         values; if the clock was set back meanwhile, there is no gap."""
         gap = max(0, round(time.time() - saved.ended))
@@ -162,35 +150,34 @@ class Monitoring:
         if "values" in stats:
             self._metrics[process] = model_metrics.parse(stats["values"])
 
-    def report(self, asked: AskHistory, now: float) -> HistoryReport | None:
-        """Return the history that a frontend asked for. Return None if the level does not
-        exist."""
-        if not 0 <= asked.level < len(LEVELS):
+    def report(self, asked: wire.AskHistory, now: float) -> wire.HistoryReport | None:
+        """Return the history that a frontend asked for. Return None if the level does not exist."""
+        if not 0 <= asked.level < len(time_series.LEVELS):
             return None
         history, level = self._history, asked.level
         since = asked.since if asked.life == self._life else 0
         first, until = history.span(level, since)
-        values: list[ValueHistory] = []
-        models: list[ModelHistory] = []
-        gpus: list[GpuHistory] = []
+        values: list[wire.ValueHistory] = []
+        models: list[wire.ModelHistory] = []
+        gpus: list[wire.GpuHistory] = []
         for key, track in history.tracks.items():
             columns = track.part(level, first, until, history.runs(level))
             match key:
                 case ("value", str(model), str(version), str(name), str(kind)):
                     latest = tuple(self._distributions.get(key, ()))
-                    values.append(ValueHistory(model, version, name, kind, columns, latest))
+                    values.append(wire.ValueHistory(model, version, name, kind, columns, latest))
                 case ("gpu", int(index), str(uuid), str(name)):
-                    gpus.append(GpuHistory(uuid, index, name, columns))
+                    gpus.append(wire.GpuHistory(uuid, index, name, columns))
                 case ("model", str(model), str(version)) if not asked.brief:
-                    models.append(ModelHistory(model, version, columns))
+                    models.append(wire.ModelHistory(model, version, columns))
         brief = asked.brief
-        return HistoryReport(
+        return wire.HistoryReport(
             self._life,
             level,
             first,
             until,
             history.runs(level),
-            time.time() - (now - self._start) + until * LEVELS[level].seconds,
+            time.time() - (now - self._start) + until * time_series.LEVELS[level].seconds,
             now - self._start,
             history.part(_TOTAL, level, since),
             history.part(_SYSTEM, level, since),
@@ -269,10 +256,10 @@ class Monitoring:
         else:
             models = self._of_models
         samples = dict(models)
-        samples[_SYSTEM] = _SYSTEM_KIND, Sample(gauges=self._system(readings))
+        samples[_SYSTEM] = _SYSTEM_KIND, time_series.Sample(gauges=self._system(readings))
         for gpu in self._sources.gpus.latest():
             key = ("gpu", gpu.index, gpu.uuid, gpu.name)
-            samples[key] = _GPU_KIND, Sample(gauges=_gauges(gpu))
+            samples[key] = _GPU_KIND, time_series.Sample(gauges=_gauges(gpu))
         self._values(samples, readings)
         self._history.add(second, seconds, samples)
         return readings
@@ -303,13 +290,13 @@ class Monitoring:
         for model in {*gauges, *counts}:
             grown = counts.get(model, ())
             top = aggregation.slowest_ns(grown) if grown else 0
-            sample = Sample(grown, top, gauges.get(model, ()))
+            sample = time_series.Sample(grown, top, gauges.get(model, ()))
             samples["model", *model] = _MODEL_KIND, sample
             slowest = max(slowest, top)
             if grown:
                 add_each(total, grown)
         depth = sum(values[0] for values in gauges.values())
-        samples[_TOTAL] = _TOTAL_KIND, Sample(total, slowest, [depth])
+        samples[_TOTAL] = _TOTAL_KIND, time_series.Sample(total, slowest, [depth])
         self._latest = aggregation.distribution_ms(total, slowest)
         return samples
 
@@ -334,12 +321,12 @@ class Monitoring:
             merged = model_metrics.merged(several)
             key = ("value", *name_of, merged.kind)
             gauges = model_metrics.gauges(merged)
-            samples[key] = _VALUE_KINDS[merged.kind], Sample(gauges=gauges)
+            samples[key] = _VALUE_KINDS[merged.kind], time_series.Sample(gauges=gauges)
             if merged.kind == model_metrics.CDF:
                 self._distributions[key] = merged.points
 
 
-def _kind_of(key: Key) -> SeriesKind | None:
+def _kind_of(key: time_series.Key) -> time_series.SeriesKind | None:
     """Return the columns of a track. Return None for an unknown key."""
     match key:
         case ("total",):

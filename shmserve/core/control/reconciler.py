@@ -93,8 +93,7 @@ class Reconciler:
         return [r.name for r in self.instances.values() if r.hurried]
 
     def running(self) -> list[tuple[str, int, str]]:
-        """Return (instance, pid, process) of linked executors, for adoption by a new
-        supervisor."""
+        """Return (instance, pid, process) of linked executors, for adoption by a new supervisor."""
         linked = [r for r in self.instances.values() if r.process in self.processes]
         return [(r.name, r.pid, r.process) for r in linked]
 
@@ -232,17 +231,17 @@ class Reconciler:
         return effects
 
     def exited(self, instance: str, pid: int, reason: str, now: float) -> list[Effect]:
-        """Handle the end of an instance's process. The supervisor restarts the process when
-        due."""
+        """Handle the end of an instance's process. The supervisor restarts the process when due."""
         record = self._instance(instance)
         if record.pid not in (0, pid):
             return []  # an earlier process of the instance
         was_live, was_stopping = record.live, record.state is State.STOPPING
         record.step(Event.EXITED, now)
-        record.count_end()
+        record.exits += 1
         effects: list[Effect] = [Desire()] if was_stopping else []
         if not was_stopping and record.state is not State.FAILED:
-            record.fail_try(f"its executor ended: {reason}", self.models.unproven(record))
+            record.reason = f"its executor ended: {reason}"
+            record.tries += self.models.unproven(record)
             if record.tries >= self._load_attempts:
                 what = f"its executor ended {record.tries} times while it loaded the model"
                 effects = self._give_up(record, f"{what}: {reason}", now)
@@ -318,7 +317,7 @@ class Reconciler:
             record.forget_process()
             if record.state is State.READY:
                 record.step(Event.LOST, now)
-        self.processes[process].adopt(name)
+        self.processes[process].instance = name
         record.run_as(pid, process)
         record.step(Event.CONNECTED, now)
         return []
@@ -342,7 +341,7 @@ class Reconciler:
             record.step(Event.LOST, now)
         effects: list[Effect] = [Publish()] if was_live else []
         if rival in self.processes:
-            self.processes[rival].release()
+            self.processes[rival].instance = ""
             effects.append(Dismiss(rival, "another executor runs this instance"))
         return effects
 
@@ -358,7 +357,7 @@ class Reconciler:
         record.lose_link()
         effects: list[Effect] = []
         if rival in self.processes:
-            self.processes[rival].release()
+            self.processes[rival].instance = ""
             effects = [Dismiss(rival, "its model took too long to load")]
         return effects + self._failed(record, reason, now)
 

@@ -23,14 +23,6 @@ class ProcessRecord:
     since: float
     instance: str = ""  # executors: instance that the process runs
 
-    def adopt(self, instance: str) -> None:
-        """Note the instance that the executor runs."""
-        self.instance = instance
-
-    def release(self) -> None:
-        """Note that the executor no longer runs its instance."""
-        self.instance = ""
-
 
 @dataclass(slots=True)
 class InstanceRecord:
@@ -108,23 +100,9 @@ class InstanceRecord:
     def lose_link(self) -> None:
         self.process = self.endpoint = ""
 
-    def count_end(self) -> None:
-        """Count an ended process of the instance."""
-        self.exits += 1
-
-    def fail_try(self, reason: str, tries: int) -> None:
-        """Note that a process of the instance ended by itself. `tries`: 1 if the end counts as a
-        failed attempt to load, else 0."""
-        self.reason = reason
-        self.tries += tries
-
     def begin_load(self, now: float, limit_s: float) -> None:
         """Start the clock of a new instance, which must load its model within the limit."""
         self.since, self.deadline = now, now + limit_s
-
-    def linger(self, until: float) -> None:
-        """Set the time at which the instance leaves, since another instance has taken over."""
-        self.leave_at = until
 
     def dismiss(self, now: float) -> None:
         """Dismiss the instance for ever, and stop its process if one runs."""
@@ -133,11 +111,8 @@ class InstanceRecord:
             self.step(Event.STOP, now)
 
     def forget_process(self) -> None:
-        self.pid = 0
-        self.process = ""
-        self.endpoint = ""
-        self.awaited_until = 0.0
-        self.busy = False
+        self.pid, self.awaited_until, self.busy = 0, 0.0, False
+        self.lose_link()
 
 
 @dataclass(slots=True)
@@ -261,14 +236,6 @@ class ModelRecord:
         replaced, self.serving = self.serving, revision
         self.loading, self.required, self.unloaded = True, required, {}
         return replaced
-
-    def claim(self) -> None:
-        """Mark the model as loaded for itself: unloading an ensemble keeps the model."""
-        self.implied = False
-
-    def refuse(self, problems: dict[str, str]) -> None:
-        """Note a failed load of a model that could not even be described."""
-        self.refused = dict(problems)
 
     def end_load(self, problems: dict[str, str], refused: dict[str, str]) -> None:
         """End a load. `problems` covers all failed versions, `refused` the versions left out."""

@@ -99,7 +99,7 @@ class Rollouts:
 
     def refuse(self, name: str, problems: dict[str, str]) -> list[Effect]:
         """Note a failed load of a model that could not even be described."""
-        self.by_name.setdefault(name, ModelRecord(name)).refuse(problems)
+        self.by_name.setdefault(name, ModelRecord(name)).refused = dict(problems)
         return [Publish()]
 
     def restore(self, models: Iterable[ModelRecord], next_number: int) -> None:
@@ -168,7 +168,7 @@ class Rollouts:
     def _leave(self, model: ModelRecord, revision: Revision, now: float, linger_s: float) -> None:
         model.leaving.append(revision)
         for record in revision.instances():
-            record.linger(now + linger_s)
+            record.leave_at = now + linger_s
             if not linger_s or not record.live:
                 record.dismiss(now)
 

@@ -43,19 +43,6 @@ class _Silence:
     quiet: int = 0
     asked: int = 0
 
-    def look(self) -> None:
-        """Count a look at a silent process."""
-        self.quiet += 1
-
-    def ask(self) -> int:
-        """Count a look since the first unanswered question. Return the number of looks before."""
-        self.asked += 1
-        return self.asked - 1
-
-    def end(self) -> None:
-        """Note an answer of the process."""
-        self.quiet = self.asked = 0
-
 
 class Watchdog:
     """Watchdog for all executors, called once a second for each. Pure; `execute_timeout_s`
@@ -83,14 +70,15 @@ class Watchdog:
         is_new = silence is None
         if silence is None:
             silence = self._silences[process] = _Silence()
-        silence.look()
+        silence.quiet += 1
         if not silence.asked:
             patience = self._limit * _RESTING_FACTOR if rests else self._period
             if not is_new and silence.quiet < patience:
                 return Verdict.NOTHING
         elif busy_ms == 0 and self._is_over(silence):
             return Verdict.REPLACE
-        return Verdict.NOTHING if silence.ask() % self._period else Verdict.ASK
+        silence.asked += 1
+        return Verdict.NOTHING if (silence.asked - 1) % self._period else Verdict.ASK
 
     def _is_over(self, silence: _Silence) -> bool:
         """Return True if the executor has had time to answer more than one question."""
@@ -98,7 +86,8 @@ class Watchdog:
 
     def answered(self, process: str) -> None:
         """Note a sign of life."""
-        self._silences.setdefault(process, _Silence()).end()
+        silence = self._silences.setdefault(process, _Silence())
+        silence.quiet = silence.asked = 0
 
     def gone(self, process: str) -> None:
         """Forget a process without a link."""

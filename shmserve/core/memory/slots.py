@@ -26,6 +26,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
+from msgspec import Struct
+
 from shmserve.errors import ProtocolViolation
 
 NO_BYTES = memoryview(b"")
@@ -81,29 +83,23 @@ def step_of(event: SlotEvent) -> Callable[[SlotState], SlotState]:
     return _Steps(event).__getitem__
 
 
-class Slot:
+class Slot(Struct, eq=False):
     """Slot of an arena. `offset` and `size` are bytes within `segment`; `size` is at least the
     requested size.
 
     `view`: writable memory of the requested `nbytes`, unless the slot is FREE.
     """
 
-    __slots__ = (
-        "generation", "leases", "nbytes", "number", "offset", "order", "segment", "size", "state",
-        "view",
-    )  # fmt: skip
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.generation = 0
-        self.state = SlotState.FREE
-        self.leases = 0
-        self.segment = 0
-        self.offset = 0
-        self.size = 0
-        self.order = 0  # order of the block in a shared segment
-        self.nbytes = 0
-        self.view = NO_BYTES
+    number: int
+    generation: int = 0
+    state: SlotState = SlotState.FREE
+    leases: int = 0
+    segment: int = 0
+    offset: int = 0
+    size: int = 0
+    order: int = 0  # order of the block in a shared segment
+    nbytes: int = 0
+    view: memoryview = NO_BYTES
 
     def __repr__(self) -> str:
         return (

@@ -53,20 +53,6 @@ class _Instance(Struct):
     holding: int = 0
     asked: int = 0
 
-    def ask(self, ticket: int, now: int, order: int) -> None:
-        """Release everything and wait for a turn, not before virtual time `now`."""
-        self.holding, self.waiting = 0, ticket
-        self.due, self.asked = max(self.due, now), order
-
-    def take(self) -> int:
-        """Begin the requested turn; return its ticket."""
-        self.holding, self.waiting = self.waiting, 0
-        self.due += self.limit.priority
-        return self.holding
-
-    def release(self) -> None:
-        self.holding = self.waiting = 0
-
 
 class RateLimiter:
     """Processes with limited resources, and the amounts of these resources.
@@ -102,12 +88,14 @@ class RateLimiter:
         if ticket == member.holding:
             return [Acquisition(process, ticket)]
         if ticket != member.waiting:
-            member.ask(ticket, self._now, next(self._questions))
+            member.holding, member.waiting = 0, ticket
+            member.due, member.asked = max(member.due, self._now), next(self._questions)
         return self._serve()
 
     def release(self, process: str) -> list[Acquisition]:
         """Release a process's turn and withdraw its request for a turn."""
-        self._members[process].release()
+        member = self._members[process]
+        member.holding = member.waiting = 0
         return self._serve()
 
     def leave(self, process: str) -> list[Acquisition]:
@@ -145,7 +133,9 @@ class RateLimiter:
                 free[resource.key] -= resource.count
             if fits:
                 self._now = max(self._now, member.due)
-                turns.append(Acquisition(name, member.take()))
+                turns.append(Acquisition(name, member.waiting))
+                member.holding, member.waiting = member.waiting, 0
+                member.due += member.limit.priority
         return turns
 
     def _free(self) -> dict[tuple[str, str], int]:

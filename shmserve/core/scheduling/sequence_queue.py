@@ -61,11 +61,6 @@ class _Sequence(Generic[Key, Item]):
         self.running: Step[Key, Item] | None = None
         self.quiet_ns = 0
 
-    def enter(self, slots: list[_Sequence[Key, Item] | None]) -> None:
-        """Take the lowest free slot."""
-        self.slot = slots.index(None)
-        slots[self.slot] = self
-
     def leave(self, slots: list[_Sequence[Key, Item] | None]) -> bool:
         """Give the slot back. Return False if the sequence had none."""
         if self.slot is None:
@@ -73,10 +68,6 @@ class _Sequence(Generic[Key, Item]):
         slots[self.slot] = None
         self.slot = None
         return True
-
-    def append(self, step: Step[Key, Item]) -> None:
-        self.waiting.append(step)
-        self.is_open = not step.end
 
     def withdraw(self, key: Key) -> tuple[Step[Key, Item], list[Step[Key, Item]]]:
         """Remove a request; a removed start request takes the requests behind it along, up to the
@@ -94,28 +85,6 @@ class _Sequence(Generic[Key, Item]):
             if index == len(waiting):
                 self.is_open = False
         return step, orphans
-
-    def withdraw_all(self) -> list[Step[Key, Item]]:
-        """Remove and return all waiting requests, and close the sequence for further requests."""
-        steps = list(self.waiting)
-        self.waiting.clear()
-        self.is_open = False
-        return steps
-
-    def run_next(self) -> None:
-        """Move the first waiting request to the model."""
-        self.running = self.waiting.popleft()
-
-    def end_run(self, now_ns: int) -> Step[Key, Item] | None:
-        """End the run of the current request; return this request."""
-        step, self.running = self.running, None
-        self.quiet_ns = now_ns
-        return step
-
-    def has_expired(self, now_ns: int) -> bool:
-        """Return True if a request has waited longer for a slot than allowed. Meaningful only
-        without a slot."""
-        return any(step.expires_ns and now_ns >= step.expires_ns for step in self.waiting)
 
 
 def _ends_ns(step: Step[Key, Item], sequence: _Sequence[Key, Item]) -> int:
@@ -164,7 +133,8 @@ class SequenceQueue(Generic[Key, Item]):
             self.backlog.append(sequence)
             self._listener.began(id)
             self._fill_slots()
-        sequence.append(step)
+        sequence.waiting.append(step)
+        sequence.is_open = not step.end
         self.waiting[step.key] = sequence
         self.next_end_ns = min(self.next_end_ns, _ends_ns(step, sequence))
 
@@ -195,7 +165,7 @@ class SequenceQueue(Generic[Key, Item]):
         batch = chosen if may_run else []
         for step in batch:
             sequence = self.waiting.pop(step.key)
-            sequence.run_next()
+            sequence.running = sequence.waiting.popleft()
         soonest = min(at_ns, idle_at_ns, self.next_end_ns)
         wait_ns = None if soonest == NEVER_NS else max(0, soonest - now_ns)
         return Turn([step.item for step in batch], late, orphans, wait_ns, bool(chosen))
@@ -205,8 +175,9 @@ class SequenceQueue(Generic[Key, Item]):
         request."""
         late: list[Item] = []
         if now_ns >= self.next_end_ns:
-            for sequence in [each for each in self.backlog if each.has_expired(now_ns)]:
-                self._give_up(sequence)
+            for sequence in list(self.backlog):  # sequences that wait for a slot
+                if any(0 < step.expires_ns <= now_ns for step in sequence.waiting):
+                    self._give_up(sequence)
             for step in [step for each in self._live.values() for step in each.waiting]:
                 is_late = step.deadline_ns and now_ns >= step.deadline_ns
                 if is_late and self.cancel(step.key) is not None:
@@ -219,10 +190,10 @@ class SequenceQueue(Generic[Key, Item]):
         return late, orphans
 
     def _give_up(self, sequence: _Sequence[Key, Item]) -> None:
-        steps = sequence.withdraw_all()
-        for step in steps:
+        for step in sequence.waiting:
             del self.waiting[step.key]
-        self._listener.gave_up([step.item for step in steps])
+        self._listener.gave_up([step.item for step in sequence.waiting])
+        sequence.waiting.clear()
         self._end(sequence)
 
     def done(
@@ -235,7 +206,7 @@ class SequenceQueue(Generic[Key, Item]):
         the other sequences.
         """
         for sequence in [each for each in self._slots if each is not None and each.running]:
-            step = sequence.end_run(now_ns)
+            step, sequence.running, sequence.quiet_ns = sequence.running, None, now_ns
             if step is not None and step.key in again:
                 step = again[step.key]
                 sequence.waiting.appendleft(step)
@@ -299,7 +270,9 @@ class SequenceQueue(Generic[Key, Item]):
     def _fill_slots(self) -> None:
         """Give free slots to the backlog, lowest slot first."""
         while self.backlog and None in self._slots:
-            self.backlog.popleft().enter(self._slots)
+            sequence = self.backlog.popleft()
+            sequence.slot = self._slots.index(None)  # the lowest free slot
+            self._slots[sequence.slot] = sequence
 
     def _free(self, sequence: _Sequence[Key, Item]) -> None:
         if not sequence.leave(self._slots):

@@ -49,11 +49,6 @@ class RecordedEvent(Struct):
     said: str = ""
     fields: Mapping[str, object] = {}
 
-    def again(self, now: float) -> None:
-        """Count a repetition."""
-        self.last = now
-        self.count += 1
-
 
 class EventRing:
     """Writer's side of a ring of `records` records: decides which bytes belong where."""
@@ -67,8 +62,10 @@ class EventRing:
         """Add an event. Return the offset in the file, and the record to write there."""
         key = (kind, subject, text)
         event = self._recent.pop(key, None)
-        if event is not None and now - event.last < _TOGETHER_S and self._has(event):
-            event.again(now)
+        is_there = event is not None and self._number - event.number < self._records
+        if event is not None and is_there and now - event.last < _TOGETHER_S:
+            event.last = now
+            event.count += 1
         else:
             self._number += 1
             event = RecordedEvent(self._number, now, now, kind, subject, text)
@@ -76,9 +73,6 @@ class EventRing:
         if len(self._recent) > _REMEMBERED:
             self._recent.popitem(last=False)
         return (event.number - 1) % self._records * RECORD_BYTES, _encode(event)
-
-    def _has(self, event: RecordedEvent) -> bool:
-        return self._number - event.number < self._records
 
 
 def decode(data: bytes) -> list[RecordedEvent]:

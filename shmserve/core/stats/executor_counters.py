@@ -129,10 +129,13 @@ class ExecutorCounters:
             words[at + bisect_left(BOUNDS_NS, ns)] += 1
             at += BUCKETS
 
-    def iterated(self, runs: int, batch: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+    def iterated(
+        self, runs: int, batch: int, now_ms: int, input_ns: int, infer_ns: int, output_ns: int
+    ) -> None:
         """Count `runs` runs with these total times, on a batch of `batch` requests. Any of the
         requests may run again; `finished` counts the requests."""
         words = self._words
+        words[_LAST] = now_ms
         at = self._batches.get(batch) or self._new_batch(batch)
         words[at + 1] += runs
         if at == _LAST_BATCH:
@@ -140,9 +143,6 @@ class ExecutorCounters:
         for index, ns in enumerate((input_ns, infer_ns, output_ns)):
             words[at + 2 + index] += ns
             words[_SHARED_NS + index] += ns * (batch - 1)
-
-    def last_ran(self, now_ms: int) -> None:
-        self._words[_LAST] = now_ms
 
     def finished(self, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """Count a request that has ended after one run or several, with its total times."""

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
+from shmserve import errors
 from shmserve.core.stats.request_counters import Reason
-from shmserve.errors import (
-    Cancelled,
-    Code,
-    DeadlineExceeded,
-    ExecutorLost,
-    InvalidArgument,
-    ModelFailure,
-    NotFound,
-    QueueFull,
-    ResourceExhausted,
-    Unavailable,
-    Unimplemented,
-    WorkLost,
-)
 
 _BY_KIND: tuple[tuple[type[BaseException], Reason], ...] = (
-    (QueueFull, Reason.QUEUE_FULL),
-    (ResourceExhausted, Reason.NO_MEMORY),
-    (ExecutorLost, Reason.EXECUTOR_DIED),
-    (WorkLost, Reason.NO_EXECUTOR),
-    (Unavailable, Reason.NO_EXECUTOR),
-    (DeadlineExceeded, Reason.DEADLINE),
-    (Cancelled, Reason.CANCELLED),
-    (ModelFailure, Reason.MODEL),
-    (InvalidArgument, Reason.BAD_REQUEST),
-    (NotFound, Reason.BAD_REQUEST),
-    (Unimplemented, Reason.BAD_REQUEST),
+    (errors.QueueFull, Reason.QUEUE_FULL),
+    (errors.ResourceExhausted, Reason.NO_MEMORY),
+    (errors.ExecutorLost, Reason.EXECUTOR_DIED),
+    (errors.WorkLost, Reason.NO_EXECUTOR),
+    (errors.Unavailable, Reason.NO_EXECUTOR),
+    (errors.DeadlineExceeded, Reason.DEADLINE),
+    (errors.Cancelled, Reason.CANCELLED),
+    (errors.ModelFailure, Reason.MODEL),
+    (errors.InvalidArgument, Reason.BAD_REQUEST),
+    (errors.NotFound, Reason.BAD_REQUEST),
+    (errors.Unimplemented, Reason.BAD_REQUEST),
 )
 # Codes of failures found by the executor itself; any other error in an answer is the model's.
 _BY_CODE = {
-    Code.DEADLINE_EXCEEDED: Reason.DEADLINE,
-    Code.CANCELLED: Reason.CANCELLED,
-    Code.RESOURCE_EXHAUSTED: Reason.NO_MEMORY,
+    errors.Code.DEADLINE_EXCEEDED: Reason.DEADLINE,
+    errors.Code.CANCELLED: Reason.CANCELLED,
+    errors.Code.RESOURCE_EXHAUSTED: Reason.NO_MEMORY,
 }
 
 
@@ -49,4 +36,4 @@ def reason_of(error: BaseException) -> Reason:
 
 def reason_of_answer(code: str) -> Reason:
     """Return the reason of a request that an executor answered with an error."""
-    return _BY_CODE.get(Code(code), Reason.MODEL)
+    return _BY_CODE.get(errors.Code(code), Reason.MODEL)

@@ -103,10 +103,6 @@ class RequestCounts(Struct, array_like=True):
         self.in_flight += other.in_flight
         add_each(self.cache, other.cache)
 
-    def end_all(self) -> None:
-        """Clear `in_flight`, since the process has ended."""
-        self.in_flight = 0
-
 
 def nwords(rows: int) -> int:
     """Return the words of a page for `rows` model versions and as many keys."""

@@ -192,11 +192,6 @@ class Track:
         rings = tuple(ring.tobytes() for ring in self._rings)
         return SavedTrack(key, self.kind.names, self.touched, rings, tuple(self._running))
 
-    @classmethod
-    def restored(cls, saved: SavedTrack, kind: SeriesKind) -> Track:
-        """Return a track from a saved one, which must fit the kind (`SavedTrack.fits`)."""
-        return cls(kind, saved.touched, saved)
-
     def add(self, sample: Sample, number: int, seconds: float) -> None:
         """Add a second. Equal seconds without counts are collected, and added together when a
         different second comes."""
@@ -315,7 +310,7 @@ class TimeSeries:
             kind = kind_of(track.key)
             is_over = _over(track.touched, saved.next + gap)
             if kind is not None and track.fits(kind) and not is_over:
-                self.tracks[track.key] = Track.restored(track, kind)
+                self.tracks[track.key] = Track(kind, track.touched, track)
         self._begun = [saved.next // level.seconds for level in LEVELS]
         self._seconds = list(saved.seconds)
         self.next = saved.next + gap

@@ -24,10 +24,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
-from msgspec import UNSET, Struct, msgpack
+from msgspec import UNSET, msgpack
 
 from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.dispatch.outcome import RunOptions
+from shmserve.tensor.named_tensor import NamedTensor
 
 FORMAT = 1
 _ONLY_WHEN = {"priority", "timeout"}  # parameters without influence on the response
@@ -37,17 +38,8 @@ Revisions = tuple[str, ...]
 Models = list[tuple[str, str, list[tuple[object, ...]]]]  # names, versions and steps
 
 
-class CacheInput(Struct, frozen=True):
-    """Input of a request. `view`: bytes that no process writes any more."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    view: memoryview
-
-
 def cache_key(
-    entry: ModelEntry, snapshot: Snapshot, options: RunOptions, inputs: Sequence[CacheInput]
+    entry: ModelEntry, snapshot: Snapshot, options: RunOptions, inputs: Sequence[NamedTensor]
 ) -> bytes:
     """Return the key of a request to a model with `revisions`."""
     models = models_of(entry, snapshot)

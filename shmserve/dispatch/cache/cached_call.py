@@ -1,5 +1,4 @@
-"""Cached call: a request answered from the response cache if possible, otherwise by an
-executor."""
+"""Cached call: a request answered from the response cache if possible, otherwise by an executor."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ from typing import Protocol
 from shmserve import waiting
 from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry, Snapshot
-from shmserve.dispatch.cache.cache_key import CacheInput, Revisions, cache_key, models_of, revisions
+from shmserve.dispatch.cache.cache_key import Revisions, cache_key, models_of, revisions
 from shmserve.dispatch.cache.response_cache import AnswerCache, CachedAnswer
 from shmserve.dispatch.calls.request_counting import Account, CallScope
 from shmserve.dispatch.calls.step_call import StepTensor
 from shmserve.dispatch.inference_call import InferenceCall
-from shmserve.dispatch.outcome import Outcome, RunOptions
+from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions
 from shmserve.errors import Unavailable
 from shmserve.protocol.control.data_messages import RegionRef
 
@@ -59,7 +58,7 @@ class CachedCall(CallScope):
         self._options = options
         self._current = current
         self._snapshot = current()
-        self._inputs: list[CacheInput] = []
+        self._inputs: list[OutputTensor] = []
         self._key = b""
         self._revisions: Revisions | None = None  # None: the answer cannot be cached
         self._readable = True  # true while no input lies in client memory
@@ -67,26 +66,23 @@ class CachedCall(CallScope):
 
     # ------------------------------------------------------------------- inputs
 
-    def add_input(self, name: str, datatype: str, shape: tuple[int, ...], slot: Slot) -> None:
-        """Add an input, as `Call.add_input`."""
-        self._inner.add_input(name, datatype, shape, slot)
-        self._inputs.append(CacheInput(name, datatype, shape, slot.view))
-
-    def add_region_input(
-        self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
+    def add_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], at: Slot | RegionRef
     ) -> None:
-        """Add an input in client memory, as `Call.add_region_input`."""
-        self._inner.add_region_input(name, datatype, shape, at)
-        self._readable = False
+        """Add an input, as `Call.add_input`."""
+        self._inner.add_input(name, datatype, shape, at)
+        self._read(name, StepTensor(datatype, shape, at))
 
     def add_tensor(self, name: str, tensor: StepTensor) -> None:
         """Add an ensemble's tensor, as `StepCall.add_tensor`."""
         self._inner.add_tensor(name, tensor)
+        self._read(name, tensor)
+
+    def _read(self, name: str, tensor: StepTensor) -> None:
         if isinstance(tensor.at, RegionRef):
             self._readable = False
         else:
-            view = tensor.at.view
-            self._inputs.append(CacheInput(name, tensor.datatype, tensor.shape, view))
+            self._inputs.append(tensor.output(name))
 
     # ------------------------------------------------------------------ running
 

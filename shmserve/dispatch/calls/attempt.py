@@ -14,26 +14,15 @@ import select
 import threading
 import time
 
-from shmserve import waiting
+from msgspec import Struct
+
+from shmserve import errors, waiting
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.dispatch.pool.guilty_regions import explain, regions_of
 from shmserve.dispatch.pool.load_balancer import LoadBalancer
-from shmserve.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    ExecutorLost,
-    NoExecutor,
-    NotConfigured,
-    NotFound,
-    PeerDied,
-    ProtocolViolation,
-    ShmserveError,
-    TooLarge,
-    Unavailable,
-)
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, Descriptor, Execute
 from shmserve.waiting import installed
@@ -58,7 +47,7 @@ class Cancellation:
         try:
             self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError as ex:
-            raise Unavailable("too many open files") from ex
+            raise errors.Unavailable("too many open files") from ex
 
     def cancel(self) -> None:
         """Wake the waiting call. Idempotent, and harmless after the end of the call."""
@@ -84,7 +73,7 @@ class Cancellation:
             poll.register(channel.fileno(), select.POLLIN)
             poll.poll(timeout_s * 1000)
         if self.requested:
-            raise Cancelled("the request was cancelled")
+            raise errors.Cancelled("the request was cancelled")
 
     def close(self) -> None:
         if self._event is not None:
@@ -95,7 +84,7 @@ class Cancellation:
                 self._fd = -1
 
 
-class Attempt:
+class Attempt(Struct, eq=False):
     """A request at executors. The connection stays taken until the final answer.
 
     Args:
@@ -110,31 +99,17 @@ class Attempt:
         unfinished: connection on which further answers may come, see `leave`.
     """
 
-    __slots__ = (
-        "_cancellation", "_entry", "_executors", "_message", "_options", "_timeout_s",
-        "abandoned", "deadline_ns", "overdue", "pool", "unfinished",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        executors: LoadBalancer,
-        entry: ModelEntry,
-        message: Execute,
-        timeout_s: float,
-        options: RunOptions,
-        cancellation: Cancellation | None,
-    ) -> None:
-        self.deadline_ns = message.deadline_ns
-        self.overdue = ""
-        self._timeout_s = timeout_s
-        self.pool: ExecutorPool | None = None
-        self.abandoned = False
-        self.unfinished: ExecutorConnection | None = None
-        self._executors = executors
-        self._entry = entry
-        self._message = message
-        self._options = options
-        self._cancellation = cancellation
+    _executors: LoadBalancer
+    _entry: ModelEntry
+    _message: Execute
+    _timeout_s: float
+    _options: RunOptions
+    _cancellation: Cancellation | None
+    deadline_ns: int
+    overdue: str = ""
+    pool: ExecutorPool | None = None
+    abandoned: bool = False
+    unfinished: ExecutorConnection | None = None
 
     def first(self) -> Answer:
         """Send the request and return the first answer. If an executor dies, another may run the
@@ -151,36 +126,35 @@ class Attempt:
         while True:
             try:
                 pool, connection, entry = executors.connect(entry, tried, message)
-            except Unavailable as ex:
+            except errors.Unavailable as ex:
                 try:
                     pool, connection, entry = self._after_restart(entry, tried, ex)
-                except (Unavailable, NotFound) as last:
+                except (errors.Unavailable, errors.NotFound) as last:
                     raise (self._died() if runs else last) from None
-            except NotFound as ex:
+            except errors.NotFound as ex:
                 raise (self._died() if runs else ex) from None
             try:
                 if self._cancellation is not None and self._cancellation.requested:
-                    raise Cancelled("the request was cancelled")
+                    raise errors.Cancelled("the request was cancelled")
                 pool.send(connection, message)
-            except Cancelled:
+            except errors.Cancelled:
                 pool.give(connection)
                 raise
-            except TooLarge:  # our record of offered segments may be ahead of the executor's
-                pool.discard(connection)
-                raise
-            except PeerDied:  # not received, so not counted as a run
+            except errors.PeerDied:  # not received, so not counted as a run
                 pool.discard(connection)
                 tried.add(pool.instance.process)
                 executors.departed(pool)
                 continue
-            except BaseException:  # for instance, no free descriptor
+            except BaseException:
+                # Too large, or no free descriptor: our record of offered segments may be ahead of
+                # the executor's.
                 pool.discard(connection)
                 raise
             if self._options.on_sent is not None:
                 self._options.on_sent()
             try:
                 answer = self._wait(pool, connection)
-            except (PeerDied, ProtocolViolation) as ex:
+            except (errors.PeerDied, errors.ProtocolViolation) as ex:
                 tried.add(pool.instance.process)
                 again = self._lost(pool, connection, ex)
                 runs += 1
@@ -192,11 +166,11 @@ class Attempt:
             return answer
 
     def _after_restart(
-        self, entry: ModelEntry, tried: set[str], missing: Unavailable
+        self, entry: ModelEntry, tried: set[str], missing: errors.Unavailable
     ) -> tuple[ExecutorPool, ExecutorConnection, ModelEntry]:
         """Wait for an executor that is being started, then connect as `LoadBalancer.connect`.
         Raise `missing` if no executor comes in time, or if `missing` has another cause."""
-        if not isinstance(missing, NoExecutor):
+        if not isinstance(missing, errors.NoExecutor):
             raise missing
         executors, message = self._executors, self._message
         now = looked = time.monotonic()
@@ -205,14 +179,14 @@ class Attempt:
             while (now := time.monotonic()) < give_up:
                 waiting.sleep(_RESTART_LOOK_S)
                 if self._cancellation is not None and self._cancellation.requested:
-                    raise Cancelled("the request was cancelled")
+                    raise errors.Cancelled("the request was cancelled")
                 if now - looked >= _TICK_S and self._options.on_wait is not None:
                     looked = now
                     if not self._options.on_wait():
-                        raise Cancelled("the client has gone")
+                        raise errors.Cancelled("the client has gone")
                 try:
                     return executors.connect(entry, tried, message)
-                except NoExecutor:
+                except errors.NoExecutor:
                     continue
         if now * 1e9 >= self.deadline_ns:
             raise self._late()
@@ -227,19 +201,18 @@ class Attempt:
         assert connection is not None
         try:
             return self._wait(pool, connection)
-        except (PeerDied, ProtocolViolation) as ex:
+        except (errors.PeerDied, errors.ProtocolViolation) as ex:
             self.unfinished = None
             self._lost(pool, connection, ex)
             raise self._died() from ex
 
     def acknowledge(self, answers: int, slots: tuple[tuple[int, int], ...]) -> None:
-        """Tell the executor that answers of a stream were consumed, so as many more may be
-        sent."""
+        """Tell the executor that answers of a stream were consumed, so as many more may be sent."""
         assert self.unfinished is not None
         try:
             message = Credit(self._message.request, answers, slots)
             self.unfinished.channel.send(messages.encode(message))
-        except PeerDied:
+        except errors.PeerDied:
             pass  # the next receive reports the same error
 
     def leave(self) -> None:
@@ -270,10 +243,10 @@ class Attempt:
                 if received is not None:
                     answer = pool.take(*received)
                 elif on_wait is not None and not on_wait():
-                    raise Cancelled("the client has gone")
+                    raise errors.Cancelled("the client has gone")
             if answer.request != message.request or not (answer.final or message.credit):
-                raise ProtocolViolation("an answer to something that was not asked")
-        except (PeerDied, ProtocolViolation):
+                raise errors.ProtocolViolation("an answer to something that was not asked")
+        except (errors.PeerDied, errors.ProtocolViolation):
             raise
         except BaseException:  # the executor may still read the slots, so abandon them
             self._abandon(pool, connection)
@@ -286,13 +259,15 @@ class Attempt:
             self.unfinished = connection
         return answer
 
-    def _late(self) -> DeadlineExceeded:
+    def _late(self) -> errors.DeadlineExceeded:
         name, limit_s = self._entry.spec.name, self._timeout_s
-        return DeadlineExceeded(
+        return errors.DeadlineExceeded(
             self.overdue or f"model '{name}' gave no answer within {limit_s:g} s"
         )
 
-    def _lost(self, pool: ExecutorPool, connection: ExecutorConnection, ex: ShmserveError) -> bool:
+    def _lost(
+        self, pool: ExecutorPool, connection: ExecutorConnection, ex: errors.ShmserveError
+    ) -> bool:
         """Take in an executor's failure during the request. Return True if another executor may
         run the request.
 
@@ -306,8 +281,8 @@ class Attempt:
             explain(self._executors.registry, regions)
         return not regions
 
-    def _died(self) -> ExecutorLost:
-        return ExecutorLost(
+    def _died(self) -> errors.ExecutorLost:
+        return errors.ExecutorLost(
             f"the executor of model '{self._entry.spec.name}' died while it had the "
             "request; it is being restarted"
         )
@@ -318,7 +293,7 @@ class Attempt:
         self.abandoned = True
         try:
             connection.channel.send(messages.encode(Cancel(self._message.request)))
-        except PeerDied:
+        except errors.PeerDied:
             pass  # EOF will be seen next
         inputs = [tensor.at for tensor in self._message.inputs]
         leases = [(at.slot, at.generation) for at in inputs if isinstance(at, Descriptor)]
@@ -335,7 +310,7 @@ def _blocked(entry: ModelEntry, message: Execute) -> set[str]:
     instances = [instance.process for instance in entry.instances]
     if instances and blocked.issuperset(instances):
         way = " -> ".join([*(caller.model for caller in message.callers), entry.spec.name])
-        raise NotConfigured(
+        raise errors.NotConfigured(
             f"model '{entry.spec.name}' cannot be called: all its instances wait for this very"
             f" call ({way})"
         )

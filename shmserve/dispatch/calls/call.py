@@ -18,7 +18,7 @@ from shmserve.dispatch.calls.request_counting import Account, CallScope
 from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions, StreamLimits, error_of
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.dispatch.receipt import Receipt
-from shmserve.dispatch.traced_request import BACKEND_OUTPUT, inputs_in
+from shmserve.dispatch.traced_request import BACKEND_OUTPUT
 from shmserve.errors import Cancelled, ProtocolViolation, StaleDescriptor
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -86,16 +86,13 @@ class Call(CallScope):
         self._slots.append(slot)
         return slot
 
-    def add_input(self, name: str, datatype: str, shape: tuple[int, ...], slot: Slot) -> None:
-        """Seal a written slot as an input. Inputs keep the order of calls."""
-        at = self._memory.seal_and_lease(slot)
-        self._inputs.append(WireTensor(name, datatype, shape, at))
-
-    def add_region_input(
-        self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
+    def add_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], at: Slot | RegionRef
     ) -> None:
-        """Add an input in client memory. Inputs keep the order of calls."""
-        self._inputs.append(WireTensor(name, datatype, shape, at))
+        """Add an input: a written slot, which is sealed, or client memory. Inputs keep the order of
+        calls."""
+        place = at if isinstance(at, RegionRef) else self._memory.seal_and_lease(at)
+        self._inputs.append(WireTensor(name, datatype, shape, place))
 
     def execute(self) -> Outcome:
         """Run the request and wait for the answer.
@@ -176,7 +173,7 @@ class Call(CallScope):
         traced = self.entry.trace is not None or options.trace is not None
         account.sent_ns = time.monotonic_ns()  # set directly, to save a method call per request
         if traced:
-            account.begin(options, inputs_in(self._slots, self._inputs), account.sent_ns)
+            account.begin(options, self._inputs_in_slots(), account.sent_ns)
         message = Execute(
             plane.next_number(),
             options.request_id,
@@ -192,9 +189,16 @@ class Call(CallScope):
             traceparent=account.traceparent if traced else "",
         )
         self._attempt = Attempt(
-            plane.executors, self.entry, message, self._timeout_s, options, self._cancellation
+            *(plane.executors, self.entry, message, self._timeout_s, options, self._cancellation),
+            self._deadline_ns,
         )
         return self._attempt
+
+    def _inputs_in_slots(self) -> Iterator[OutputTensor]:
+        views = (slot.view for slot in self._slots)
+        for tensor in self._inputs:
+            if type(tensor.at) is Descriptor:
+                yield OutputTensor(tensor.name, tensor.datatype, tensor.shape, next(views))
 
     def _accept(self, answer: Answer) -> None:
         """Take in an answer: hold its outputs, and add its costs to the receipt."""

@@ -224,8 +224,7 @@ class Account(Struct):
 
 
 class CallScope:
-    """Closes a call on every path out of a `with` block. An exception counts the call as
-    failed."""
+    """Closes a call on every path out of a `with` block. An exception counts the call as failed."""
 
     __slots__ = ()
 

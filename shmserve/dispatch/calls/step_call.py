@@ -33,7 +33,7 @@ class StepCall(Call):
         """Add a tensor as an input, without copying. Inputs keep the order of calls."""
         at = tensor.at
         if isinstance(at, RegionRef):
-            self.add_region_input(name, tensor.datatype, tensor.shape, at)
+            self.add_input(name, tensor.datatype, tensor.shape, at)
             return
         self._memory.lease(at)
         self._slots.append(at)

@@ -21,19 +21,16 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry
 from shmserve.core.scheduling.ensemble_progress import ONCE
-from shmserve.dispatch.cache.cached_call import AnyCall, CachedCall
-from shmserve.dispatch.cache.response_cache import AnswerCache
 from shmserve.dispatch.calls.data_plane import DataPlane
 from shmserve.dispatch.calls.request_counting import Account, CallScope
-from shmserve.dispatch.calls.step_call import StepCall, StepTensor
-from shmserve.dispatch.ensembles.step_threads import StepThreads
-from shmserve.dispatch.ensembles.steps import EnsembleSteps
+from shmserve.dispatch.calls.step_call import StepTensor
+from shmserve.dispatch.ensembles.ensemble_runs import StepThreads
+from shmserve.dispatch.ensembles.steps import EnsembleSteps, MakeCall
 from shmserve.dispatch.outcome import Outcome, RunOptions, StreamLimits
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.traced_request import BACKEND_OUTPUT
@@ -41,25 +38,6 @@ from shmserve.errors import Cancelled
 from shmserve.protocol.control.data_messages import RegionRef
 
 _GRACE_S = 0.25  # time for a late step to report its own timeout
-
-
-class EnsemblePlane(Struct, frozen=True):
-    """Parts shared by all ensemble calls of a process. `cache`: response cache, or None."""
-
-    data: DataPlane
-    threads: StepThreads
-    cache: AnswerCache | None
-
-    def call(self, entry: ModelEntry, options: RunOptions, cancellable: bool) -> AnyCall:
-        """Return a request to a model, which may be a step or an ensemble."""
-        call: AnyCall = (
-            EnsembleCall(self, entry, options)
-            if entry.spec.steps
-            else StepCall(self.data, entry, options, cancellable)
-        )
-        if self.cache is None or not entry.spec.caches_answers:
-            return call
-        return CachedCall(self.cache, call, options, self.data.executors.registry.current)
 
 
 class EnsembleCall(CallScope):
@@ -71,12 +49,20 @@ class EnsembleCall(CallScope):
             costs.
     """
 
-    def __init__(self, plane: EnsemblePlane, entry: ModelEntry, options: RunOptions) -> None:
-        data, spec = plane.data, entry.spec
+    def __init__(
+        self,
+        data: DataPlane,
+        threads: StepThreads,
+        make_call: MakeCall,
+        entry: ModelEntry,
+        options: RunOptions,
+    ) -> None:
+        """`make_call`: returns a cancellable call of the model of a step."""
+        spec = entry.spec
         self.entry = entry
         self.receipt = Receipt()
         self.account = Account(data.counting, data.tracer, entry, self.receipt)
-        self._plane = plane
+        self._settings = data.settings
         self._memory = data.memory
         self._options = options
         self._timeout_s = options.timeout_s or data.settings.request_timeout_s
@@ -89,8 +75,8 @@ class EnsembleCall(CallScope):
             replace(options, outputs=self._wanted, timeout_s=self._timeout_s, stream=self._limits),
             self.account,
             data,
-            plane.threads,
-            partial(plane.call, cancellable=True),
+            threads,
+            make_call,
         )
         self._tensors = self._steps.tensors
 
@@ -105,16 +91,13 @@ class EnsembleCall(CallScope):
         self._reserved.append(slot)
         return slot
 
-    def add_input(self, name: str, datatype: str, shape: tuple[int, ...], slot: Slot) -> None:
-        """Add an input, as `Call.add_input`."""
-        self._memory.seal_and_lease(slot)
-        self._reserved.remove(slot)
-        self._tensors.add((name, ONCE), StepTensor(datatype, shape, slot))
-
-    def add_region_input(
-        self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
+    def add_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], at: Slot | RegionRef
     ) -> None:
-        """Add an input in client memory, as `Call.add_region_input`."""
+        """Add an input, as `Call.add_input`."""
+        if not isinstance(at, RegionRef):
+            self._memory.seal_and_lease(at)
+            self._reserved.remove(at)
         self._tensors.add((name, ONCE), StepTensor(datatype, shape, at))
 
     def add_tensor(self, name: str, tensor: StepTensor) -> None:
@@ -185,7 +168,7 @@ class EnsembleCall(CallScope):
     def _due(self, at: float) -> tuple[float, str]:
         """Return the monotonic deadline of the next answer, in seconds, and the error text for a
         miss."""
-        whole_s = self._plane.data.settings.stream_timeout_s
+        whole_s = self._settings.stream_timeout_s
         ends = self._limits.began_ns / 1e9 + whole_s
         if self.entry.spec.decoupled and whole_s and ends < at:
             return ends + _GRACE_S, "the stream took longer than stream_timeout_s"

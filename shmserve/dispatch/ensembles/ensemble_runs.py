@@ -10,16 +10,42 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+
+from msgspec import Struct, field
 
 from shmserve import waiting
 from shmserve.core.scheduling.ensemble_progress import GraphProgress, Run
-from shmserve.dispatch.ensembles.step_threads import StepThreads
 from shmserve.errors import DeadlineExceeded
+
+
+class StepThreads:
+    """Threads for steps, at most `limit` at a time in this process."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = threading.Semaphore(limit)
+
+    def start(self, work: Callable[[], None]) -> waiting.Task | None:
+        """Start `work` in a thread without waiting. Return None if no thread is free."""
+        if not self._free.acquire(blocking=False):
+            return None
+        try:
+            return waiting.start(partial(self._run, work), "step")
+        except RuntimeError:  # the system has no free thread
+            self._free.release()
+            return None
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            self._free.release()
+
 
 _TICK_S = 1.0  # period of checks by a waiting thread, in case no event comes
 
 
-class StepRuns:
+class StepRuns(Struct, eq=False):
     """Runs of one request. All methods but `fail` are for the request's thread only.
 
     Args:
@@ -33,23 +59,16 @@ class StepRuns:
         failed: true once no further run may begin.
     """
 
-    def __init__(
-        self,
-        progress: GraphProgress,
-        threads: StepThreads,
-        perform: Callable[[Run], bool],
-        cancel: Callable[[], None],
-    ) -> None:
-        self.lock = threading.Lock()
-        self.progress = progress
-        self.failed = False
-        self._threads = threads
-        self._perform = perform
-        self._cancel = cancel
-        self._error: BaseException | None = None
-        self._helpers = 0
-        # set on each change, to wake the waiting thread
-        self._changed: waiting.WaitEvent | None = None
+    progress: GraphProgress
+    _threads: StepThreads
+    _perform: Callable[[Run], bool]
+    _cancel: Callable[[], None]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    failed: bool = False
+    _error: BaseException | None = None
+    _helpers: int = 0
+    # set on each change, to wake the waiting thread
+    _changed: waiting.WaitEvent | None = None
 
     def next_answer(self, whole: bool, due: float, overdue: str) -> int | None:
         """Return the number of the next answer once complete. Return None after the last answer.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 
 from msgspec.structs import replace
 
-from shmserve import extensions
+from shmserve import errors, extensions
 from shmserve.core.registry import ModelEntry, require_ready
 from shmserve.core.scheduling import ensemble_graph
 from shmserve.core.scheduling.ensemble_progress import ONCE, GraphProgress, Run
@@ -17,18 +17,9 @@ from shmserve.dispatch.cache.cached_call import AnyCall
 from shmserve.dispatch.calls.data_plane import DataPlane
 from shmserve.dispatch.calls.request_counting import Account
 from shmserve.dispatch.calls.step_call import StepTensor
-from shmserve.dispatch.ensembles.ensemble_runs import StepRuns
+from shmserve.dispatch.ensembles.ensemble_runs import StepRuns, StepThreads
 from shmserve.dispatch.ensembles.ensemble_tensors import EnsembleTensors
-from shmserve.dispatch.ensembles.step_threads import StepThreads
 from shmserve.dispatch.outcome import Outcome, RunOptions
-from shmserve.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    Internal,
-    InvalidArgument,
-    ShmserveError,
-    WorkLost,
-)
 from shmserve.protocol.control.data_messages import OutputPlace
 from shmserve.tensor.spec import EnsembleStep, ModelSpec
 
@@ -92,7 +83,7 @@ class EnsembleSteps:
                 self._take_answer(run, call)
             finally:
                 self._over(call)
-        except ShmserveError as ex:
+        except errors.ShmserveError as ex:
             raise self._named(run, ex) from ex
         return False
 
@@ -123,13 +114,13 @@ class EnsembleSteps:
             if not answer.outputs:
                 continue
             if given:
-                raise Internal(
+                raise errors.Internal(
                     "the model gave more than one answer, and the request asked for no stream"
                 )
             given = True
             self._keep(run, call, answer)
         if not given:
-            raise Internal("the model gave no answer")
+            raise errors.Internal("the model gave no answer")
 
     def _keep(self, run: Run, call: AnyCall, answer: Outcome) -> None:
         """Pass a step's outputs on to other steps and to answers."""
@@ -161,7 +152,7 @@ class EnsembleSteps:
                 if value is not None:
                     given[tensor] = value
                 elif passed:
-                    raise Internal(f"the model gave no output '{name}'")
+                    raise errors.Internal(f"the model gave no output '{name}'")
         except BaseException:
             self.tensors.release(given.values())
             raise
@@ -175,7 +166,7 @@ class EnsembleSteps:
         with self._lock:
             self._calls.append(call)  # from now on `close` and `cancel` reach the call
             if self.runs.failed:
-                raise Cancelled("the request is over")
+                raise errors.Cancelled("the request is over")
             for name, tensor in step.inputs.items():
                 value = self.tensors.get(self.progress.item(tensor, run))
                 if value is not None:  # an optional input may be missing
@@ -203,7 +194,7 @@ class EnsembleSteps:
         problem = ensemble_graph.misfit(taker, name, tensor, shape)
         if problem:
             of_client = any(given.name == tensor for given in self._spec.inputs)
-            raise InvalidArgument(problem) if of_client else Internal(problem)
+            raise errors.InvalidArgument(problem) if of_client else errors.Internal(problem)
 
     def _model(self, step: EnsembleStep) -> ModelEntry:
         snapshot = self._registry.current()
@@ -252,16 +243,16 @@ class EnsembleSteps:
     def _remaining_s(self) -> float:
         remaining_s = self._deadline - time.monotonic()
         if remaining_s <= 0:
-            raise DeadlineExceeded(f"no answer within {self._timeout_s:g} s")
+            raise errors.DeadlineExceeded(f"no answer within {self._timeout_s:g} s")
         return remaining_s
 
-    def _named(self, run: Run, error: ShmserveError) -> ShmserveError:
+    def _named(self, run: Run, error: errors.ShmserveError) -> errors.ShmserveError:
         """Return the error with the ensemble and step named. If other steps have begun, return an
         error that does not promise that nothing has run."""
         spec, step = self._spec, self._spec.steps[run.step]
         text = f"in {spec.platform} '{spec.name}', {error.message} (step '{step.model}')"
         if error.retry_after_s and (self._sent_others or self._sent_first not in (None, run)):
-            return WorkLost(f"{text}; other steps have begun")
+            return errors.WorkLost(f"{text}; other steps have begun")
         return copy.copy(error).reword(text)
 
     def _cancel_calls(self) -> None:
@@ -273,7 +264,7 @@ class EnsembleSteps:
     def end(self) -> None:
         """End all steps. Running steps are cancelled."""
         if not self.progress.over:
-            self.runs.fail(Cancelled("the request is over"))
+            self.runs.fail(errors.Cancelled("the request is over"))
         self.runs.stop()
         streams, self._streams = self._streams, {}
         for _, answers in streams.values():

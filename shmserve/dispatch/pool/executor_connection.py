@@ -3,12 +3,14 @@ flight."""
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from shmserve.core.scheduling.caller_number import UNKNOWN
 from shmserve.shm.arena import ArenaMemory
 from shmserve.transport.channel import Channel
 
 
-class ExecutorConnection:
+class ExecutorConnection(Struct, eq=False):
     """A channel to an executor.
 
     Attributes:
@@ -17,13 +19,10 @@ class ExecutorConnection:
         drops: value of `ArenaMemory.drops` when `known` was last cleaned.
     """
 
-    __slots__ = ("caller", "channel", "drops", "known")
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.caller = UNKNOWN
-        self.known: set[int] = set()
-        self.drops = 0
+    channel: Channel
+    caller: int = UNKNOWN
+    known: set[int] = set()
+    drops: int = 0
 
     def forget_dropped(self, memory: ArenaMemory) -> tuple[int, ...]:
         """Forget removed segments. Return the removed segments that the executor knows."""

@@ -14,20 +14,13 @@ import select
 import threading
 
 import msgspec
+from msgspec import Struct, field
 
-from shmserve import ids
+from shmserve import errors, ids
 from shmserve.core.registry import LiveInstance
 from shmserve.core.scheduling.caller_number import UNKNOWN
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.rest import Rest
-from shmserve.errors import (
-    PeerDied,
-    ProtocolViolation,
-    QueueFull,
-    StaleDescriptor,
-    TooLarge,
-    UnreadableMessage,
-)
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -49,7 +42,7 @@ _MANY_RELEASES = 256  # fewer slots wait as well
 _MOST_RELEASES = 1024  # in one message
 
 
-class ExecutorPool:
+class ExecutorPool(Struct, eq=False):
     """Connections to one executor, for the executor's lifetime. Thread-safe.
 
     Args:
@@ -61,33 +54,26 @@ class ExecutorPool:
         by_caller: number of requests in flight for each known caller.
     """
 
-    def __init__(
-        self,
-        instance: LiveInstance,
-        path: str,
-        process: str,
-        memory: ArenaMemory,
-        limit: int,
-        rest: Rest,
-    ) -> None:
-        self.instance = instance
-        self.segments = PeerSegments(keep=True)  # outputs may be passed on to other executors
-        self.in_flight = 0
-        self.by_caller: dict[int, int] = {}
-        self._path = path
-        self._process = process
-        self._memory = memory
-        self._limit = limit
-        self._rest = rest
-        self._idle: list[ExecutorConnection] = []
-        self._pending: list[tuple[int, int]] = []  # output slots to release
-        self._pending_bytes = 0
-        self._retained: set[tuple[int, int]] = set()  # our slots that the model still holds
-        self._let_go: set[tuple[int, int]] = set()  # freed before we knew of the retention
-        self._control: ExecutorConnection | None = None  # for messages outside of requests
-        self.known_status: StatusView | None = None  # set by the first hello
-        self._lock = threading.Lock()
-        self._closed = False
+    instance: LiveInstance
+    _path: str
+    _process: str
+    _memory: ArenaMemory
+    _limit: int
+    _rest: Rest
+    segments: PeerSegments = field(
+        default_factory=lambda: PeerSegments(keep=True)
+    )  # outputs may be passed on to other executors
+    in_flight: int = 0
+    by_caller: dict[int, int] = {}
+    _idle: list[ExecutorConnection] = []
+    _pending: list[tuple[int, int]] = []  # output slots to release
+    _pending_bytes: int = 0
+    _retained: set[tuple[int, int]] = set()  # our slots that the model still holds
+    _let_go: set[tuple[int, int]] = set()  # freed before we knew of the retention
+    _control: ExecutorConnection | None = None  # for messages outside of requests
+    known_status: StatusView | None = None  # set by the first hello
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
 
     @property
     def load(self) -> int:
@@ -126,10 +112,10 @@ class ExecutorPool:
         """
         with self._lock:
             if self._closed:
-                raise PeerDied("the executor is gone")
+                raise errors.PeerDied("the executor is gone")
             if self.in_flight >= self._limit:
                 model, _ = ids.instance_model(self.instance.name)
-                raise QueueFull(
+                raise errors.QueueFull(
                     f"the queue of model '{model}' is full: {self._limit} requests for one"
                     " instance wait or run already (max_queue)"
                 )
@@ -155,7 +141,7 @@ class ExecutorPool:
         channel = Channel.connect(self._path, _CONNECT_TIMEOUT_S)
         try:
             channel.send(messages.encode(FrontendHello(messages.VERSION, self._process)))
-        except PeerDied:
+        except errors.PeerDied:
             channel.close()
             raise
         return ExecutorConnection(channel)
@@ -188,7 +174,7 @@ class ExecutorPool:
             )
         try:
             connection.channel.send(messages.encode(request), fds)
-        except TooLarge:
+        except errors.TooLarge:
             with self._lock:
                 self._pending += release
             raise
@@ -204,7 +190,7 @@ class ExecutorPool:
         """
         try:
             message: messages.ToFrontend = messages.decode_to_frontend(data)
-        except UnreadableMessage:
+        except errors.UnreadableMessage:
             close_all(fds)
             raise
         if type(message) is not Answer:
@@ -221,11 +207,11 @@ class ExecutorPool:
     def _welcome(self, hello: ExecutorHello, fds: list[int]) -> None:
         try:
             if hello.version != messages.VERSION or len(fds) != 1:
-                raise ProtocolViolation("the executor speaks another version")
+                raise errors.ProtocolViolation("the executor speaks another version")
             if self.known_status is None:
                 self.known_status = StatusView(fds[0])
         except OSError as ex:
-            raise ProtocolViolation("the executor's status page cannot be mapped") from ex
+            raise errors.ProtocolViolation("the executor's status page cannot be mapped") from ex
         finally:
             close_all(fds)
 
@@ -260,7 +246,7 @@ class ExecutorPool:
             connection = self._idle.pop()
         try:
             self._send_pending(connection.channel)
-        except PeerDied:  # a dead executor gives all slots back; the next request notices
+        except errors.PeerDied:  # a dead executor gives all slots back; the next request notices
             connection.channel.close()
             return
         with self._lock:
@@ -316,7 +302,7 @@ class ExecutorPool:
             self._send_pending(control.channel)
             while (received := control.channel.receive_within()) is not None:
                 self.take(*received)
-        except (PeerDied, ProtocolViolation):  # a dead executor gives all slots back
+        except (errors.PeerDied, errors.ProtocolViolation):  # a dead executor gives all slots back
             if control is not None:
                 control.channel.close()
             return
@@ -347,7 +333,7 @@ class ExecutorPool:
         for number, generation in slots:
             try:
                 self._memory.release(number, generation)
-            except StaleDescriptor:
+            except errors.StaleDescriptor:
                 continue
 
     def close(self) -> None:

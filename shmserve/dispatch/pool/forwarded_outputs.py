@@ -20,8 +20,9 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec import field
 
 from shmserve.core.memory.slots import NO_BYTES, Slot, SlotState
 from shmserve.errors import StaleDescriptor, Unavailable
@@ -33,7 +34,7 @@ from shmserve.transport.channel import close_all
 _FIRST_NUMBER = 1 << 40  # of foreign segments; our own numbers stay far below
 
 
-class ForwardedOutput(Slot):
+class ForwardedOutput(Slot, eq=False, kw_only=True):
     """Bytes of another process, or of a slot of ours, used as an input.
 
     Args:
@@ -44,55 +45,30 @@ class ForwardedOutput(Slot):
             to be sent.
     """
 
-    __slots__ = ("_let_go", "mapping")
-
-    def __init__(
-        self,
-        number: int,
-        segment: int,
-        offset: int,
-        view: memoryview,
-        let_go: Callable[[], None],
-        mapping: Mapping | None,
-    ) -> None:
-        super().__init__(number)
-        self.segment = segment
-        self.offset = offset
-        self.size = self.nbytes = len(view)
-        self.view = view
-        self.state = SlotState.SEALED
-        self.mapping = mapping
-        self._let_go = let_go
-
-    def add_lease(self) -> None:
-        """Add a reader's lease."""
-        self.state = SlotState.LEASED
-        self.leases += 1
-
-    def drop_lease(self) -> bool:
-        """Drop a reader's lease. Return True if leases are left."""
-        self.leases -= 1
-        return self.leases > 0
+    let_go: Callable[[], None]
+    mapping: Mapping | None
 
     def end(self) -> None:
         """Give the bytes back to the owner, after the last lease."""
         self.state = SlotState.FREE
         self.view = NO_BYTES
         self.mapping = None
-        self._let_go()
+        self.let_go()
 
 
-class ForwardingMemory(ArenaMemory):
+class ForwardingMemory(ArenaMemory, eq=False):
     """An arena that can also pass on outputs of other processes."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._forwarded: dict[int, ForwardedOutput] = {}
-        self._numbers = itertools.count(1)
-        self._foreign: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()
-        self._foreign_numbers = itertools.count(_FIRST_NUMBER)
-        self._number_of: weakref.WeakKeyDictionary[Mapping, int] = weakref.WeakKeyDictionary()
-        self._forwarding = threading.Lock()
+    _forwarded: dict[int, ForwardedOutput] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _foreign: weakref.WeakValueDictionary[int, Mapping] = field(
+        default_factory=weakref.WeakValueDictionary
+    )
+    _foreign_numbers: Iterator[int] = field(default_factory=lambda: itertools.count(_FIRST_NUMBER))
+    _number_of: weakref.WeakKeyDictionary[Mapping, int] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    _forwarding: threading.Lock = field(default_factory=threading.Lock)
 
     # ------------------------------------------------------------ passing on
 
@@ -127,7 +103,12 @@ class ForwardingMemory(ArenaMemory):
     ) -> ForwardedOutput:
         with self._forwarding:
             number = -next(self._numbers)
-            output = ForwardedOutput(number, segment, offset, view, let_go, mapping)
+            nbytes = len(view)
+            output = ForwardedOutput(
+                *(number, 0, SlotState.SEALED, 0, segment, offset, nbytes, 0, nbytes, view),
+                let_go=let_go,
+                mapping=mapping,
+            )
             self._forwarded[number] = output
         return output
 
@@ -153,14 +134,16 @@ class ForwardingMemory(ArenaMemory):
         with self._forwarding:
             if slot.state is SlotState.FREE:
                 raise StaleDescriptor("an output was passed on after its end")
-            self._forwarded[slot.number].add_lease()
+            slot.state = SlotState.LEASED
+            slot.leases += 1
 
     def _release_foreign(self, number: int) -> None:
         with self._forwarding:
             output = self._forwarded.get(number)
             if output is None or output.state is not SlotState.LEASED:
                 raise StaleDescriptor(f"no lease on forwarded output {number}")
-            if output.drop_lease():
+            output.leases -= 1
+            if output.leases > 0:
                 return
             del self._forwarded[number]
         output.end()

@@ -15,22 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, field
 
-from shmserve import ids
+from shmserve import errors, ids
 from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.dispatch.pool.orphaned_requests import OrphanedRequests
 from shmserve.dispatch.pool.sequence_placement import BegunSequences, home_of, where_to_begin
-from shmserve.errors import (
-    NoExecutor,
-    PeerDied,
-    ProtocolViolation,
-    QueueFull,
-    ShmserveError,
-    Unavailable,
-)
 from shmserve.protocol.control.data_messages import Execute, RegionRef
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.shm.status_page import StatusView
@@ -55,7 +47,7 @@ class RequestBounds(Struct, frozen=True):
     restart_wait_s: float = 0.0
 
 
-class LoadBalancer:
+class LoadBalancer(Struct, eq=False):
     """Executor pools, made on first use and dropped once the registry no longer names the
     executor. Thread-safe.
 
@@ -66,27 +58,19 @@ class LoadBalancer:
         bounds: limits on requests.
     """
 
-    def __init__(
-        self,
-        run_dir: str,
-        registry: RegistryReader,
-        orphans: OrphanedRequests,
-        make: Callable[[LiveInstance, str], ExecutorPool],
-        bounds: RequestBounds,
-    ) -> None:
-        self.registry = registry
-        self.orphans = orphans
-        self.pools: dict[str, ExecutorPool] = {}  # by the executor's process
-        self._run_dir = run_dir
-        self._make = make
-        self._bounds = bounds
-        # requests that wait for a restart, by model and caller
-        self._waiting: Counter[tuple[str, int]] = Counter()
-        self._lock = threading.Lock()
-        self._departed: list[ExecutorPool] = []  # executors may still hold slots of ours
-        self._pruned_at = -1
-        self._begun = BegunSequences()
-        self._devices: tuple[Snapshot | None, dict[int, str]] = (None, {})
+    _run_dir: str
+    registry: RegistryReader
+    orphans: OrphanedRequests
+    _make: Callable[[LiveInstance, str], ExecutorPool]
+    _bounds: RequestBounds
+    pools: dict[str, ExecutorPool] = {}  # by the executor's process
+    # requests that wait for a restart, by model and caller
+    _waiting: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _departed: list[ExecutorPool] = []  # executors may still hold slots of ours
+    _pruned_at: int = -1
+    _begun: BegunSequences = field(default_factory=BegunSequences)
+    _devices: tuple[Snapshot | None, dict[int, str]] = (None, {})
 
     def connect(
         self, entry: ModelEntry, tried: set[str], message: Execute
@@ -105,7 +89,7 @@ class LoadBalancer:
         if snapshot.ready_entries.get((entry.spec.name, entry.spec.version)) is not entry:
             entry = snapshot.latest(entry)
         while True:  # each turn but the last has tried another executor
-            full: QueueFull | None = None
+            full: errors.QueueFull | None = None
             pools = [
                 self.pools.get(instance.process) or self._meet(instance)
                 for instance in entry.instances
@@ -115,7 +99,7 @@ class LoadBalancer:
             if in_flight and message.caller_number and self._bounds.caller_share < 1:
                 self._check_share(entry.spec.name, pools, message.caller_number)
             if in_flight >= self._bounds.model:
-                raise QueueFull(
+                raise errors.QueueFull(
                     f"model '{entry.spec.name}' has {self._bounds.model} requests that wait or run"
                     " already (max_model_requests)"
                 )
@@ -130,9 +114,9 @@ class LoadBalancer:
             for pool in pools:
                 try:
                     connection = pool.acquire(message.caller_number)
-                except QueueFull as ex:
+                except errors.QueueFull as ex:
                     full = ex
-                except PeerDied:
+                except errors.PeerDied:
                     tried.add(pool.instance.process)
                     self.departed(pool)
                 else:
@@ -146,7 +130,7 @@ class LoadBalancer:
             # the known executors have ended: look for successors
             entry = snapshot.refreshed(entry)
             if all(instance.process in tried for instance in entry.instances):
-                raise NoExecutor(
+                raise errors.NoExecutor(
                     f"no executor of model '{entry.spec.name}' is running now;"
                     " it is being restarted"
                 )
@@ -167,7 +151,7 @@ class LoadBalancer:
         with self._lock:
             total = sum(count for (model, _), count in self._waiting.items() if model == name)
             if total >= limit or self._waiting[name, caller] >= share:
-                raise QueueFull(f"too many requests wait for a restart of model '{name}'")
+                raise errors.QueueFull(f"too many requests wait for a restart of model '{name}'")
             self._waiting[name, caller] += 1
         try:
             yield
@@ -178,13 +162,12 @@ class LoadBalancer:
                     del self._waiting[name, caller]
 
     def _check_share(self, model: str, pools: list[ExecutorPool], caller: int) -> None:
-        """Raise QueueFull if the caller's requests in the pools have used up the caller's
-        share."""
+        """Raise QueueFull if the caller's requests in the pools have used up the caller's share."""
         bounds = self._bounds
         limit = min(bounds.model, bounds.instance * len(pools))
         has = sum([pool.by_caller.get(caller, 0) for pool in pools])
         if has and has >= limit * bounds.caller_share:
-            raise QueueFull(
+            raise errors.QueueFull(
                 f"this caller has {has} requests for model '{model}', its share of the {limit}"
                 " that may wait or run (max_caller_share)"
             )
@@ -203,9 +186,9 @@ class LoadBalancer:
         for pool in pools:
             try:
                 views.append((pool, pool.status()))
-            except QueueFull:
+            except errors.QueueFull:
                 views.append((pool, None))
-            except (PeerDied, ProtocolViolation):
+            except (errors.PeerDied, errors.ProtocolViolation):
                 tried.add(pool.instance.process)
                 self.departed(pool)
         home = home_of(views, sequence)
@@ -236,7 +219,7 @@ class LoadBalancer:
                 nbytes[devices[at.region]] += at.nbytes
         return max(nbytes, key=nbytes.__getitem__, default="")
 
-    def lost(self, pool: ExecutorPool, ex: ShmserveError) -> None:
+    def lost(self, pool: ExecutorPool, ex: errors.ShmserveError) -> None:
         """Drop the pool of an executor whose channel failed, and take back its slots. A living
         executor gets a new pool later."""
         log.warning("executor %s lost: %s", pool.instance.process, ex)
@@ -272,7 +255,7 @@ class LoadBalancer:
             pool.close()
         try:
             snapshot = self.registry.current()
-        except Unavailable:
+        except errors.Unavailable:
             return
         if snapshot.generation == self._pruned_at:
             return

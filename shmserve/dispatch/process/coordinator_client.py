@@ -14,22 +14,13 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from shmserve import config, model_places, waiting
+from shmserve import config, errors, model_places, waiting
 from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.core.live_settings import LogChange, TraceChange
 from shmserve.core.region_kinds import SYSTEM
 from shmserve.core.trace_grants import GrantedTraces
 from shmserve.dispatch.process import model_overrides
-from shmserve.errors import (
-    Code,
-    DeadlineExceeded,
-    Internal,
-    ProtocolViolation,
-    Unavailable,
-    UnreadableMessage,
-    from_code,
-)
 from shmserve.protocol.control.history_messages import AskHistory, HistoryGiven, HistoryReport
 from shmserve.protocol.control.message import Message
 from shmserve.protocol.control.model_messages import LoadModel, ModelAnswer, UnloadModel
@@ -154,8 +145,10 @@ class CoordinatorClient:
         try:
             timeout_s = self._settings.load_timeout_s + _BEYOND_S
             answer, fds = self._answer(make, ModelAnswer, timeout_s)
-        except Unavailable:
-            raise DeadlineExceeded("the request has not ended in time, and goes on") from None
+        except errors.Unavailable:
+            raise errors.DeadlineExceeded(
+                "the request has not ended in time, and goes on"
+            ) from None
         close_all(fds)
         _check(answer)
 
@@ -204,7 +197,7 @@ class CoordinatorClient:
         answer, fds = self._link.ask(make, timeout_s)
         if not isinstance(answer, kind):
             close_all(fds)
-            raise ProtocolViolation(
+            raise errors.ProtocolViolation(
                 f"the coordinator answered with a {type(answer).__name__} instead of a "
                 f"{kind.__name__}"
             )
@@ -215,7 +208,7 @@ class CoordinatorClient:
         answer, fds = self._answer(make, kind, _REPORT_S)
         try:
             if len(fds) != 1:
-                raise Unavailable(f"the coordinator has no {what}")
+                raise errors.Unavailable(f"the coordinator has no {what}")
             with _readable(what):
                 return waiting.beside_if_large(answer.nbytes, os.pread, fds[0], answer.nbytes, 0)
         finally:
@@ -226,13 +219,13 @@ class CoordinatorClient:
 def _readable(what: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, UnreadableMessage):
-        raise Unavailable(f"the coordinator's {what} cannot be read") from None
+    except (OSError, errors.UnreadableMessage):
+        raise errors.Unavailable(f"the coordinator's {what} cannot be read") from None
 
 
 def _check(answer: Message) -> None:
     code, text = getattr(answer, "error_code", ""), getattr(answer, "error", "")
-    if code == Code.INTERNAL:  # the server's own fault; no model is to blame
-        raise Internal(text)
+    if code == errors.Code.INTERNAL:  # the server's own fault; no model is to blame
+        raise errors.Internal(text)
     if code:
-        raise from_code(Code(code), text)
+        raise errors.from_code(errors.Code(code), text)

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from shmserve import config, ids
@@ -17,14 +18,14 @@ from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot, require_r
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.failure_reasons import reason_of
 from shmserve.core.stats.request_counters import MAX_COUNTED
+from shmserve.dispatch.cache.cached_call import AnyCall, CachedCall
 from shmserve.dispatch.cache.response_cache import ResponseCache
 from shmserve.dispatch.caller_shares import CallerShares
-from shmserve.dispatch.calls.call import Call
 from shmserve.dispatch.calls.data_plane import DataPlane
 from shmserve.dispatch.calls.request_counting import RequestCounting, message_of
-from shmserve.dispatch.ensembles.ensemble_call import EnsembleCall, EnsemblePlane
-from shmserve.dispatch.ensembles.step_threads import StepThreads
-from shmserve.dispatch.inference_call import InferenceCall
+from shmserve.dispatch.calls.step_call import StepCall
+from shmserve.dispatch.ensembles.ensemble_call import EnsembleCall
+from shmserve.dispatch.ensembles.ensemble_runs import StepThreads
 from shmserve.dispatch.outcome import NO_OPTIONS, RunOptions
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.dispatch.pool.forwarded_outputs import ForwardingMemory
@@ -100,8 +101,7 @@ class Dispatcher:
         if settings.response_cache_bytes:
             self._cache = ResponseCache(self.memory, settings.response_cache_bytes)
             self.memory.spare = self._cache.evict
-        threads = StepThreads(STEP_THREADS)
-        self._ensembles = EnsemblePlane(self._plane, threads, self._cache)
+        self._step_threads = StepThreads(STEP_THREADS)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._maintain, name="maintenance", daemon=True)
 
@@ -167,16 +167,21 @@ class Dispatcher:
 
     def call(
         self, entry: ModelEntry, options: RunOptions = NO_OPTIONS, cancellable: bool = False
-    ) -> InferenceCall:
-        """Return a new request for a model version. Close the request on every path."""
+    ) -> AnyCall:
+        """Return a new request for a model version, which may be an ensemble or a step. Close the
+        request on every path."""
         self.rest.called = True
         if self.rest.resting:
             self.rest.end()
-        if self._cache is not None and entry.spec.caches_answers:
-            return self._ensembles.call(entry, options, cancellable)
+        call: AnyCall
         if entry.spec.steps:
-            return EnsembleCall(self._ensembles, entry, options)
-        return Call(self._plane, entry, options, cancellable)
+            make_step = partial(self.call, cancellable=True)
+            call = EnsembleCall(self._plane, self._step_threads, make_step, entry, options)
+        else:
+            call = StepCall(self._plane, entry, options, cancellable)
+        if self._cache is not None and entry.spec.caches_answers:
+            return CachedCall(self._cache, call, options, self._registry.current)
+        return call
 
     def _pool(self, instance: LiveInstance, path: str) -> ExecutorPool:
         limit = self.settings.max_queue

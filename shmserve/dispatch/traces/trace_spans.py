@@ -1,5 +1,4 @@
-"""Trace spans: a trace as OpenTelemetry spans, with Triton's names and the costs of the
-request."""
+"""Trace spans: a trace as OpenTelemetry spans, with Triton's names and the costs of the request."""
 
 from __future__ import annotations
 

@@ -17,12 +17,15 @@ capsule calls the deleter itself.
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import numpy as np
 
 from shmserve.cuda import runtime
+from shmserve.errors import Internal
 from shmserve.executor.backends.array_views import array_at, device_array_at
+from shmserve.executor.devices import is_on_device
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 
 CPU = (1, 0)
@@ -116,11 +119,6 @@ def let_wait(stream: int | None, device: int) -> None:
             cuda.Stream.null.synchronize()
 
 
-def is_capsule(value: object) -> bool:
-    """Return True for a PyCapsule, used or not."""
-    return type(value).__name__ == "PyCapsule"
-
-
 class _Taken:
     """Tensor taken out of a capsule; calls the deleter when the last array on it is gone."""
 
@@ -142,7 +140,7 @@ def take(source: Any) -> Any:
         ValueError: the capsule was used before, or the tensor lies on another kind of device.
         ConfigError: the tensor lies in GPU memory, and CuPy cannot be used here.
     """
-    if not is_capsule(source):
+    if type(source).__name__ != "PyCapsule":  # used or not
         source = _ask(source)
     if not _is_valid(source, ctypes.addressof(_NAME)):
         raise ValueError("the DLPack capsule was used before, or is of another version")
@@ -189,3 +187,30 @@ def _dtype(tensor: _Tensor) -> np.dtype[Any]:
             f"{tensor.bits} bits, {tensor.lanes} lanes"
         )
     return dtype
+
+
+def to_array(value: Any, where: str) -> Any:
+    """Return a value as a numpy or CuPy array.
+
+    numpy and CuPy arrays are returned unchanged. Objects with DLPack or
+    `__cuda_array_interface__`, such as torch tensors, are taken without a copy.
+
+    Raises:
+        Internal: the value is no array, or has an unknown type or layout.
+        ConfigError: the value lies in GPU memory, and CuPy cannot be used here.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(value, cupy.ndarray):
+        return value
+    try:
+        if hasattr(value, "__dlpack__"):
+            return take(value)
+        if is_on_device(value):
+            return runtime.cupy().asarray(value)
+    except (TypeError, ValueError, BufferError) as ex:
+        raise Internal(f"{where}: {ex}") from None
+    raise Internal(f"{where} must be an array, got {type(value).__name__}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output
-from shmserve.executor.backends.array_import import to_array
+from shmserve.executor.backends.dlpack import to_array
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
 

@@ -17,9 +17,7 @@ from msgspec import UNSET, Struct
 
 from shmserve.executor.backend import Backend, InputTensor, Output, Request, Response, Responses
 from shmserve.tensor.config_document import InputEntry, OutputEntry
-from shmserve.tensor.spec import ModelSpec, TensorSpec
-
-Shape = tuple[int, ...]
+from shmserve.tensor.spec import ModelSpec, Shape, TensorSpec
 
 
 class _Change(Struct, frozen=True):
@@ -29,16 +27,9 @@ class _Change(Struct, frozen=True):
     outer: Shape
     inner: Shape
 
-    def to_model(self, shape: Shape) -> Shape:
-        return _filled(shape, self.outer, self.inner)
-
-    def to_client(self, shape: Shape) -> Shape:
-        return _filled(shape, self.inner, self.outer)
-
 
 def _filled(shape: Shape, old: Shape, new: Shape) -> Shape:
-    """Return `new` with the sizes from `shape`, which has dimensions `old`, maybe after a
-    batch."""
+    """Return `new` with the sizes from `shape`, which has dimensions `old`, maybe after a batch."""
     batch, rest = shape[: len(shape) - len(old)], shape[len(shape) - len(old) :]
     sizes = iter([size for size, dim in zip(rest, old, strict=True) if dim == -1])
     return (*batch, *(next(sizes) if dim == -1 else dim for dim in new))
@@ -111,7 +102,7 @@ class _Reshaping:
         change = self._outputs.get(output.name)
         if change is None or len(output.array.shape) < len(change.inner):
             return output
-        shape = change.to_client(output.array.shape)
+        shape = _filled(output.array.shape, change.inner, change.outer)
         if prod(shape) != output.array.size:  # against the configuration: unchanged
             return output
         return Output(output.name, output.datatype, output.array.reshape(shape))
@@ -169,7 +160,9 @@ class _ReshapedRequest:
         if source.responses is not None:
             self.responses = _ReshapedResponses(source.responses, reshaped)
         self.inputs: Mapping[str, InputTensor] = {
-            name: _ReshapedInput(tensor, inputs[name].to_model(tensor.shape))
+            name: _ReshapedInput(
+                tensor, _filled(tensor.shape, inputs[name].outer, inputs[name].inner)
+            )
             if name in inputs
             else tensor
             for name, tensor in source.inputs.items()
@@ -182,10 +175,14 @@ class _ReshapedRequest:
         change = self._outputs.get(name)
         if change is None:
             return self._source.offer(name, datatype, shape)
-        return self._source.offer(name, datatype, change.to_client(shape)).reshape(shape)
+        return self._source.offer(
+            name, datatype, _filled(shape, change.inner, change.outer)
+        ).reshape(shape)
 
     def offer_on_device(self, name: str, datatype: str, shape: Shape) -> Any:
         change = self._outputs.get(name)
         if change is None:
             return self._source.offer_on_device(name, datatype, shape)
-        return self._source.offer_on_device(name, datatype, change.to_client(shape)).reshape(shape)
+        return self._source.offer_on_device(
+            name, datatype, _filled(shape, change.inner, change.outer)
+        ).reshape(shape)

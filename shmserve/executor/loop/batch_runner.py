@@ -23,19 +23,13 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from shmserve.errors import DeviceMemoryExhausted, Internal, ShmserveError
 from shmserve.executor.backend import Backend, BatchForm, Response
+from shmserve.executor.loop import runner
 from shmserve.executor.loop.run_statistics import RunStatistics
-from shmserve.executor.loop.runner import (
-    IsCancelled,
-    Key,
-    Requested,
-    RunOutcome,
-    as_error,
-    error_of_placing,
-)
 from shmserve.executor.peers.frontend_connections import FrontendConnection
 from shmserve.executor.tensors.batch import BatchedOutputs, GatheredBatch
 from shmserve.executor.tensors.request import ExecutorRequest, Outputs
@@ -43,7 +37,7 @@ from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Copied, Timing
 
 
-class BatchMember(RunOutcome, eq=False):
+class BatchMember(runner.RunOutcome, eq=False):
     """Request as a member of a batch.
 
     Attributes:
@@ -70,11 +64,6 @@ class BatchMember(RunOutcome, eq=False):
         if batch is not None:
             self.gathered = batch.add(self.connection.frontend, self.message)
 
-    def begin_again(self, request: ExecutorRequest) -> None:
-        """Have the model run a rescheduled request once more."""
-        request.run_again(self.message.parameters)
-        self.request = request
-
     def fail_with_all(self, error: ShmserveError) -> None:
         """End the request with the error of the batch, unless it has failed already."""
         self.rescheduled = False
@@ -88,9 +77,11 @@ class BatchMember(RunOutcome, eq=False):
         self.rescheduled = request.rescheduled and response.error is None
         if self.rescheduled:
             return
-        outputs = Outputs(request) if gathered is None else BatchedOutputs(request, gathered.offers)
+        outputs = Outputs(request)
+        if gathered is not None:
+            outputs = BatchedOutputs(request, offers=gathered.offers)
         self.outputs = outputs
-        error = error_of_placing(request, outputs, response)
+        error = runner.error_of_placing(request, outputs, response)
         if error is not None:
             self.fail(error)
         else:
@@ -145,31 +136,25 @@ class BatchMember(RunOutcome, eq=False):
         self.answer = replace(self.answer, timing=timing)
 
 
-class BatchRunner:
+class BatchRunner(Struct, eq=False):
     """Implements `Runner`. A rescheduled request stays open here until the next run or a
     withdrawal.
 
     `model_runs`: surrounds each run, during which another thread may look after the channels.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        workspace: Workspace,
-        statistics: RunStatistics,
-        is_cancelled: IsCancelled,
-        model_runs: AbstractContextManager[None],
-    ) -> None:
-        self._backend = backend
-        self._workspace = workspace
-        self._devices = workspace.devices
-        self._statistics = statistics
-        self._iterative = workspace.spec.config.is_iterative
-        self._is_cancelled = is_cancelled
-        self._model_runs = model_runs
-        self._open: dict[Key, BatchMember] = {}  # rescheduled requests
+    _backend: Backend
+    _workspace: Workspace
+    _statistics: RunStatistics
+    _is_cancelled: runner.IsCancelled
+    _model_runs: AbstractContextManager[None]
+    _open: dict[runner.Key, BatchMember] = {}  # rescheduled requests
+    _iterative: bool = False
 
-    def run(self, batch: Sequence[Requested], now_ns: int) -> Sequence[BatchMember]:
+    def __post_init__(self) -> None:
+        self._iterative = self._workspace.spec.config.is_iterative
+
+    def run(self, batch: Sequence[runner.Requested], now_ns: int) -> Sequence[BatchMember]:
         """Run requests together."""
         with self._model_runs:
             members = self._run(batch, now_ns)
@@ -197,7 +182,7 @@ class BatchRunner:
     def rest(self) -> None:
         """Do nothing: no request is prepared ahead of its run."""
 
-    def _run(self, batch: Sequence[Requested], started_ns: int) -> list[BatchMember]:
+    def _run(self, batch: Sequence[runner.Requested], started_ns: int) -> list[BatchMember]:
         members = [BatchMember(c, message, answer=Answer(message.request)) for c, message in batch]
         gathered: GatheredBatch | None = None
         infer_ns = inferred_ns = started_ns
@@ -217,9 +202,9 @@ class BatchRunner:
         except (Exception, SystemExit) as ex:
             inferred_ns = time.monotonic_ns()
             self._fail_all(members, ex)
-        if self._devices.opened is not None:
+        if self._workspace.devices.opened is not None:
             # An answer may leave only when the GPU has written outputs and read inputs.
-            self._fail_all(members, self._devices.settle())
+            self._fail_all(members, self._workspace.devices.settle())
         for member in members:
             member.finish()
         self._count(members, gathered, (started_ns, infer_ns, inferred_ns))
@@ -241,11 +226,11 @@ class BatchRunner:
     def _fail_all(self, members: list[BatchMember], ex: BaseException | None) -> None:
         if ex is None:
             return
-        error = as_error(ex)
+        error = runner.as_error(ex)
         for member in members:
             member.fail_with_all(error)
         if isinstance(error, DeviceMemoryExhausted):
-            self._devices.free_unused()
+            self._workspace.devices.free_unused()
 
     def _begin(self, member: BatchMember, gathered: GatheredBatch | None) -> None:
         """Read the inputs of a request, or reopen a rescheduled request."""
@@ -256,13 +241,14 @@ class BatchRunner:
 
         opened = self._open.get((member.connection, message.request))
         if opened is not None and opened.request is not None:
-            member.begin_again(opened.request)
+            opened.request.run_again(message.parameters)
+            member.request = opened.request
             return
         try:
             inputs = self._workspace.read(frontend, message) if gathered is None else {}
             member.begin(ExecutorRequest(self._workspace, message, inputs, watch), gathered)
         except ShmserveError as ex:
-            self._devices.settle()  # copies to the GPU may be under way
+            self._workspace.devices.settle()  # copies to the GPU may be under way
             member.fail(ex)
 
     def _infer(self, members: list[BatchMember], gathered: GatheredBatch | None) -> int:

@@ -16,8 +16,7 @@ from shmserve.executor.loop.request_runner import RequestRunner
 from shmserve.executor.loop.run_statistics import RunStatistics
 from shmserve.executor.loop.runner import IsCancelled, Key, Requested, Runner
 from shmserve.executor.loop.scheduler_intake import BatchIntake, SchedulerIntake
-from shmserve.executor.loop.sequence_intake import SequenceIntake
-from shmserve.executor.loop.sequence_runner import SequenceRunner
+from shmserve.executor.loop.sequence_intake import SequenceIntake, SequenceRunner
 from shmserve.executor.loop.stream_book import StreamBook
 from shmserve.executor.loop.stream_runner import StreamRunner
 from shmserve.executor.peers.channels import Channels

@@ -71,8 +71,8 @@ class RunStatistics:
     def iterated(self, batch: int, timing: Timing, runs: int = 1) -> None:
         """Count a run on `batch` requests, each of which may run again. With `runs` 0, only add
         the time of an earlier counted run."""
-        self.counters.last_ran(self._clock() // 1_000_000)
-        self.counters.iterated(runs, batch, timing.input, timing.infer, timing.output)
+        now_ms = self._clock() // 1_000_000
+        self.counters.iterated(runs, batch, now_ms, timing.input, timing.infer, timing.output)
 
     def finished(self, timing: Timing) -> None:
         """Count the answer to a request that may have run several times."""

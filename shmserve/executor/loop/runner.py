@@ -85,20 +85,17 @@ class Runner(Protocol):
         ...
 
 
-def what_failed(ex: BaseException) -> ShmserveError:
-    """Return the error for clients after an unexpected exception of a backend. The exception is
-    logged, except MemoryError and SystemExit."""
+def as_error(ex: BaseException) -> ShmserveError:
+    """Return an exception of a backend as the error for clients. Unexpected exceptions are logged,
+    except MemoryError and SystemExit."""
+    if isinstance(ex, ShmserveError):
+        return ex
     if isinstance(ex, MemoryError):
         return Internal("the model ran out of memory")
     if isinstance(ex, SystemExit):  # sys.exit in a model must not end the executor
         return Internal("the model tried to exit")
     log.error("the backend failed", exc_info=ex)
     return Internal("the model failed; the server's log tells why")
-
-
-def as_error(ex: BaseException) -> ShmserveError:
-    """Return an exception of a backend as the error for clients."""
-    return ex if isinstance(ex, ShmserveError) else what_failed(ex)
 
 
 def error_of_placing(

@@ -27,12 +27,6 @@ from shmserve.tensor.spec import ModelSpec
 Push = Callable[[Key, Requested, int, int], None]
 
 
-def timed_out(message: Execute) -> Answer:
-    """Return the answer to a request rejected by its queue policy. Clients compare the whole
-    text."""
-    return refusal(message, "Request timeout expired")
-
-
 class SchedulerIntake(Struct, frozen=True):
     """Way of requests into a scheduler.
 
@@ -55,7 +49,10 @@ class SchedulerIntake(Struct, frozen=True):
     push: Push
     is_watched: bool
     in_order: bool = False
-    rejection: Callable[[Execute], Answer] = timed_out
+    # clients compare the whole text
+    rejection: Callable[[Execute], Answer] = lambda message: refusal(
+        message, "Request timeout expired"
+    )
 
 
 class BatchIntake:

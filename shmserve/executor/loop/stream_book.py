@@ -9,6 +9,8 @@ import time
 from collections import deque
 from collections.abc import Collection
 
+from msgspec import Struct, field
+
 from shmserve.errors import Code, Internal, ProtocolViolation
 from shmserve.executor.loop.response_stream import Posted, Stream, StreamAbandoned
 from shmserve.executor.loop.run_statistics import RunStatistics
@@ -24,7 +26,7 @@ _SILENT_NS = 5_000_000_000  # after this silence, the sender may be lost
 _COLLECT_NS = 10_000_000_000
 
 
-class StreamBook:
+class StreamBook(Struct, eq=False):
     """Streams without a final answer yet, and answers on their way to frontends.
 
     Attributes:
@@ -35,28 +37,18 @@ class StreamBook:
         outbox: messages from threads of the model; bounded by the streams' credit.
     """
 
-    def __init__(
-        self,
-        channels: Channels,
-        workspace: Workspace,
-        statistics: RunStatistics,
-        max_streams: int,
-        counts_runs: bool,
-    ) -> None:
-        """`counts_runs`: True to count each run of the model, False to count each stream as one
-        execution."""
-        self.streams: dict[Key, Stream] = {}
-        self.running: dict[Key, Stream] = {}
-        self.paused: dict[Key, Stream] = {}
-        self.ended = 0
-        self.outbox: deque[Posted | StreamAbandoned] = deque()
-        self._channels = channels
-        self._workspace = workspace
-        self._statistics = statistics
-        self._max_streams = max_streams
-        self._counts_runs = counts_runs
-        self._counted = 0  # requests of the current run, once the run is counted
-        self._collected_ns = 0
+    _channels: Channels
+    _workspace: Workspace
+    _statistics: RunStatistics
+    _max_streams: int
+    _counts_runs: bool
+    streams: dict[Key, Stream] = {}
+    running: dict[Key, Stream] = {}
+    paused: dict[Key, Stream] = {}
+    ended: int = 0
+    outbox: deque[Posted | StreamAbandoned] = field(default_factory=deque)
+    _counted: int = 0  # requests of the current run, once the run is counted
+    _collected_ns: int = 0
 
     def post(self, event: Posted | StreamAbandoned) -> None:
         """Hand an answer to the loop; from any thread, also from a finalizer."""

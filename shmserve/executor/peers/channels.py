@@ -78,7 +78,9 @@ class Channels:
         self._lane_peers = lanes
         self._lanes = LaneTraffic(lanes, self._watched)
         self._inbox: deque[Callable[[], None]] = deque()  # actions of other threads
-        self._doorway = Doorway(listener, hello, status, self._epoll, memory, mappings)
+        greeting = messages.encode(hello)
+        self._doorway = Doorway(listener, greeting, status, self._epoll, memory, mappings)
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_r, select.EPOLLIN)
 

@@ -9,10 +9,12 @@ import socket
 import time
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from shmserve.errors import PeerDied, ProtocolViolation
 from shmserve.executor.peers.frontend_connections import FrontendConnection, FrontendProcess
 from shmserve.protocol.control import messages
-from shmserve.protocol.control.data_messages import ExecutorHello, FrontendHello
+from shmserve.protocol.control.data_messages import FrontendHello
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.status_page import StatusPage
@@ -24,7 +26,7 @@ log = logging.getLogger(__name__)
 _NO_DESCRIPTOR_S = 0.01  # pause before the next accept, as the listener stays readable
 
 
-class Doorway:
+class Doorway(Struct, eq=False):
     """Admission of frontends: a listener, connections that have sent no hello, and connected
     processes.
 
@@ -32,24 +34,14 @@ class Doorway:
         frontends: connected frontend processes, by name and pid.
     """
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        hello: ExecutorHello,
-        status: StatusPage,
-        epoll: select.epoll,
-        memory: ArenaMemory,
-        mappings: Mappings,
-    ) -> None:
-        self.frontends: dict[tuple[str, int], FrontendProcess] = {}
-        self._listener = listener
-        self._hello = messages.encode(hello)
-        self._status = status
-        self._epoll = epoll
-        self._memory = memory
-        self._mappings = mappings
-        self._strangers: dict[int, Channel] = {}
-        epoll.register(listener.fileno(), select.EPOLLIN)
+    _listener: socket.socket
+    _hello: bytes
+    _status: StatusPage
+    _epoll: select.epoll
+    _memory: ArenaMemory
+    _mappings: Mappings
+    frontends: dict[tuple[str, int], FrontendProcess] = {}
+    _strangers: dict[int, Channel] = {}
 
     def ready(self, fd: int) -> Iterator[FrontendConnection]:
         """Handle a descriptor that epoll has reported, if the doorway owns the descriptor.

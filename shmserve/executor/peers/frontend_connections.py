@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from shmserve.errors import StaleDescriptor
@@ -62,33 +63,22 @@ class FrontendProcess:
         return taken
 
 
-class FrontendConnection:
+class FrontendConnection(Struct, eq=False):
     """A data channel whose frontend has sent its hello."""
 
-    __slots__ = (
-        "backlog",
-        "channel",
-        "closed",
-        "drops",
-        "fd",
-        "frontend",
-        "known",
-        "mask",
-        "refusing",
-    )
+    channel: transport.Channel
+    frontend: FrontendProcess
+    known: set[int] = set()  # this executor's segments that the peer knows
+    drops: int = 0  # number of dropped segments that the peer has been told of
+    refusing: bool = False  # no further message is read
+    closed: bool = False
+    mask: int = select.EPOLLIN  # events that epoll reports, besides the end of the channel
+    # answers that the peer has no room for yet
+    backlog: deque[tuple[bytes, list[int]]] = field(default_factory=deque)
+    fd: int = -1
 
-    def __init__(self, channel: transport.Channel, frontend: FrontendProcess) -> None:
-        self.channel = channel
-        self.fd = channel.fileno()
-        self.frontend = frontend
-        self.known: set[int] = set()  # this executor's segments that the peer knows
-        self.drops = 0  # number of dropped segments that the peer has been told of
-        self.refusing = False  # no further message is read
-        self.closed = False
-        # events that epoll reports, besides the end of the channel
-        self.mask: int = select.EPOLLIN
-        # answers that the peer has no room for yet
-        self.backlog: deque[tuple[bytes, list[int]]] = deque()
+    def __post_init__(self) -> None:
+        self.fd = self.channel.fileno()
 
     @property
     def reads(self) -> bool:

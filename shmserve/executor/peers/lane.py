@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from shmserve.core.caller import Caller
 from shmserve.errors import StaleDescriptor
@@ -13,7 +13,6 @@ from shmserve.protocol.control.data_messages import Descriptor
 from shmserve.protocol.control.lane_messages import READ_AHEAD
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.peer_segments import PeerSegments
-from shmserve.transport.channel import Channel
 
 
 class LaneCall(Struct, gc=False):
@@ -106,7 +105,7 @@ class LaneOwner(FrontendProcess):
                 continue
 
 
-class Lane(FrontendConnection):
+class Lane(FrontendConnection, eq=False, kw_only=True):
     """A lane, as a connection of the loop.
 
     Attributes:
@@ -119,28 +118,13 @@ class Lane(FrontendConnection):
             caller takes answers.
     """
 
-    __slots__ = (
-        "caller",
-        "decoupled",
-        "inline",
-        "leaving",
-        "owner",
-        "running",
-        "stalled_at",
-        "waiting",
-    )
-
-    def __init__(self, channel: Channel, caller: Caller, decoupled: bool) -> None:
-        owner = LaneOwner(f"lane of {caller.uid}")
-        super().__init__(channel, owner)
-        self.caller = caller
-        self.decoupled = decoupled
-        self.owner = owner
-        self.inline = owner.inline
-        self.leaving = False
-        self.running: set[int] = set()
-        self.waiting: dict[int, LaneCall] = {}
-        self.stalled_at = 0.0
+    caller: Caller
+    decoupled: bool
+    owner: LaneOwner
+    leaving: bool = False
+    running: set[int] = field(default_factory=set)
+    waiting: dict[int, LaneCall] = field(default_factory=dict)
+    stalled_at: float = 0.0
 
     @property
     def reads(self) -> bool:
@@ -153,22 +137,9 @@ class Lane(FrontendConnection):
         return not (self.backlog or self.refusing or full)
 
     @property
-    def streams_wait(self) -> bool:
-        """Return True while streams are running, which need credit."""
-        return self.decoupled and bool(self.waiting)
-
-    @property
     def credit(self) -> int:
         """Return the number of answers that may be under way, over all streams of the lane."""
         return sum(call.credit for call in self.waiting.values())
-
-    def leave(self) -> None:
-        """Have further requests go to another executor."""
-        self.leaving = True
-
-    def stalls(self) -> None:
-        """Record the time at which the caller stopped taking answers, unless recorded before."""
-        self.stalled_at = self.stalled_at or time.monotonic()
 
     def took(self) -> None:
         """Note that the caller has taken an answer. On a refused lane, all last answers share one

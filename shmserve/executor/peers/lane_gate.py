@@ -17,6 +17,7 @@ from shmserve.core.scheduling.caller_number import caller_number
 from shmserve.errors import Code, DeadlineExceeded, InvalidArgument, ShmserveError, from_code
 from shmserve.executor.peers.lane import LaneCall
 from shmserve.protocol import bounds
+from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.data_messages import (
     Answer,
     Descriptor,
@@ -24,18 +25,6 @@ from shmserve.protocol.control.data_messages import (
     OutputPlace,
     RegionRef,
     WireTensor,
-)
-from shmserve.protocol.control.lane_messages import (
-    INLINE_BYTES,
-    INLINE_TOTAL,
-    READ_AHEAD,
-    LaneAnswer,
-    LaneOutput,
-    LaneReceipt,
-    LaneRequest,
-    LaneTensor,
-    LaneWindow,
-    encode,
 )
 from shmserve.protocol.oip.model_signature import make_signature
 from shmserve.protocol.oip.request import (
@@ -81,7 +70,9 @@ class LaneGate:
         self._stream_ns = int(settings.stream_timeout_s * 1e9) or _NEVER_NS
         self._fitting: dict[Form, tuple[int, ...]] = {}  # results of `_check`, by form
 
-    def admit(self, caller: Caller, message: LaneRequest, now_ns: int) -> tuple[Execute, LaneCall]:
+    def admit(
+        self, caller: Caller, message: wire.LaneRequest, now_ns: int
+    ) -> tuple[Execute, LaneCall]:
         """Check a request. Return the loop's message and the record of the running request.
 
         Raises:
@@ -123,18 +114,18 @@ class LaneGate:
         call = LaneCall(inline, now_ns, deadline_ns, inline_bytes, credit, answer_ns, ends_ns)
         return execute, call
 
-    def _credit(self, message: LaneRequest) -> int:
+    def _credit(self, message: wire.LaneRequest) -> int:
         """Return the number of answers of a stream that may be under way; raises as `admit`."""
         if not message.credit:
             refuse_decoupled(self._signature, "a lane's request without credit")
         windows = any(output.at is not None for output in message.outputs)
-        limit = 1 if windows else READ_AHEAD
+        limit = 1 if windows else wire.READ_AHEAD
         if not 0 < message.credit <= limit:
             reason = ", as a window holds one answer at a time" if windows else ""
             raise InvalidArgument(f"credit: {message.credit} is not from 1 to {limit}{reason}")
         return message.credit
 
-    def _check(self, caller: Caller, message: LaneRequest) -> tuple[int, ...]:
+    def _check(self, caller: Caller, message: wire.LaneRequest) -> tuple[int, ...]:
         """Check all but the bytes of a request; raises as `admit`. Return the number of elements
         of each BYTES input, and -1 for other inputs."""
         request = self._request(message)
@@ -150,7 +141,7 @@ class LaneGate:
             self._fitting.clear()
         self._fitting[form] = counts
 
-    def _request(self, message: LaneRequest) -> InferRequest:
+    def _request(self, message: wire.LaneRequest) -> InferRequest:
         if (
             max(len(message.inputs), len(message.outputs), len(message.parameters))
             > bounds.MAX_INPUTS
@@ -171,7 +162,7 @@ class LaneGate:
         )
 
     def _find(
-        self, caller: Caller, spec: ModelSpec, window: RegionWindow | LaneWindow
+        self, caller: Caller, spec: ModelSpec, window: RegionWindow | wire.LaneWindow
     ) -> RegionRef:
         if spec.parameters.get("client_shm_mode") == "off":
             raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
@@ -181,7 +172,7 @@ class LaneGate:
         return RegionRef(region.number, window.offset, window.nbytes)
 
     def _place(
-        self, caller: Caller, message: LaneRequest, counts: tuple[int, ...]
+        self, caller: Caller, message: wire.LaneRequest, counts: tuple[int, ...]
     ) -> tuple[tuple[WireTensor, ...], tuple[bytes, ...]]:
         """Return the place of each input, and the bytes of inputs that came in the message.
         `counts` is the result of `_check`."""
@@ -202,36 +193,36 @@ class LaneGate:
         return tuple(inputs), tuple(inline)
 
 
-def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
+def answered(answer: Answer, call: LaneCall, read: Read) -> wire.LaneAnswer:
     """Convert an answer for the lane. `read` returns the bytes of an output slot."""
     if answer.error_code:
         error = from_code(Code(answer.error_code), answer.error)
         if call.late and answer.error_code == Code.CANCELLED:
             error = DeadlineExceeded("the stream, or its next answer, came too late")
         return refused(answer.request, error, answer.final)
-    outputs: list[LaneTensor] = []
+    outputs: list[wire.LaneTensor] = []
     total = 0
     for tensor in answer.outputs:
         data = None if isinstance(tensor.at, RegionRef) else _bytes(tensor, tensor.at, call, read)
         if data is not None:
             total += len(data)
-            if len(data) >= INLINE_BYTES or total > INLINE_TOTAL:
+            if len(data) >= wire.INLINE_BYTES or total > wire.INLINE_TOTAL:
                 return refused(
                     answer.request,
                     InvalidArgument(
                         f"output '{tensor.name}' has {len(data)} bytes and no window of shared"
-                        f" memory: less than {INLINE_BYTES} of one output fit into the answer, and"
-                        f" {INLINE_TOTAL} of all"
+                        f" memory: less than {wire.INLINE_BYTES} of one output fit into the answer,"
+                        f" and {wire.INLINE_TOTAL} of all"
                     ),
                     answer.final,
                 )
         outputs.append(
-            LaneTensor(
+            wire.LaneTensor(
                 tensor.name, tensor.datatype, tensor.shape, None if data is None else bytes(data)
             )
         )
     timing, copied = answer.timing, answer.copied
-    receipt = LaneReceipt(
+    receipt = wire.LaneReceipt(
         timing.queue,
         timing.input + timing.infer + timing.output,
         copied.inputs + call.copied_in,
@@ -241,7 +232,7 @@ def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
         call.copied_in + total,
     )
     call.copied_in = 0
-    return LaneAnswer(
+    return wire.LaneAnswer(
         answer.request,
         tuple(outputs),
         parameters=answer.parameters,
@@ -250,18 +241,18 @@ def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
     )
 
 
-def refused(number: int, error: ShmserveError, final: bool = True) -> LaneAnswer:
+def refused(number: int, error: ShmserveError, final: bool = True) -> wire.LaneAnswer:
     """Return the answer to a request that failed, or a failed answer of a stream."""
-    return LaneAnswer(number, (), error.http_status, error.code, error.message, final=final)
+    return wire.LaneAnswer(number, (), error.http_status, error.code, error.message, final=final)
 
 
-def encoded(reply: LaneAnswer) -> bytes:
+def encoded(reply: wire.LaneAnswer) -> bytes:
     """Encode an answer as one packet. An answer with names or parameters too long for a packet is
     replaced by an error."""
-    data = encode(reply)
+    data = wire.encode(reply)
     if len(data) > MAX_MESSAGE:
         error = ShmserveError("the answer is too long for one message")
-        data = encode(refused(reply.number, error, reply.final))
+        data = wire.encode(refused(reply.number, error, reply.final))
     return data
 
 
@@ -271,17 +262,17 @@ def _bytes(tensor: WireTensor, at: Descriptor, call: LaneCall, read: Read) -> me
     return memoryview(call.inline[tensor.alias])[at.offset : at.offset + at.nbytes]
 
 
-def _form(message: LaneRequest) -> Form:
+def _form(message: wire.LaneRequest) -> Form:
     """Return everything but the parameters that decides whether a request fits the model."""
     inputs = [(t.name, t.datatype, t.shape, type(t.at), _nbytes(t.at)) for t in message.inputs]
     return tuple(inputs), tuple([(output.name, output.at is None) for output in message.outputs])
 
 
-def _nbytes(at: LaneWindow | bytes | None) -> int:
-    return at.nbytes if isinstance(at, LaneWindow) else len(at or b"")
+def _nbytes(at: wire.LaneWindow | bytes | None) -> int:
+    return at.nbytes if isinstance(at, wire.LaneWindow) else len(at or b"")
 
 
-def _input(tensor: LaneTensor, index: int) -> InferInput:
+def _input(tensor: wire.LaneTensor, index: int) -> InferInput:
     where, at = f"inputs[{index}]", tensor.at
     if min(tensor.shape, default=0) < 0:
         raise InvalidArgument(f"{where}: the shape {list(tensor.shape)} has negative dimensions")
@@ -290,15 +281,15 @@ def _input(tensor: LaneTensor, index: int) -> InferInput:
     if not isinstance(at, bytes):
         window = RegionWindow(at.region, at.offset, at.nbytes)
         return InferInput(tensor.name, tensor.shape, tensor.datatype, where, region=window)
-    if len(at) >= INLINE_BYTES:
+    if len(at) >= wire.INLINE_BYTES:
         raise InvalidArgument(
             f"{where}: input '{tensor.name}' has {len(at)} bytes in the message, which takes less"
-            f" than {INLINE_BYTES}: it must lie in a registered region"
+            f" than {wire.INLINE_BYTES}: it must lie in a registered region"
         )
     return InferInput(tensor.name, tensor.shape, tensor.datatype, where, binary_size=len(at))
 
 
-def _output(output: LaneOutput) -> InferOutput:
+def _output(output: wire.LaneOutput) -> InferOutput:
     at = output.at
     window = None if at is None else RegionWindow(at.region, at.offset, at.nbytes)
     return InferOutput(output.name, binary=True, region=window)

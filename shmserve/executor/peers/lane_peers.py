@@ -23,7 +23,7 @@ from shmserve.core.control.lane_rules import most_of_one, most_requests
 from shmserve.errors import ProtocolViolation, QueueFull, ShmserveError, Unavailable
 from shmserve.executor.peers import lane_gate
 from shmserve.executor.peers.frontend_connections import Event, FromPeer
-from shmserve.executor.peers.lane import Lane
+from shmserve.executor.peers.lane import Lane, LaneOwner
 from shmserve.executor.peers.lane_counting import LaneCounting
 from shmserve.executor.peers.lane_gate import LaneGate
 from shmserve.log_fields import log_fields
@@ -78,7 +78,8 @@ class LanePeers:
             return None
         caller = Caller(uid, message.pid, message.started)
         channel = Channel(socket.socket(fileno=fd), self._buffer)
-        lane = Lane(channel, caller, self._gate.spec.decoupled)
+        owner, decoupled = LaneOwner(f"lane of {uid}"), self._gate.spec.decoupled
+        lane = Lane(channel, owner, caller=caller, decoupled=decoupled, owner=owner)
         self._lanes.add(lane)
         return lane
 
@@ -156,7 +157,7 @@ class LanePeers:
             return (Cancel(message.number) if message.number in lane.waiting else None), None
         if isinstance(message, wire.LaneCredit):
             return self._credit(lane, message), None
-        if message.number in lane.waiting or message.number in lane.inline.calls:
+        if message.number in lane.waiting or message.number in lane.owner.inline.calls:
             raise ProtocolViolation("two requests of one number")
         return self._begin(lane, message)
 
@@ -187,7 +188,7 @@ class LanePeers:
         except ShmserveError as ex:
             self._counting.refused(ex)
             return None, lane_gate.encoded(lane_gate.refused(message.number, ex))
-        lane.waiting[message.number] = lane.inline.calls[message.number] = call
+        lane.waiting[message.number] = lane.owner.inline.calls[message.number] = call
         self._count(lane, 1)
         return execute, None
 
@@ -208,7 +209,7 @@ class LanePeers:
             return lane_gate.encoded(reply)
         finally:
             if answer.final:
-                lane.inline.calls.pop(number, None)
+                lane.owner.inline.calls.pop(number, None)
             if answer.outputs:
                 lane.owner.give_back(leases(answer.outputs), self._memory)
 

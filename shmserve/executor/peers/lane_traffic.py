@@ -7,6 +7,7 @@ or does not take answers within `send_timeout_s`. Other lanes notice nothing.
 from __future__ import annotations
 
 import select
+import time
 
 from shmserve.errors import PeerDied, ProtocolViolation
 from shmserve.executor.peers.frontend_connections import Peers
@@ -46,8 +47,9 @@ class LaneTraffic:
 
     def _leave(self, lane: Lane) -> None:
         """Refuse a lane once no stream needs further credit. The last answer ends the lane."""
-        lane.leave()
-        if not (lane.streams_wait or lane.refusing):
+        lane.leaving = True
+        streams_wait = lane.decoupled and lane.waiting  # need credit messages
+        if not (streams_wait or lane.refusing):
             lane.refuse(self._epoll)
             self.read(lane)
 
@@ -104,7 +106,7 @@ class LaneTraffic:
         try:
             if lane.backlog or not lane.channel.send(data, wait=False):
                 lane.keep(self._epoll, data, [])
-                lane.stalls()
+                lane.stalled_at = lane.stalled_at or time.monotonic()
                 self.stalled.add(lane)
             elif lane.mask != select.EPOLLIN:
                 lane.watch(self._epoll)

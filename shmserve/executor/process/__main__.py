@@ -38,18 +38,8 @@ from shmserve.executor.process.model_calls import ModelCalls
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.observe import flight_recorder, log_output, logs, model_output
-from shmserve.protocol.control import messages
+from shmserve.protocol.control import link_messages, messages
 from shmserve.protocol.control.data_messages import ExecutorHello
-from shmserve.protocol.control.link_messages import (
-    Instance,
-    LaneOffered,
-    LanesOpen,
-    Loaded,
-    LoadFailed,
-    MoveLanes,
-    ResourcesAcquired,
-    Welcome,
-)
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.region_messages import ProbeRegion, RegionProbed, RegionsGone
 from shmserve.protocol.control.stats_messages import CounterPage
@@ -68,7 +58,7 @@ from shmserve.transport.processes import follow, raise_oom_score
 
 log = logging.getLogger("shmserve.executor")
 
-_decode = msgpack_decoder(Instance)
+_decode = msgpack_decoder(link_messages.Instance)
 # at least: if memory runs out, the kernel kills executors before the other processes
 _OOM_SCORE_ADJ = 500
 _LOG_LINES_PER_S = 1000  # limit of lines that the model prints and logs
@@ -78,13 +68,15 @@ _FIRST_SEGMENT = 1 << 20  # bytes, enough for most models
 class Executor:
     """The parts of one executor process, created and connected in the right order."""
 
-    def __init__(self, instance: Instance, process: str, settings: config.Settings) -> None:
+    def __init__(
+        self, instance: link_messages.Instance, process: str, settings: config.Settings
+    ) -> None:
         self.instance = instance
         self.process = process
         self.settings = settings
         self.run_dir = config.run_dir(settings)
         self.endpoint = f"{process}.sock"
-        self.loaded: Loaded | None = None
+        self.loaded: link_messages.Loaded | None = None
         self.loop: Loop | None = None
         self.resources: rate_limited.SharedResources | None = None
         self.stopping = False
@@ -141,7 +133,7 @@ class Executor:
                 # else the coordinator logs the whole text
                 if sanitised(ex.message) != ex.message:
                     log.error("model not loaded: %s", ex.message)
-                self.link.send(LoadFailed(self.instance.name, sanitised(ex.message)))
+                self.link.send(link_messages.LoadFailed(self.instance.name, sanitised(ex.message)))
                 return 1
             try:
                 listener = transport.listen(os.path.join(self.run_dir, self.endpoint))
@@ -200,7 +192,9 @@ class Executor:
         gc.freeze()  # later collections skip the objects that the model keeps for life
         if self.stopping:
             return
-        self.loaded = Loaded(self.instance.name, spec, self.endpoint, self.device, limit)
+        self.loaded = link_messages.Loaded(
+            self.instance.name, spec, self.endpoint, self.device, limit
+        )
         self.link.send(self.loaded)
         self.loop.run()
 
@@ -235,30 +229,30 @@ class Executor:
             except ShmserveError as ex:
                 probed = RegionProbed(message.ticket, 0, ex.code, ex.message)
             self.link.send(probed)
-        elif isinstance(message, Welcome):
+        elif isinstance(message, link_messages.Welcome):
             self.regions.clear()
             self._tell_page()
             if self.channels is not None:
                 self.channels.introduce_lanes()
             if self.resources is not None:
                 self.resources.welcomed()
-        elif isinstance(message, LaneOffered):
+        elif isinstance(message, link_messages.LaneOffered):
             self._on_lane(message, [])
-        elif isinstance(message, MoveLanes) and self.channels is not None:
+        elif isinstance(message, link_messages.MoveLanes) and self.channels is not None:
             self.channels.move_lanes()
-        elif isinstance(message, ResourcesAcquired) and self.resources is not None:
+        elif isinstance(message, link_messages.ResourcesAcquired) and self.resources is not None:
             self.resources.acquired(message.ticket)
 
     def _on_fds(self, message: FromCoordinator, fds: list[int]) -> None:
-        if isinstance(message, LaneOffered):
+        if isinstance(message, link_messages.LaneOffered):
             self._on_lane(message, fds)
         transport.close_all(fds)
 
-    def _on_lane(self, message: LaneOffered, fds: list[int]) -> None:
+    def _on_lane(self, message: link_messages.LaneOffered, fds: list[int]) -> None:
         if self.channels is not None and fds:
             self.channels.offer_lane(message, fds.pop())
         else:  # the coordinator has counted the lane
-            self.link.send(LanesOpen((message.uid,), ended=True))
+            self.link.send(link_messages.LanesOpen((message.uid,), ended=True))
 
     def _tell_page(self) -> None:
         """Send the page of counters to a coordinator that has just welcomed this executor."""
@@ -309,7 +303,7 @@ def run_instance(process: str, master_fd: int, settings: config.Settings) -> int
         master_fd: pidfd of the gunicorn master.
         settings: settings of the server.
     """
-    instance: Instance = _decode(sys.stdin.buffer.read())
+    instance: link_messages.Instance = _decode(sys.stdin.buffer.read())
     with open(os.devnull, "rb") as nothing:  # the model's standard input is empty
         os.dup2(nothing.fileno(), 0)
     sys.argv = [""]  # a model that parses arguments must not see the server's options

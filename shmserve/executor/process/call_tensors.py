@@ -8,6 +8,7 @@ from math import prod
 from typing import NoReturn
 
 import numpy as np
+from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.executor.calling import CalledTensor, ModelCall
@@ -85,20 +86,15 @@ def _no_region(spec: ModelSpec, window: RegionWindow) -> NoReturn:
     raise AssertionError("unreachable: inputs and outputs of a call lie in slots")
 
 
-class Loan:
+class Loan(Struct, eq=False):
     """The lease on the outputs of one answer. Once the last reference to a loan is gone, the
     outputs are to be given back.
 
     The finalizer may interrupt any code, so it only hands the action to `later`.
     """
 
-    __slots__ = ("_give_back", "_later")
-
-    def __init__(
-        self, give_back: Callable[[], None], later: Callable[[Callable[[], None]], None]
-    ) -> None:
-        self._give_back = give_back
-        self._later = later
+    _give_back: Callable[[], None]
+    _later: Callable[[Callable[[], None]], None]
 
     def __del__(self) -> None:
         self._later(self._give_back)

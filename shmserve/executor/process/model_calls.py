@@ -30,19 +30,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from shmserve import errors
 from shmserve.config import Settings
 from shmserve.core.scheduling.caller_number import caller_number
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher
-from shmserve.errors import (
-    DeadlineExceeded,
-    NotFound,
-    QueueFull,
-    ResourceExhausted,
-    ShmserveError,
-    Unavailable,
-)
 from shmserve.executor.calling import CallAnswer, CallingRequest, ModelCall
 from shmserve.executor.process.call_tensors import CallInput, Loan, borrowed, check_call
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
@@ -116,13 +109,13 @@ class ModelCalls:
                 return
             try:
                 action()
-            except ShmserveError as ex:
+            except errors.ShmserveError as ex:
                 log.warning("memory of a call was not given back: %s", ex)
 
     def is_ready(self, model: str, version: str = "") -> bool:
         try:
             return bool(self._opened().ready_model(model, version).instances)
-        except (NotFound, Unavailable):
+        except (errors.NotFound, errors.Unavailable):
             return False
 
     def load(self, model: str, parameters: Mapping[str, Parameter | bytes]) -> None:
@@ -175,13 +168,13 @@ class ModelCalls:
     def _check_process(self) -> None:
         # the fork shares the executor's sockets, but not the executor's threads
         if os.getpid() != self._pid:
-            raise Unavailable("a process that the model has forked cannot call models")
+            raise errors.Unavailable("a process that the model has forked cannot call models")
 
     def _opened(self) -> Dispatcher:
         self._check_process()
         with self._lock:
             if self._closed:
-                raise Unavailable("the calling model is ending")
+                raise errors.Unavailable("the calling model is ending")
             if self._dispatcher is None:
                 dispatcher = Dispatcher(self._settings, "model", self.settle)
                 dispatcher.start()
@@ -191,7 +184,7 @@ class ModelCalls:
     def _admit(self, running: DispatchedCall) -> None:
         with self._lock:
             if len(self._running) >= MAX_CALLS:
-                raise QueueFull(f"the model has {MAX_CALLS} calls under way")
+                raise errors.QueueFull(f"the model has {MAX_CALLS} calls under way")
             self._running.add(running)
 
     def _callers(
@@ -201,7 +194,7 @@ class ModelCalls:
         waiting_models = dict.fromkeys(caller for request in calling for caller in request.callers)
         depth = 1 + max((caller.depth for caller in waiting_models), default=0)
         if depth > MAX_DEPTH:
-            raise ResourceExhausted(
+            raise errors.ResourceExhausted(
                 f"model '{call.model}' cannot be called: more than {MAX_DEPTH} models would"
                 " wait for each other"
             )
@@ -220,7 +213,7 @@ class ModelCalls:
             return limit_s
         remaining_s = (max(deadlines) - time.monotonic_ns()) / 1e9
         if remaining_s <= 0:
-            raise DeadlineExceeded(
+            raise errors.DeadlineExceeded(
                 f"model '{call.model}' cannot be called: the calling request's deadline has passed"
             )
         return min(limit_s, remaining_s)

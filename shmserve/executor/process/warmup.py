@@ -1,5 +1,4 @@
-"""Warm-up (`model_warmup`): runs the samples of a configuration before the model takes
-requests."""
+"""Warm-up (`model_warmup`): runs the samples of a configuration before the model takes requests."""
 
 from __future__ import annotations
 
@@ -11,15 +10,15 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
-from shmserve.errors import ConfigError, Internal, InvalidArgument, ShmserveError
+from shmserve.errors import ConfigError, Internal, ShmserveError
 from shmserve.executor.backend import Backend, Context, Response, Responses
-from shmserve.executor.tensors.memory_input import MemoryInput
+from shmserve.executor.tensors.memory_input import MemoryInput, from_data, zeros
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
 from shmserve.protocol.triton_config import model_config
 from shmserve.protocol.triton_config.warmup_samples import WarmupInput, WarmupSample
 from shmserve.repository import folder_reader
-from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, object_array
 from shmserve.tensor.spec import ModelSpec, fits
 
@@ -61,30 +60,20 @@ class _WarmupResponses:
         return Response(error=self._error)
 
 
-class _WarmupRequest:
+class _WarmupRequest(Struct, eq=False):
     """A request without a client; implements `backend.Request`."""
 
-    cancelled = False
-    rescheduled = False
-    deadline_ns = 0
-    callers: tuple[CallingModel, ...] = ()
-    traceparent = ""
+    id: str
+    inputs: dict[str, Any]
+    requested: tuple[str, ...]
     responses: Responses | None
-
-    def __init__(
-        self,
-        sample: WarmupSample,
-        inputs: dict[str, Any],
-        spec: ModelSpec,
-        xp: Any,
-        responses: Responses | None,
-    ) -> None:
-        self._xp = xp
-        self.id = f"warmup {sample.name}"
-        self.parameters: dict[str, Parameter] = {}
-        self.requested = tuple(output.name for output in spec.outputs)
-        self.inputs = inputs
-        self.responses = responses
+    _xp: Any
+    parameters: dict[str, Parameter] = {}
+    cancelled: bool = False
+    rescheduled: bool = False
+    deadline_ns: int = 0
+    callers: tuple[CallingModel, ...] = ()
+    traceparent: str = ""
 
     def reschedule(self, again: bool) -> None:
         """Record that the model wants another run. A sample runs once nevertheless."""
@@ -105,6 +94,7 @@ def warm_up(backend: Backend, spec: ModelSpec, context: Context) -> None:
         ShmserveError: the model failed on a sample.
     """
     config = model_config.of_spec(spec, folder_reader.kinds())
+    requested = tuple(output.name for output in spec.outputs)
     for sample in config.warmup:
         started = time.monotonic()
         inputs = {tensor.name: _input(tensor, spec, context, sample) for tensor in sample.inputs}
@@ -113,7 +103,8 @@ def warm_up(backend: Backend, spec: ModelSpec, context: Context) -> None:
             raise ConfigError(f"{_where(spec, sample)}: input '{missing[0]}' is missing")
         for _ in range(sample.count):
             responses = _WarmupResponses() if spec.decoupled else None
-            request = _WarmupRequest(sample, inputs, spec, context.xp, responses)
+            name = f"warmup {sample.name}"
+            request = _WarmupRequest(name, inputs, requested, responses, context.xp)
             answers = backend.execute([request])
             if responses is None:
                 response = answers[0]
@@ -144,8 +135,14 @@ def _input(
             f"{where} has shape {list(tensor.shape)}, the model's is {list(expected.shape)}"
         )
     if tensor.source == "file":
-        path = os.path.join(context.directory, _FOLDER, tensor.file)
-        array = _from_file(path, tensor, spec, where)
+        try:
+            with open(os.path.join(context.directory, _FOLDER, tensor.file), "rb") as file:
+                data = file.read()
+        except OSError as ex:
+            text = f"input_data_file '{tensor.file}' cannot be read ({ex.strerror})"
+            raise ConfigError(f"{where}: {text}") from None
+        where = f"{where}: input_data_file '{tensor.file}'"
+        array = from_data(data, tensor.name, tensor.datatype, tensor.shape, spec.name, where)
     else:
         array = _values(tensor)
     return MemoryInput(tensor.name, tensor.datatype, array, context.xp)
@@ -154,39 +151,14 @@ def _input(
 def _values(tensor: WarmupInput) -> np.ndarray[Any, Any]:
     dtype = DATATYPES[tensor.datatype].numpy
     random = np.random.default_rng(_SEED)
-    count = prod(tensor.shape)
-    if tensor.datatype == "BYTES":
-        zero = tensor.source == "zero"
-        texts = [b"" if zero else random.bytes(_TEXT_BYTES).hex().encode() for _ in range(count)]
-        return object_array(texts, tensor.shape)
     if tensor.source == "zero":
-        return np.zeros(tensor.shape, dtype)
+        return zeros(tensor.datatype, tensor.shape)
+    if tensor.datatype == "BYTES":
+        texts = [random.bytes(_TEXT_BYTES).hex().encode() for _ in range(prod(tensor.shape))]
+        return object_array(texts, tensor.shape)
     if dtype.kind in "iu":
         bounds = np.iinfo(dtype)
         return random.integers(bounds.min, bounds.max, tensor.shape, dtype, endpoint=True)
     if dtype.kind == "b":
         return random.random(tensor.shape) < 0.5
     return random.random(tensor.shape, np.float32).astype(dtype)
-
-
-def _from_file(path: str, tensor: WarmupInput, spec: ModelSpec, where: str) -> np.ndarray[Any, Any]:
-    dtype = DATATYPES[tensor.datatype]
-    count = prod(tensor.shape)
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except OSError as ex:
-        raise ConfigError(
-            f"{where}: input_data_file '{tensor.file}' cannot be read ({ex.strerror})"
-        ) from None
-    if dtype.itemsize:
-        if len(data) != count * dtype.itemsize:
-            raise ConfigError(
-                f"{where}: input_data_file '{tensor.file}' has {len(data)} bytes, "
-                f"expected {count * dtype.itemsize}"
-            )
-        return np.frombuffer(bytearray(data), dtype.numpy).reshape(tensor.shape)
-    try:
-        return object_array(bytes_codec.decode(data, count, tensor.name, spec.name), tensor.shape)
-    except InvalidArgument as ex:
-        raise ConfigError(f"{where}: input_data_file '{tensor.file}': {ex.message}") from None

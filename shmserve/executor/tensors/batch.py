@@ -17,8 +17,9 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec import field
+from msgspec.structs import replace
 
 from shmserve.core.memory.slots import Slot
 from shmserve.errors import Internal, ShmserveError
@@ -32,7 +33,7 @@ from shmserve.protocol.control.data_messages import Execute, RegionRef, WireTens
 from shmserve.tensor.dtypes import DATATYPES
 
 
-class BatchedOutputs(Outputs):
+class BatchedOutputs(Outputs, eq=False, kw_only=True):
     """The outputs of one request of a batch.
 
     Args:
@@ -40,15 +41,11 @@ class BatchedOutputs(Outputs):
             answers are made.
     """
 
-    __slots__ = ("_offers_of_all", "_shared")
-
-    def __init__(self, request: ExecutorRequest, offers: dict[str, Offer]) -> None:
-        super().__init__(request)
-        self._offers_of_all = offers
-        self._shared: list[Slot] = []
+    offers: dict[str, Offer]
+    _shared: list[Slot] = field(default_factory=list)
 
     def _copy(self, output: Output) -> None:
-        offer = self._offers_of_all.get(output.name)
+        offer = self.offers.get(output.name)
         offset = None if offer is None else offset_within(output.array, offer.base)
         if offer is None or offset is None:
             super()._copy(output)
@@ -63,7 +60,7 @@ class BatchedOutputs(Outputs):
     def lease(self) -> list[tuple[int, int]]:
         leases = super().lease()
         for slot in self._shared:
-            self._memory.lease(slot)
+            self._request.workspace.memory.lease(slot)
             leases.append((slot.number, slot.generation))
         self.slots += self._shared
         return leases
@@ -153,9 +150,7 @@ class GatheredBatch:
             view = room.view[:nbytes].toreadonly()
             name = self._workspace.spec.name
             self._inputs[like.name] = Input(tensor, view, name, self._workspace.devices)
-        message = msgspec.structs.replace(
-            first, parameters={}, places=(), deadline_ns=0, callers=self._callers
-        )
+        message = replace(first, parameters={}, places=(), deadline_ns=0, callers=self._callers)
         self._request = ExecutorRequest(self._workspace, message, self._inputs, watch)
         return self._request
 

@@ -64,31 +64,41 @@ class CudaRegion:
         return self.device.array_at(address, shape, dtype, self._imported, self.ordinal)
 
 
-class CudaInput:
-    """A numeric input in a CUDA region; implements `backend.InputTensor`. `copied` and `moved` are
-    as in `Input`."""
+class DeviceInput:
+    """An input in GPU memory. `copied` and `moved` are as in `Input`."""
 
     lease = None
     base = None
+
+    def __init__(self, tensor: WireTensor) -> None:
+        self.name = tensor.name
+        self.datatype = tensor.datatype
+        self.shape = tensor.shape
+        self.copied = 0
+        self.moved = 0
+        self._near: Any = None
+        self._over = False
+
+    def _check_open(self) -> None:
+        if self._over:
+            raise Internal(f"input '{self.name}' was asked for after its request had ended")
+
+
+class CudaInput(DeviceInput):
+    """A numeric input in a CUDA region; implements `backend.InputTensor`."""
 
     def __init__(
         self, tensor: WireTensor, region: CudaRegion, model: str, devices: Devices
     ) -> None:
         assert isinstance(tensor.at, RegionRef)
-        self.name = tensor.name
-        self.datatype = tensor.datatype
-        self.shape = tensor.shape
+        super().__init__(tensor)
         self.device = f"cuda:{region.ordinal}"
-        self.copied = 0
-        self.moved = 0
         self._devices = devices
         self._tensor = tensor
         self._at = tensor.at
         self._region = region
         self._model = model
         self._host: Input | None = None  # copy, if the model asks for one
-        self._near: Any = None
-        self._over = False
 
     @property
     def buffer(self) -> memoryview:
@@ -142,10 +152,6 @@ class CudaInput:
             self.moved += len(view)
             self._host = Input(self._tensor, view, self._model, self._devices)
         return self._host
-
-    def _check_open(self) -> None:
-        if self._over:
-            raise Internal(f"input '{self.name}' was asked for after its request had ended")
 
 
 class CudaPlace(Window):

@@ -10,20 +10,15 @@ from math import prod
 from typing import Any
 
 from shmserve.core.device_names import device_name
-from shmserve.errors import Internal
 from shmserve.executor.devices import Devices
-from shmserve.executor.tensors.cuda_region import CudaInput
+from shmserve.executor.tensors.cuda_region import CudaInput, DeviceInput
 from shmserve.executor.tensors.inputs import Array, Input, from_bytes
 from shmserve.protocol.control.data_messages import WireTensor
 from shmserve.tensor.dtypes import DATATYPES
 
 
-class DeviceRows:
-    """A numeric input of a batch; implements `backend.InputTensor`. `copied` and `moved` are as in
-    `Input`."""
-
-    lease = None
-    base = None
+class DeviceRows(DeviceInput):
+    """A numeric input of a batch; implements `backend.InputTensor`."""
 
     def __init__(self, like: WireTensor, rows: int, devices: Devices) -> None:
         """Reserve memory for `rows` rows of the same shape as the rows of `like`.
@@ -31,19 +26,15 @@ class DeviceRows:
         Raises:
             ResourceExhausted: the device has no memory left.
         """
-        self.name = like.name
-        self.datatype = like.datatype
+        super().__init__(like)
         self.shape = (rows, *like.shape[1:])
-        self.copied = 0
-        self.moved = 0
         self._dtype = DATATYPES[like.datatype].numpy
         self._device = devices.open()
         self.device = device_name(self._device.ordinal)
-        self._near: Any = self._device.room(self.shape, self._dtype)
+        self._near = self._device.room(self.shape, self._dtype)
         self._sources: list[Input | CudaInput] = []  # kept until the device has read them
         self._arriving: Any = None
         self._host: Array | None = None  # copy, if the model asks for one
-        self._over = False
 
     def put(self, start: int, source: Input | CudaInput) -> None:
         """Begin to copy the rows of a request, which become the rows from `start` on."""
@@ -102,7 +93,3 @@ class DeviceRows:
         for source in self._sources:
             source.close()
         self._sources.clear()
-
-    def _check_open(self) -> None:
-        if self._over:
-            raise Internal(f"input '{self.name}' was asked for after its request had ended")

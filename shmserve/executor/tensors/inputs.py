@@ -20,7 +20,7 @@ from shmserve.executor.backend import CPU
 from shmserve.executor.devices import Devices
 from shmserve.protocol.control.data_messages import Descriptor, WireTensor
 from shmserve.tensor import bytes_codec
-from shmserve.tensor.dtypes import DATATYPES
+from shmserve.tensor.dtypes import DATATYPES, object_array
 
 Array = np.ndarray[Any, Any]
 
@@ -83,9 +83,7 @@ class Input:
             elements = bytes_codec.decode(
                 bytes(self.buffer), prod(self.shape), self.name, self._model
             )
-            array = np.empty(len(elements), dtype=np.object_)
-            array[:] = elements
-            return array.reshape(self.shape)
+            return object_array(elements, self.shape)
         if self.base is None:
             self.base = from_bytes(self.buffer, DATATYPES[self.datatype].numpy)
         return self.base.reshape(self.shape)

@@ -14,13 +14,8 @@ from shmserve.core.registry import Region
 from shmserve.errors import Code, ShmserveError, Unavailable, from_code
 from shmserve.executor.devices import Devices
 from shmserve.executor.tensors.cuda_region import CudaRegion
+from shmserve.protocol.control import region_messages as wire
 from shmserve.protocol.control.messages import FromCoordinator, ToCoordinator
-from shmserve.protocol.control.region_messages import (
-    NeedRegion,
-    RegionGiven,
-    RegionsClosed,
-    RegionShrunk,
-)
 from shmserve.shm.client_region import ClientRegion, Shrunk
 from shmserve.transport.channel import close_all
 from shmserve.transport.pending_requests import Make
@@ -82,14 +77,14 @@ class ClientRegions:
 
     def shrunk(self, ex: Shrunk) -> None:
         """Have the coordinator put the region into quarantine."""
-        self._link.send(RegionShrunk(ex.number))
+        self._link.send(wire.RegionShrunk(ex.number))
 
     def _map(self, number: int) -> ClientRegion | CudaRegion:
         with self._lock:
             self._forgotten.clear()
             self.closing.pop(number, None)  # left from before `clear`
-        answer, fds = self._link.ask(lambda ticket, _: NeedRegion(ticket, number), _ASK_S)
-        if not isinstance(answer, RegionGiven):
+        answer, fds = self._link.ask(lambda ticket, _: wire.NeedRegion(ticket, number), _ASK_S)
+        if not isinstance(answer, wire.RegionGiven):
             close_all(fds)
             raise Unavailable("the coordinator gave no answer about a shared memory region")
         granted = answer.region
@@ -113,7 +108,7 @@ class ClientRegions:
             try:
                 return CudaRegion(region, *self.devices.import_region(region))
             except ShmserveError:
-                self._link.send(RegionsClosed((region.number,)))
+                self._link.send(wire.RegionsClosed((region.number,)))
                 raise
         # Memory of fixed size is mapped in any mode: no client can truncate it, so a copy would be
         # no safer.
@@ -154,7 +149,4 @@ class ClientRegions:
             for number in closed:
                 del self.closing[number]
         if closed:
-            self._link.send(RegionsClosed(tuple(closed)))
-
-    def __len__(self) -> int:
-        return len(self._mapped)
+            self._link.send(wire.RegionsClosed(tuple(closed)))

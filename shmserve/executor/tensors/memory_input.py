@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from shmserve.errors import ConfigError, InvalidArgument
 from shmserve.executor.backend import CPU
 from shmserve.tensor import bytes_codec
-from shmserve.tensor.dtypes import DATATYPES
+from shmserve.tensor.dtypes import DATATYPES, object_array
 
 
 class MemoryInput:
@@ -36,3 +38,30 @@ class MemoryInput:
 
     def private(self) -> np.ndarray[Any, Any]:
         return self._array.copy()
+
+
+def zeros(datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Return an array of zeros, or of empty strings."""
+    if datatype == "BYTES":
+        return object_array([b""] * prod(shape), shape)
+    return np.zeros(shape, DATATYPES[datatype].numpy)
+
+
+def from_data(
+    data: bytes, name: str, datatype: str, shape: tuple[int, ...], model: str, where: str
+) -> np.ndarray[Any, Any]:
+    """Return the tensor in a file of the model's folder, in the binary format of the protocol.
+
+    Raises:
+        ConfigError: `data` is no such tensor. The text begins with `where`.
+    """
+    kind = DATATYPES[datatype]
+    if kind.itemsize:
+        nbytes = prod(shape) * kind.itemsize
+        if len(data) != nbytes:
+            raise ConfigError(f"{where} has {len(data)} bytes, expected {nbytes}")
+        return np.frombuffer(bytearray(data), kind.numpy).reshape(shape)
+    try:
+        return object_array(bytes_codec.decode(data, prod(shape), name, model), shape)
+    except InvalidArgument as ex:
+        raise ConfigError(f"{where}: {ex.message}") from None

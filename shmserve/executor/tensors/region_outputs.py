@@ -129,7 +129,9 @@ class RegionOutput(Window):
         if self._region.copy:
             # Only a private array is read, which no client can truncate.
             self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        elif not (array.flags.c_contiguous and _address_of(array) == self._address):
+        elif not (
+            array.flags.c_contiguous and array.__array_interface__["data"][0] == self._address
+        ):
             target = np.frombuffer(self._view[: array.nbytes], array.dtype).reshape(array.shape)
             np.copyto(target, array)
             self.copied += array.nbytes
@@ -137,8 +139,3 @@ class RegionOutput(Window):
     def _write(self, data: memoryview) -> None:
         self._region.write(self._at, data)
         self.copied += len(data)
-
-
-def _address_of(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

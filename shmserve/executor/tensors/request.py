@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from shmserve.core.memory.slots import Slot
 from shmserve.errors import Internal
@@ -138,7 +139,7 @@ class ExecutorRequest:
         return tuple(kept)
 
 
-class Outputs:
+class Outputs(Struct, eq=False):
     """The outputs of one response. After placing, they are either leased to a frontend or undone.
 
     Attributes:
@@ -148,16 +149,12 @@ class Outputs:
         moved: number of bytes copied from a GPU; complete only after a wait for the device.
     """
 
-    __slots__ = ("_memory", "_offers", "_request", "copied", "moved", "slots", "tensors")
-
-    def __init__(self, request: ExecutorRequest) -> None:
-        self.tensors: list[WireTensor] = []
-        self.slots: list[Slot] = []
-        self.copied = 0
-        self.moved = 0
-        self._offers: list[Offer] = []  # slots of which a model may have kept an array
-        self._request = request
-        self._memory = request.workspace.memory
+    _request: ExecutorRequest
+    tensors: list[WireTensor] = []
+    slots: list[Slot] = []
+    copied: int = 0
+    moved: int = 0
+    _offers: list[Offer] = []  # slots of which a model may have kept an array
 
     def place(self, response: Response) -> None:
         """Place the requested outputs in the requested order; drop other outputs.
@@ -224,7 +221,7 @@ class Outputs:
         self.tensors.append(WireTensor(output.name, output.datatype, output.array.shape, at))
 
     def _reserve(self, nbytes: int) -> Slot:
-        slot = self._memory.reserve(nbytes)
+        slot = self._request.workspace.memory.reserve(nbytes)
         self.slots.append(slot)
         return slot
 
@@ -279,7 +276,7 @@ class Outputs:
         """Seal the slots and lease them to a frontend. Return (slot, generation) of each."""
         leases: list[tuple[int, int]] = []
         for slot in self.slots:
-            self._memory.seal_and_lease(slot)
+            self._request.workspace.memory.seal_and_lease(slot)
             leases.append((slot.number, slot.generation))
         for offer in self._offers:
             if offer.is_held():
@@ -291,7 +288,7 @@ class Outputs:
         offered = {offer.slot.number for offer in self._offers}
         for slot in self.slots:
             if slot.number not in offered:
-                self._memory.reclaim(slot)
+                self._request.workspace.memory.reclaim(slot)
         for offer in self._offers:
             self._request.workspace.give_up(offer)
         self.tensors.clear()

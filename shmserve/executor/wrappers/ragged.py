@@ -33,10 +33,9 @@ from shmserve.tensor.config_document import (
     ReshapeEntry,
 )
 from shmserve.tensor.dtypes import BY_CONFIG_NAME
-from shmserve.tensor.spec import ModelSpec, TensorSpec
+from shmserve.tensor.spec import ModelSpec, Shape, TensorSpec
 
 Array = np.ndarray[Any, Any]
-Shape = tuple[int, ...]
 _FLAT: Shape = (1,)
 
 

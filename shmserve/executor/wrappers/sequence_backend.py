@@ -32,7 +32,7 @@ from shmserve.executor.backend import (
 )
 from shmserve.executor.backends.config_merge import with_own_tensors
 from shmserve.executor.tensors.batch import split, split_rows
-from shmserve.executor.tensors.memory_input import MemoryInput
+from shmserve.executor.tensors.memory_input import MemoryInput, zeros
 from shmserve.executor.wrappers.sequence_requests import (
     GapRequest,
     SequenceRequest,
@@ -47,7 +47,6 @@ from shmserve.executor.wrappers.sequence_tensors import (
 )
 from shmserve.protocol.triton_config.backend_kinds import PYTHON
 from shmserve.tensor.config_document import SequenceEntry
-from shmserve.tensor.dtypes import DATATYPES, object_array
 from shmserve.tensor.spec import ModelSpec
 
 Array = np.ndarray[Any, Any]
@@ -101,7 +100,7 @@ class SequenceBackend:
         finally:
             with self._over:
                 for step in steps:
-                    step.end()
+                    step.over = True
         if self._decoupled:
             return answers
         if len(answers) != len(steps):
@@ -198,8 +197,8 @@ class SequenceBackend:
         inputs = self._added(_NO_SEQUENCE, Flags(start=False, end=False, ready=False))
         for name, tensor in like.inputs.items():
             if name not in inputs:
-                zeros = _zeros(tensor.datatype, tensor.shape)
-                inputs[name] = MemoryInput(name, tensor.datatype, zeros, self._xp)
+                array = zeros(tensor.datatype, tensor.shape)
+                inputs[name] = MemoryInput(name, tensor.datatype, array, self._xp)
         return GapRequest(like, inputs, tuple(self.states.outputs), self._xp)
 
 
@@ -240,9 +239,3 @@ def _own(array: Any) -> Array:
     array.device.synchronize()  # the model may have used another CUDA stream
     copied: Array = array.get()
     return copied
-
-
-def _zeros(datatype: str, shape: tuple[int, ...]) -> Array:
-    if datatype == "BYTES":
-        return object_array([b""] * int(np.prod(shape)), shape)
-    return np.zeros(shape, DATATYPES[datatype].numpy)

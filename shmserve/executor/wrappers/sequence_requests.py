@@ -68,10 +68,6 @@ class SequenceRequest:
     def cancelled(self) -> bool:
         return self._request.cancelled
 
-    def end(self) -> None:
-        """Note that the model has returned from this run."""
-        self.over = True
-
     def reschedule(self, again: bool) -> None:
         if self.over:  # too late: the run has ended
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ from msgspec.structs import replace
 
 from shmserve.core.scheduling.sequence_queue import SequenceId
 from shmserve.errors import ConfigError, InvalidArgument
+from shmserve.executor.tensors.memory_input import from_data, zeros
 from shmserve.protocol.triton_config.backend_kinds import ONNXRUNTIME
-from shmserve.tensor import bytes_codec
 from shmserve.tensor.config_document import (
     ControlEntry,
     ControlInputEntry,
@@ -23,7 +22,7 @@ from shmserve.tensor.config_document import (
     SequenceEntry,
     StateEntry,
 )
-from shmserve.tensor.dtypes import BY_CONFIG_NAME, DATATYPES, object_array
+from shmserve.tensor.dtypes import BY_CONFIG_NAME
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 START = "CONTROL_SEQUENCE_START"
@@ -215,31 +214,14 @@ def _initial(entry: StateEntry, batch: tuple[int, ...], directory: str, model: s
     `initial_state`, variable dimensions have size 1."""
     initial = entry.initial_state[0] if entry.initial_state else InitialStateEntry()
     dims = initial.dims if entry.initial_state else tuple(max(1, dim) for dim in entry.dims)
-    datatype = BY_CONFIG_NAME[entry.data_type]
-    shape = (*batch, *dims)
-    if isinstance(initial.data_file, str):
-        return _from_file(initial.data_file, datatype.name, shape, directory, model)
-    if datatype.itemsize:
-        return np.zeros(shape, datatype.numpy)
-    return object_array([b""] * prod(shape), shape)
-
-
-def _from_file(
-    name: str, datatype: str, shape: tuple[int, ...], directory: str, model: str
-) -> Array:
+    datatype, shape = BY_CONFIG_NAME[entry.data_type].name, (*batch, *dims)
+    name = initial.data_file
+    if not isinstance(name, str):
+        return zeros(datatype, shape)
     where = f"model '{model}': sequence_batching.state: data_file '{name}'"
-    kind = DATATYPES[datatype]
     try:
         with open(os.path.join(directory, _FOLDER, name), "rb") as file:
             data = file.read()
     except OSError as ex:
         raise ConfigError(f"{where} cannot be read ({ex.strerror})") from None
-    if kind.itemsize:
-        nbytes = prod(shape) * kind.itemsize
-        if len(data) != nbytes:
-            raise ConfigError(f"{where} has {len(data)} bytes, expected {nbytes}")
-        return np.frombuffer(data, kind.numpy).reshape(shape)
-    try:
-        return object_array(bytes_codec.decode(data, prod(shape), name, model), shape)
-    except InvalidArgument as ex:
-        raise ConfigError(f"{where}: {ex.message}") from None
+    return from_data(data, name, datatype, shape, model, where)

@@ -17,7 +17,7 @@ from shmserve.errors import Internal
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.executor.backends.native.dialect import NativeRequest
 from shmserve.executor.backends.native.request_forms import RequestForm
-from shmserve.executor.backends.native.stream_request import StreamRequest
+from shmserve.executor.backends.native.stream_dialect import StreamRequest
 from shmserve.executor.backends.output_check import OutputCheck
 from shmserve.grps.executor import message_answers
 from shmserve.grps.executor.flask_request import HttpRequest, request_of

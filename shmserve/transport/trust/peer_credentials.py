@@ -229,8 +229,7 @@ def _look_up(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> _SocketEntry | N
 
 
 def _rows(family: int) -> Iterator[list[str]]:
-    """Yield the fields of each socket in the kernel's table in /proc: 1 and 2 are the
-    addresses."""
+    """Yield the fields of each socket in the kernel's table in /proc: 1 and 2 are the addresses."""
     path = "/proc/net/tcp" if family == socket.AF_INET else "/proc/net/tcp6"
     try:
         with open(path, encoding="ascii") as file:

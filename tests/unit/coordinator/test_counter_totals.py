@@ -28,6 +28,7 @@ from shmserve.protocol.control.stats_messages import (
     StorePages,
 )
 from shmserve.shm.metrics_area import MetricsArea
+from shmserve.shm.replaced_file import ReplacedFile
 from shmserve.shm.status_page import COUNTERS, DEPTH, SIZE
 from shmserve.transport.channel import close_all
 
@@ -319,7 +320,7 @@ def test_rows_of_shmserve_show_stats() -> None:
 def test_reading_is_not_stopped_by_a_file_that_cannot_be_written(world: World) -> None:
     page = world.page("http")
     page.count(3)
-    world.counters._path = "/proc/nowhere/totals"
+    world.counters._file = ReplacedFile("/proc/nowhere/totals")
     world.end(page)
     world.tick()
     assert world.answered() == 3

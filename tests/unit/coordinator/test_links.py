@@ -1,5 +1,4 @@
-"""Last messages of a process before its end, while the coordinator has messages for the
-process."""
+"""Last messages of a process before its end, while the coordinator has messages for the process."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from shmserve.protocol.control.link_messages import AskStats
 
 
 class Router:
-    """Router of a single executor, which never answers; `busy_ms`: value on the executor's
-    page."""
+    """Router of a single executor, which never answers; `busy_ms`: value on the executor's page."""
 
     def __init__(self, limit_s: float) -> None:
         self.busy_ms = 0

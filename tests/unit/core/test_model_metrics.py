@@ -1,5 +1,4 @@
-"""Values reported by models: permitted reports of an executor, and the sum of several
-instances."""
+"""Values reported by models: permitted reports of an executor, and the sum of several instances."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ import pytest
 
 from shmserve.core.scheduling.ensemble_progress import GraphProgress, Run
 from shmserve.dispatch.ensembles import ensemble_runs
-from shmserve.dispatch.ensembles.ensemble_runs import StepRuns
-from shmserve.dispatch.ensembles.step_threads import StepThreads
+from shmserve.dispatch.ensembles.ensemble_runs import StepRuns, StepThreads
 from shmserve.tensor.spec import EnsembleStep
 
 STEPS = (

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from shmserve.coordinator.models.composed_models import composed
+from shmserve.coordinator.state.publication import composed
 from shmserve.core.memory.slots import SlotState
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.core.scheduling.ensemble_progress import ONCE

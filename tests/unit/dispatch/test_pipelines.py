@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shmserve import config
-from shmserve.coordinator.models.composed_models import composed
+from shmserve.coordinator.state.publication import composed
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.core.scheduling import ensemble_graph, pipeline_wiring
 from shmserve.core.stats import request_counters

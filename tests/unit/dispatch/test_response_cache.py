@@ -90,13 +90,13 @@ def test_a_miss_never_waits_for_memory(make: Any) -> None:
     memory, cache, asked = rig.dispatcher.memory, rig.dispatcher._cache, []
     assert cache is not None
 
-    def deny(nbytes: int) -> Any:
+    def deny(_: Any, nbytes: int) -> Any:
         asked.append(nbytes)
         raise ArenaExhausted("as it was told")
 
     output = OutputTensor("OUT", "FP32", LARGE.shape, LARGE.data.cast("B"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "reserve", deny)
+        patch.setattr(type(memory), "reserve", deny)
         assert cache.put(b"key", (), ("m", "1"), Outcome((output,), {})) == 0
         cache.grow()  # or the maintenance thread has
     assert asked == [LARGE.nbytes]
@@ -197,7 +197,7 @@ def test_errors_are_not_kept_and_neither_is_what_nobody_can_know(make: Any) -> N
             ask(rig, "m", -SMALL - 1)
     assert model.runs == 2
     with rig.dispatcher.call(rig.dispatcher.ready_model("m")) as call:
-        call.add_region_input("IN", "FP32", (1,), RegionRef(7, 0, 4))
+        call.add_input("IN", "FP32", (1,), RegionRef(7, 0, 4))
         with pytest.raises(ShmserveError):
             call.execute()
     assert counts(rig) == (0, 0, 2)

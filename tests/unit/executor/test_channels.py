@@ -58,8 +58,7 @@ class Executor:
         return frontend
 
     def greeted(self) -> tuple[Channel, FrontendConnection]:
-        """Return a frontend whose hello was answered, and the executor's side of the
-        connection."""
+        """Return a frontend whose hello was answered, and the executor's side of the connection."""
         frontend = self.connect(HELLO, request(0))
         ((connection, message),) = self.receive(1)
         assert message == request(0)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from shmserve.errors import Internal
 from shmserve.executor.backend import Request
-from shmserve.executor.backends.array_import import to_array
+from shmserve.executor.backends.dlpack import to_array
 from shmserve.executor.calling import CallAnswer, CalledTensor, ModelCall, OtherModels
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.tensor.dtypes import from_numpy

@@ -17,20 +17,14 @@ from shmserve.executor.backends.onnx.session import GraphTensor
 from shmserve.executor.backends.reshape import model_side
 from shmserve.protocol.triton_config import model_config
 from shmserve.repository import read_labels
-from shmserve.tensor.config_document import (
-    BatchingEntry,
-    ConfigDocument,
-    InputEntry,
-    OutputEntry,
-    ReshapeEntry,
-)
+from shmserve.tensor import config_document
 from shmserve.tensor.dtypes import BY_CONFIG_NAME, DATATYPES
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 DEFAULT_MAX_BATCH_SIZE = 4
 
 Graph = dict[str, GraphTensor]
-_Entry = TypeVar("_Entry", InputEntry, OutputEntry)
+_Entry = TypeVar("_Entry", config_document.InputEntry, config_document.OutputEntry)
 
 
 def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) -> ModelSpec:
@@ -48,8 +42,8 @@ def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) ->
     if not config.input or not config.output:
         config = _choose_batch(spec, {"input": inputs, "output": outputs})
     batched = config.max_batch_size > 0
-    input_entries = config.input or tuple(map(InputEntry, inputs))
-    output_entries = config.output or tuple(map(OutputEntry, outputs))
+    input_entries = config.input or tuple(map(config_document.InputEntry, inputs))
+    output_entries = config.output or tuple(map(config_document.OutputEntry, outputs))
     config = replace(
         config,
         input=tuple(
@@ -83,7 +77,7 @@ def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) ->
     return whole
 
 
-def _choose_batch(spec: ModelSpec, graphs: dict[str, Graph]) -> ConfigDocument:
+def _choose_batch(spec: ModelSpec, graphs: dict[str, Graph]) -> config_document.ConfigDocument:
     config = spec.config
     tensors = [tensor for graph in graphs.values() for tensor in graph.values()]
     fixed = [tensor for tensor in tensors if not tensor.shape or tensor.shape[0] != -1]
@@ -105,7 +99,7 @@ def _choose_batch(spec: ModelSpec, graphs: dict[str, Graph]) -> ConfigDocument:
     config = replace(config, max_batch_size=config.max_batch_size or DEFAULT_MAX_BATCH_SIZE)
     scheduled = (config.dynamic_batching, config.sequence_batching) != (UNSET, UNSET)
     if config.max_batch_size > 1 and not scheduled:
-        config = replace(config, dynamic_batching=BatchingEntry())
+        config = replace(config, dynamic_batching=config_document.BatchingEntry())
     return config
 
 
@@ -122,11 +116,11 @@ def _filled(
         scalar = not tensor.shape[batched:]
     else:  # a scalar, as a configuration writes it
         scalar = entry.dims == (1,) and not tensor.shape
-    return replace(entry, reshape=ReshapeEntry()) if scalar else entry
+    return replace(entry, reshape=config_document.ReshapeEntry()) if scalar else entry
 
 
 def _spec(
-    entry: InputEntry | OutputEntry,
+    entry: config_document.InputEntry | config_document.OutputEntry,
     batched: bool,
     optional: bool = False,
     labels: tuple[str, ...] = (),

@@ -22,8 +22,7 @@ from shmserve.errors import ConfigError, Internal, InvalidArgument
 from shmserve.executor.backend import CPU, BatchForm, Context, InputTensor, Request, Response
 from shmserve.executor.backends import dlpack, import_extra
 from shmserve.executor.backends.array_views import array_at
-from shmserve.executor.backends.cuda_errors import from_cuda
-from shmserve.executor.backends.model_errors import from_exception, from_load
+from shmserve.executor.backends.model_errors import from_cuda, from_exception, from_load
 from shmserve.executor.backends.output_check import OutputCheck
 from shmserve.executor.backends.reshape import model_side
 from shmserve.executor.backends.torch import arguments

@@ -127,8 +127,7 @@ class TritonDialect:
         return Response(error=self._failure(wrong))
 
     def _run(self, requests: Sequence[Request]) -> Any:
-        """Return the result of `execute`; if it is a coroutine, run the coroutine to its
-        result."""
+        """Return the result of `execute`; if it is a coroutine, run the coroutine to its result."""
         result = self._model.execute(
             [self._received(request, self._single_sender) for request in requests]
         )

@@ -173,8 +173,7 @@ async def _awaited(running: RunningCall) -> CallAnswer | None:
 
 
 def _in_triton_words(request: CalledRequest, error: ShmserveError) -> ShmserveError:
-    """Return the error of a failed call, in Triton's words if the model is missing or not
-    ready."""
+    """Return the error of a failed call, in Triton's words if the model is missing or not ready."""
     if not error.message.startswith("Request for unknown model"):
         return error
     return from_code(

@@ -99,8 +99,7 @@ class StreamSink:
             raise TritonModelException(_CLOSED) from None
 
     def close(self) -> None:
-        """Refuse further responses, because `execute` has failed and the server ends the
-        stream."""
+        """Refuse further responses, because `execute` has failed and the server ends the stream."""
         self._closed = True
 
     def abandoned(self) -> None:

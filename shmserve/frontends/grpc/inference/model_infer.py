@@ -157,7 +157,7 @@ class InferMessage:
         for checked, wire in zip(self._inputs, self._tensors, strict=True):
             source = checked.source
             if checked.at is not None:
-                call.add_region_input(source.name, source.datatype, source.shape, checked.at)
+                call.add_input(source.name, source.datatype, source.shape, checked.at)
                 continue
             if wire.place is not None:
                 reservation = call.adopt(wire.place.take())

@@ -155,7 +155,7 @@ class InferBody:
         for item in self._inputs:
             source = item.source
             if item.at is not None:
-                call.add_region_input(source.name, source.datatype, source.shape, item.at)
+                call.add_input(source.name, source.datatype, source.shape, item.at)
                 continue
             if source.data is not None:
                 tensor = beside_if_large(_json_size(item), self._decoded, item)
