@@ -94,12 +94,6 @@ class Readiness(TimedWait):
         if waits.get(self.fd) is self:
             del waits[self.fd]
 
-    def forget_shared(self) -> None:
-        """Drop the wait for a descriptor that other processes have open too: closing takes such a
-        descriptor out of no epoll set."""
-        self.disarm()
-        self.forget()
-
     def resume(self, ready: bool) -> None:
         """End the wait, if a greenlet waits."""
         if self.waiter is not None:
@@ -216,12 +210,8 @@ class Hub:
             os.eventfd_write(self._wake_fd, 1)
 
     def on_loop(self, call: Callable[..., _Result], *args: Any) -> _Result:
-        """Have a greenlet call a function, and wait for the result. From any thread but the
-        loop's.
-
-        Raises:
-            Unavailable: the loop has ended.
-        """
+        """Have a greenlet call a function, and wait for the result. From any thread but the loop's.
+        Raise Unavailable if the loop has ended."""
         assert get_ident() != self._thread, "it would wait for itself"
         over = threading.Event()
         elsewhere = CallElsewhere(over, call, *args)
@@ -297,12 +287,8 @@ class Hub:
         return task
 
     def beside(self, work: Callable[..., _Result], *args: Any) -> _Result:
-        """Run a function in a thread beside the loop while the greenlet waits, as
-        `waiting.beside`.
-
-        Raises:
-            Unavailable: too many functions wait for a thread already.
-        """
+        """Run a function in a thread beside the loop while the greenlet waits, as `waiting.beside`.
+        Raise Unavailable if too many functions wait for a thread already."""
         over = HubEvent(self)
         elsewhere = CallElsewhere(over, work, *args)
         self._threads.submit(elsewhere.run)

@@ -12,12 +12,8 @@ UNKNOWN = "(unknown)"  # a key without a holder, or an expired key
 
 
 class PresentedKeys:
-    """The keys of one frontend process; false if no keys are configured.
-
-    Args:
-        settings: settings with `keys_file`.
-        count: called with the name of each request's key, or `UNKNOWN`.
-    """
+    """The keys of one frontend process; false if no keys are configured. `settings`: settings with
+    `keys_file`. `count`: called with the name of each request's key, or `UNKNOWN`."""
 
     def __init__(self, settings: Settings, count: Callable[[str], None]) -> None:
         self._file = KeyFile(settings) if settings.keys_file else None

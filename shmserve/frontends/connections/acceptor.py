@@ -139,11 +139,8 @@ class Acceptor(Generic[C]):
         return True
 
     def _accept(self, listener: socket.socket, connect: Connect[C]) -> bool:
-        """Accept or refuse a connection. Return False if no connection waits.
-
-        Raises:
-            _NoDescriptor: the connection still waits, or was refused with the spare descriptor.
-        """
+        """Accept or refuse a connection. Return False if no connection waits. Raise _NoDescriptor
+        if the connection still waits, or was refused with the spare descriptor."""
         try:
             self._take(*listener.accept(), connect)
             return True

@@ -43,19 +43,6 @@ class StreamReset(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class PingAcknowledged(msgspec.Struct, frozen=True):
-    """The client answered a `ping`."""
-
-    data: bytes
-
-
-class GoAwayReceived(msgspec.Struct, frozen=True):
-    """The client is about to leave; its open streams go on."""
-
-    code: int
-    debug_data: bytes
-
-
 class ConnectionTerminated(msgspec.Struct, frozen=True):
     """The connection has failed and every stream is gone. Send the waiting GOAWAY, then close the
     socket."""
@@ -64,12 +51,4 @@ class ConnectionTerminated(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event = (
-    RequestReceived
-    | DataReceived
-    | TrailersReceived
-    | StreamReset
-    | PingAcknowledged
-    | GoAwayReceived
-    | ConnectionTerminated
-)
+Event = RequestReceived | DataReceived | TrailersReceived | StreamReset | ConnectionTerminated

@@ -15,11 +15,7 @@ _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if code != 0x25)
 
 
 def parse_timeout(value: str) -> float:
-    """Return the seconds of a ``grpc-timeout``.
-
-    Raises:
-        ValueError: the value is no timeout.
-    """
+    """Return the seconds of a ``grpc-timeout``. Raise ValueError if the value is no timeout."""
     match = _timeout(value)
     if match is None:
         raise ValueError(f"grpc-timeout is {value!r}, not up to 8 digits and one of HMSmun")
@@ -42,12 +38,8 @@ def encode_binary(value: bytes) -> str:
 
 
 def decode_binary(value: str) -> list[bytes]:
-    """Return the values of a ``-bin`` field: base64, padded or not, several if separated by
-    commas.
-
-    Raises:
-        ValueError: a value is not base64.
-    """
+    """Return the values of a ``-bin`` field: base64, padded or not, several if separated by commas.
+    Raise ValueError if a value is not base64."""
     try:
         return [_decode_one(part.strip()) for part in value.split(",")]
     except binascii.Error:

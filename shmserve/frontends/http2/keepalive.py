@@ -51,12 +51,10 @@ class Keepalive:
         self._last_ping = now
         return answered
 
-    def on_ack(self, data: bytes) -> bool:
-        """Return True if a ping's answer belongs to a probe of this object."""
-        if data != _PROBE or self._probed_at is None:
-            return False
-        self._probed_at = None
-        return True
+    def on_ack(self, data: bytes) -> None:
+        """Take a ping's answer, which may belong to a probe of this object."""
+        if data == _PROBE:
+            self._probed_at = None
 
     def due(self, open_streams: int, heard_at: float) -> float:
         """Return the time at which `tick` must act. `heard_at`: when the client last sent
@@ -68,11 +66,8 @@ class Keepalive:
         return heard_at + self._limits.keepalive_s
 
     def tick(self, now: float, open_streams: int, heard_at: float) -> None:
-        """Probe the client if it is time.
-
-        Raises:
-            ConnectionFailed: a probe was not answered, and the client has sent nothing since.
-        """
+        """Probe the client if it is time. Raise ConnectionFailed if a probe was not answered, and
+        the client has sent nothing since."""
         if self._probed_at is not None and heard_at > self._probed_at:
             self._probed_at = None
         if now < self.due(open_streams, heard_at):
@@ -111,12 +106,10 @@ class Shutdown:
             self._output.add(goaway)
             self._output.add(frames.ping(_LEAVING))
 
-    def on_ack(self, data: bytes) -> bool:
-        """Return True if a ping's answer belongs to the ping of this object."""
-        if data != _LEAVING or self.began_at is None:
-            return False
-        self._name_last()
-        return True
+    def on_ack(self, data: bytes) -> None:
+        """Take a ping's answer, which may belong to the ping of this object."""
+        if data == _LEAVING and self.began_at is not None:
+            self._name_last()
 
     def _name_last(self) -> None:
         if self._streams.last_served is None:

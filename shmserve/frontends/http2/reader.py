@@ -88,11 +88,7 @@ class FrameReader:
         self._ends = False  # the stream ends with the last byte of `left`
 
     def receive(self, data: Buffer, now: float) -> None:
-        """Read bytes into events.
-
-        Raises:
-            ConnectionFailed: the connection is to end.
-        """
+        """Read bytes into events. Raise ConnectionFailed if the connection is to end."""
         self.heard_at = now
         if self._rest:
             data = self._rest + data
@@ -292,11 +288,7 @@ class FrameReader:
 
     def payload_received(self, count: int, now: float) -> list[Event]:
         """Note that the owner has received `count` bytes of `payload_due`. Return the event of the
-        stream's end, if this is the end.
-
-        Raises:
-            ValueError: fewer bytes were due.
-        """
+        stream's end, if this is the end. Raise ValueError if fewer bytes were due."""
         if count > self.left:
             raise ValueError(f"{self.left} bytes of payload are due, not {count}")
         self.heard_at = now

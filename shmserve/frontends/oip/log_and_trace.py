@@ -54,12 +54,8 @@ class ServerSettings:
         self, model: str = "", update: Mapping[str, TraceValue] | None = None
     ) -> dict[str, list[str] | str]:
         """Return the trace settings of a model, or of all models, after applying the update if
-        given.
-
-        Raises:
-            InvalidArgument: an unknown model, setting or value.
-            Unimplemented: a value that Triton supports and this server does not.
-        """
+        given. Raise InvalidArgument for an unknown model, setting or value. Raise Unimplemented for
+        a value that Triton supports and this server does not."""
         if model and model not in self._dispatcher.snapshot().models:
             raise InvalidArgument(f"Request for unknown model : {model}")
         if update:
@@ -80,12 +76,8 @@ class ServerSettings:
 
     def logging(self, update: Mapping[str, LogValue | None] | None = None) -> dict[str, LogValue]:
         """Return the log settings of all processes of the server, after applying the update if
-        given.
-
-        Raises:
-            InvalidArgument: an unknown setting or value.
-            Unimplemented: a value that Triton supports and this server does not.
-        """
+        given. Raise InvalidArgument for an unknown setting or value. Raise Unimplemented for a
+        value that Triton supports and this server does not."""
         if update:
             self._dispatcher.coordinator.change_log(_log_change(update))
         log = self._tuning().log

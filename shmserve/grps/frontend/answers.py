@@ -68,11 +68,8 @@ def to_message(signature: ModelSignature, outcome: Outcome, kind: str) -> GrpsMe
 
 
 def to_wire(signature: ModelSignature, outcome: Outcome, kind: str) -> list[bytes | memoryview]:
-    """Return the wire form of an outcome as a message, in parts.
-
-    Raises:
-        ModelFailure: the outcome does not fit into a GRPS message.
-    """
+    """Return the wire form of an outcome as a message, in parts. Raise ModelFailure if the outcome
+    does not fit into a GRPS message."""
     if not takes_message(signature.spec):
         return message_wire.parts(to_message(signature, outcome, kind))
     view = message_bytes(signature, outcome)

@@ -38,11 +38,8 @@ class GrpsSeries:
 
     def get(self, name: str) -> dict[str, Any] | None:
         """Return a trend (30 days, 24 hours, 60 minutes, 60 seconds, oldest first), or the
-        distribution of the last second. Return None if the name is unknown.
-
-        Raises:
-            Unavailable: the coordinator is away, and did not come back in time.
-        """
+        distribution of the last second. Return None if the name is unknown. Raise Unavailable if
+        the coordinator is away, and did not come back in time."""
         seconds = self._history(0)
         if name == _LATENCY:
             return _cdf(seconds.latest)

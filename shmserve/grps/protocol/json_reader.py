@@ -108,11 +108,8 @@ _decode = msgspec.json.Decoder(_JsonMessage, strict=False).decode
 
 
 def parse(text: bytes) -> GrpsMessage:
-    """Read a request.
-
-    Raises:
-        InvalidArgument: the request is malformed, or has no payload or several.
-    """
+    """Read a request. Raise InvalidArgument if the request is malformed, or has no payload or
+    several."""
     try:
         source = _decode(text)
         ndarray = bytes(source.ndarray)

@@ -59,11 +59,8 @@ class ProjectModel(Struct, frozen=True):
 
 
 class Project(Struct, frozen=True):
-    """The contents of a project's files.
-
-    Attributes:
-        remarks: entries of the files that have no effect, for the log.
-    """
+    """The contents of a project's files. `remarks`: entries of the files that have no effect, for
+    the log."""
 
     root: str
     models: tuple[ProjectModel, ...]
@@ -88,11 +85,8 @@ def is_plain(directory: str) -> bool:
 
 
 def read(directory: str, version: str, model: str) -> Project:
-    """Read the project of a version.
-
-    Raises:
-        ConfigError: the project cannot be served; the text is fit for clients.
-    """
+    """Read the project of a version. Raise ConfigError if the project cannot be served; the text is
+    fit for clients."""
     root = root_of(directory, version)
     path = _inference_file(root) if root else ""
     if not path:

@@ -45,12 +45,8 @@ class ModelHistory(Struct, frozen=True, array_like=True):
 
 
 class ValueHistory(Struct, frozen=True, array_like=True):
-    """Series of a value that a model reports about itself.
-
-    Attributes:
-        kind: avg, max, min, inc or cdf.
-        latest: for cdf, the last second's values at `core.stats.aggregation.PERCENTS`, or empty.
-    """
+    """Series of a value that a model reports about itself. `kind`: avg, max, min, inc or cdf.
+    `latest`: for cdf, the last second's values at `core.stats.aggregation.PERCENTS`, or empty."""
 
     model: str
     version: str

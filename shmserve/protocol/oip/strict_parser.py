@@ -194,10 +194,7 @@ def _typed(value: Any, kind: type[_T], where: str) -> _T:
 
 def uint(value: Any, where: str, most: int = wire.MAX_INT64) -> int:
     """Return a non-negative integer of at most `most`, such as a number of bytes or of a device.
-
-    Raises:
-        InvalidArgument: another value; the text names `where` and the value.
-    """
+    Raise InvalidArgument for another value; the text names `where` and the value."""
     if type(value) is not int or value < 0:
         raise InvalidArgument(f"{where} must be a non-negative integer, got {_show(value)}")
     if value > most:

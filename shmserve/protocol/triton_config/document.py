@@ -60,11 +60,8 @@ def _filled(entry: _Entry, tensor: TensorSpec, batched: bool) -> _Entry:
 
 
 def require_complete(spec: ModelSpec) -> None:
-    """Check that the configuration fully describes each tensor it mentions.
-
-    Raises:
-        ConfigError: a tensor without data_type or dims; the text names the tensor.
-    """
+    """Check that the configuration fully describes each tensor it mentions. Raise ConfigError for a
+    tensor without data_type or dims; the text names the tensor."""
     for kind, tensors, entries in (
         ("input", spec.inputs, spec.config.input),
         ("output", spec.outputs, spec.config.output),

@@ -77,7 +77,7 @@ class ConnectionCalls:
         self.settle = settle
         self.by_stream: dict[int, Http2Call] = {}
         self._last_head: tuple[RequestFields, CallHead | bytes] | None = None
-        self.begun = BegunMessages(serving, self, resume)
+        self.begun = BegunMessages(serving, self.go_on, self.refuse, resume)
         self.opened: dict[int, Http2Call] = {}
         self.incoming: dict[int, Http2Call] = {}
         self.receiving: set[int] = set()

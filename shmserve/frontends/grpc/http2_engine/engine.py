@@ -21,7 +21,7 @@ from shmserve.frontends.grpc.handlers import RpcServices
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop, guarded
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
-from shmserve.frontends.grpc.http2_engine.serving import serving_of
+from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.http2_engine.transports import (
     ConnectionTransport,
     PlainTransport,
@@ -42,7 +42,7 @@ class Http2Engine:
 
     def __init__(self, services: RpcServices, settings: Settings, loop: EventLoop) -> None:
         self._age_s = settings.grpc_max_connection_age_s or float("inf")
-        self._serving = serving_of(services, settings, loop)
+        self._serving = Serving(services, settings, loop)
         self._loop = loop
         refusals = Refusals(loop.hub, "gRPC connections", b"")
         self._connections: OpenConnections[ServerConnection] = self._serving.connections
@@ -136,11 +136,8 @@ def _tick(connection: ServerConnection, now: float) -> None:
         connection.look(now)
 
 
-class SocketCallers:
-    """Callers by connection: the peer of the call's own socket."""
-
-    def of(self, context: RpcContext) -> Caller:
-        """Return the caller of a call; `REMOTE` if a proxy relays the call."""
-        if isinstance(context, Http2Call) and not relayed(context):
-            return context.owner.client.caller()
-        return REMOTE
+def caller_by_socket(context: RpcContext) -> Caller:
+    """Return the peer of a call's own socket; `REMOTE` if a proxy relays the call."""
+    if isinstance(context, Http2Call) and not relayed(context):
+        return context.owner.client.caller()
+    return REMOTE

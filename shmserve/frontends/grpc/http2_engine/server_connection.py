@@ -125,7 +125,7 @@ class ServerConnection:
             if call is not None and place:
                 return self._receive_payload(call, place, payload[1], now)
         if self._calls.receiving:  # receive no bytes that belong into a slot
-            limit = min(core.missing if payload is None else payload[1], _RECEIVE_BYTES)
+            limit = min(core.reader.missing if payload is None else payload[1], _RECEIVE_BYTES)
         elif self._calls.expects_tensors and (head := self._transport.peek()) is not None:
             return self._receive_head(head, now)
         else:

@@ -41,12 +41,8 @@ _AHEAD = 4  # answers that wait for being sent, for each stream
 
 
 class Streams:
-    """All streams of a process.
-
-    Attributes:
-        busy: number of running requests and unsent answers.
-        draining: True if new requests are refused.
-    """
+    """All streams of a process. `busy`: number of running requests and unsent answers. `draining`:
+    True if new requests are refused."""
 
     def __init__(self, inferences: Inferences, max_requests: int) -> None:
         self.inferences = inferences

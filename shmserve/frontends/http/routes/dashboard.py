@@ -107,11 +107,7 @@ class DashboardRoutes:
 
 
 def query_parameter(req: Request, name: str, default: str) -> str:
-    """Return a short parameter of the query.
-
-    Raises:
-        InvalidArgument: the parameter is too long.
-    """
+    """Return a short parameter of the query. Raise InvalidArgument if the parameter is too long."""
     value = req.get_param(name, default=default)
     if len(value) > _MAX_QUERY:
         raise InvalidArgument(f"{name} is longer than {_MAX_QUERY} characters")

@@ -74,11 +74,8 @@ class Head:
 
 
 class HeadRequest(Request):  # type: ignore[misc]
-    """gunicorn's request, with fields that gunicorn drops.
-
-    Attributes:
-        underscored: fields with a `_` in their names (dropped by `header_map`).
-    """
+    """gunicorn's request, with fields that gunicorn drops. `underscored`: fields with a `_` in
+    their names (dropped by `header_map`)."""
 
     def __init__(self, cfg: Any, unreader: Unreader, client: Address, number: int) -> None:
         self.underscored: list[tuple[str, str]] = []

@@ -49,10 +49,8 @@ class HeaderFields:
 
     def get(self, name: str, /) -> str | None:
         """Return the value of a deciding field by lower-case name; None if the field is absent.
-
-        Raises:
-            InvalidArgument: the request has another field whose name differs only in - and _.
-        """
+        Raise InvalidArgument if the request has another field whose name differs only in - and
+        _."""
         apart = underscored(self._environ)
         plain = name.replace("_", "-")
         value: str | None = self._environ.get(_PREFIX + plain.upper().replace("-", "_"))

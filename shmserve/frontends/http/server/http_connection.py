@@ -314,11 +314,8 @@ class HttpConnection:
     # Sending
 
     def send(self, buffers: Sequence[Buffer], nbytes: int) -> None:
-        """Send all of the buffers.
-
-        Raises:
-            ClientGone: the client did not take the bytes, or not in time.
-        """
+        """Send all of the buffers. Raise ClientGone if the client did not take the bytes, or not in
+        time."""
         settings = self.settings
         try:
             if nbytes > PART:

@@ -107,11 +107,8 @@ class TlsSocket(ssl.SSLSocket):
 
     def _glance(self) -> bytes:
         """Peek without waiting (MSG_PEEK | MSG_DONTWAIT): return any byte if bytes are there,
-        encrypted or not; return b"" if the client has ended.
-
-        Raises:
-            BlockingIOError: neither bytes nor an end have arrived.
-        """
+        encrypted or not; return b"" if the client has ended. Raise BlockingIOError if neither bytes
+        nor an end have arrived."""
         if self._ahead or self.pending():
             return self._ahead or b"\0"
         poll = select.poll()

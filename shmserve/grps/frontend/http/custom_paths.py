@@ -142,12 +142,8 @@ class RawRequests:
 
 
 class CustomPaths:
-    """Responders for requests that no route takes.
-
-    Args:
-        serve: answers raw HTTP requests.
-        predict: answers plain GRPS requests.
-    """
+    """Responders for requests that no route takes. `serve`: answers raw HTTP requests. `predict`:
+    answers plain GRPS requests."""
 
     def __init__(self, grps: Grps, serve: Respond, predict: Respond) -> None:
         self._grps = grps
@@ -205,11 +201,8 @@ def _body(outcome: Outcome) -> bytes:
 
 
 def _apply(resp: Response, outcome: Outcome) -> bytes:
-    """Set the status and header fields that the model gave. Return the body.
-
-    Raises:
-        ModelFailure: status or header fields cannot be sent.
-    """
+    """Set the status and header fields that the model gave. Return the body. Raise ModelFailure if
+    status or header fields cannot be sent."""
     view = next((o.view for o in outcome.outputs if o.name == custom_http.HEAD), None)
     try:
         head = custom_http.decode_answer(view) if view is not None and len(view) else HttpAnswer()

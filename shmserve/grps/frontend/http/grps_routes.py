@@ -111,11 +111,8 @@ class SeriesResource:
 
 
 class PredictResource:
-    """POST /grps/v1/infer/predict.
-
-    Attributes:
-        serve: answers requests to models that take raw HTTP requests.
-    """
+    """POST /grps/v1/infer/predict. `serve`: answers requests to models that take raw HTTP
+    requests."""
 
     def __init__(self, grps: Grps, settings: Settings, dispatcher: DispatchApi) -> None:
         self.serve = RawRequests(grps, settings, dispatcher).serve

@@ -11,14 +11,18 @@ from shmserve.frontends.http2 import (
     Limits,
     RequestReceived,
     StreamReset,
-    encode_fields,
 )
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import REQUEST, Peer, data, fields, headers
-
-CALM = ErrorCode.ENHANCE_YOUR_CALM
-HEAD = encode_fields(((":status", "200"),))
-TRAILERS = encode_fields((("grpc-status", "0"),))
+from tests.unit.frontends.http2.peer import (
+    CALM,
+    HEAD,
+    REQUEST,
+    TRAILERS,
+    Peer,
+    data,
+    fields,
+    headers,
+)
 
 
 def floods(peer: Peer, frame: bytes, count: int) -> bool:

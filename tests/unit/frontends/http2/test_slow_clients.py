@@ -9,14 +9,9 @@ from shmserve.frontends.http2 import (
     ConnectionTerminated,
     ErrorCode,
     StreamReset,
-    encode_fields,
 )
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import Peer, data, headers
-
-CALM = ErrorCode.ENHANCE_YOUR_CALM
-HEAD = encode_fields(((":status", "200"),))
-TRAILERS = encode_fields((("grpc-status", "0"),))
+from tests.unit.frontends.http2.peer import CALM, HEAD, TRAILERS, Peer, data, headers
 
 
 @pytest.mark.parametrize("opened", [0, 10])
@@ -47,7 +42,7 @@ def test_a_slow_reader_that_goes_on_is_waited_for() -> None:
         peer.give(f.window_update(1, 1000))
         peer.take()
         assert peer.connection.tick(peer.now) == []
-    assert peer.connection.open_streams == 0
+    assert not peer.connection._streams.open
 
 
 def test_a_client_that_does_not_read_its_socket() -> None:

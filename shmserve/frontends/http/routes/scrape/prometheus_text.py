@@ -11,6 +11,8 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from time import monotonic_ns
+from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -21,7 +23,6 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
-from prometheus_client.registry import Collector
 
 import shmserve
 from shmserve import waiting
@@ -51,28 +52,15 @@ class Metrics:
         self._triton_names = settings.metrics_triton_names
 
     def text(self) -> bytes:
-        """Return all metrics with their present values.
-
-        Raises:
-            Unavailable: the coordinator is away, and did not come back in time.
-        """
+        """Return all metrics with their present values. Raise Unavailable if the coordinator is
+        away, and did not come back in time."""
         report = self._dispatcher.coordinator.report()
         return waiting.beside(self._text, report, self._dispatcher.snapshot())
 
     def _text(self, report: Report, snapshot: Snapshot) -> bytes:
-        text = generate_latest(_Collector(report, snapshot)) + custom_text(report, snapshot)
+        scrape: Any = SimpleNamespace(collect=lambda: families(report, snapshot))  # a collector
+        text = generate_latest(scrape) + custom_text(report, snapshot)
         return text + triton_text(report).encode() if self._triton_names else text
-
-
-class _Collector(Collector):
-    """Collector for one scrape."""
-
-    def __init__(self, report: Report, snapshot: Snapshot) -> None:
-        self._report = report
-        self._snapshot = snapshot
-
-    def collect(self) -> Iterable[Metric]:
-        return families(self._report, self._snapshot)
 
 
 def families(report: Report, snapshot: Snapshot) -> Iterator[Metric]:
