@@ -66,8 +66,7 @@ class Readiness(TimedWait):
         self.waiter: greenlet | None = None
 
     def wait(self, deadline: float, events: int = READ) -> bool:
-        """Switch to the loop until the descriptor may be ready. Return False if the deadline
-        passes first."""
+        """Switch to the loop until the descriptor may be ready. Return False after the deadline."""
         if self._armed != events and self.fd >= 0:
             self._arm(events)
         self.waiter = getcurrent()
@@ -137,8 +136,7 @@ class Hub:
     # ---------------------------------------------------------------- for the loop
 
     def run(self, until: float) -> None:
-        """Resume greenlets as their waits end. Return at the time `until`, or after a call of
-        `leave`."""
+        """Resume greenlets as their waits end. Return at `until`, or after a call of `leave`."""
         timers, soon, descriptors = self._timers.heap, self._soon, self._descriptors
         poll, fresh = descriptors.epoll.poll, descriptors.fresh
         waits, handlers = descriptors.waits, descriptors.handlers
@@ -262,8 +260,7 @@ class Hub:
     # ----------------------------------------------------------------- for greenlets
 
     def spawn(self, run: Callable[..., object], *args: Any) -> None:
-        """Run a function in a greenlet from the loop's next turn on. An error ends only that
-        function."""
+        """Run a function in a greenlet from the next turn on. An error ends only that function."""
         self._soon.append(partial(self.enter, run, *args))
 
     def watch(self, fd: int) -> Readiness:

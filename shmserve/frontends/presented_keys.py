@@ -23,15 +23,9 @@ class PresentedKeys:
         return self._file is not None
 
     def holder(self, field: Callable[[str], str | None]) -> tuple[str, Key | None]:
-        """Return a request's key, and count the request.
-
-        Args:
-            field: returns a header field or a metadata value by lower-case name.
-
-        Returns:
-            The name of the field with the key, empty without a key; and the key, None if not
-            valid.
-        """
+        """Count a request, and return the name of the field with its key (empty without a key)
+        and the key (None if not valid). `field` returns a header field or a metadata value by
+        lower-case name."""
         where, key = self.find(field)
         if where:
             self._count(UNKNOWN if key is None else key.name)

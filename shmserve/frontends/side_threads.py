@@ -27,8 +27,7 @@ class CallElsewhere(Generic[_Result]):
         self._results: list[Any] = []
 
     def run(self) -> None:
-        """Run the call and keep its result or error. Only GreenletExit is raised, and leaves no
-        result."""
+        """Run the call; keep result or error. Only GreenletExit is raised, without a result."""
         try:
             self._results.append((True, self._call(*self._args)))
         except GreenletExit:

@@ -75,8 +75,7 @@ class Acceptor(Generic[C]):
         self._short_of_descriptors = False
 
     def listen(self, listener: socket.socket, connect: Connect[C]) -> None:
-        """Accept connections from a listening socket. Call in the loop's thread, or before the
-        loop runs."""
+        """Accept from a listening socket. Call in the loop's thread, or before the loop runs."""
         assert self._listeners is not None
         listener.setblocking(False)
         self._listeners.append(listener)

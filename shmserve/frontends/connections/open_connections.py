@@ -30,8 +30,7 @@ class OpenConnection(Hashable, Protocol):
         ...
 
     def give_way(self) -> None:
-        """End to make room for another connection: now, or in this connection's next turn on the
-        loop."""
+        """End to make room for another connection: now, or in the next turn on the loop."""
         ...
 
 

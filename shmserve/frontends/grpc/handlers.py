@@ -158,8 +158,7 @@ class Methods:
         )
 
     def failed(self, method: RpcMethod, context: RpcContext, ex: Exception) -> ShmserveError:
-        """Return a call's error for the client, and send the client the id of the call in the
-        log."""
+        """Return a call's error for the client, and send the client the call's id in the log."""
         metadata = context.invocation_metadata()
         if method.category == "inference":
             trace_refused(self._dispatcher, metadata, method.name, ex)

@@ -14,8 +14,7 @@ _FIRST_BYTES = 1 << 17
 
 
 class MessageHeap:
-    """Bytes that one message has taken of the budget `max_heap_bytes`. `close` gives the bytes
-    back."""
+    """Bytes that a message has taken of the budget `max_heap_bytes`. `close` gives them back."""
 
     __slots__ = ("_counted", "_limit", "_used")
 
@@ -25,8 +24,7 @@ class MessageHeap:
         self._counted = 0
 
     def take(self, nbytes: int) -> None:
-        """Count `nbytes` more as kept. Raise Unavailable if all messages together would exceed
-        `max_heap_bytes`."""
+        """Count `nbytes` more as kept. Raise Unavailable if all would exceed `max_heap_bytes`."""
         self._used += nbytes
         more = self._used - FREE - self._counted
         if more > 0:

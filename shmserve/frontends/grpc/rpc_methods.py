@@ -47,8 +47,7 @@ class RpcContext(Protocol):
         ...
 
     def add_callback(self, callback: Callable[[], object], /) -> bool:
-        """Have the loop call `callback` at the call's end. Return False if the call has ended
-        already."""
+        """Have the loop call `callback` at the call's end. Return False if the call has ended."""
         ...
 
     def attach(self, call: InferenceCall) -> None:

@@ -110,8 +110,7 @@ class Connection:
             self._streams.reset(stream, code)
 
     def outgoing(self, now: float) -> list[Buffer]:
-        """Return buffers for one sendmsg, empty if there is nothing to send; valid until
-        `sent`."""
+        """Return buffers for one sendmsg, empty if there is nothing to send; valid until `sent`."""
         output = self._output
         if self._streams.sending:
             self._sender.pump(now)
@@ -155,8 +154,7 @@ class Connection:
 
     @property
     def finished(self) -> bool:
-        """True once everything is sent and the connection has failed or drained: close the
-        socket."""
+        """True once all is sent and the connection has failed or drained: close the socket."""
         streams = self._streams
         served = streams.last_served is not None and not streams.open
         return not self._output.pending and (self.failed or served)

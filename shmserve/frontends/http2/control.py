@@ -103,8 +103,7 @@ class ControlFrames:
         self.settings_acked = False
 
     def spend(self, now: float) -> None:
-        """Charge a frame that costs the server little. Raise ConnectionFailed if there were too
-        many such frames."""
+        """Charge a frame that costs little. Raise ConnectionFailed if there were too many."""
         if not self._control.spend(now):
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
 

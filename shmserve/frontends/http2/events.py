@@ -44,8 +44,7 @@ class StreamReset(msgspec.Struct, frozen=True):
 
 
 class ConnectionTerminated(msgspec.Struct, frozen=True):
-    """The connection has failed and every stream is gone. Send the waiting GOAWAY, then close the
-    socket."""
+    """The connection has failed, all streams are gone. Send the GOAWAY, then close the socket."""
 
     code: int
     reason: str

@@ -171,8 +171,7 @@ class MessageReader:
         return messages
 
     def _take_prefix(self, data: memoryview, position: int, end: int) -> tuple[int, int]:
-        """Return the message's position and its size in bytes; the size is -1 if the prefix is
-        incomplete."""
+        """Return the message's position and size in bytes: -1 if the prefix is incomplete."""
         if self._head or end - position < PREFIX_BYTES:
             take = min(PREFIX_BYTES - len(self._head), end - position)
             self._head += data[position : position + take]
@@ -200,8 +199,7 @@ class MessageReader:
         return position, size
 
     def space(self) -> memoryview | None:
-        """Return memory for the next bytes of the current message; None between messages or
-        without memory."""
+        """Return memory for the message's next bytes; None between messages or without memory."""
         return None if self.receiving is None else self.receiving.space()
 
     def filled(self, count: int) -> GrpcMessage | None:

@@ -30,14 +30,8 @@ class Keepalive:
 
     def on_ping(self, now: float, open_streams: int) -> bool:
         """Count the client's ping. A response's frame since the last ping makes up for all earlier
-        pings.
-
-        Returns:
-            True if a response's frame was sent since the last ping and so pays for this ping.
-
-        Raises:
-            ConnectionFailed: too many pings came too early.
-        """
+        pings. Return True if there was such a frame, which pays for this ping. Raise
+        ConnectionFailed if too many pings came too early."""
         limits = self._limits
         calls = open_streams or limits.keepalive_without_calls
         min_interval_s = limits.min_ping_interval_s if calls else limits.idle_ping_interval_s
@@ -57,8 +51,7 @@ class Keepalive:
             self._probed_at = None
 
     def due(self, open_streams: int, heard_at: float) -> float:
-        """Return the time at which `tick` must act. `heard_at`: when the client last sent
-        anything."""
+        """Return the time at which `tick` must act. `heard_at`: when the client last sent bytes."""
         if self._probed_at is not None:
             return self._probed_at + self._limits.keepalive_timeout_s
         if not open_streams and not self._limits.keepalive_without_calls:
@@ -122,7 +115,6 @@ class Shutdown:
         return self.began_at + self._limits.drain_ping_s
 
     def tick(self, now: float) -> None:
-        """Send the second GOAWAY after `drain_ping_s`, even if the client has not answered the
-        ping."""
+        """Send the second GOAWAY after `drain_ping_s`, even if the ping was not answered."""
         if now >= self.due():
             self._name_last()

@@ -182,8 +182,7 @@ class FrameReader:
     # --- HEADERS and CONTINUATION
 
     def _on_headers(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Read a part of a header block: of a request, of trailers, or of a stream that has
-        ended."""
+        """Read a part of a header block: of a request, of trailers, or of an ended stream."""
         fields, streams = self._fields, self._streams
         if kind == HEADERS:
             block = fields.begin(flags, stream_id, payload, self.heard_at)
@@ -227,8 +226,7 @@ class FrameReader:
     def _on_data(
         self, view: memoryview, body: int, end: int, length: int, flags: int, stream_id: int
     ) -> int:
-        """Take the payload of a DATA frame as far as it is there. Return the position after the
-        taken bytes."""
+        """Take a DATA frame's payload as far as it is there. Return the position after it."""
         size = length
         if flags & PADDED:
             if not length or view[body] >= length:
@@ -299,8 +297,7 @@ class FrameReader:
         return [DataReceived(stream.id, _EMPTY, True)]
 
     def payload_returned(self, count: int) -> None:
-        """Make payload due again: the last `count` bytes given to `receive`, which were not
-        taken."""
+        """Make payload due again: the last `count` bytes for `receive`, which were not taken."""
         self.left += count
 
     # --- time

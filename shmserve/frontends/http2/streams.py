@@ -113,8 +113,7 @@ class Http2Stream(msgspec.Struct, eq=False):
             self.progress_at, self.moved = now, 0
 
     def close(self) -> int:
-        """End the stream, even if the object is still referenced. Return the number of bytes it
-        held."""
+        """End the stream, even if still referenced. Return the number of bytes that it held."""
         self.closed = True
         held, self.held = self.held, 0
         return held

@@ -94,8 +94,7 @@ class SharedMemory:
             raise Unimplemented(OFF)
 
     def register(self, caller: Caller, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Register a part of a shared-memory object. Raise ShmserveError if the registration was
-        refused."""
+        """Register a part of a shared-memory object. Raise ShmserveError if that was refused."""
         self.require_on()
         object_name(key, name)
         check_name(name)

@@ -66,14 +66,9 @@ class Exchange(Inference[GrpsSource]):
         self.kind = kind
 
     def once(self, make: Callable[[Outcome, bool], T]) -> T:
-        """Return the only answer, converted by `make`.
-
-        The second argument of `make` is True if the outcome stays valid until the exchange is
-        closed. Otherwise, `make` must copy the data to keep.
-
-        Raises:
-            ShmserveError: the inference failed, or gave several answers.
-        """
+        """Return the only answer, converted by `make`. The second argument of `make` is True if the
+        outcome stays valid until the exchange is closed. Otherwise, `make` must copy the data to
+        keep. Raise ShmserveError if the inference failed, or gave several answers."""
         if not self.entry.spec.decoupled:
             answer = make(self.run(), True)
             self.answered()
@@ -116,8 +111,7 @@ def options_of(
     timeout_s: float | None = None,
     traceparent: str = "",
 ) -> RunOptions:
-    """Return the options of a request, besides its inputs. `model` is the name that the client
-    used."""
+    """Return the options of a request. `model` is the name that the client used."""
     parameters: dict[str, Parameter] = {}
     if takes_message(spec) or takes_http(spec):
         parameters = {STREAMING: streaming, MODEL: model}

@@ -73,8 +73,7 @@ class Grps:
         self.models = ModelNames(dispatcher, settings)
 
     def set_online(self, online: bool) -> GrpsMessage:
-        """Set whether load balancers should send requests to this server: one flag for all
-        processes."""
+        """Set whether load balancers should send requests here: one flag for all processes."""
         self._dispatcher.set_flag(ONLINE, online)
         return OK
 
@@ -108,8 +107,7 @@ class Grps:
         return GrpsMessage(success(), str_data=text)
 
     def begin(self, payload: Payload, entry: ModelEntry, options: RunOptions) -> Exchange:
-        """Begin an exchange for a payload, which is checked and copied into slots when the
-        exchange runs."""
+        """Begin an exchange for a payload, which is checked and copied when the exchange runs."""
         body = payload.body.remaining if payload.body is not None else None
         fill = partial(payloads.fill, payload, self._settings)
         source = GrpsSource(body or len(payload.wire or b""), options, fill)

@@ -64,8 +64,7 @@ class GrpsSeries:
 
 
 def _own(history: HistoryReport, name: str) -> Column | None:
-    """Return the values of a system name. Return None for another name, or a GPU without
-    history."""
+    """Return the values of a system name; None for another name, or a GPU without history."""
     if name in _TOTAL:
         return history.total.get(_TOTAL[name], [])
     if name in _SYSTEM:

@@ -240,8 +240,7 @@ def _names(signature: ModelSignature, tensors: list[GenericTensor]) -> list[str]
 
 
 def _elements(message: GrpsMessage) -> int:
-    """Return the number of elements in a message's tensors, a measure of the time to check or
-    encode them."""
+    """Return the number of elements in a message, a measure of the time to check or encode it."""
     tensors = message.gtensors or ()
     return sum(len(values) for tensor in tensors for values in tensor.flat.values())
 

@@ -21,8 +21,7 @@ SOCKET_NAME = "client.sock"
 
 
 class ClientHello(Message, frozen=True):
-    """First message of a program, answered by `ServerHello`. Another version ends the
-    connection."""
+    """First message of a program, answered by `ServerHello`. Other versions end the connection."""
 
     version: int
 

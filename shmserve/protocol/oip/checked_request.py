@@ -43,8 +43,7 @@ class CheckedRequest(Struct, frozen=True):
 def checked(
     signature: ModelSignature, request: InferRequest, limits: Settings, find: Find
 ) -> CheckedRequest:
-    """Return a request checked against its model. Raise the errors of `check_inputs` and
-    `check_outputs`."""
+    """Check a request against its model. Raise the errors of `check_inputs` and `check_outputs`."""
     inputs = check_inputs(signature, request, limits, find)
     wanted, places = check_outputs(signature, request, find)
     names = tuple([output.name for output in request.outputs])

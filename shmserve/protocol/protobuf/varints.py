@@ -1,5 +1,4 @@
-"""Packed varints in bulk, by numpy: a Python loop is too slow for as many as a tensor has
-elements."""
+"""Packed varints in bulk, by numpy: Python loops are too slow for all elements of a tensor."""
 
 from __future__ import annotations
 

@@ -169,8 +169,7 @@ def _varint_end(data: bytes | memoryview, position: int) -> int:
 
 
 def uint32(data: bytes | memoryview, position: int, what: str) -> tuple[int, int]:
-    """Return a tag or a length and the position after it. Raise Malformed if the value has more
-    than 32 bits."""
+    """Return a tag or length and the position after it. Raise Malformed for more than 32 bits."""
     value, stop = varint(data, position)
     if stop - position > _MAX_LENGTH or value > _MAX_TAG:
         raise Malformed(f"{what} of more than 32 bits")

@@ -19,23 +19,7 @@ from shmserve.protocol.triton_config.model_config import (  # type: ignore[attr-
     parse_dict,
     parse_json,
 )
-from shmserve.tensor.config_document import (
-    BatchingEntry,
-    BatchInputEntry,
-    BatchOutputEntry,
-    ConfigDocument,
-    ControlEntry,
-    ControlInputEntry,
-    DirectEntry,
-    GroupEntry,
-    InitialStateEntry,
-    InputEntry,
-    OldestEntry,
-    OptimizationEntry,
-    OutputEntry,
-    SequenceEntry,
-    StateEntry,
-)
+from shmserve.tensor import config_document
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 BASE = """
@@ -390,21 +374,21 @@ def test_completed_json_keeps_what_was_told() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (ConfigDocument, pb.ModelConfig),
-        (InputEntry, pb.ModelInput),
-        (OutputEntry, pb.ModelOutput),
-        (GroupEntry, pb.ModelInstanceGroup),
-        (BatchingEntry, pb.ModelDynamicBatching),
-        (OptimizationEntry, pb.ModelOptimizationPolicy),
-        (BatchInputEntry, pb.BatchInput),
-        (BatchOutputEntry, pb.BatchOutput),
-        (SequenceEntry, pb.ModelSequenceBatching),
-        (ControlInputEntry, pb.ModelSequenceBatching.ControlInput),
-        (ControlEntry, pb.ModelSequenceBatching.Control),
-        (StateEntry, pb.ModelSequenceBatching.State),
-        (InitialStateEntry, pb.ModelSequenceBatching.InitialState),
-        (DirectEntry, pb.ModelSequenceBatching.StrategyDirect),
-        (OldestEntry, pb.ModelSequenceBatching.StrategyOldest),
+        (config_document.ConfigDocument, pb.ModelConfig),
+        (config_document.InputEntry, pb.ModelInput),
+        (config_document.OutputEntry, pb.ModelOutput),
+        (config_document.GroupEntry, pb.ModelInstanceGroup),
+        (config_document.BatchingEntry, pb.ModelDynamicBatching),
+        (config_document.OptimizationEntry, pb.ModelOptimizationPolicy),
+        (config_document.BatchInputEntry, pb.BatchInput),
+        (config_document.BatchOutputEntry, pb.BatchOutput),
+        (config_document.SequenceEntry, pb.ModelSequenceBatching),
+        (config_document.ControlInputEntry, pb.ModelSequenceBatching.ControlInput),
+        (config_document.ControlEntry, pb.ModelSequenceBatching.Control),
+        (config_document.StateEntry, pb.ModelSequenceBatching.State),
+        (config_document.InitialStateEntry, pb.ModelSequenceBatching.InitialState),
+        (config_document.DirectEntry, pb.ModelSequenceBatching.StrategyDirect),
+        (config_document.OldestEntry, pb.ModelSequenceBatching.StrategyOldest),
     ],
 )
 def test_the_document_has_the_names_of_the_schema_in_its_order(

@@ -41,8 +41,7 @@ class MessageDeadline(Struct, eq=False):
     until: float
 
     def advance(self, left: int, now: float, timeout_s: float, per_s: float) -> None:
-        """Note that `left` bytes have not arrived yet. Arrived bytes earn time for the next
-        bytes."""
+        """Note that `left` bytes have not arrived. Arrived bytes earn time for the next bytes."""
         self.due -= self.left - left
         self.left = left
         if self.due <= 0:

@@ -18,15 +18,11 @@ from shmserve.frontends.connections.open_connections import OpenConnections
 from shmserve.frontends.connections.refusals import Refusals
 from shmserve.frontends.grpc.callers import relayed
 from shmserve.frontends.grpc.handlers import RpcServices
+from shmserve.frontends.grpc.http2_engine import transports
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop, guarded
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
 from shmserve.frontends.grpc.http2_engine.serving import Serving
-from shmserve.frontends.grpc.http2_engine.transports import (
-    ConnectionTransport,
-    PlainTransport,
-    TlsTransport,
-)
 from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.transport.trust.peer_credentials import REMOTE
 from shmserve.transport.trust.tls import Certificates
@@ -94,11 +90,11 @@ class Http2Engine:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport: ConnectionTransport
+        transport: transports.ConnectionTransport
         if certificates is not None and sock.family != socket.AF_UNIX:
-            transport = TlsTransport(sock, certificates.context())
+            transport = transports.TlsTransport(sock, certificates.context())
         else:
-            transport = PlainTransport(sock)
+            transport = transports.PlainTransport(sock)
         age_s = self._age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
         return ServerConnection(transport, self._serving, monotonic() + age_s)
 

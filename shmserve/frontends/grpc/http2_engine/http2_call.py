@@ -343,8 +343,7 @@ class Http2Call:
                 _log.exception("unexpected error at an answer's end")
 
     def taken(self) -> None:
-        """Note that the socket has taken the answer, or that the answer cannot be sent any
-        more."""
+        """Note that the socket has taken the answer, or that the answer cannot be sent any more."""
         self._untaken = 0
         self._wake()
 

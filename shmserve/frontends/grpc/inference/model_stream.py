@@ -149,8 +149,7 @@ class Session:
         self._changes = Changes()  # of the four attributes above
 
     def run(self, first: Running) -> Iterator[bytes]:
-        """Return the answers to `first`, a request to a decoupled model, and to all later
-        requests."""
+        """Return the answers to `first`, a request to a decoupled model, and to later requests."""
         if not self._context.add_callback(self._end):
             first.failed(Cancelled("the call has ended"))
             return

@@ -46,8 +46,7 @@ _LOOK_S = 0.02
 
 
 class GrpcServer:
-    """gRPC server of a process. `server` is the engine, to which addresses are added before
-    `start`."""
+    """gRPC server of a process. `server`: the engine; addresses are added before `start`."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, find: FindCaller) -> None:
         loop = EventLoop(settings.grpc_threads)

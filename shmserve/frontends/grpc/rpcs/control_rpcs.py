@@ -104,8 +104,7 @@ class ServerResources:
 
 
 def _values(entries: Any) -> dict[str, Any]:
-    """Return the values of parameters or settings by name. Raise InvalidArgument if an entry has no
-    value."""
+    """Return parameters or settings by name. Raise InvalidArgument if an entry has no value."""
     values = {}
     for key, entry in entries.items():
         (oneof,) = entry.DESCRIPTOR.oneofs

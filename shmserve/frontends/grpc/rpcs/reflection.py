@@ -65,8 +65,7 @@ class Reflection:
                 return _error(grpc.StatusCode.INVALID_ARGUMENT)
 
     def _find(self, method: str, name: str) -> Any:
-        """Return the first match for `name` in the pools. Raise KeyError if no pool has the
-        name."""
+        """Return the first match for a name in the pools. Raise KeyError if there is none."""
         for pool in self._pools:
             try:
                 return getattr(pool, method)(name)

@@ -69,8 +69,7 @@ class _File:
 
 
 def page(root: str) -> Get:
-    """Return the resource of the page, for / and other paths. `root`: URL of / relative to the
-    path."""
+    """Return the page's resource, for / and other paths. `root`: URL of / relative to the path."""
     return Get(_File(_PAGE, _read(_PAGE).replace(b"{root}", root.encode())).answer)
 
 

@@ -18,13 +18,8 @@ import re
 import socket
 from typing import Any
 
+from gunicorn.http import errors
 from gunicorn.http.body import ChunkedReader
-from gunicorn.http.errors import (
-    InvalidRequestLine,
-    LimitRequestHeaders,
-    LimitRequestLine,
-    NoMoreData,
-)
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import Unreader
 
@@ -180,7 +175,7 @@ class Heads:
 
     def _parse(self, data: bytes) -> Head:
         if len(data) > self._waiter.settings.max_head_bytes:
-            raise LimitRequestHeaders("head too large")
+            raise errors.LimitRequestHeaders("head too large")
         self._number += 1
         self.unreader.unread(data)
         request = HeadRequest(self._cfg, self.unreader, self._client, self._number)
@@ -207,7 +202,7 @@ class Heads:
             _check_partial(gathered, self._waiter.settings.max_head_bytes)
             more = self._waiter.sock.recv(_PEEK, _LOOK)
             if not more:
-                raise NoMoreData(bytes(gathered))
+                raise errors.NoMoreData(bytes(gathered))
             edge = bytes(gathered[-3:])
             empty_line = (edge + more).find(b"\r\n\r\n")
             count = empty_line + 4 - len(edge) if empty_line >= 0 else len(more)
@@ -222,8 +217,8 @@ class Heads:
 def _check_partial(data: bytearray, limit: int) -> None:
     """Refuse bytes that cannot become a head within the limit."""
     if data.count(b"\n") != data.count(b"\r\n"):
-        raise InvalidRequestLine("bare LF")
+        raise errors.InvalidRequestLine("bare LF")
     if len(data) >= limit:
         if b"\r\n" in data:
-            raise LimitRequestHeaders("head too large")
-        raise LimitRequestLine(len(data), limit)
+            raise errors.LimitRequestHeaders("head too large")
+        raise errors.LimitRequestLine(len(data), limit)

@@ -19,8 +19,7 @@ _NONE: dict[str, str] = {}
 
 
 def by_name(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return fields by name. Values of a repeated field are joined by commas, as in a WSGI
-    environment."""
+    """Return fields by name. Values of a repeated field are joined by commas, as in WSGI."""
     joined: dict[str, str] = {}
     for name, value in fields:
         joined[name] = f"{joined[name]},{value}" if name in joined else value

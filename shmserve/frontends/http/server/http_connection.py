@@ -276,8 +276,7 @@ class HttpConnection:
     # Heads
 
     def _refuse_head(self, error: Exception) -> None:
-        """Answer a malformed or late head. A client that ends in the middle of a head gets no
-        answer."""
+        """Answer a malformed or late head. A client that ends within a head gets no answer."""
         if isinstance(error, NoMoreData) and not self.expired:
             return
         status, message = 408, "the request's head did not arrive in time"
@@ -314,8 +313,7 @@ class HttpConnection:
     # Sending
 
     def send(self, buffers: Sequence[Buffer], nbytes: int) -> None:
-        """Send all of the buffers. Raise ClientGone if the client did not take the bytes, or not in
-        time."""
+        """Send all of the buffers. Raise ClientGone if the client did not take them in time."""
         settings = self.settings
         try:
             if nbytes > PART:

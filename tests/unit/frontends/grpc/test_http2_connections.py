@@ -21,20 +21,7 @@ from shmserve.frontends.caller_numbers import of_host
 from shmserve.frontends.connections import open_connections
 from shmserve.frontends.grpc import handlers
 from shmserve.frontends.heap_budget import BUDGET, FREE
-from shmserve.frontends.http2.frames import (
-    ACK,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    INITIAL_WINDOW_SIZE,
-    PADDED,
-    PING,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    ErrorCode,
-    frame,
-)
+from shmserve.frontends.http2 import frames as f
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import PREFIX, Client, Rig, request
@@ -46,7 +33,7 @@ LARGE = np.zeros(50_000, np.float32)  # a tensor that gets a slot
 
 def farewell(raw: RawClient) -> tuple[int, bytes]:
     """Return code and reason of the GOAWAY received before the connection closes."""
-    *_, payload = raw.until(GOAWAY)
+    *_, payload = raw.until(f.GOAWAY)
     assert list(raw.frames()) == []
     return int.from_bytes(payload[4:8]), payload[8:]
 
@@ -55,8 +42,8 @@ def test_a_client_that_pings_too_often_is_sent_away() -> None:
     with Rig() as rig:
         raw = rig.raw()
         for _ in range(4):
-            raw.send(PING, 0, 0, bytes(8))
-        assert farewell(raw) == (ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
+            raw.send(f.PING, 0, 0, bytes(8))
+        assert farewell(raw) == (f.ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
         assert rig.client.infer().outputs
 
 
@@ -65,10 +52,10 @@ def test_a_silent_client_is_probed_and_given_up() -> None:
     with Rig(grpc_keepalive_without_calls=True, **times) as rig:
         alive, dead = rig.raw(), rig.raw()
         for _ in range(2):
-            _, flags, _, payload = alive.until(PING)
+            _, flags, _, payload = alive.until(f.PING)
             assert flags == 0
-            alive.send(PING, ACK, 0, payload)
-        assert farewell(dead) == (ErrorCode.NO_ERROR, b"keepalive timeout")
+            alive.send(f.PING, f.ACK, 0, payload)
+        assert farewell(dead) == (f.ErrorCode.NO_ERROR, b"keepalive timeout")
 
 
 def test_connections_wait_while_there_is_no_descriptor(
@@ -108,11 +95,11 @@ def test_where_there_is_no_room_the_longest_idle_connection_ends(
         busy, idle, other = (rig.raw() for _ in range(3))
         busy.infer(request())
         wait_until(lambda: bool(rig.dispatcher.calls), "one has a call")
-        other.send(PING, 0, 0, bytes(8))
-        assert other.until(PING)
+        other.send(f.PING, 0, 0, bytes(8))
+        assert other.until(f.PING)
         assert rig.client.call("ServerReady", wait_for_ready=True).ready, "there is room for it"
         code, reason = farewell(idle)
-        assert code == ErrorCode.NO_ERROR
+        assert code == f.ErrorCode.NO_ERROR
         assert b"max_connections" in reason, "the server goes on"
         assert not ended(other)
         gate.set()
@@ -132,11 +119,11 @@ def test_who_asks_for_nothing_does_not_keep_its_place(
         if "opens" in does:
             idle.call(None)
         if "resets" in does:
-            idle.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
-        idle.send(PING, 0, 0, bytes(8))
-        assert idle.until(PING), "by then it is the latest that has done anything"
+            idle.send(f.RST_STREAM, 0, 1, int(f.ErrorCode.CANCEL).to_bytes(4))
+        idle.send(f.PING, 0, 0, bytes(8))
+        assert idle.until(f.PING), "by then it is the latest that has done anything"
         assert rig.client.call("ServerReady", wait_for_ready=True).ready, "there is room for it"
-        assert farewell(idle)[0] == ErrorCode.NO_ERROR
+        assert farewell(idle)[0] == f.ErrorCode.NO_ERROR
         assert not ended(used)
 
 
@@ -144,14 +131,14 @@ def test_who_sends_a_message_slowly_keeps_its_place(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(open_connections, "CROWDED_IDLE_S", 0.1)
     with Rig(max_connections=2, max_caller_share=1) as rig:
         sends, idle = rig.raw(), rig.raw()
-        assert idle.until(SETTINGS)
+        assert idle.until(f.SETTINGS)
         sends.call(None)
         sends.send(0, 0, 1, framed(request(LARGE))[:1000])
-        sends.send(PING, 0, 0, bytes(8))
-        assert sends.until(PING)
+        sends.send(f.PING, 0, 0, bytes(8))
+        assert sends.until(f.PING)
         time.sleep(0.2)
         assert rig.client.call("ServerReady", wait_for_ready=True).ready, "there is room for it"
-        assert farewell(idle)[0] == ErrorCode.NO_ERROR
+        assert farewell(idle)[0] == f.ErrorCode.NO_ERROR
         assert not ended(sends)
 
 
@@ -166,7 +153,7 @@ def test_one_caller_has_its_share_of_the_connections(
     ):
         raws = [rig.raw() for _ in range(2)]
         for raw in raws:
-            assert raw.until(SETTINGS)
+            assert raw.until(f.SETTINGS)
         for _ in range(20):
             late = rig.raw()
             wait_until(lambda late=late: ended(late), "it is refused")  # type: ignore[misc]
@@ -181,12 +168,12 @@ def test_a_reset_stream_is_a_cancelled_call() -> None:
         raw = rig.raw()
         raw.infer(request())
         wait_calls(rig)
-        raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
+        raw.send(f.RST_STREAM, 0, 1, int(f.ErrorCode.CANCEL).to_bytes(4))
         wait_until(lambda: rig.dispatcher.calls[0].cancelled, "it is cancelled")
         gate.set()
         wait_until(lambda: rig.dispatcher.calls[0].closed == 1, "it is closed")
         raw.infer(request(), 3)
-        assert raw.until(HEADERS)[2] == 3  # nothing came for the other stream
+        assert raw.until(f.HEADERS)[2] == 3  # nothing came for the other stream
 
 
 def test_memory_of_calls_that_end_before_their_answer_comes_back() -> None:
@@ -199,7 +186,7 @@ def test_memory_of_calls_that_end_before_their_answer_comes_back() -> None:
         raw.infer(request(LARGE), 3)  # waits for the thread
         wait_until(lambda: rig.served.busy == 2, "both are there")
         for stream_id in (1, 3):
-            raw.send(RST_STREAM, 0, stream_id, int(ErrorCode.CANCEL).to_bytes(4))
+            raw.send(f.RST_STREAM, 0, stream_id, int(f.ErrorCode.CANCEL).to_bytes(4))
         wait_until(lambda: rig.dispatcher.memory.held == [], "the waiting one's slot is left")
         wait_until(lambda: running.cancelled, "the running one is cancelled")
         gate.set()
@@ -228,8 +215,8 @@ def test_more_streams_than_allowed_are_refused_one_by_one() -> None:
         raw = rig.raw()
         for number in range(257):
             raw.call(None, 2 * number + 1)
-        _, _, stream_id, payload = raw.until(RST_STREAM)
-        assert (stream_id, int.from_bytes(payload)) == (513, ErrorCode.REFUSED_STREAM)
+        _, _, stream_id, payload = raw.until(f.RST_STREAM)
+        assert (stream_id, int.from_bytes(payload)) == (513, f.ErrorCode.REFUSED_STREAM)
         raw.close()
         wait_until(lambda: rig.served.busy == 0, "with the connection they end")
 
@@ -286,7 +273,7 @@ def test_slots_come_back_however_a_message_ends(
         wait_until(lambda: len(memory.held) == 1, "it has its slot")
         assert dict(rig.dispatcher.shares.held) == {of_host("127.0.0.1"): LARGE.nbytes}
         if end == "reset":
-            raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
+            raw.send(f.RST_STREAM, 0, 1, int(f.ErrorCode.CANCEL).to_bytes(4))
         elif end == "close":
             raw.close()
         wait_until(lambda: memory.held == [], "the slot is left")
@@ -390,10 +377,10 @@ def test_an_answer_that_nobody_takes_is_let_go(end: Any) -> None:
         raw = rig.raw()  # a client with small windows
         raw.infer(request(np.zeros(1 << 20, np.float32)))
         (call,) = wait_calls(rig)
-        assert raw.until(HEADERS)
+        assert raw.until(f.HEADERS)
         assert call.closed == 0
         if end == "reset":
-            raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
+            raw.send(f.RST_STREAM, 0, 1, int(f.ErrorCode.CANCEL).to_bytes(4))
         else:
             raw.close()
         wait_until(lambda: call.closed == 1, "it is let go")
@@ -409,12 +396,12 @@ def test_a_window_that_is_opened_has_the_rest_of_the_answer_sent() -> None:
         raw = rig.raw()
         array = np.arange(100_000, dtype=np.float32)
         raw.infer(request(array))
-        assert raw.until(HEADERS)
+        assert raw.until(f.HEADERS)
         for stream_id in (0, 1):
-            raw.send(WINDOW_UPDATE, 0, stream_id, (1 << 20).to_bytes(4))
+            raw.send(f.WINDOW_UPDATE, 0, stream_id, (1 << 20).to_bytes(4))
         answer = b""
         for kind, _, _, payload in raw.frames():
-            if kind == HEADERS:
+            if kind == f.HEADERS:
                 break
             answer += payload if kind == 0 else b""
         assert array.tobytes() in answer
@@ -425,8 +412,8 @@ def test_tensors_arrive_however_frames_and_packets_are_cut() -> None:
     with Rig() as rig:
         raw = rig.raw()
         raw.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        raw.send(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4))
-        raw.send(SETTINGS, 0, 0, struct.pack(">HL", INITIAL_WINDOW_SIZE, 1 << 24))
+        raw.send(f.WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4))
+        raw.send(f.SETTINGS, 0, 0, struct.pack(">HL", f.INITIAL_WINDOW_SIZE, 1 << 24))
         for seed in range(12):
             choose = random.Random(seed)
             rig.dispatcher.memory.ready = bool(seed % 3)
@@ -457,11 +444,13 @@ def test_tensors_arrive_however_frames_and_packets_are_cut() -> None:
 
 def frame_of(choose: random.Random, stream_id: int, data: bytes, end: bool) -> bytes:
     """Return a DATA frame, padded at random, at random preceded by a frame of unknown type."""
-    before = frame(77, 0, stream_id, b"unknown") if choose.random() < 0.1 else b""
+    before = f.frame(77, 0, stream_id, b"unknown") if choose.random() < 0.1 else b""
     if choose.random() < 0.2:
         padding = choose.randrange(200)
-        return before + frame(0, end | PADDED, stream_id, bytes([padding]) + data + bytes(padding))
-    return before + frame(0, end, stream_id, data)
+        return before + f.frame(
+            0, end | f.PADDED, stream_id, bytes([padding]) + data + bytes(padding)
+        )
+    return before + f.frame(0, end, stream_id, data)
 
 
 def answers(raw: RawClient, count: int) -> dict[int, bytes]:
@@ -470,7 +459,7 @@ def answers(raw: RawClient, count: int) -> dict[int, bytes]:
     for kind, flags, stream_id, payload in raw.frames():
         if kind == 0:
             found[stream_id] = found.get(stream_id, b"") + payload
-        count -= kind == HEADERS and flags & END_STREAM
+        count -= kind == f.HEADERS and flags & f.END_STREAM
         if not count:
             break
     return found

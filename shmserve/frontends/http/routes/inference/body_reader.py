@@ -80,8 +80,7 @@ class KnownLengthReader:
         return gathered.getvalue()
 
     def fill(self, view: memoryview) -> int:
-        """Fill all of `view`, with the errors of `read`. Return the number of bytes copied on the
-        way."""
+        """Fill all of `view`, with the errors of `read`. Return the number of copied bytes."""
         assert self.remaining is not None
         size = len(view)
         if size > self.remaining:

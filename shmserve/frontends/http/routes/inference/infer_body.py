@@ -130,8 +130,7 @@ class InferBody:
         return given
 
     def with_headers(self, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
-        """Return parameters with the forwarded header fields, which replace parameters of equal
-        names."""
+        """Return parameters with the forwarded fields, which replace parameters of equal names."""
         if self._forward is None:
             return parameters
         return {**parameters, **forwarded(self._forward, header_fields(self.environ))}
@@ -269,8 +268,7 @@ class KnownRequests:
         self._cached: dict[tuple[str, bytes], _CachedRequest] = {}
 
     def check(self, signature: ModelSignature, text: bytes, regions: Regions) -> CheckedRequest:
-        """Return the checked request of a JSON part. Raise the errors of `parse_request` and
-        `checked`."""
+        """Return a JSON part, checked. Raise the errors of `parse_request` and `checked`."""
         key = (signature.spec.name, text)
         cached = self._cached.get(key)
         if cached is not None and cached.request.signature is signature:
@@ -284,6 +282,5 @@ class KnownRequests:
 
 
 def _is_repeatable(request: InferRequest) -> bool:
-    """Return True if equal bytes are likely to come again: no id, and no tensor data in the JSON
-    part."""
+    """Return True if equal bytes may come again: no id, and no tensor data in the JSON part."""
     return not request.id and all(source.data is None for source in request.inputs)
