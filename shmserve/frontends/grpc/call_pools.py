@@ -85,10 +85,8 @@ class SilentCalls:
                 self._end(call, now - since)
 
     def make_room(self, now: float, caller: int | None = None) -> bool:
-        """End the call that has been silent the longest (of `caller`, if given).
-
-        Return False if no call has been silent for the grace period.
-        """
+        """End the call that has been silent the longest (of `caller`, if given). Return False if no
+        call has been silent for the grace period."""
         for call, (since, until) in self._calls.items():
             if caller is not None and call.client_number != caller:
                 continue

@@ -59,10 +59,8 @@ class Connection:
     # --- input
 
     def receive(self, data: Buffer, now: float) -> list[Event]:
-        """Read bytes from the socket. `data` may begin and end anywhere in a frame.
-
-        Events hold views of `data`: do not overwrite `data` while events are in use.
-        """
+        """Read bytes from the socket. `data` may begin and end anywhere in a frame. Events hold
+        views of `data`: do not overwrite `data` while events are in use."""
         if self.failed:
             return []
         try:
@@ -91,11 +89,8 @@ class Connection:
     @property
     def payload_due(self) -> tuple[int, int] | None:
         """Id of the stream whose payload comes next, and the number of bytes; None if other bytes
-        come next.
-
-        The owner may receive all or some of these bytes straight into place and report with
-        `payload_received`, or pass all bytes to `receive`.
-        """
+        come next. The owner may receive all or some of these bytes straight into place and report
+        with `payload_received`, or pass all bytes to `receive`."""
         stream, remaining = self.reader.payload, self.reader.left
         if not remaining or stream is None or stream.closed or self.failed:
             return None

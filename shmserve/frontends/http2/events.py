@@ -16,11 +16,9 @@ class RequestReceived(msgspec.Struct, frozen=True, gc=False):
 
 
 class DataReceived(msgspec.Struct, frozen=True, gc=False):
-    """Payload of a stream.
-
-    `data` is a view of the bytes given to `receive` and valid as long as those bytes. `data` is
-    empty if the event only reports the end of a payload that the owner received directly.
-    """
+    """Payload of a stream. `data` is a view of the bytes given to `receive` and valid as long as
+    those bytes. `data` is empty if the event only reports the end of a payload that the owner
+    received directly."""
 
     stream_id: int
     data: memoryview

@@ -206,10 +206,7 @@ def _check_size_updates(block: bytes) -> None:
 
 def encode_fields(fields: Fields) -> bytes:
     """Return a block of indexed and literal fields. The block does not change the client's dynamic
-    table.
-
-    So the block is equal each time and for each connection, and may be cached.
-    """
+    table. So the block is equal each time and for each connection, and may be cached."""
     return b"".join(
         _cached_field(name, value)
         if len(name) + len(value) <= _CACHED_FIELD_BYTES

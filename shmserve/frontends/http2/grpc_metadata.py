@@ -23,11 +23,9 @@ def parse_timeout(value: str) -> float:
 
 
 def encode_message(message: str) -> str:
-    """Return a ``grpc-message``: UTF-8, with bytes other than printable ASCII percent-encoded.
-
-    A blank at either end is encoded, too: strict clients refuse blanks there (RFC 9113 section
-    8.2.1).
-    """
+    """Return a ``grpc-message``: UTF-8, with bytes other than printable ASCII percent-encoded. A
+    blank at either end is encoded, too: strict clients refuse blanks there (RFC 9113 section
+    8.2.1)."""
     text = quote_from_bytes(message.encode(errors="replace"), safe=_PLAIN)
     return _end_blanks("%20", text)
 

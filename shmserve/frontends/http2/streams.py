@@ -124,11 +124,9 @@ class Http2Stream(msgspec.Struct, eq=False):
 
 
 class OutgoingBytes:
-    """Framed bytes that are not sent yet.
-
-    A token stands for the memory behind some buffers. `released` gets a token exactly once: when
-    the last of its buffers is sent or will never be sent.
-    """
+    """Framed bytes that are not sent yet. A token stands for the memory behind some buffers.
+    `released` gets a token exactly once: when the last of its buffers is sent or will never be
+    sent."""
 
     __slots__ = ("_answered", "_marks", "_position", "parts", "pending", "released")
 
@@ -419,10 +417,8 @@ class Http2Streams:
         self.forget(stream)
 
     def cancel(self, stream: Http2Stream) -> None:
-        """Forget a stream that the client has reset.
-
-        grpc-java (netty) sends queued messages even after the RST_STREAM of their call.
-        """
+        """Forget a stream that the client has reset. grpc-java (netty) sends queued messages even
+        after the RST_STREAM of their call."""
         if not stream.remote_closed:
             self._forgive(stream.id, stream.receive_window)
         self.forget(stream)

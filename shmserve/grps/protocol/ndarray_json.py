@@ -41,11 +41,9 @@ def from_text(text: bytes) -> GenericTensor:
 
 
 def _regular(skeleton: bytes) -> tuple[int, ...]:
-    """Return the shape of a nest of lists, of which only brackets and commas are left.
-
-    In a regular nest, the parts of a level are equal. So the text is rebuilt from the first part
-    of each level, then compared.
-    """
+    """Return the shape of a nest of lists, of which only brackets and commas are left. In a regular
+    nest, the parts of a level are equal. So the text is rebuilt from the first part of each level,
+    then compared."""
     depth = len(skeleton) - len(skeleton.lstrip(b"["))
     if not depth:
         return ()

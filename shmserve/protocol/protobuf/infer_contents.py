@@ -60,10 +60,8 @@ def collect(walk: wire.Walk, start: int, stop: int, spans: Spans) -> None:
 
 
 class Contents(Struct, frozen=True):
-    """Explicit data of input `name` of a request to `model`: the pieces `spans` of `data`.
-
-    Varints of more than ten bytes are found only by `write`.
-    """
+    """Explicit data of input `name` of a request to `model`: the pieces `spans` of `data`. Varints
+    of more than ten bytes are found only by `write`."""
 
     data: bytes | memoryview
     spans: Spans

@@ -13,10 +13,8 @@ _DOUBLE = struct.Struct("<d")
 
 
 class Uint64(int):
-    """Value of a uint64_param, a type that only some parameters accept.
-
-    The Python type tells the other fields apart: bool, int (int64_param), str and float.
-    """
+    """Value of a uint64_param, a type that only some parameters accept. The Python type tells the
+    other fields apart: bool, int (int64_param), str and float."""
 
 
 def add_parameter(

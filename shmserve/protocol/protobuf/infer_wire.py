@@ -116,10 +116,8 @@ def parse_request(data: bytes | memoryview, placed: Sequence[Raw] = ()) -> WireI
 
 
 def quick_to_read(data: bytes | memoryview) -> bool:
-    """Return True if parsing a ModelInferRequest takes at most a few milliseconds.
-
-    Such a message has few raw tensors and little else. The check itself is quick.
-    """
+    """Return True if parsing a ModelInferRequest takes at most a few milliseconds. Such a message
+    has few raw tensors and little else. The check itself is quick."""
     if len(data) <= QUICK_BYTES:
         return True
     other = len(data)

@@ -27,11 +27,9 @@ def document_of(config: Message) -> ConfigDocument:
 
 
 def completed(spec: ModelSpec) -> ModelSpec:
-    """Return the spec with a document that has the spec's inputs, outputs and batch size.
-
-    Backends call this function after completing a spec from the model itself. Values from the
-    configuration stay.
-    """
+    """Return the spec with a document that has the spec's inputs, outputs and batch size. Backends
+    call this function after completing a spec from the model itself. Values from the configuration
+    stay."""
     inputs = {entry.name: entry for entry in spec.config.input}
     outputs = {entry.name: entry for entry in spec.config.output}
     batched = spec.max_batch_size > 0

@@ -46,10 +46,8 @@ class InstanceGroup(Struct, frozen=True):
 
 
 class InstancePlace(NamedTuple):
-    """Place of an instance: number `number` of `group`, on `device` ("cpu" or "cuda:K").
-
-    `auto`: the instance may run on the CPU if the device cannot be used.
-    """
+    """Place of an instance: number `number` of `group`, on `device` ("cpu" or "cuda:K"). `auto`:
+    the instance may run on the CPU if the device cannot be used."""
 
     group: InstanceGroup
     number: int

@@ -98,10 +98,8 @@ class GrpcServer:
         self.server.start()
 
     def drain(self, limit_s: float) -> None:
-        """Report "not ready", refuse new calls, finish accepted calls, and stop.
-
-        Streams and watchers end with the last request, since clients keep them open for ever.
-        """
+        """Report "not ready", refuse new calls, finish accepted calls, and stop. Streams and
+        watchers end with the last request, since clients keep them open for ever."""
         deadline = time.monotonic() + limit_s
         self._streams.draining = True
         time.sleep(min(_TELL_S, limit_s))

@@ -190,10 +190,7 @@ class Heads:
 
     def _read_on(self, data: bytes) -> bytes:
         """Return a head of which `data` has been taken: the head comes in pieces, or was read
-        ahead.
-
-        Bytes beyond the head stay in the kernel.
-        """
+        ahead. Bytes beyond the head stay in the kernel."""
         self._waiter.wait(HEAD, self._waiter.settings.head_timeout_s)
         if self._proxied:  # only the parser finds the end of a head after PROXY protocol
             return data or self.unreader.chunk()

@@ -135,10 +135,8 @@ class HttpConnection:
         return body is None or body.finished or body.skippable(_DRAINED)
 
     def cut_if_overdue(self, now: float) -> None:
-        """Shut the socket down if the client has exceeded its deadline.
-
-        Call in the worker's thread, while the socket is certainly open.
-        """
+        """Shut the socket down if the client has exceeded its deadline. Call in the worker's
+        thread, while the socket is certainly open."""
         watch = self.watch
         if watch is None:
             return
@@ -169,10 +167,7 @@ class HttpConnection:
 
     def give_way(self) -> None:
         """End an idle connection to make room for another. A request that has arrived is still
-        answered.
-
-        Call in the worker's thread, as `cut_if_overdue`.
-        """
+        answered. Call in the worker's thread, as `cut_if_overdue`."""
         self.expired = True
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RD)

@@ -21,11 +21,8 @@ _LEASE = "shmserve.heap"
 
 
 class _Lease:
-    """Heap bytes taken by one request.
-
-    The lease lies in the request's environ. So the bytes are given back on every path, after the
-    last use of the body.
-    """
+    """Heap bytes taken by one request. The lease lies in the request's environ. So the bytes are
+    given back on every path, after the last use of the body."""
 
     def __init__(self, budget: HeapBudget) -> None:
         self._budget = budget
