@@ -25,7 +25,7 @@ from shmserve import repository
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.executor.process.__main__ import Executor
-from shmserve.frontends.grpc.http2_engine.engine import SocketCallers
+from shmserve.frontends.grpc.http2_engine.engine import caller_by_socket
 from shmserve.frontends.grpc.process.server import INFER, SERVICE, GrpcServer
 from shmserve.frontends.http.routes.application import create_app
 from shmserve.frontends.http.server.worker import ConnectionWorker
@@ -181,7 +181,7 @@ def rpc(profile):
     """Yield a function that makes one ModelInfer on an open channel."""
     with contextlib.ExitStack() as stack:
         rig = stack.enter_context(data_plane(profile))
-        served = GrpcServer(rig.dispatcher, rig.settings, SocketCallers())
+        served = GrpcServer(rig.dispatcher, rig.settings, caller_by_socket)
         target = served.server.adopt(socket.create_server(("127.0.0.1", 0)), None)
         stack.callback(served.close)
         channel = stack.enter_context(grpc.insecure_channel(target))

@@ -13,7 +13,7 @@ import statistics
 import time
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.protocol.protobuf.infer_wire import encode_response, parse_request
+from shmserve.protocol.protobuf.infer_wire import parse_request, response_parts
 
 SIZES = {"64 B": 64, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 
@@ -42,7 +42,7 @@ def write_generated(view, size):
 
 def write_walk(view, size):
     rows = [("OUTPUT0", "FP32", (1, size // 4))]
-    return encode_response("identity", "1", "1", {}, rows, [view])
+    return b"".join(response_parts("identity", "1", "1", {}, rows, [view]))
 
 
 def median_us(calls, generated, walk):

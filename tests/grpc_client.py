@@ -15,12 +15,12 @@ from google.protobuf.message_factory import GetMessageClass
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.core.caller import Caller
-from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.callers import FindCaller
 from shmserve.frontends.grpc.process.server import SERVICE, GrpcServer
-from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.transport.listen_addresses import listeners, parse
 from tests import fake_models
 from tests.fake_dispatch import FakeDispatcher
+from tests.raw_http2 import RawClient
 from tests.running_server import WATCHDOG_S
 
 PREFIX = f"/{SERVICE.full_name}/"
@@ -124,14 +124,9 @@ class Sender:
             yield item
 
 
-class OneCaller(Callers):
+def one_caller(caller: Caller) -> FindCaller:
     """Everybody is the same."""
-
-    def __init__(self, caller: Caller) -> None:
-        self.caller = caller
-
-    def of(self, context: RpcContext) -> Caller:
-        return self.caller
+    return lambda _: caller
 
 
 def listen(served: GrpcServer, address: str) -> str:
@@ -151,13 +146,14 @@ class Rig:
         **settings: Any,
     ) -> None:
         self.dispatcher = dispatcher or fake_models.dispatcher()
-        self.served = GrpcServer(self.dispatcher, Settings(**settings), OneCaller(Caller(uid)))  # type: ignore[arg-type]
+        self.served = GrpcServer(self.dispatcher, Settings(**settings), one_caller(Caller(uid)))  # type: ignore[arg-type]
         self.target = listen(self.served, "127.0.0.1:0")
         if also is not None:
             listen(self.served, also)
         self.served.start()
         self.client = Client(self.target)
         self.threads = ThreadPoolExecutor(16)
+        self._raws: list[RawClient] = []
 
     def hold(self, gate: threading.Event) -> None:
         """Have the model `identity` wait for the gate."""
@@ -168,10 +164,17 @@ class Rig:
 
         self.dispatcher.functions["identity"] = wait
 
+    def raw(self) -> RawClient:
+        """Return a connection that sends exactly the given frames, closed at the rig's end."""
+        self._raws.append(RawClient(self.target))
+        return self._raws[-1]
+
     def __enter__(self) -> Rig:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for raw in self._raws:
+            raw.close()
         self.client.close()
         self.served.close()
         self.threads.shutdown()

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 from hpack import Decoder
 
@@ -14,10 +15,10 @@ from shmserve.frontends.http2.frames import (
     SETTINGS,
     frame_head,
 )
-from tests.grpc_client import PREFIX
+from shmserve.frontends.http2.grpc_framing import prefix
 from tests.running_server import WATCHDOG_S
 
-INFER = f"{PREFIX}ModelInfer"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class RawClient:
@@ -46,6 +47,20 @@ class RawClient:
             sent += frame_head(len(data), DATA, END_STREAM, stream_id) + data
         self.sock.sendall(sent)
 
+    def infer(self, message: Any, stream_id: int = 1, **changed: str) -> None:
+        """Call with one message, in frames of at most 16000 bytes."""
+        data = framed(message)
+        if len(data) <= 16000:
+            self.call(data, stream_id, **changed)
+            return
+        self.call(None, stream_id, **changed)
+        for start in range(0, len(data), 16000):
+            self.send(DATA, start + 16000 >= len(data), stream_id, data[start : start + 16000])
+
+    def answers(self) -> bool:
+        """Return True if the next call is answered with success."""
+        return (self.fields()[":status"], self.fields()["grpc-status"]) == ("200", "0")
+
     def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
         """Kind, flags, stream and payload, until the server closes."""
         while head := self._file.read(9):
@@ -70,3 +85,9 @@ class RawClient:
     def close(self) -> None:
         self._file.close()
         self.sock.close()
+
+
+def framed(message: Any) -> bytes:
+    """Return a message as sent to a call."""
+    data: bytes = message.SerializeToString()
+    return prefix(len(data)) + data

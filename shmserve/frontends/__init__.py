@@ -1,2 +1,1 @@
-"""Frontends: HTTP and gRPC servers, and the handling of requests before dispatch that both
-share."""
+"""Frontends: HTTP and gRPC servers, and the handling of requests before dispatch that both use."""

@@ -16,8 +16,7 @@ class Changes:
         self._awaited: list[waiting.WaitEvent] = []
 
     def wait_while(self, condition: Callable[[], bool]) -> None:
-        """Let other greenlets run while `condition` is true. Each `tell` has the condition checked
-        again."""
+        """Let other greenlets run while `condition` is true. Each `tell` has it checked again."""
         while condition():
             changed = waiting.event()
             self._awaited.append(changed)

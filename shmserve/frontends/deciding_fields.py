@@ -15,11 +15,8 @@ _SHOWN = 100
 
 
 def refuse_alike(name: str, names: Iterable[str]) -> None:
-    """Refuse names that differ only in - and _, if `name` is such a name.
-
-    Raises:
-        InvalidArgument: two such names were found; the message gives both.
-    """
+    """Refuse names that differ only in - and _, if `name` is such a name. Raise InvalidArgument if
+    two such names were found; the message gives both."""
     plain = name.replace("_", "-")
     alike = sorted({each for each in names if each.replace("_", "-") == plain})
     if len(alike) > 1:
@@ -34,10 +31,7 @@ class DecidingFields:
         self._fields = fields
 
     def get(self, name: str, /) -> str | None:
-        """Return the value of a field, None if the field is missing.
-
-        Raises:
-            InvalidArgument: as `refuse_alike`.
-        """
+        """Return the value of a field, None if the field is missing. Raise InvalidArgument as
+        `refuse_alike` does."""
         refuse_alike(name, self._fields)
         return self._fields.get(name)

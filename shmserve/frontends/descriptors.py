@@ -46,8 +46,7 @@ class Descriptors(Generic[_Wait]):
             self.disarm(fd)
 
     def arm(self, fd: int, events: int, modify: bool = False) -> None:
-        """Watch a descriptor for events. `modify`: the set already has the descriptor, for other
-        events."""
+        """Watch a descriptor for events. `modify`: the set has the descriptor for other events."""
         if modify:
             self.epoll.modify(fd, events)
         else:

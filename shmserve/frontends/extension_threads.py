@@ -17,12 +17,8 @@ _Result = TypeVar("_Result")
 
 
 class ExtensionThreads:
-    """At most `limit` threads, shared by all extensions of one process.
-
-    Args:
-        setting: name of the setting from which `limit` is computed.
-        patience_s: longest wait, in seconds, for a thread.
-    """
+    """At most `limit` threads, shared by all extensions of one process. `setting`: name of the
+    setting from which `limit` is computed. `patience_s`: longest wait, in seconds, for a thread."""
 
     def __init__(self, limit: int, setting: str, patience_s: float) -> None:
         # extension code may block, so never on the loop
@@ -32,12 +28,8 @@ class ExtensionThreads:
 
     def call(self, work: Callable[..., _Result], *args: Any) -> _Result:
         """Run `work` in a thread while the greenlet waits. Where no loop runs, run `work` in the
-        calling thread.
-
-        Raises:
-            Unavailable: no thread was free in time, too many calls wait, or the system has no
-                thread.
-        """
+        calling thread. Raise Unavailable if no thread was free in time, too many calls wait, or the
+        system has no thread."""
         if waiting.installed.waiter is None:
             return work(*args)
         over = waiting.event()

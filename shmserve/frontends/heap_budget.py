@@ -20,11 +20,7 @@ class HeapBudget:
         self.used = 0
 
     def take(self, nbytes: int, most: int) -> None:
-        """Count `nbytes` as taken.
-
-        Raises:
-            Unavailable: more than `most` bytes would be taken.
-        """
+        """Count `nbytes` as taken. Raise Unavailable if more than `most` bytes would be taken."""
         with self._lock:
             if self.used + nbytes > most:
                 flight_recorder.record("limit reached", "memory of bodies", "max_heap_bytes")

@@ -66,8 +66,7 @@ class Readiness(TimedWait):
         self.waiter: greenlet | None = None
 
     def wait(self, deadline: float, events: int = READ) -> bool:
-        """Switch to the loop until the descriptor may be ready. Return False if the deadline
-        passes first."""
+        """Switch to the loop until the descriptor may be ready. Return False after the deadline."""
         if self._armed != events and self.fd >= 0:
             self._arm(events)
         self.waiter = getcurrent()
@@ -93,12 +92,6 @@ class Readiness(TimedWait):
         waits = self._hub._descriptors.waits
         if waits.get(self.fd) is self:
             del waits[self.fd]
-
-    def forget_shared(self) -> None:
-        """Drop the wait for a descriptor that other processes have open too: closing takes such a
-        descriptor out of no epoll set."""
-        self.disarm()
-        self.forget()
 
     def resume(self, ready: bool) -> None:
         """End the wait, if a greenlet waits."""
@@ -143,8 +136,7 @@ class Hub:
     # ---------------------------------------------------------------- for the loop
 
     def run(self, until: float) -> None:
-        """Resume greenlets as their waits end. Return at the time `until`, or after a call of
-        `leave`."""
+        """Resume greenlets as their waits end. Return at `until`, or after a call of `leave`."""
         timers, soon, descriptors = self._timers.heap, self._soon, self._descriptors
         poll, fresh = descriptors.epoll.poll, descriptors.fresh
         waits, handlers = descriptors.waits, descriptors.handlers
@@ -216,12 +208,8 @@ class Hub:
             os.eventfd_write(self._wake_fd, 1)
 
     def on_loop(self, call: Callable[..., _Result], *args: Any) -> _Result:
-        """Have a greenlet call a function, and wait for the result. From any thread but the
-        loop's.
-
-        Raises:
-            Unavailable: the loop has ended.
-        """
+        """Have a greenlet call a function, and wait for the result. From any thread but the loop's.
+        Raise Unavailable if the loop has ended."""
         assert get_ident() != self._thread, "it would wait for itself"
         over = threading.Event()
         elsewhere = CallElsewhere(over, call, *args)
@@ -272,8 +260,7 @@ class Hub:
     # ----------------------------------------------------------------- for greenlets
 
     def spawn(self, run: Callable[..., object], *args: Any) -> None:
-        """Run a function in a greenlet from the loop's next turn on. An error ends only that
-        function."""
+        """Run a function in a greenlet from the next turn on. An error ends only that function."""
         self._soon.append(partial(self.enter, run, *args))
 
     def watch(self, fd: int) -> Readiness:
@@ -297,12 +284,8 @@ class Hub:
         return task
 
     def beside(self, work: Callable[..., _Result], *args: Any) -> _Result:
-        """Run a function in a thread beside the loop while the greenlet waits, as
-        `waiting.beside`.
-
-        Raises:
-            Unavailable: too many functions wait for a thread already.
-        """
+        """Run a function in a thread beside the loop while the greenlet waits, as `waiting.beside`.
+        Raise Unavailable if too many functions wait for a thread already."""
         over = HubEvent(self)
         elsewhere = CallElsewhere(over, work, *args)
         self._threads.submit(elsewhere.run)

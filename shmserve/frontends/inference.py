@@ -62,8 +62,7 @@ class RequestSource(Protocol):
         ...
 
     def check(self, signature: ModelSignature) -> RunOptions:
-        """Decode the request and compare it with the model. Raise an error if the request does not
-        fit."""
+        """Decode the request and compare it with the model. Raise an error if it does not fit."""
         ...
 
     def fill(self, call: InferenceCall) -> None:

@@ -12,12 +12,8 @@ UNKNOWN = "(unknown)"  # a key without a holder, or an expired key
 
 
 class PresentedKeys:
-    """The keys of one frontend process; false if no keys are configured.
-
-    Args:
-        settings: settings with `keys_file`.
-        count: called with the name of each request's key, or `UNKNOWN`.
-    """
+    """The keys of one frontend process; false if no keys are configured. `settings`: settings with
+    `keys_file`. `count`: called with the name of each request's key, or `UNKNOWN`."""
 
     def __init__(self, settings: Settings, count: Callable[[str], None]) -> None:
         self._file = KeyFile(settings) if settings.keys_file else None
@@ -27,15 +23,9 @@ class PresentedKeys:
         return self._file is not None
 
     def holder(self, field: Callable[[str], str | None]) -> tuple[str, Key | None]:
-        """Return a request's key, and count the request.
-
-        Args:
-            field: returns a header field or a metadata value by lower-case name.
-
-        Returns:
-            The name of the field with the key, empty without a key; and the key, None if not
-            valid.
-        """
+        """Count a request, and return the name of the field with its key (empty without a key)
+        and the key (None if not valid). `field` returns a header field or a metadata value by
+        lower-case name."""
         where, key = self.find(field)
         if where:
             self._count(UNKNOWN if key is None else key.name)

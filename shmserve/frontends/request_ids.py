@@ -40,8 +40,7 @@ def of_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def brought(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[tuple[str, str], ...]:
-    """Return the ids in a call's metadata as metadata for the answer; empty if the call brought no
-    id."""
+    """Return the ids in a call's metadata as metadata for the answer; empty without an id."""
     return tuple((KEY, request_id(value)) for key, value in metadata if key == KEY)
 
 

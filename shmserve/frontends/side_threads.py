@@ -17,11 +17,8 @@ _Result = TypeVar("_Result")
 
 
 class CallElsewhere(Generic[_Result]):
-    """A call that another thread runs, with its result for the waiting thread or greenlet.
-
-    Args:
-        over: event that is set when the call has ended.
-    """
+    """A call that another thread runs, with its result for the waiting thread or greenlet. `over`:
+    event that is set when the call has ended."""
 
     def __init__(self, over: WaitEvent, call: Callable[..., _Result], *args: Any) -> None:
         self._over = over
@@ -30,8 +27,7 @@ class CallElsewhere(Generic[_Result]):
         self._results: list[Any] = []
 
     def run(self) -> None:
-        """Run the call and keep its result or error. Only GreenletExit is raised, and leaves no
-        result."""
+        """Run the call; keep result or error. Only GreenletExit is raised, without a result."""
         try:
             self._results.append((True, self._call(*self._args)))
         except GreenletExit:
@@ -77,11 +73,8 @@ class SideThreads:
         self._items: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def submit(self, item: Callable[[], None]) -> None:
-        """Have an idle or new thread call `item`, which must not raise.
-
-        Raises:
-            Unavailable: too many items wait already, or the system has no thread.
-        """
+        """Have an idle or new thread call `item`, which must not raise. Raise Unavailable if too
+        many items wait already, or the system has no thread."""
         with self._lock:
             if self._open >= self._limit * _WAITING:
                 raise Unavailable(f"the server is overloaded ({self._setting})")

@@ -10,11 +10,8 @@ _FEW = 1024  # smallest number of timers at which timers of ended waits are drop
 
 
 class TimedWait:
-    """A wait that ends at its deadline, unless something else ends the wait before.
-
-    Attributes:
-        filed: time at which the timers check the wait, perhaps before the deadline; inf if never.
-    """
+    """A wait that ends at its deadline, unless something else ends the wait before. `filed`: time
+    at which the timers check the wait, perhaps before the deadline; inf if never."""
 
     __slots__ = ("_deadline", "_timers", "filed")
 
@@ -48,11 +45,8 @@ class TimedWait:
 
 
 class Timers:
-    """Timers of one loop. A wait that ends leaves its timer behind for its next wait.
-
-    Attributes:
-        heap: time, order and wait of each timer.
-    """
+    """Timers of one loop. A wait that ends leaves its timer behind for its next wait. `heap`: time,
+    order and wait of each timer."""
 
     def __init__(self) -> None:
         self.heap: list[tuple[float, int, TimedWait]] = []

@@ -36,8 +36,7 @@ _NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on first use: messages need numpy, which processes without models do not
-    load."""
+    """Import a name on first use: messages need numpy, not loaded by processes without models."""
     if name not in _NAMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     from shmserve.grps.protocol import grps_message

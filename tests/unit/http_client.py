@@ -12,7 +12,7 @@ from shmserve.config import Settings
 from shmserve.frontends.http.routes.application import worker_application
 from shmserve.frontends.http.server.response import BufferBody
 from tests import fake_models
-from tests.fake_dispatch import FakeDispatcher
+from tests.fake_dispatch import FakeDispatcher, FakeRequest
 
 INFER = "/v2/models/identity/infer"
 VALUES = np.array([1, 2, 3, 4.5], np.float32).tobytes()
@@ -50,7 +50,7 @@ class Answer:
         self.body = b"".join(body)
         if hasattr(body, "close"):
             body.close()
-        if self.body:
+        if self.body and not self.headers["content-type"].startswith("text/event-stream"):
             assert int(self.headers["content-length"]) == len(self.body)
 
     @property
@@ -114,6 +114,13 @@ class Client:
         if tail:
             headers["Inference-Header-Content-Length"] = str(len(head))
         return self.ask("POST", path, head + tail, headers, **kwargs)
+
+    @property
+    def request(self) -> FakeRequest:
+        """The request of the last call."""
+        request = self.dispatcher.calls[-1].request
+        assert request is not None
+        return request
 
     @property
     def receipt(self) -> Any:

@@ -1,2 +1,1 @@
-"""Client connections below the protocols: accepting, refusing, and the list of open
-connections."""
+"""Client connections below the protocols: accepting, refusing, and the list of open connections."""

@@ -75,8 +75,7 @@ class Acceptor(Generic[C]):
         self._short_of_descriptors = False
 
     def listen(self, listener: socket.socket, connect: Connect[C]) -> None:
-        """Accept connections from a listening socket. Call in the loop's thread, or before the
-        loop runs."""
+        """Accept from a listening socket. Call in the loop's thread, or before the loop runs."""
         assert self._listeners is not None
         listener.setblocking(False)
         self._listeners.append(listener)
@@ -139,11 +138,8 @@ class Acceptor(Generic[C]):
         return True
 
     def _accept(self, listener: socket.socket, connect: Connect[C]) -> bool:
-        """Accept or refuse a connection. Return False if no connection waits.
-
-        Raises:
-            _NoDescriptor: the connection still waits, or was refused with the spare descriptor.
-        """
+        """Accept or refuse a connection. Return False if no connection waits. Raise _NoDescriptor
+        if the connection still waits, or was refused with the spare descriptor."""
         try:
             self._take(*listener.accept(), connect)
             return True

@@ -30,8 +30,7 @@ class OpenConnection(Hashable, Protocol):
         ...
 
     def give_way(self) -> None:
-        """End to make room for another connection: now, or in this connection's next turn on the
-        loop."""
+        """End to make room for another connection: now, or in the next turn on the loop."""
         ...
 
 
@@ -63,11 +62,8 @@ class OpenConnections(Generic[C]):
         return len(self._open)
 
     def make_room(self, caller: int, now: float) -> bool:
-        """Return True if there is room for another connection of the caller.
-
-        If necessary an idle connection gives way: a connection of the same caller if the caller
-        has its share.
-        """
+        """Return True if there is room for another connection of the caller. If necessary an idle
+        connection gives way: a connection of the same caller if the caller has its share."""
         full = self._admission.full(caller)
         return full is None or self.end_longest_idle(now, caller if full is Full.SHARE else None)
 

@@ -54,8 +54,7 @@ class BlockingRpcs:
 
 
 class _LoopRequests(Iterator[Any]):
-    """The messages of a stream: a thread beside the loop asks, and the loop waits for the
-    client."""
+    """Messages of a stream: a thread beside the loop asks, and the loop waits for the client."""
 
     def __init__(self, requests: AwaitedRequests, on_loop: Any) -> None:
         self._inner = requests

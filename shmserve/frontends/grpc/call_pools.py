@@ -26,11 +26,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from shmserve.config import Settings
 from shmserve.core.scheduling.admission import Admission, AdmissionLimits, CallPlace, Full
 from shmserve.errors import ResourceExhausted
+from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.observe import flight_recorder
 
 _log = logging.getLogger(__name__)
@@ -48,23 +49,6 @@ STREAM_SILENCE_S = 60.0  # silence before a stream without work gives way
 _BUSY = "too many calls at a time"
 
 
-class AwaitedCall(Protocol):
-    """A call whose client is awaited."""
-
-    @property
-    def client_number(self) -> int:
-        """The caller number of the connected client, as in `caller_numbers`."""
-        ...
-
-    def peer(self) -> str: ...
-
-    def add_callback(self, callback: Callable[[], object], /) -> bool: ...
-
-    def give_up(self) -> None:
-        """End the call now, without an answer."""
-        ...
-
-
 class SilentCalls:
     """The silent calls of one pool: calls that wait for a message of their client.
 
@@ -77,12 +61,12 @@ class SilentCalls:
         self._grace_s = grace_s
         self._clock = clock
         # call -> when the silence began, when it must end; the longest silent call first
-        self._calls: dict[AwaitedCall, tuple[float, float]] = {}
+        self._calls: dict[RpcContext, tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def wait(self, call: AwaitedCall, limit_s: float) -> None:
+    def wait(self, call: RpcContext, limit_s: float) -> None:
         """Expect a message of this call's client within `limit_s` seconds."""
         now = time.monotonic()
         self._calls.pop(call, None)  # the latest silence is the last entry
@@ -90,7 +74,7 @@ class SilentCalls:
         if not self._clock.ticking:
             self._clock.tick_soon()
 
-    def heard(self, call: AwaitedCall) -> None:
+    def heard(self, call: RpcContext) -> None:
         """Stop expecting a message: the client has sent, or the call has ended."""
         self._calls.pop(call, None)
 
@@ -101,10 +85,8 @@ class SilentCalls:
                 self._end(call, now - since)
 
     def make_room(self, now: float, caller: int | None = None) -> bool:
-        """End the call that has been silent the longest (of `caller`, if given).
-
-        Return False if no call has been silent for the grace period.
-        """
+        """End the call that has been silent the longest (of `caller`, if given). Return False if no
+        call has been silent for the grace period."""
         for call, (since, until) in self._calls.items():
             if caller is not None and call.client_number != caller:
                 continue
@@ -114,7 +96,7 @@ class SilentCalls:
             return True
         return False
 
-    def _end(self, call: AwaitedCall, silence_s: float) -> None:
+    def _end(self, call: RpcContext, silence_s: float) -> None:
         self._calls.pop(call, None)
         _log.info("ended a call: %s sent nothing for %.1f s", call.peer(), silence_s)
         call.give_up()
@@ -125,7 +107,7 @@ class AwaitedRequests(Iterator[Any]):
     working on earlier messages."""
 
     def __init__(
-        self, requests: Iterator[Any], call: AwaitedCall, silent: SilentCalls, limit_s: float
+        self, requests: Iterator[Any], call: RpcContext, silent: SilentCalls, limit_s: float
     ) -> None:
         self._requests = requests
         self._call = call
@@ -182,7 +164,7 @@ class ClientDeadlines:
 
     def __init__(self, at: Callable[[float, Callable[[], object]], None]) -> None:
         self._at = at
-        self._due: dict[AwaitedCall, float] = {}
+        self._due: dict[RpcContext, float] = {}
         self._silent: list[SilentCalls] = []
         self.ticking = False
 
@@ -195,22 +177,20 @@ class ClientDeadlines:
     def __len__(self) -> int:
         return len(self._due)
 
-    def expect(self, context: AwaitedCall, seconds: float) -> None:
+    def expect(self, context: RpcContext, seconds: float) -> None:
         """Cancel the call unless `met` is called within `seconds`."""
         self._due[context] = time.monotonic() + seconds
         if not self.ticking:
             self.tick_soon()
 
-    def met(self, context: AwaitedCall) -> None:
+    def met(self, context: RpcContext) -> None:
         """Forget the call's deadline: the client did what was expected, or the call has ended."""
         self._due.pop(context, None)
 
-    def expect_taken(self, context: AwaitedCall, seconds: float) -> None:
+    def expect_taken(self, context: RpcContext, seconds: float) -> None:
         """Cancel the call unless the socket takes the whole answer, which ends the call, within
         `seconds`."""
-        self._due[context] = time.monotonic() + seconds
-        if not self.ticking:
-            self.tick_soon()
+        self.expect(context, seconds)
         if not context.add_callback(partial(self._due.pop, context, None)):
             self.met(context)
 
@@ -255,11 +235,8 @@ class CallPool:
         return self.admission.count
 
     def place(self, caller: int) -> CallPlace:
-        """Take a place for a call of this caller, from a silent call if necessary.
-
-        Raises:
-            ResourceExhausted: no place is free, or the caller has its share.
-        """
+        """Take a place for a call of this caller, from a silent call if necessary. Raise
+        ResourceExhausted if no place is free, or the caller has its share."""
         full = self.admission.full(caller)
         if full is not None:
             of_caller = caller if full is Full.SHARE else None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -14,6 +14,7 @@ from shmserve.core.keys import HEADER
 from shmserve.frontends import caller_numbers
 from shmserve.frontends.deciding_fields import refuse_alike
 from shmserve.frontends.grpc.rpc_methods import RpcContext
+from shmserve.frontends.oip.forwarded_fields import forwarded
 from shmserve.frontends.oip.origins import ACTION_OF, RELAYED
 from shmserve.frontends.oip.restricted_apis import Category
 from shmserve.frontends.presented_keys import PresentedKeys
@@ -21,12 +22,8 @@ from shmserve.frontends.presented_keys import PresentedKeys
 _log = logging.getLogger("shmserve.grpc")
 
 
-class Callers(Protocol):
-    """Finds the caller of a call, as far as the engine knows the caller."""
-
-    def of(self, context: RpcContext) -> Caller:
-        """Return the caller of a call."""
-        ...
+FindCaller = Callable[[RpcContext], Caller]
+"""Returns the caller of a call, as far as the engine knows the caller."""
 
 
 def relayed(context: RpcContext) -> bool:
@@ -34,65 +31,53 @@ def relayed(context: RpcContext) -> bool:
     return any(key in RELAYED for key, _ in context.invocation_metadata())
 
 
-class KeyedCallers:
-    """Callers with the scopes of the keys in their calls' metadata."""
-
-    def __init__(self, callers: Callers, keys: PresentedKeys) -> None:
-        self._callers = callers
-        self._keys = keys
-
-    def of(self, context: RpcContext) -> Caller:
-        """Return the caller of a call, with the scopes of the call's key."""
-        caller = self._callers.of(context)
-        _, key = self._keys.find(_field_of(context))
-        return replace(caller, scopes=key.scopes) if key is not None else caller
-
-
 class CallAccess:
     """Permissions of callers, by their user or by the key of the call.
 
     Attributes:
+        caller: returns the caller of a call, with the scopes of the call's key.
         keyed: True if keys are configured, so every call must pass `admit`.
     """
 
-    def __init__(self, access: Access, callers: Callers, keys: PresentedKeys) -> None:
+    def __init__(self, access: Access, find: FindCaller, keys: PresentedKeys) -> None:
         self.access = access
-        self.callers = KeyedCallers(callers, keys) if keys else callers
+        self._find = find
+        self.caller: FindCaller = self._keyed_caller if keys else find
         self._keys = keys
         self.keyed = bool(keys)
 
-    def admit(self, category: Category, context: RpcContext) -> None:
-        """Count the call's key, and take the key's holder as the caller for turns and shares.
-        Check the permission "use" for categories that need only this permission; health probes
-        need no key.
+    def _keyed_caller(self, context: RpcContext) -> Caller:
+        caller = self._find(context)
+        _, key = self._keys.find(_field_of(context))
+        return replace(caller, scopes=key.scopes) if key is not None else caller
 
-        Raises:
-            Unauthenticated, PermissionDenied: as `check`.
-        """
+    def admit(self, category: Category, context: RpcContext) -> None:
+        """Count the call's key, and take the key's holder as the caller for turns and shares. Check
+        the permission "use" for categories that need only this permission; health probes need no
+        key. Raise Unauthenticated or PermissionDenied as `check` does."""
         _, key = self._keys.holder(_field_of(context))
         if key is not None:
             context.caller_number = caller_numbers.of_key(key)
         if ACTION_OF[category] == "use" and category != "health":
             self.check("use", context)
 
-    def key_field(self, context: RpcContext) -> str:
-        """Return the name of the metadata field with the call's key, which no model may see; empty
-        without a key."""
+    def forwarded(self, pattern: re.Pattern[str], context: RpcContext) -> dict[str, str]:
+        """Return a call's text metadata that match `pattern`, as parameters. No model may see the
+        call's key. Raise InvalidArgument as `forwarded_fields.forwarded` does."""
         field, key = self._keys.find(_field_of(context))
-        return field if key is not None or field == HEADER else ""
+        hidden = field if key is not None or field == HEADER else ""
+        metadata = context.invocation_metadata()
+        fields = ((k, v) for k, v in metadata if isinstance(v, str) and k != hidden)
+        return forwarded(pattern, fields)
 
     def check(self, action: Action, context: RpcContext) -> None:
-        """Check that the caller of a call may perform an action.
-
-        Raises:
-            Unauthenticated: the action needs a key.
-            PermissionDenied: the caller may not perform the action.
-        """
+        """Check that the caller of a call may perform an action. Raise Unauthenticated if the
+        action needs a key. Raise PermissionDenied if the caller may not perform the action."""
         if not self.access.asked_at_the_door(action):
             return
         _, key = self._keys.find(_field_of(context))
         if key is None or action not in key.scopes:
-            self.access.check(action, self.callers.of(context))
+            self.access.check(action, self.caller(context))
         elif action != "use":
             _log.info("key %s: %s", key.name, action)
 

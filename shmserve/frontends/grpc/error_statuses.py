@@ -44,8 +44,7 @@ def as_error(ex: Exception, what: str, request: str) -> ShmserveError:
 def trace_refused(
     dispatcher: DispatchApi, metadata: Iterable[tuple[str, str | bytes]], name: str, ex: Exception
 ) -> None:
-    """Record a span for a failed inference by an rpc with this metadata, if no executor was
-    asked."""
+    """Record a span for a failed inference by an rpc with the metadata if no executor was asked."""
     if isinstance(ex, ShmserveError):
         attributes: dict[str, Attribute] = {
             "rpc.method": name,

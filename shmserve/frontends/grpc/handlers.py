@@ -15,8 +15,8 @@ from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.call_pools import AwaitedRequests, CallPool, ClientDeadlines
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.error_statuses import as_error, trace_refused
-from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcSubjects
-from shmserve.frontends.grpc.tensor_message import TensorIntake
+from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext
+from shmserve.frontends.grpc.tensor_message import ModelSubjects, TensorIntake
 from shmserve.frontends.oip.origins import Origins
 from shmserve.frontends.oip.restricted_apis import Category, Restricted, known
 from shmserve.frontends.request_ids import KEY, of_metadata, request_id
@@ -52,7 +52,7 @@ class RpcMethod(Struct, frozen=True, eq=False):
         action: action that needs permission; None if `run` checks permissions itself.
         idle_s: longest silence, in seconds, of a stream without work.
         tensors: how tensors of messages are received; each message is then a `TensorMessage`.
-        subjects: finds the subjects (models) of calls.
+        subjects: finds the models of calls: no model may take all places of the pool.
     """
 
     name: str
@@ -68,7 +68,7 @@ class RpcMethod(Struct, frozen=True, eq=False):
     action: Action | None = None
     idle_s: float = 0.0
     tensors: TensorIntake | None = None
-    subjects: RpcSubjects | None = None
+    subjects: ModelSubjects | None = None
 
 
 # by full name of the service and name of the rpc
@@ -110,7 +110,7 @@ class Methods:
         large: bool = False,
         action: Action | None = None,
         tensors: TensorIntake | None = None,
-        subjects: RpcSubjects | None = None,
+        subjects: ModelSubjects | None = None,
     ) -> RpcMethod:
         """Return a method with one message and one answer. Arguments as in `RpcMethod`."""
         known(category, f"rpc {name}")
@@ -158,8 +158,7 @@ class Methods:
         )
 
     def failed(self, method: RpcMethod, context: RpcContext, ex: Exception) -> ShmserveError:
-        """Return a call's error for the client, and send the client the id of the call in the
-        log."""
+        """Return a call's error for the client, and send the client the call's id in the log."""
         metadata = context.invocation_metadata()
         if method.category == "inference":
             trace_refused(self._dispatcher, metadata, method.name, ex)
@@ -168,11 +167,7 @@ class Methods:
         return as_error(ex, method.name, request)
 
     def admit(self, method: RpcMethod, context: RpcContext) -> None:
-        """Let a call begin.
-
-        Raises:
-            ShmserveError: the caller may not make the call.
-        """
+        """Let a call begin. Raise ShmserveError if the caller may not make the call."""
         metadata = context.invocation_metadata()
         is_page = False
         for key, value in metadata:
@@ -196,11 +191,8 @@ class Methods:
         self._origins.check_page("", headers.get("origin", ""), headers.get("sec-fetch-site", ""))
 
     def first(self, requests: AwaitedRequests) -> Any:
-        """Return the one message of a stream that has only answers.
-
-        Raises:
-            InvalidArgument: the client sent no message.
-        """
+        """Return the one message of a stream that has only answers. Raise InvalidArgument if the
+        client sent no message."""
         data = requests.first(self._message_timeout_s(False))
         if data is None:
             raise InvalidArgument(NO_MESSAGE)

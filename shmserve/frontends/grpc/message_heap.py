@@ -14,8 +14,7 @@ _FIRST_BYTES = 1 << 17
 
 
 class MessageHeap:
-    """Bytes that one message has taken of the budget `max_heap_bytes`. `close` gives the bytes
-    back."""
+    """Bytes that a message has taken of the budget `max_heap_bytes`. `close` gives them back."""
 
     __slots__ = ("_counted", "_limit", "_used")
 
@@ -25,11 +24,7 @@ class MessageHeap:
         self._counted = 0
 
     def take(self, nbytes: int) -> None:
-        """Count `nbytes` more as kept.
-
-        Raises:
-            Unavailable: all messages together would exceed `max_heap_bytes`.
-        """
+        """Count `nbytes` more as kept. Raise Unavailable if all would exceed `max_heap_bytes`."""
         self._used += nbytes
         more = self._used - FREE - self._counted
         if more > 0:
@@ -80,11 +75,7 @@ class GrowingMemory:
         self.size = 0
 
     def add(self, part: bytes) -> None:
-        """Add bytes at the end.
-
-        Raises:
-            Unavailable: as `MessageHeap.take`.
-        """
+        """Add bytes at the end. Raise Unavailable as `MessageHeap.take` does."""
         self._heap.take(len(part))
         end = self.size + len(part)
         if end > len(self._mapping):
@@ -104,11 +95,8 @@ class GrowingMemory:
 
 
 def take(heap: MessageHeap, nbytes: int) -> None:
-    """Take heap, as `MessageHeap.take`, while a message is received.
-
-    Raises:
-        FramingFailed: the budget has too few bytes left.
-    """
+    """Take heap, as `MessageHeap.take`, while a message is received. Raise FramingFailed if the
+    budget has too few bytes left."""
     try:
         heap.take(nbytes)
     except Unavailable as ex:

@@ -56,11 +56,8 @@ _NO_PARAMETERS: dict[str, Parameter] = {}
 
 
 def checked_version(version: str) -> str:
-    """Return a version as the registry writes versions; empty for the newest version.
-
-    Raises:
-        InvalidArgument: the version is no positive number.
-    """
+    """Return a version as the registry writes versions; empty for the newest version. Raise
+    InvalidArgument if the version is no positive number."""
     if not version:
         return ""
     if not (version.isascii() and version.isdecimal()) or len(version) > _MAX_DIGITS:
@@ -79,12 +76,8 @@ def _no_version(version: str) -> InvalidArgument:
 
 
 def to_request(wire: WireInferRequest, limits: Settings) -> tuple[InferRequest, bool]:
-    """Return the request for the checks against its model, and True if the client wants empty
-    final responses.
-
-    Raises:
-        InvalidArgument: the request breaks a rule of gRPC.
-    """
+    """Return the request for the checks against its model, and True if the client wants empty final
+    responses. Raise InvalidArgument if the request breaks a rule of gRPC."""
     check_data(wire)
     inputs = tuple([_input(source, index) for index, source in enumerate(wire.inputs)])
     outputs = tuple([_output(source, index) for index, source in enumerate(wire.outputs)])
@@ -102,11 +95,7 @@ def announced_request(
     wire: WireInferRequest, nbytes: Callable[[str, tuple[int, ...]], int]
 ) -> InferRequest:
     """Return a request whose raw tensors have not arrived. `nbytes` computes the size of each
-    tensor from datatype and shape.
-
-    Raises:
-        InvalidArgument: as `to_request`, for inputs.
-    """
+    tensor from datatype and shape. Raise InvalidArgument as `to_request` does for inputs."""
     inputs = tuple(
         [
             _input(source, index, nbytes(source.datatype, source.shape))

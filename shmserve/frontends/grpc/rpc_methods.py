@@ -9,7 +9,6 @@ import grpc
 from msgspec import Struct
 
 from shmserve.dispatch.inference_call import InferenceCall
-from shmserve.errors import ShmserveError
 from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.protocol.protobuf.infer_wire import Part
 
@@ -48,8 +47,7 @@ class RpcContext(Protocol):
         ...
 
     def add_callback(self, callback: Callable[[], object], /) -> bool:
-        """Have the loop call `callback` at the call's end. Return False if the call has ended
-        already."""
+        """Have the loop call `callback` at the call's end. Return False if the call has ended."""
         ...
 
     def attach(self, call: InferenceCall) -> None:
@@ -96,15 +94,3 @@ class HeldAnswer(Struct, eq=False):
 
 
 RpcMessage = bytes | memoryview | TensorMessage
-
-
-class RpcSubjects(Protocol):
-    """Subjects of a method's calls: no subject may take all places of the pool."""
-
-    def of(self, message: memoryview) -> bytes:
-        """Return the subject of a message, empty if finding the subject would take long."""
-        ...
-
-    def refused(self, subject: bytes, error: ShmserveError) -> None:
-        """Count a call that was refused because there were too many calls of its subject."""
-        ...

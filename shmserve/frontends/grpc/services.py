@@ -21,8 +21,7 @@ Work = Literal["inference", "quick", "asking"]
 
 
 class Services:
-    """Makes handlers in the server's pools, under the pools' limits, and adds services of these
-    handlers."""
+    """Makes handlers in the server's pools, under the pools' limits, and adds their services."""
 
     def __init__(self, methods: Methods, pools: CallPools, settings: Settings) -> None:
         self._methods = methods
@@ -69,8 +68,7 @@ class Services:
     def stream(
         self, name: str, category: Category, run: Stream, never_blocks: bool = False
     ) -> RpcMethod:
-        """Return the handler of an rpc with any number of messages and answers. Arguments as in
-        `unary`."""
+        """Return the handler of an rpc with many messages and answers. Arguments as in `unary`."""
         if not never_blocks:
             run = self._blocking.stream(run)
         return self._methods.stream(name, category, run, self._streams)

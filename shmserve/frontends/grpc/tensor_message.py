@@ -75,12 +75,9 @@ class AnnouncedInputs:
             self._check(request)
 
     def fits(self, index: int, nbytes: int) -> bool:
-        """Return True if the raw_input_contents of this index may have `nbytes` bytes. Return
-        False if the head announces no such tensor.
-
-        Raises:
-            ShmserveError: the tensor must not have `nbytes` bytes.
-        """
+        """Return True if the raw_input_contents of this index may have `nbytes` bytes. Return False
+        if the head announces no such tensor. Raise ShmserveError if the tensor must not have
+        `nbytes` bytes."""
         if index >= len(self._raw):
             return False
         if nbytes != self._known_nbytes:
@@ -125,11 +122,8 @@ def announced_inputs(
     head: memoryview, dispatcher: DispatchApi, limits: Settings, caller_number: int
 ) -> AnnouncedInputs | None:
     """Return the inputs that the head of a message announces, None if the head does not tell.
-    `caller_number`: as in `AnnouncedInputs`.
-
-    Raises:
-        ShmserveError: the model does not exist or is not ready, or the request does not fit.
-    """
+    `caller_number`: as in `AnnouncedInputs`. Raise ShmserveError if the model does not exist or is
+    not ready, or the request does not fit."""
     wire = parse_request(head)
     if not wire.model_name:
         return None
@@ -142,11 +136,8 @@ def announced_inputs(
 
 
 def ready_entry(wire: WireInferRequest, dispatcher: DispatchApi) -> ModelEntry:
-    """Return the model version of a request.
-
-    Raises:
-        ShmserveError: the model version does not exist or cannot be used now.
-    """
+    """Return the model version of a request. Raise ShmserveError if the model version does not
+    exist or cannot be used now."""
     version = wire.model_version
     return dispatcher.ready_model(wire.model_name, checked_version(version) if version else "")
 

@@ -64,8 +64,7 @@ class BlockingRoutes:
         return run
 
     def finder(self, find: _Find) -> _Find:
-        """Return a finder of responders. Both the finder and its responders run beside the
-        loop."""
+        """Return a finder of responders. Both the finder and its responders run beside the loop."""
 
         def find_beside(req: Request) -> _Respond | None:
             waiter, body = waiting.installed.waiter, req.env["wsgi.input"]
@@ -117,8 +116,7 @@ class _LoopBody:
         self._on_loop: Callable[..., Any] | None = on_loop
 
     def gather(self) -> None:
-        """Receive the rest on the loop. After this call, methods run in the thread of their
-        caller."""
+        """Receive the rest on the loop. From then on, methods run in the thread of their caller."""
         self._body, self._on_loop = BytesIO(self._body.read()), None
 
     def __getattr__(self, name: str) -> Any:

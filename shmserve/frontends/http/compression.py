@@ -12,11 +12,9 @@ _WINDOW = {"gzip": 31, "deflate": 15}
 
 @functools.lru_cache(maxsize=64)
 def choose(accept: str) -> str:
-    """Return the coding for an Accept-Encoding field: "gzip", "deflate" or "" for none.
-
-    The coding of greatest weight wins. Codings of equal weight, sent by HTTP libraries by default,
-    leave the choice to the server, which then does not compress.
-    """
+    """Return the coding for an Accept-Encoding field: "gzip", "deflate" or "" for none. The coding
+    of greatest weight wins. Codings of equal weight, sent by HTTP libraries by default, leave the
+    choice to the server, which then does not compress."""
     weights: dict[str, float] = {}
     for part in accept.lower().split(","):
         name, _, rest = part.partition(";")

@@ -1,5 +1,4 @@
-"""Error answers: every error as ``{"error": "..."}``, with the status given in
-`shmserve.errors`."""
+"""Error answers: every error as ``{"error": "..."}``, with the status of `shmserve.errors`."""
 
 from __future__ import annotations
 
@@ -12,14 +11,8 @@ import msgspec
 from falcon import Request, Response
 
 from shmserve.errors import ShmserveError, Unauthenticated, Unavailable, UnsupportedEncoding
+from shmserve.frontends import request_ids
 from shmserve.frontends.dispatch_api import DispatchApi
-from shmserve.frontends.request_ids import (
-    HEADER,
-    IN_ENVIRON,
-    TRACEPARENT_IN_ENVIRON,
-    log_failure,
-    request_id,
-)
 from shmserve.protocol.control.span_messages import Attribute
 
 log = logging.getLogger("shmserve.http")
@@ -61,7 +54,7 @@ class ErrorHandlers:
             trace_refused(self._dispatcher, req, ex)
         # probes ask all the time
         if not (req.path.endswith("/ready") and isinstance(ex, Unavailable)):
-            log_failure(log, f"{req.method} {req.path}", request, ex)
+            request_ids.log_failure(log, f"{req.method} {req.path}", request, ex)
         if ex.retry_after_s and ex.http_status == 503:
             resp.set_header("Retry-After", str(ex.retry_after_s))
         elif isinstance(ex, Unauthenticated):
@@ -84,13 +77,13 @@ class ErrorHandlers:
     ) -> None:
         """Answer 500 for a bug: the client learns no details, the log gets the exception."""
         request = self._answer(req, resp, 500, _GENERIC)
-        log_failure(log, f"{req.method} {req.path}", request, ex)
+        request_ids.log_failure(log, f"{req.method} {req.path}", request, ex)
 
     def _answer(self, req: Request, resp: Response, status: int, message: str) -> str:
         """Fill the response. Return the request's id, which is also in the response."""
         message = message or _GENERIC
-        request = request_id(req.env.get(IN_ENVIRON))
-        resp.set_header(HEADER, request)
+        request = request_ids.request_id(req.env.get(request_ids.IN_ENVIRON))
+        resp.set_header(request_ids.HEADER, request)
         resp.status = status
         resp.content_type = "application/json"
         resp.stream = None
@@ -103,10 +96,9 @@ class ErrorHandlers:
 
 
 def trace_refused(dispatcher: DispatchApi, req: Request, error: ShmserveError) -> None:
-    """Report a failed inference for tracing. The inference gets a span here unless an executor was
-    asked."""
+    """Report a failed inference for tracing: it gets a span here unless an executor was asked."""
     attributes: dict[str, Attribute] = {
         "url.path": req.path,
         "http.response.status_code": error.http_status,
     }
-    dispatcher.trace_refused(error, req.env.get(TRACEPARENT_IN_ENVIRON, ""), attributes)
+    dispatcher.trace_refused(error, req.env.get(request_ids.TRACEPARENT_IN_ENVIRON, ""), attributes)

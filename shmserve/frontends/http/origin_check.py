@@ -71,8 +71,7 @@ class OriginCheck:
 
 
 def _follows_link(req: falcon.Request) -> bool:
-    """Return True if the page opens in a window of its own, where no other page can read the
-    content."""
+    """Return True if the page opens in a window of its own, where no other page can read it."""
     return (
         req.method == "GET"
         and req.get_header("Sec-Fetch-Mode") == "navigate"

@@ -69,11 +69,8 @@ class Guard:
 
     def check(self, rule: RouteRule, req: falcon.Request) -> None:
         """Check a request against a rule; called directly for requests answered without a route.
-
-        Raises:
-            PermissionDenied: the secret is missing or wrong, or the caller lacks the right.
-            Unauthenticated: the action needs a key.
-        """
+        Raise PermissionDenied if the secret is missing or wrong, or the caller lacks the right.
+        Raise Unauthenticated if the action needs a key."""
         self._restricted.check(rule.category, HeaderFields(req.env))
         key = self._holder(req) if self._keys else None
         action = rule.action

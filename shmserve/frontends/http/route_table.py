@@ -27,16 +27,14 @@ MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version:given}"
 
 
 class Given(BaseConverter):
-    """Converter of a path variable that must not be empty: a path with an empty variable does not
-    match."""
+    """Converter of a path variable: a path in which the variable is empty does not match."""
 
     def convert(self, value: str) -> str | None:
         return value or None
 
 
 class Get:
-    """A resource that answers GET and HEAD with `respond`, which also gets the path's
-    variables."""
+    """A resource that answers GET and HEAD with `respond`, which also gets the path's variables."""
 
     def __init__(self, respond: Callable[..., None]) -> None:
         self.on_get = self.on_head = respond
@@ -109,13 +107,8 @@ class Routes:
 
     def add_behind(self, category: Category, find: Finder, never_blocks: bool = False) -> None:
         """Add a finder for requests that match no route. `find` returns the responder of a
-        request, or None.
-
-        `never_blocks` is explained in `add`, and covers finder and responder.
-
-        Raises:
-            ValueError: the category does not exist.
-        """
+        request, or None. `never_blocks` is explained in `add`, and covers finder and responder.
+        Raise ValueError if the category does not exist."""
         if self._blocking is not None and not never_blocks:
             find = self._blocking.finder(find)
         self._finders.append((known(category, "requests without a route"), find))

@@ -32,6 +32,7 @@ class Connection:
         consumed: lets the client send more, see `Http2Streams.consumed`.
         released: returns the tokens that became free, see `OutgoingBytes.take_released`.
         send: sends a response or a part of one, see `Sender.send`.
+        failed: True if the connection has ended other than by a drain.
     """
 
     def __init__(self, limits: Limits, now: float) -> None:
@@ -53,16 +54,14 @@ class Connection:
         self._sent_at = now  # when the socket last took `min_progress_bytes` of waiting bytes
         self._sent_bytes = 0
         self._waits = False  # bytes were offered to the socket and are not all sent
-        self._failed = False
+        self.failed = False
 
     # --- input
 
     def receive(self, data: Buffer, now: float) -> list[Event]:
-        """Read bytes from the socket. `data` may begin and end anywhere in a frame.
-
-        Events hold views of `data`: do not overwrite `data` while events are in use.
-        """
-        if self._failed:
+        """Read bytes from the socket. `data` may begin and end anywhere in a frame. Events hold
+        views of `data`: do not overwrite `data` while events are in use."""
+        if self.failed:
             return []
         try:
             self.reader.receive(data, now)
@@ -83,27 +82,19 @@ class Connection:
             output.pending
             or output.released
             or self._streams.sending
-            or self._failed
+            or self.failed
             or self._shutdown.began_at is not None
         )
 
     @property
     def payload_due(self) -> tuple[int, int] | None:
         """Id of the stream whose payload comes next, and the number of bytes; None if other bytes
-        come next.
-
-        The owner may receive all or some of these bytes straight into place and report with
-        `payload_received`, or pass all bytes to `receive`.
-        """
+        come next. The owner may receive all or some of these bytes straight into place and report
+        with `payload_received`, or pass all bytes to `receive`."""
         stream, remaining = self.reader.payload, self.reader.left
-        if not remaining or stream is None or stream.closed or self._failed:
+        if not remaining or stream is None or stream.closed or self.failed:
             return None
         return stream.id, remaining
-
-    @property
-    def missing(self) -> int:
-        """Bytes to read before `payload_due` can be decided; at least 1."""
-        return self.reader.missing
 
     # --- output
 
@@ -113,16 +104,8 @@ class Connection:
         if stream is not None:
             self._streams.reset(stream, code)
 
-    def ping(self, data: bytes) -> None:
-        """Send a ping with eight bytes. The client's answer becomes `PingAcknowledged`."""
-        if len(data) != 8:
-            raise ValueError("a ping carries eight bytes")
-        if not self._failed:
-            self._output.add(frames.ping(data))
-
     def outgoing(self, now: float) -> list[Buffer]:
-        """Return buffers for one sendmsg, empty if there is nothing to send; valid until
-        `sent`."""
+        """Return buffers for one sendmsg, empty if there is nothing to send; valid until `sent`."""
         output = self._output
         if self._streams.sending:
             self._sender.pump(now)
@@ -147,47 +130,33 @@ class Connection:
     # --- end of the connection
 
     def drain(self, now: float, reason: str) -> None:
-        """Send GOAWAY for new calls, and finish the open calls.
-
-        Args:
-            now: the time.
-            reason: ASCII text for the client, sent as the GOAWAYs' debug data.
-        """
-        if not self._failed:
+        """Send GOAWAY for new calls, and finish the open calls. `now`: the time. `reason`: ASCII
+        text for the client, sent as the GOAWAYs' debug data."""
+        if not self.failed:
             self._shutdown.begin(now, reason)
 
     def terminate(self, code: ErrorCode, reason: str) -> None:
         """Send GOAWAY and forget all streams. `reason` is ASCII and reaches the client."""
-        if not self._failed:
+        if not self.failed:
             self._fail(ConnectionFailed(code, reason))
             self._events.clear()
 
     def lost(self) -> None:
         """Release every token: the socket is gone and nothing can be sent."""
-        self._failed = True
+        self.failed = True
         self._streams.forget_all()
         self._output.discard()
 
     @property
-    def failed(self) -> bool:
-        """True if the connection has ended other than by a drain."""
-        return self._failed
-
-    @property
     def finished(self) -> bool:
-        """True once everything is sent and the connection has failed or drained: close the
-        socket."""
+        """True once all is sent and the connection has failed or drained: close the socket."""
         streams = self._streams
         served = streams.last_served is not None and not streams.open
-        return not self._output.pending and (self._failed or served)
-
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams.open)
+        return not self._output.pending and (self.failed or served)
 
     def tick(self, now: float) -> list[Event]:
         """Check all time limits; call at `next_tick`."""
-        if self._failed:
+        if self.failed:
             return []
         try:
             self.reader.tick(now)
@@ -210,7 +179,7 @@ class Connection:
 
     def next_tick(self, now: float) -> float:
         """Return the time of the next `tick`; infinite if no time limit is running."""
-        if self._failed:
+        if self.failed:
             return _NEVER
         deadline = min(
             self.reader.due(),
@@ -222,7 +191,7 @@ class Connection:
         return min(deadline, now + _TICK_S) if self._streams.sending else deadline
 
     def _fail(self, failed: ConnectionFailed) -> None:
-        self._failed = True
+        self.failed = True
         self._streams.forget_all()
         self._output.add(frames.goaway(self._streams.last_id, failed.code, failed.reason))
         self._events.append(ConnectionTerminated(failed.code, failed.reason))

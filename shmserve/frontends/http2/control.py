@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from shmserve.frontends.http2 import frames
-from shmserve.frontends.http2.events import (
-    Event,
-    GoAwayReceived,
-    PingAcknowledged,
-    StreamReset,
-)
+from shmserve.frontends.http2.events import Event, StreamReset
 from shmserve.frontends.http2.fields import RequestFields
 from shmserve.frontends.http2.frames import ConnectionFailed, ErrorCode, StreamFailed
 from shmserve.frontends.http2.grpc_metadata import parse_timeout
@@ -16,8 +11,6 @@ from shmserve.frontends.http2.keepalive import Keepalive, Shutdown
 from shmserve.frontends.http2.limits import FloodBudget, Limits
 from shmserve.frontends.http2.sender import Sender
 from shmserve.frontends.http2.streams import Http2Streams, OutgoingBytes
-
-_MAX_DEBUG_BYTES = 1024
 
 _NAMES = {
     frames.PRIORITY: "PRIORITY", frames.RST_STREAM: "RST_STREAM", frames.SETTINGS: "SETTINGS",
@@ -110,11 +103,7 @@ class ControlFrames:
         self.settings_acked = False
 
     def spend(self, now: float) -> None:
-        """Charge a frame that costs the server little.
-
-        Raises:
-            ConnectionFailed: there were too many such frames.
-        """
+        """Charge a frame that costs little. Raise ConnectionFailed if there were too many."""
         if not self._control.spend(now):
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
 
@@ -161,12 +150,8 @@ class ControlFrames:
     def on_frame(
         self, kind: int, flags: int, stream_id: int, payload: memoryview, now: float
     ) -> None:
-        """Obey a whole frame.
-
-        Raises:
-            StreamFailed: the stream is to be reset.
-            ConnectionFailed: the connection is to end.
-        """
+        """Obey a whole frame. Raise StreamFailed if the stream is to be reset. Raise
+        ConnectionFailed if the connection is to end."""
         _check_form(kind, stream_id, len(payload))
         if kind == frames.RST_STREAM:
             self._on_rst_stream(stream_id, int.from_bytes(payload, "big"), now)
@@ -176,9 +161,6 @@ class ControlFrames:
             self.spend(now)
         if kind == frames.SETTINGS:
             self._on_settings(flags, payload)
-        elif kind == frames.GOAWAY:
-            code = int.from_bytes(payload[4:8], "big")
-            self._events.append(GoAwayReceived(code, bytes(payload[8 : 8 + _MAX_DEBUG_BYTES])))
 
     def _on_rst_stream(self, stream_id: int, code: int, now: float) -> None:
         if self._streams.is_idle(stream_id):
@@ -197,8 +179,8 @@ class ControlFrames:
     def _on_ping(self, flags: int, data: bytes, now: float) -> None:
         if flags & frames.ACK:
             self.spend(now)
-            if not (self.keepalive.on_ack(data) or self.shutdown.on_ack(data)):
-                self._events.append(PingAcknowledged(data))
+            self.keepalive.on_ack(data)
+            self.shutdown.on_ack(data)
             return
         self._output.add(frames.ping(data, frames.ACK))
         if not self.keepalive.on_ping(now, len(self._streams.open)):

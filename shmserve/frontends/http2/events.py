@@ -16,11 +16,9 @@ class RequestReceived(msgspec.Struct, frozen=True, gc=False):
 
 
 class DataReceived(msgspec.Struct, frozen=True, gc=False):
-    """Payload of a stream.
-
-    `data` is a view of the bytes given to `receive` and valid as long as those bytes. `data` is
-    empty if the event only reports the end of a payload that the owner received directly.
-    """
+    """Payload of a stream. `data` is a view of the bytes given to `receive` and valid as long as
+    those bytes. `data` is empty if the event only reports the end of a payload that the owner
+    received directly."""
 
     stream_id: int
     data: memoryview
@@ -43,33 +41,11 @@ class StreamReset(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class PingAcknowledged(msgspec.Struct, frozen=True):
-    """The client answered a `ping`."""
-
-    data: bytes
-
-
-class GoAwayReceived(msgspec.Struct, frozen=True):
-    """The client is about to leave; its open streams go on."""
-
-    code: int
-    debug_data: bytes
-
-
 class ConnectionTerminated(msgspec.Struct, frozen=True):
-    """The connection has failed and every stream is gone. Send the waiting GOAWAY, then close the
-    socket."""
+    """The connection has failed, all streams are gone. Send the GOAWAY, then close the socket."""
 
     code: int
     reason: str
 
 
-Event = (
-    RequestReceived
-    | DataReceived
-    | TrailersReceived
-    | StreamReset
-    | PingAcknowledged
-    | GoAwayReceived
-    | ConnectionTerminated
-)
+Event = RequestReceived | DataReceived | TrailersReceived | StreamReset | ConnectionTerminated

@@ -52,11 +52,7 @@ def malformed(reason: str) -> StreamFailed:
 
 
 def request_head(decoded: list[tuple[bytes, bytes]]) -> RequestFields:
-    """Return the request of a decoded header block.
-
-    Raises:
-        StreamFailed: the request is malformed.
-    """
+    """Return the request of a decoded header block. Raise StreamFailed if it is malformed."""
     pseudo: dict[bytes, str] = {}
     regular = 0
     for regular, (name, value) in enumerate(decoded):  # noqa: B007

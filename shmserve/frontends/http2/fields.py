@@ -80,11 +80,8 @@ class FieldDecoder:
         self.ends_stream = False
 
     def begin(self, flags: int, stream_id: int, payload: memoryview, now: float) -> bytes | None:
-        """Return the block of a HEADERS frame, or None if CONTINUATION follows.
-
-        Raises:
-            ConnectionFailed: stream identifier, padding or size is invalid.
-        """
+        """Return the block of a HEADERS frame, or None if CONTINUATION follows. Raise
+        ConnectionFailed if stream identifier, padding or size is invalid."""
         if not stream_id & 1:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "HEADERS, stream identifier")
         if flags & (PADDED | PRIORITY_FLAG):
@@ -103,10 +100,7 @@ class FieldDecoder:
 
     def go_on(self, flags: int, payload: memoryview) -> bytes | None:
         """Return the whole block after its last CONTINUATION frame, or None if more frames follow.
-
-        Raises:
-            ConnectionFailed: no block is open, or the block has too many frames or bytes.
-        """
+        Raise ConnectionFailed if no block is open, or the block has too many frames or bytes."""
         if not self.stream_id:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
         self._count += 1
@@ -124,13 +118,9 @@ class FieldDecoder:
         return block
 
     def request(self, block: bytes) -> RequestFields:
-        """Return the request encoded in a block. A request with a larger header list than
-        announced in SETTINGS has an `excess`.
-
-        Raises:
-            StreamFailed: the request is malformed.
-            ConnectionFailed: the block cannot be decoded.
-        """
+        """Return the request encoded in a block. A request with a larger header list than announced
+        in SETTINGS has an `excess`. Raise StreamFailed if the request is malformed. Raise
+        ConnectionFailed if the block cannot be decoded."""
         head = self._remembered.get(block)
         if head is None:
             decoded, changed = self._decode(block)
@@ -216,10 +206,7 @@ def _check_size_updates(block: bytes) -> None:
 
 def encode_fields(fields: Fields) -> bytes:
     """Return a block of indexed and literal fields. The block does not change the client's dynamic
-    table.
-
-    So the block is equal each time and for each connection, and may be cached.
-    """
+    table. So the block is equal each time and for each connection, and may be cached."""
     return b"".join(
         _cached_field(name, value)
         if len(name) + len(value) <= _CACHED_FIELD_BYTES

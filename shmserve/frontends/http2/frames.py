@@ -50,12 +50,8 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFailed(Exception):
-    """The peer's bytes end the connection, with GOAWAY.
-
-    Args:
-        code: error code of the GOAWAY.
-        reason: debug data of the GOAWAY; ASCII.
-    """
+    """The peer's bytes end the connection, with GOAWAY. `code`: error code of the GOAWAY. `reason`:
+    debug data of the GOAWAY; ASCII."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)

@@ -20,12 +20,8 @@ _prefix = Struct(">BL")
 
 
 class FramingFailed(Exception):
-    """The client's bytes are no acceptable message.
-
-    Args:
-        status: gRPC status that ends the call.
-        reason: text for the client.
-    """
+    """The client's bytes are no acceptable message. `status`: gRPC status that ends the call.
+    `reason`: text for the client."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -48,11 +44,7 @@ class GrpcMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessageReceiver(Protocol):
-    """Takes the bytes of one message, in order.
-
-    Attributes:
-        left: bytes of the message still to come.
-    """
+    """Takes the bytes of one message, in order. `left`: bytes of the message still to come."""
 
     @property
     def left(self) -> int: ...
@@ -153,11 +145,8 @@ class MessageReader:
 
     def feed(self, data: memoryview, sparing: bool = False) -> list[GrpcMessage]:
         """Return the messages that end within `data`. `sparing`: whether a new receiver may leave
-        bytes of `data`.
-
-        Raises:
-            FramingFailed: a prefix is invalid, or announces more than `max_bytes`.
-        """
+        bytes of `data`. Raise FramingFailed if a prefix is invalid, or announces more than
+        `max_bytes`."""
         messages: list[GrpcMessage] = []
         position, end = 0, len(data)
         receiver = self.receiving
@@ -182,8 +171,7 @@ class MessageReader:
         return messages
 
     def _take_prefix(self, data: memoryview, position: int, end: int) -> tuple[int, int]:
-        """Return the message's position and its size in bytes; the size is -1 if the prefix is
-        incomplete."""
+        """Return the message's position and size in bytes: -1 if the prefix is incomplete."""
         if self._head or end - position < PREFIX_BYTES:
             take = min(PREFIX_BYTES - len(self._head), end - position)
             self._head += data[position : position + take]
@@ -211,17 +199,12 @@ class MessageReader:
         return position, size
 
     def space(self) -> memoryview | None:
-        """Return memory for the next bytes of the current message; None between messages or
-        without memory."""
+        """Return memory for the message's next bytes; None between messages or without memory."""
         return None if self.receiving is None else self.receiving.space()
 
     def filled(self, count: int) -> GrpcMessage | None:
-        """Note that `count` bytes were received into `space`. Return the message if it is
-        complete, else None.
-
-        Raises:
-            ValueError: `count` is larger than the rest of the message.
-        """
+        """Note that `count` bytes were received into `space`. Return the message if it is complete,
+        else None. Raise ValueError if `count` is larger than the rest of the message."""
         receiver = self.receiving
         if receiver is None or count > receiver.left:
             raise ValueError(f"there is no space for {count} bytes")
@@ -247,10 +230,6 @@ class MessageReader:
             self.receiving.close()
 
     def finish(self) -> None:
-        """Check the end of the stream.
-
-        Raises:
-            FramingFailed: the stream ends within a message.
-        """
+        """Check the end of the stream. Raise FramingFailed if the stream ends within a message."""
         if self._head or self.receiving is not None:
             raise FramingFailed(INTERNAL, "the request ends within a message")

@@ -15,11 +15,7 @@ _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if code != 0x25)
 
 
 def parse_timeout(value: str) -> float:
-    """Return the seconds of a ``grpc-timeout``.
-
-    Raises:
-        ValueError: the value is no timeout.
-    """
+    """Return the seconds of a ``grpc-timeout``. Raise ValueError if the value is no timeout."""
     match = _timeout(value)
     if match is None:
         raise ValueError(f"grpc-timeout is {value!r}, not up to 8 digits and one of HMSmun")
@@ -27,11 +23,9 @@ def parse_timeout(value: str) -> float:
 
 
 def encode_message(message: str) -> str:
-    """Return a ``grpc-message``: UTF-8, with bytes other than printable ASCII percent-encoded.
-
-    A blank at either end is encoded, too: strict clients refuse blanks there (RFC 9113 section
-    8.2.1).
-    """
+    """Return a ``grpc-message``: UTF-8, with bytes other than printable ASCII percent-encoded. A
+    blank at either end is encoded, too: strict clients refuse blanks there (RFC 9113 section
+    8.2.1)."""
     text = quote_from_bytes(message.encode(errors="replace"), safe=_PLAIN)
     return _end_blanks("%20", text)
 
@@ -42,12 +36,8 @@ def encode_binary(value: bytes) -> str:
 
 
 def decode_binary(value: str) -> list[bytes]:
-    """Return the values of a ``-bin`` field: base64, padded or not, several if separated by
-    commas.
-
-    Raises:
-        ValueError: a value is not base64.
-    """
+    """Return the values of a ``-bin`` field: base64, padded or not, several if separated by commas.
+    Raise ValueError if a value is not base64."""
     try:
         return [_decode_one(part.strip()) for part in value.split(",")]
     except binascii.Error:

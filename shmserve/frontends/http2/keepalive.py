@@ -30,14 +30,8 @@ class Keepalive:
 
     def on_ping(self, now: float, open_streams: int) -> bool:
         """Count the client's ping. A response's frame since the last ping makes up for all earlier
-        pings.
-
-        Returns:
-            True if a response's frame was sent since the last ping and so pays for this ping.
-
-        Raises:
-            ConnectionFailed: too many pings came too early.
-        """
+        pings. Return True if there was such a frame, which pays for this ping. Raise
+        ConnectionFailed if too many pings came too early."""
         limits = self._limits
         calls = open_streams or limits.keepalive_without_calls
         min_interval_s = limits.min_ping_interval_s if calls else limits.idle_ping_interval_s
@@ -51,16 +45,13 @@ class Keepalive:
         self._last_ping = now
         return answered
 
-    def on_ack(self, data: bytes) -> bool:
-        """Return True if a ping's answer belongs to a probe of this object."""
-        if data != _PROBE or self._probed_at is None:
-            return False
-        self._probed_at = None
-        return True
+    def on_ack(self, data: bytes) -> None:
+        """Take a ping's answer, which may belong to a probe of this object."""
+        if data == _PROBE:
+            self._probed_at = None
 
     def due(self, open_streams: int, heard_at: float) -> float:
-        """Return the time at which `tick` must act. `heard_at`: when the client last sent
-        anything."""
+        """Return the time at which `tick` must act. `heard_at`: when the client last sent bytes."""
         if self._probed_at is not None:
             return self._probed_at + self._limits.keepalive_timeout_s
         if not open_streams and not self._limits.keepalive_without_calls:
@@ -68,11 +59,8 @@ class Keepalive:
         return heard_at + self._limits.keepalive_s
 
     def tick(self, now: float, open_streams: int, heard_at: float) -> None:
-        """Probe the client if it is time.
-
-        Raises:
-            ConnectionFailed: a probe was not answered, and the client has sent nothing since.
-        """
+        """Probe the client if it is time. Raise ConnectionFailed if a probe was not answered, and
+        the client has sent nothing since."""
         if self._probed_at is not None and heard_at > self._probed_at:
             self._probed_at = None
         if now < self.due(open_streams, heard_at):
@@ -111,12 +99,10 @@ class Shutdown:
             self._output.add(goaway)
             self._output.add(frames.ping(_LEAVING))
 
-    def on_ack(self, data: bytes) -> bool:
-        """Return True if a ping's answer belongs to the ping of this object."""
-        if data != _LEAVING or self.began_at is None:
-            return False
-        self._name_last()
-        return True
+    def on_ack(self, data: bytes) -> None:
+        """Take a ping's answer, which may belong to the ping of this object."""
+        if data == _LEAVING and self.began_at is not None:
+            self._name_last()
 
     def _name_last(self) -> None:
         if self._streams.last_served is None:
@@ -129,7 +115,6 @@ class Shutdown:
         return self.began_at + self._limits.drain_ping_s
 
     def tick(self, now: float) -> None:
-        """Send the second GOAWAY after `drain_ping_s`, even if the client has not answered the
-        ping."""
+        """Send the second GOAWAY after `drain_ping_s`, even if the ping was not answered."""
         if now >= self.due():
             self._name_last()

@@ -8,11 +8,8 @@ from shmserve.frontends.http2 import frames
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a connection, with times in seconds. All connections share one object.
-
-    Raises:
-        ValueError: the protocol does not allow a value.
-    """
+    """Limits of a connection, with times in seconds. All connections share one object. Raise
+    ValueError if the protocol does not allow a value."""
 
     # Announced to the client in SETTINGS
     max_frame_bytes: int = 1 << 20

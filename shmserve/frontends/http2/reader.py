@@ -88,11 +88,7 @@ class FrameReader:
         self._ends = False  # the stream ends with the last byte of `left`
 
     def receive(self, data: Buffer, now: float) -> None:
-        """Read bytes into events.
-
-        Raises:
-            ConnectionFailed: the connection is to end.
-        """
+        """Read bytes into events. Raise ConnectionFailed if the connection is to end."""
         self.heard_at = now
         if self._rest:
             data = self._rest + data
@@ -186,8 +182,7 @@ class FrameReader:
     # --- HEADERS and CONTINUATION
 
     def _on_headers(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> None:
-        """Read a part of a header block: of a request, of trailers, or of a stream that has
-        ended."""
+        """Read a part of a header block: of a request, of trailers, or of an ended stream."""
         fields, streams = self._fields, self._streams
         if kind == HEADERS:
             block = fields.begin(flags, stream_id, payload, self.heard_at)
@@ -231,8 +226,7 @@ class FrameReader:
     def _on_data(
         self, view: memoryview, body: int, end: int, length: int, flags: int, stream_id: int
     ) -> int:
-        """Take the payload of a DATA frame as far as it is there. Return the position after the
-        taken bytes."""
+        """Take a DATA frame's payload as far as it is there. Return the position after it."""
         size = length
         if flags & PADDED:
             if not length or view[body] >= length:
@@ -292,11 +286,7 @@ class FrameReader:
 
     def payload_received(self, count: int, now: float) -> list[Event]:
         """Note that the owner has received `count` bytes of `payload_due`. Return the event of the
-        stream's end, if this is the end.
-
-        Raises:
-            ValueError: fewer bytes were due.
-        """
+        stream's end, if this is the end. Raise ValueError if fewer bytes were due."""
         if count > self.left:
             raise ValueError(f"{self.left} bytes of payload are due, not {count}")
         self.heard_at = now
@@ -307,8 +297,7 @@ class FrameReader:
         return [DataReceived(stream.id, _EMPTY, True)]
 
     def payload_returned(self, count: int) -> None:
-        """Make payload due again: the last `count` bytes given to `receive`, which were not
-        taken."""
+        """Make payload due again: the last `count` bytes for `receive`, which were not taken."""
         self.left += count
 
     # --- time

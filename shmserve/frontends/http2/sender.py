@@ -137,8 +137,7 @@ class Sender:
             self._streams.ready.append(stream)
 
     def pump(self, now: float) -> None:
-        """Frame data as far as the windows allow, a frame of each stream in turn, up to the high
-        water."""
+        """Frame data as the windows allow, a frame of each stream in turn, up to the high water."""
         output, high_water = self._output, self._limits.high_water_bytes
         ready, blocked = self._streams.ready, self._streams.blocked
         while output.pending < high_water:
@@ -205,7 +204,6 @@ class Sender:
         self._max_frame = size
 
     def shrink_table(self, size: int) -> None:
-        """Obey a smaller HPACK table than the default: announce an empty table, since none is
-        used."""
+        """Obey a smaller HPACK table than the default: announce an empty table; none is used."""
         if size < _DEFAULT_TABLE:
             self._table_update = _EMPTY_TABLE

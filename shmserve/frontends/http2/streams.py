@@ -113,8 +113,7 @@ class Http2Stream(msgspec.Struct, eq=False):
             self.progress_at, self.moved = now, 0
 
     def close(self) -> int:
-        """End the stream, even if the object is still referenced. Return the number of bytes it
-        held."""
+        """End the stream, even if still referenced. Return the number of bytes that it held."""
         self.closed = True
         held, self.held = self.held, 0
         return held
@@ -125,11 +124,9 @@ class Http2Stream(msgspec.Struct, eq=False):
 
 
 class OutgoingBytes:
-    """Framed bytes that are not sent yet.
-
-    A token stands for the memory behind some buffers. `released` gets a token exactly once: when
-    the last of its buffers is sent or will never be sent.
-    """
+    """Framed bytes that are not sent yet. A token stands for the memory behind some buffers.
+    `released` gets a token exactly once: when the last of its buffers is sent or will never be
+    sent."""
 
     __slots__ = ("_answered", "_marks", "_position", "parts", "pending", "released")
 
@@ -274,12 +271,8 @@ class Http2Streams:
         self.control.left += ControlBudget.STREAM_FRAMES
 
     def open_window(self, stream_id: int, increment: int, now: float) -> None:
-        """Obey a WINDOW_UPDATE, which the client's budget pays for.
-
-        Raises:
-            ConnectionFailed: the connection is to end.
-            StreamFailed: the stream is to be reset.
-        """
+        """Obey a WINDOW_UPDATE, which the client's budget pays for. Raise ConnectionFailed if the
+        connection is to end. Raise StreamFailed if the stream is to be reset."""
         if self.updates > 0:
             self.updates -= 1
         elif not self.control.spend(now):
@@ -302,11 +295,7 @@ class Http2Streams:
 
     def open_send_window(self, stream: Http2Stream, increment: int) -> None:
         """Change a stream's send window, after WINDOW_UPDATE or SETTINGS. `increment` may be
-        negative.
-
-        Raises:
-            StreamFailed: the window becomes too large.
-        """
+        negative. Raise StreamFailed if the window becomes too large."""
         stream.send_window += increment
         if stream.send_window > frames.LARGEST_WINDOW:
             raise StreamFailed(ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
@@ -320,11 +309,8 @@ class Http2Streams:
         self.updates += ControlBudget.UPDATES_PER_DATA + (size >> 10)
 
     def change_initial_window(self, size: int) -> None:
-        """Obey the client's SETTINGS_INITIAL_WINDOW_SIZE, for open streams, too.
-
-        Raises:
-            ConnectionFailed: a stream's window becomes too large.
-        """
+        """Obey the client's SETTINGS_INITIAL_WINDOW_SIZE, for open streams, too. Raise
+        ConnectionFailed if a stream's window becomes too large."""
         delta, self.initial_window = size - self.initial_window, size
         if not delta:
             return
@@ -431,10 +417,8 @@ class Http2Streams:
         self.forget(stream)
 
     def cancel(self, stream: Http2Stream) -> None:
-        """Forget a stream that the client has reset.
-
-        grpc-java (netty) sends queued messages even after the RST_STREAM of their call.
-        """
+        """Forget a stream that the client has reset. grpc-java (netty) sends queued messages even
+        after the RST_STREAM of their call."""
         if not stream.remote_closed:
             self._forgive(stream.id, stream.receive_window)
         self.forget(stream)

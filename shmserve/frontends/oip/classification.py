@@ -42,11 +42,9 @@ def top_classes(
     labels: tuple[str, ...],
     batched: bool,
 ) -> tuple[list[bytes], tuple[int, ...]]:
-    """Return elements and shape of the BYTES tensor that replaces an output.
-
-    The classes are chosen per row of the batch if the model batches, else from the whole tensor.
-    The greatest value comes first, the lower index first among equal values, NaN last.
-    """
+    """Return elements and shape of the BYTES tensor that replaces an output. The classes are chosen
+    per row of the batch if the model batches, else from the whole tensor. The greatest value comes
+    first, the lower index first among equal values, NaN last."""
     array = np.frombuffer(view, DATATYPES[datatype].numpy)
     rows, rest = (shape[0], shape[1:]) if batched and shape else (1, shape)
     table = array.reshape(rows, prod(rest))

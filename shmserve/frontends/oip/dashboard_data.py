@@ -105,8 +105,7 @@ def _state(snapshot: Snapshot | None) -> str:
 def _models(
     history: HistoryReport, snapshot: Snapshot | None, report: Report
 ) -> list[dict[str, Any]]:
-    """Return a row for every published model version, and for every other version with counted
-    requests."""
+    """Return a row for every published model version, and every other with counted requests."""
     series = {(model.model, model.version): model for model in history.models}
     totals = {(model.model, model.version): model.all_requests() for model in report.models}
     rows: dict[tuple[str, str], dict[str, Any]] = {}

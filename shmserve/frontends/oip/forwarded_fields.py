@@ -25,11 +25,7 @@ _CASE_SENSITIVE = "(?-i)"  # RE2's prefix of case-sensitive patterns
 
 def compiled(pattern: str) -> re.Pattern[str] | None:
     """Return the compiled pattern of one of the settings; None if the setting is empty and nothing
-    is forwarded.
-
-    Raises:
-        re.error: the setting is no regular expression.
-    """
+    is forwarded. Raise re.error if the setting is no regular expression."""
     if not pattern:
         return None
     flags = re.NOFLAG if pattern.startswith(_CASE_SENSITIVE) else re.IGNORECASE

@@ -31,11 +31,8 @@ _SHOWN = 64  # characters of a client's value quoted in an error message
 
 
 def parse_generate(signature: ModelSignature, text: bytes) -> InferRequest:
-    """Return the inference request of a generate request.
-
-    Raises:
-        InvalidArgument: the request is malformed; the message names the key.
-    """
+    """Return the inference request of a generate request. Raise InvalidArgument if the request is
+    malformed; the message names the key."""
     document = strict_parser.loads(text, functools.partial(_members_once, signature))
     if not isinstance(document, dict):
         raise InvalidArgument(f"the request must be a JSON object, got {_show(document)}")
@@ -128,11 +125,8 @@ def _fitted(shape: tuple[int, ...], input_shape: tuple[int, ...]) -> tuple[int, 
 
 
 def _shape(value: Any, name: str) -> tuple[int, ...]:
-    """Return the shape of nested arrays; () for a scalar.
-
-    Raises:
-        InvalidArgument: an array holds arrays of different lengths, or arrays beside elements.
-    """
+    """Return the shape of nested arrays; () for a scalar. Raise InvalidArgument if an array holds
+    arrays of different lengths, or arrays beside elements."""
     shape: tuple[int, ...] = ()
     level = [value]
     while any(type(item) is list for item in level):
@@ -147,12 +141,9 @@ def _shape(value: Any, name: str) -> tuple[int, ...]:
 def encode_outcome(
     signature: ModelSignature, request_id: str, outcome: Outcome, receipt: Receipt
 ) -> bytes:
-    """Return an answer as a flat JSON object. The bytes of all outputs count as copied.
-
-    Raises:
-        ShmserveError: the outcome is an error.
-        InvalidArgument: an output has no JSON form.
-    """
+    """Return an answer as a flat JSON object. The bytes of all outputs count as copied. Raise
+    ShmserveError if the outcome is an error. Raise InvalidArgument if an output has no JSON
+    form."""
     if outcome.error is not None:
         raise outcome.error
     spec = signature.spec

@@ -12,14 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmserve.config import Settings
-from shmserve.core.live_settings import (
-    LOG_FORMATS,
-    UNLIMITED,
-    LogChange,
-    RuntimeSettings,
-    TraceChange,
-    initial,
-)
+from shmserve.core import live_settings
 from shmserve.errors import InvalidArgument, Unimplemented
 from shmserve.frontends.dispatch_api import DispatchApi
 
@@ -45,7 +38,7 @@ class ServerSettings:
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
-        self._initial = initial(settings)
+        self._initial = live_settings.initial(settings)
         self._file = os.path.basename(settings.trace_file)  # clients do not learn the folder
         self._mode = settings.trace_mode
         self._checks = _trace_checks(self._mode)
@@ -54,12 +47,8 @@ class ServerSettings:
         self, model: str = "", update: Mapping[str, TraceValue] | None = None
     ) -> dict[str, list[str] | str]:
         """Return the trace settings of a model, or of all models, after applying the update if
-        given.
-
-        Raises:
-            InvalidArgument: an unknown model, setting or value.
-            Unimplemented: a value that Triton supports and this server does not.
-        """
+        given. Raise InvalidArgument for an unknown model, setting or value. Raise Unimplemented for
+        a value that Triton supports and this server does not."""
         if model and model not in self._dispatcher.snapshot().models:
             raise InvalidArgument(f"Request for unknown model : {model}")
         if update:
@@ -80,12 +69,8 @@ class ServerSettings:
 
     def logging(self, update: Mapping[str, LogValue | None] | None = None) -> dict[str, LogValue]:
         """Return the log settings of all processes of the server, after applying the update if
-        given.
-
-        Raises:
-            InvalidArgument: an unknown setting or value.
-            Unimplemented: a value that Triton supports and this server does not.
-        """
+        given. Raise InvalidArgument for an unknown setting or value. Raise Unimplemented for a
+        value that Triton supports and this server does not."""
         if update:
             self._dispatcher.coordinator.change_log(_log_change(update))
         log = self._tuning().log
@@ -98,14 +83,14 @@ class ServerSettings:
             "log_format": log.format,
         }
 
-    def _tuning(self) -> RuntimeSettings:
+    def _tuning(self) -> live_settings.RuntimeSettings:
         return self._dispatcher.snapshot().tuning or self._initial
 
 
 # ------------------------------------------------------------------------- logging
 
 
-def _log_change(update: Mapping[str, Any]) -> LogChange:
+def _log_change(update: Mapping[str, Any]) -> live_settings.LogChange:
     changes: dict[str, Any] = {}
     for name, value in update.items():
         if name not in _LOG_SETTINGS:
@@ -125,12 +110,13 @@ def _log_change(update: Mapping[str, Any]) -> LogChange:
                 )
             changes["verbose"] = value
         else:
-            if value not in LOG_FORMATS:
+            if value not in live_settings.LOG_FORMATS:
                 raise InvalidArgument(
-                    f"'log_format' must be one of {', '.join(LOG_FORMATS)}, got {_shown(value)}"
+                    f"'log_format' must be one of {', '.join(live_settings.LOG_FORMATS)}, "
+                    f"got {_shown(value)}"
                 )
             changes["format"] = value
-    return LogChange(**changes)
+    return live_settings.LogChange(**changes)
 
 
 # ------------------------------------------------------------------------- tracing
@@ -140,18 +126,19 @@ _Check = Callable[[str, Any], tuple[Any, ...]]
 
 
 def _trace_checks(mode: str) -> dict[str, _Check]:
-    """Return the check for the value of each setting, on a server started with the trace mode
-    `mode`."""
+    """Return the check of each setting's value, for a server started in the trace mode `mode`."""
     return {
         "trace_level": _level,
         "trace_rate": _number(0 if mode == "opentelemetry" else 1),
-        "trace_count": _number(UNLIMITED),
+        "trace_count": _number(live_settings.UNLIMITED),
         "log_frequency": _number(0),
         "trace_mode": _same(mode),
     }
 
 
-def _trace_change(update: Mapping[str, Any], checks: Mapping[str, _Check]) -> TraceChange:
+def _trace_change(
+    update: Mapping[str, Any], checks: Mapping[str, _Check]
+) -> live_settings.TraceChange:
     changes: dict[str, Any] = {}
     cleared: list[str] = []
     for name, value in update.items():
@@ -165,7 +152,7 @@ def _trace_change(update: Mapping[str, Any], checks: Mapping[str, _Check]) -> Tr
             cleared += fields
         else:
             changes.update(zip(fields, check(name, value), strict=True))
-    return TraceChange(**changes, cleared=tuple(cleared))
+    return live_settings.TraceChange(**changes, cleared=tuple(cleared))
 
 
 def _level(name: str, value: Any) -> tuple[bool, bool]:
@@ -209,8 +196,7 @@ def _same(mode: str) -> _Check:
 
 
 def _single(name: str, value: Any) -> str:
-    """Return the only string of a value: the value, or the single item of a list as sent over
-    gRPC."""
+    """Return the only string of a value: the value, or the single item of a list, as over gRPC."""
     item = value[0] if isinstance(value, list) and len(value) == 1 else value
     if not isinstance(item, str):
         raise InvalidArgument(f"'{name}' must be a string, got {_shown(value)}")

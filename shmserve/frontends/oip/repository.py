@@ -76,19 +76,13 @@ class Repository:
 
     def unload(self, name: str, dependents: bool = False) -> None:
         """Unload a model; with `dependents` also the models loaded only as steps of this model.
-
-        Raises:
-            ShmserveError: the request was refused.
-        """
+        Raise ShmserveError if the request was refused."""
         load_request.check_name(name, self._settings)
         self._dispatcher.coordinator.unload_model(name, dependents)
 
 
 def refuse_repository(name: str) -> None:
-    """Refuse requests that name a repository: the only repository has no name.
-
-    Raises:
-        Unimplemented: `name` is not empty.
-    """
+    """Refuse requests that name a repository: the only repository has no name. Raise Unimplemented
+    if `name` is not empty."""
     if name:
         raise Unimplemented("'repository_name' specification is not supported")

@@ -73,11 +73,8 @@ class Restricted:
         return bool(self._keys)
 
     def check(self, category: Category, headers: HeaderSource) -> None:
-        """Refuse a request without the secret of its category.
-
-        Raises:
-            PermissionDenied: the secret is missing or wrong (over gRPC: NotConfigured).
-        """
+        """Refuse a request without the secret of its category. Raise PermissionDenied if the secret
+        is missing or wrong (over gRPC: NotConfigured)."""
         rule = self._keys.get(category)
         if rule is None:
             return
@@ -92,12 +89,8 @@ class Restricted:
 
 
 def known(category: Category, what: str) -> Category:
-    """Return the category declared for a route or an rpc.
-
-    Raises:
-        ValueError: there is no such category; without the check `what` would be open to every
-            caller.
-    """
+    """Return the category declared for a route or an rpc. Raise ValueError if there is no such
+    category; without the check `what` would be open to every caller."""
     if category not in CATEGORIES:
         raise ValueError(f"{what} has no category of the restricted APIs, but '{category}'")
     return category
@@ -105,10 +98,7 @@ def known(category: Category, what: str) -> Category:
 
 def check_settings(settings: Settings) -> None:
     """Check the settings of restricted APIs and of forwarded fields, before any process starts.
-
-    Raises:
-        ConfigError: a setting is malformed; the message names the setting.
-    """
+    Raise ConfigError if a setting is malformed; the message names the setting."""
     Restricted(settings.http_restricted_api)
     Restricted(settings.grpc_restricted_protocol, grpc=True)
     for name in ("http_header_forward_pattern", "grpc_header_forward_pattern"):

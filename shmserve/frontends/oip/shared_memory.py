@@ -62,20 +62,14 @@ class SharedMemory:
         self._off = settings.client_shm_mode == "off"
 
     def status(self, caller: Caller, name: str = "") -> list[RegionStatus]:
-        """Return the caller's system regions, or only the region `name`.
-
-        Raises:
-            NotFound: the caller has no such system region.
-        """
+        """Return the caller's system regions, or only the region `name`. Raise NotFound if the
+        caller has no such system region."""
         own = self._own(caller, SYSTEM, name)
         return [RegionStatus(r.name, r.key, r.offset, r.byte_size) for r in own]
 
     def cuda_status(self, caller: Caller, name: str = "") -> list[CudaStatus]:
-        """Return the caller's CUDA regions, or only the region `name`.
-
-        Raises:
-            NotFound: the caller has no such CUDA region.
-        """
+        """Return the caller's CUDA regions, or only the region `name`. Raise NotFound if the caller
+        has no such CUDA region."""
         own = self._own(caller, CUDA, name)
         return [CudaStatus(r.name, r.device_id, r.byte_size) for r in own]
 
@@ -100,11 +94,7 @@ class SharedMemory:
             raise Unimplemented(OFF)
 
     def register(self, caller: Caller, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Register a part of a shared-memory object.
-
-        Raises:
-            ShmserveError: the registration was refused.
-        """
+        """Register a part of a shared-memory object. Raise ShmserveError if that was refused."""
         self.require_on()
         object_name(key, name)
         check_name(name)
@@ -116,11 +106,7 @@ class SharedMemory:
     def register_cuda(
         self, caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int
     ) -> None:
-        """Register GPU memory.
-
-        Raises:
-            ShmserveError: the registration was refused.
-        """
+        """Register GPU memory. Raise ShmserveError if the registration was refused."""
         self.require_on()
         check_arguments(name, handle, device_id, byte_size)
         self._dispatcher.coordinator.register_cuda_region(
@@ -128,11 +114,8 @@ class SharedMemory:
         )
 
     def unregister(self, caller: Caller, name: str = "", kind: str = SYSTEM) -> None:
-        """Remove the region `name` of the caller, or all the caller's regions of a kind.
-
-        Raises:
-            Unimplemented: client shared memory is off.
-        """
+        """Remove the region `name` of the caller, or all the caller's regions of a kind. Raise
+        Unimplemented if client shared memory is off."""
         self.require_on()
         caller = rules.acting(caller, self._server_uid)
         self._dispatcher.coordinator.unregister_regions(caller, name, kind)
@@ -170,11 +153,8 @@ class SharedMemory:
 
 
 def parse_system(document: Any) -> tuple[str, int, int]:
-    """Return key, offset and byte_size from the JSON of a request to register shared memory.
-
-    Raises:
-        InvalidArgument: a field is missing or of another type.
-    """
+    """Return key, offset and byte_size from the JSON of a request to register shared memory. Raise
+    InvalidArgument if a field is missing or of another type."""
     fields = _fields(document, "key", "byte_size")
     key = fields["key"]
     if not isinstance(key, str):
@@ -184,11 +164,8 @@ def parse_system(document: Any) -> tuple[str, int, int]:
 
 def parse_cuda(document: Any) -> tuple[bytes, int, int]:
     """Return handle, device_id and byte_size from the JSON of a request to register GPU memory.
-
-    Raises:
-        InvalidArgument: a field is missing or of another type, or the handle is not base64 of a
-            handle's length.
-    """
+    Raise InvalidArgument if a field is missing or of another type, or the handle is not base64 of a
+    handle's length."""
     fields = _fields(document, "raw_handle", "device_id", "byte_size")
     encoded = _fields(fields["raw_handle"], "b64")["b64"]
     try:

@@ -22,12 +22,8 @@ class Statistics:
 
     def models(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
         """Return `model_stats` of all ready versions, of the ready versions of a model, or of a
-        single version.
-
-        Raises:
-            NotFound: there is no such model or version, or the model is not ready.
-            Unavailable: the coordinator cannot deliver the numbers now.
-        """
+        single version. Raise NotFound if there is no such model or version, or the model is not
+        ready. Raise Unavailable if the coordinator cannot deliver the numbers now."""
         entries = self._entries(name, version)
         report = self._dispatcher.coordinator.report()
         reports = {(m.model, m.version): m for m in report.models}

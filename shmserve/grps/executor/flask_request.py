@@ -1,5 +1,4 @@
-"""Custom HTTP requests as a model sees them, with the attributes of Flask's request that code
-uses."""
+"""Custom HTTP requests as a model sees them, with the attributes of Flask's requests in use."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ _FORM = "application/x-www-form-urlencoded"
 
 
 class Values(Mapping[str, str]):
-    """Query parameters or form fields: the first value of each name. `getlist` returns all
-    values."""
+    """Query parameters or form fields: the first value of each name. `getlist` returns all."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._pairs = tuple(pairs)

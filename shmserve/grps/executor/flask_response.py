@@ -31,8 +31,7 @@ class ResponseHeaders:
         return self.getlist(name)[0]
 
     def __setitem__(self, name: str, value: object) -> None:
-        """Set the field. If several fields have this name, the first is replaced and the others
-        are removed."""
+        """Set the field: the first of this name is replaced, the others are removed."""
         pair = (name, str(value))
         at = next((i for i, (n, _) in enumerate(self._pairs) if n.lower() == name.lower()), None)
         if at is None:

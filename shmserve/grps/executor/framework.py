@@ -28,8 +28,7 @@ _REFUSED = {
 
 
 class _Refused(ModuleType):
-    """A module for an unsupported library: the import succeeds, but every attribute raises
-    ImportError."""
+    """A module for an unsupported library: importable, but every attribute raises ImportError."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(name)

@@ -56,8 +56,7 @@ class _WithMessages:
 
     @property
     def http(self) -> HttpRequest | None:
-        """Return the request to the worker's own HTTP path, or None if the request came another
-        way."""
+        """Return the request to the worker's own HTTP path; None if it came another way."""
         return request_of(self._request.inputs)
 
     def answer(self, result: Any, partial: bool = False) -> Response:

@@ -112,8 +112,7 @@ class GrpsBackend:
             out.fail(from_exception(ex, log, "infer failed"))
 
     def _message(self, request: Request) -> tuple[object, str]:
-        """Return the request's message, and the name of the project's model to run ("": the
-        dag)."""
+        """Return the request's message, and the name of the model to run ("": the dag)."""
         assert self._models is not None
         tensor = request.inputs.get(model_parameters.MESSAGE)
         try:

@@ -1,5 +1,4 @@
-"""TorchScript models, and tensors of messages for these models. Needs torch, an optional
-dependency."""
+"""TorchScript models, and tensors of messages for them. Needs torch, an optional dependency."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class TorchTensorConverter(Converter):
         return dict(zip(names, values, strict=True))
 
     def postprocess(self, inp: Any, context: Any) -> Any:
-        """Return a message of outputs with their names, or named output, output_0, output_1 and so
-        on."""
+        """Return a message of outputs with their names, or named output, output_0, output_1 ..."""
         torch = import_torch()
         if isinstance(inp, torch.Tensor):
             named = {"output": inp}

@@ -32,8 +32,7 @@ _TEXTS = ("str_data", "bin_data")
 
 
 def refusal(ex: Exception, what: str) -> GrpsMessage:
-    """Return the answer to a failed request. The text of an unexpected error goes to the log
-    only."""
+    """Return the answer to a failed request. An unexpected error's text goes to the log only."""
     if not isinstance(ex, ShmserveError):
         log.error("unexpected error in %s", what, exc_info=ex)
         return failure(GENERIC)
@@ -68,11 +67,8 @@ def to_message(signature: ModelSignature, outcome: Outcome, kind: str) -> GrpsMe
 
 
 def to_wire(signature: ModelSignature, outcome: Outcome, kind: str) -> list[bytes | memoryview]:
-    """Return the wire form of an outcome as a message, in parts.
-
-    Raises:
-        ModelFailure: the outcome does not fit into a GRPS message.
-    """
+    """Return the wire form of an outcome as a message, in parts. Raise ModelFailure if the outcome
+    does not fit into a GRPS message."""
     if not takes_message(signature.spec):
         return message_wire.parts(to_message(signature, outcome, kind))
     view = message_bytes(signature, outcome)
@@ -100,8 +96,7 @@ def _no_message(signature: ModelSignature) -> ModelFailure:
 
 
 def _text(signature: ModelSignature, outcome: Outcome, kind: str) -> GrpsMessage | None:
-    """Return text for text and bytes for bytes, if the model gave a single piece; otherwise
-    None."""
+    """Return text for text and bytes for bytes if the model gave a single piece; else None."""
     name = signature.spec.parameters.get(OUTPUT, "")
     if not name and len(outcome.outputs) != 1:
         return None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import InvalidArgument, NotFound, ShmserveError, Unavailable
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.grps import settings as grps_settings
-from shmserve.grps.frontend import metadata_documents
-from shmserve.grps.frontend.exchange import Exchange, HttpSource, PayloadSource
+from shmserve.grps.frontend import metadata_documents, payloads
+from shmserve.grps.frontend.exchange import Exchange, GrpsSource
 from shmserve.grps.frontend.payloads import Body, Payload
 from shmserve.grps.protocol.custom_http import RequestHead
 from shmserve.grps.protocol.grps_message import GrpsMessage, success
@@ -37,13 +39,9 @@ class ModelNames:
         return names
 
     def ready(self, name: str) -> ModelEntry:
-        """Return the model of this name, or the default model for an empty name.
-
-        Raises:
-            NotFound: there is no such model.
-            InvalidArgument: the name is empty, and there is no default model.
-            Unavailable: the model is not ready.
-        """
+        """Return the model of this name, or the default model for an empty name. Raise NotFound if
+        there is no such model. Raise InvalidArgument if the name is empty, and there is no default
+        model. Raise Unavailable if the model is not ready."""
         if not name:
             return self._default_model()
         match = self.names().find(name)
@@ -75,17 +73,13 @@ class Grps:
         self.models = ModelNames(dispatcher, settings)
 
     def set_online(self, online: bool) -> GrpsMessage:
-        """Set whether load balancers should send requests to this server: one flag for all
-        processes."""
+        """Set whether load balancers should send requests here: one flag for all processes."""
         self._dispatcher.set_flag(ONLINE, online)
         return OK
 
     def ready(self) -> GrpsMessage:
-        """Check that the server is online and every required model is loaded.
-
-        Raises:
-            Unavailable: the server is not ready.
-        """
+        """Check that the server is online and every required model is loaded. Raise Unavailable if
+        the server is not ready."""
         try:
             snapshot = self._dispatcher.snapshot()
         except ShmserveError:
@@ -100,12 +94,8 @@ class Grps:
         return GrpsMessage(success(), str_data=text)
 
     def model_metadata(self, message: GrpsMessage) -> GrpsMessage:
-        """Return a YAML document of the model that `str_data` of the message names.
-
-        Raises:
-            InvalidArgument: the message names no model.
-            NotFound: there is no such model.
-        """
+        """Return a YAML document of the model that `str_data` of the message names. Raise
+        InvalidArgument if the message names no model. Raise NotFound if there is no such model."""
         name = message.str_data
         if name is None:
             raise InvalidArgument("No model name.")
@@ -117,9 +107,10 @@ class Grps:
         return GrpsMessage(success(), str_data=text)
 
     def begin(self, payload: Payload, entry: ModelEntry, options: RunOptions) -> Exchange:
-        """Begin an exchange for a payload, which is checked and copied into slots when the
-        exchange runs."""
-        source = PayloadSource(payload, self._settings, options)
+        """Begin an exchange for a payload, which is checked and copied when the exchange runs."""
+        body = payload.body.remaining if payload.body is not None else None
+        fill = partial(payloads.fill, payload, self._settings)
+        source = GrpsSource(body or len(payload.wire or b""), options, fill)
         kind = "bin_data" if payload.body is not None else payload.message.which
         return Exchange(self._dispatcher, entry, source, kind)
 
@@ -127,4 +118,5 @@ class Grps:
         self, entry: ModelEntry, head: RequestHead, body: Body, options: RunOptions
     ) -> Exchange:
         """Begin an exchange for a raw HTTP request, for a model that takes such requests."""
-        return Exchange(self._dispatcher, entry, HttpSource(head, body, options))
+        source = GrpsSource(body.remaining or 0, options, partial(payloads.fill_http, head, body))
+        return Exchange(self._dispatcher, entry, source)

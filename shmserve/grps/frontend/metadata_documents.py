@@ -21,10 +21,8 @@ from shmserve.tensor.config_document import BatchingEntry
 
 
 def server_document(snapshot: Snapshot, settings: Settings) -> str:
-    """Return the document about the server: models, dag, interface.
-
-    If a project is the only served worker, its files are returned verbatim.
-    """
+    """Return the document about the server: models, dag, interface. If a project is the only served
+    worker, its files are returned verbatim."""
     published = [e for versions in snapshot.models.values() for e in versions.values()]
     entries = [entry for entry in published if entry.spec.platform != PIPELINE]
     if len(entries) == 1:
@@ -38,11 +36,8 @@ def server_document(snapshot: Snapshot, settings: Settings) -> str:
 
 def model_document(names: Names, name: str) -> str | None:
     """Return the document about a model, named by bare name or name-version. Return None for an
-    unknown name.
-
-    If several versions have the bare name, the newest ready version is described, or the newest if
-    no version is ready.
-    """
+    unknown name. If several versions have the bare name, the newest ready version is described, or
+    the newest if no version is ready."""
     snapshot = names.snapshot
     match = names.find(name)
     if match is not None:

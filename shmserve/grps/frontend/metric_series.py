@@ -38,11 +38,8 @@ class GrpsSeries:
 
     def get(self, name: str) -> dict[str, Any] | None:
         """Return a trend (30 days, 24 hours, 60 minutes, 60 seconds, oldest first), or the
-        distribution of the last second. Return None if the name is unknown.
-
-        Raises:
-            Unavailable: the coordinator is away, and did not come back in time.
-        """
+        distribution of the last second. Return None if the name is unknown. Raise Unavailable if
+        the coordinator is away, and did not come back in time."""
         seconds = self._history(0)
         if name == _LATENCY:
             return _cdf(seconds.latest)
@@ -67,8 +64,7 @@ class GrpsSeries:
 
 
 def _own(history: HistoryReport, name: str) -> Column | None:
-    """Return the values of a system name. Return None for another name, or a GPU without
-    history."""
+    """Return the values of a system name; None for another name, or a GPU without history."""
     if name in _TOTAL:
         return history.total.get(_TOTAL[name], [])
     if name in _SYSTEM:

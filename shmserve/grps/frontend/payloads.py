@@ -16,7 +16,8 @@ from msgspec import Struct
 from shmserve.config import Settings
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.errors import InvalidArgument, TooLarge
-from shmserve.grps.protocol import message_wire
+from shmserve.grps.protocol import custom_http, message_wire
+from shmserve.grps.protocol.custom_http import RequestHead
 from shmserve.grps.protocol.grps_message import GenericTensor, GrpsDataType, GrpsMessage
 from shmserve.grps.protocol.json_reader import FIELDS
 from shmserve.grps.protocol.model_parameters import MESSAGE, takes_message
@@ -67,12 +68,8 @@ class Body(Protocol):
 
 
 class Payload(Struct, frozen=True):
-    """The payload of a request.
-
-    Attributes:
-        wire: bytes of the message, if the message came in protobuf's wire form.
-        body: bin_data that has not been received yet.
-    """
+    """The payload of a request. `wire`: bytes of the message, if the message came in protobuf's
+    wire form. `body`: bin_data that has not been received yet."""
 
     message: GrpsMessage
     wire: bytes | None = None
@@ -80,14 +77,11 @@ class Payload(Struct, frozen=True):
 
 
 def fill(
-    call: InferenceCall, signature: ModelSignature, payload: Payload, settings: Settings
+    payload: Payload, settings: Settings, call: InferenceCall, signature: ModelSignature
 ) -> None:
-    """Check a request against its model and copy the inputs into slots.
-
-    Raises:
-        InvalidArgument: the request does not fit the model.
-        TooLarge: a tensor is larger than `max_tensor_bytes`.
-    """
+    """Check a request against its model and copy the inputs into slots. Raise InvalidArgument if
+    the request does not fit the model. Raise TooLarge if a tensor is larger than
+    `max_tensor_bytes`."""
     if takes_message(signature.spec):
         _fill_message(call, payload, settings)
         return
@@ -102,6 +96,19 @@ def fill(
             f"model '{signature.spec.name}' takes tensors; the request has {kind}:"
             " send gtensors (gmap is for models that take the GRPS message)"
         )
+
+
+def fill_http(head: RequestHead, body: Body, call: InferenceCall, _: ModelSignature) -> None:
+    """Copy a raw HTTP request into slots, for a model that takes such requests."""
+    data = custom_http.encode(head)
+    reservation = call.reserve(len(data))
+    reservation.view[:] = data
+    call.add_input(custom_http.HEAD, "UINT8", (len(data),), reservation)
+    size = body.remaining or 0
+    if size:
+        reservation = call.reserve(size)
+        call.receipt.copy_in(body.fill(reservation.view))
+        call.add_input(custom_http.BODY, "UINT8", (size,), reservation)
 
 
 def _fill_message(call: InferenceCall, payload: Payload, settings: Settings) -> None:
@@ -233,8 +240,7 @@ def _names(signature: ModelSignature, tensors: list[GenericTensor]) -> list[str]
 
 
 def _elements(message: GrpsMessage) -> int:
-    """Return the number of elements in a message's tensors, a measure of the time to check or
-    encode them."""
+    """Return the number of elements in a message, a measure of the time to check or encode it."""
     tensors = message.gtensors or ()
     return sum(len(values) for tensor in tensors for values in tensor.flat.values())
 

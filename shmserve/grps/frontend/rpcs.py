@@ -1,5 +1,4 @@
-"""The gRPC service of GRPS: a failure is told in the status of the answer, and the rpc ends with
-OK."""
+"""The gRPC service of GRPS: a failure stands in the answer's status, and the rpc ends with OK."""
 
 from __future__ import annotations
 

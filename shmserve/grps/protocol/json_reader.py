@@ -59,8 +59,7 @@ _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 def _struct(name: str, fields: list[tuple[str, Any]], more: list[Any] | None = None) -> Any:
-    """Return a struct type of optional fields, which also notices the camelCase names of the
-    fields."""
+    """Return a struct type of optional fields, which also notices their camelCase names."""
     names = {field for field, _ in fields}
     camels = [(camel, msgspec.Raw, _NONE) for camel, field in _CAMEL.items() if field in names]
     optional = [(field, Optional[kind], None) for field, kind in fields]  # noqa: UP045
@@ -108,11 +107,7 @@ _decode = msgspec.json.Decoder(_JsonMessage, strict=False).decode
 
 
 def parse(text: bytes) -> GrpsMessage:
-    """Read a request.
-
-    Raises:
-        InvalidArgument: the request is malformed, or has no payload or several.
-    """
+    """Read a request. Raise InvalidArgument if it is malformed, or has no payload or several."""
     try:
         source = _decode(text)
         ndarray = bytes(source.ndarray)

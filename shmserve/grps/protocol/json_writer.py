@@ -81,11 +81,8 @@ def encode(message: GrpsMessage) -> bytes:
 
 
 def encode_ndarray(message: GrpsMessage) -> bytes:
-    """Return the JSON text of an answer, with the first tensor as a nested list.
-
-    Raises:
-        InvalidArgument: the answer has no tensor, or the first tensor is not FP32.
-    """
+    """Return the JSON text of an answer, with the first tensor as a nested list. Raise
+    InvalidArgument if the answer has no tensor, or the first tensor is not FP32."""
     tensor = message.gtensors[0] if message.gtensors else None
     if tensor is None or tensor.dtype != GrpsDataType.DT_FLOAT32:
         raise InvalidArgument("No float32 tensors in output. Cannot convert to ndarray.")

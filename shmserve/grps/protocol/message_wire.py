@@ -55,11 +55,8 @@ WIRE_TYPES: dict[int, np.dtype[Any]] = {
 
 
 def parse(data: Bytes) -> GrpsMessage:
-    """Read a message. `bin_data` and floating-point tensors are views of `data`.
-
-    Raises:
-        InvalidArgument: the message is malformed.
-    """
+    """Read a message. `bin_data` and floating-point tensors are views of `data`. Raise
+    InvalidArgument if the message is malformed."""
     try:
         return _message(memoryview(data).toreadonly())
     except Malformed as ex:
@@ -84,11 +81,8 @@ def _message(view: memoryview) -> GrpsMessage:
 
 
 def glance(data: Bytes) -> tuple[str, bool]:
-    """Return the name of the model, and whether a status is set, without reading the payload.
-
-    Raises:
-        InvalidArgument: the outer fields are malformed.
-    """
+    """Return the name of the model, and whether a status is set, without reading the payload. Raise
+    InvalidArgument if the outer fields are malformed."""
     model, has_status = "", False
     try:
         for number, wire, value in _fields(memoryview(data).toreadonly()):
@@ -246,11 +240,8 @@ def size_of(pieces: Iterable[Part]) -> int:
 
 
 def parts(message: GrpsMessage) -> list[Part]:
-    """Return the wire form in consecutive parts; large parts are not copied.
-
-    Raises:
-        InvalidArgument: more than one payload is set, or a value cannot be written.
-    """
+    """Return the wire form in consecutive parts; large parts are not copied. Raise InvalidArgument
+    if more than one payload is set, or a value cannot be written."""
     kinds = [kind for kind in KINDS if getattr(message, kind) not in (None, False)]
     if len(kinds) > 1:
         raise InvalidArgument(f"a GrpsMessage holds one of {kinds[0]} and {kinds[1]}, not both")

@@ -54,11 +54,8 @@ def stream_type(parameters: Mapping[str, str]) -> str:
 
 def completed(spec: ModelSpec) -> ModelSpec:
     """Return the spec with the tensors of a model that takes messages or raw HTTP requests. Other
-    specs are returned unchanged.
-
-    Raises:
-        ConfigError: a parameter has an invalid value, or the model has tensors of its own.
-    """
+    specs are returned unchanged. Raise ConfigError if a parameter has an invalid value, or the
+    model has tensors of its own."""
     if not any(name.startswith("grps") for name in spec.parameters):
         return spec
     _check(spec)

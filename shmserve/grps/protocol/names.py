@@ -49,14 +49,12 @@ class Names:
                 self.takes_http = self.takes_http or model_parameters.takes_http(entry.spec)
 
     def find(self, name: str) -> tuple[str, str] | None:
-        """Return model and version in the registry for a client's name, or None for an unknown
-        name."""
+        """Return model and version in the registry for a client's name, None for an unknown one."""
         return self._known.get(name)
 
 
 def versions_of(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
-    """Return the versions that clients may use for a model version, the preferred version
-    first."""
+    """Return the versions that clients may use for a model version, the preferred version first."""
     number = entry.spec.version
     configured = entry.spec.parameters.get(VERSION, "")
     applies = model_parameters.INFERENCE in entry.spec.parameters or _newest(entry, snapshot)

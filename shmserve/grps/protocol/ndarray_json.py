@@ -26,10 +26,8 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 
 def from_text(text: bytes) -> GenericTensor:
     """Return the tensor of JSON text, if the text is plain numbers in a regular nest of lists.
-
-    Raises:
-        NotSimple: the text has another form. `from_value` reads such text, or raises the error.
-    """
+    Raise NotSimple if the text has another form. `from_value` reads such text, or raises the
+    error."""
     shape = _regular(text.translate(None, _NOT_STRUCTURE))
     try:
         numbers = _numbers(b"[%b]" % text.translate(None, b"[]"))
@@ -43,11 +41,9 @@ def from_text(text: bytes) -> GenericTensor:
 
 
 def _regular(skeleton: bytes) -> tuple[int, ...]:
-    """Return the shape of a nest of lists, of which only brackets and commas are left.
-
-    In a regular nest, the parts of a level are equal. So the text is rebuilt from the first part
-    of each level, then compared.
-    """
+    """Return the shape of a nest of lists, of which only brackets and commas are left. In a regular
+    nest, the parts of a level are equal. So the text is rebuilt from the first part of each level,
+    then compared."""
     depth = len(skeleton) - len(skeleton.lstrip(b"["))
     if not depth:
         return ()
@@ -69,11 +65,8 @@ def _regular(skeleton: bytes) -> tuple[int, ...]:
 
 
 def from_value(value: Any) -> GenericTensor:
-    """Return the tensor of nested lists.
-
-    Raises:
-        InvalidArgument: the lists are not regular, or contain anything but numbers.
-    """
+    """Return the tensor of nested lists. Raise InvalidArgument if the lists are not regular, or
+    contain anything but numbers."""
     try:
         array = np.array(value)
     except ValueError:  # numpy's own text is about rules of numpy

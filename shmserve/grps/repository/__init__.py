@@ -1,2 +1,1 @@
-"""GRPS projects in the model repository: reads the project files, and places instances on
-devices."""
+"""GRPS projects in the model repository: reading of files, and instances on devices."""

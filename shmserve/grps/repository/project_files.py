@@ -36,8 +36,7 @@ _ELSEWHERE = {
 
 
 class ProjectModel(Struct, frozen=True):
-    """An entry of `models`. With `converter_type` "none", the inferer takes and returns
-    messages."""
+    """An entry of `models`. With `converter_type` "none", the inferer works on messages."""
 
     name: str  # name-version
     device: str
@@ -59,11 +58,7 @@ class ProjectModel(Struct, frozen=True):
 
 
 class Project(Struct, frozen=True):
-    """The contents of a project's files.
-
-    Attributes:
-        remarks: entries of the files that have no effect, for the log.
-    """
+    """The contents of a project's files. `remarks`: entries without effect, for the log."""
 
     root: str
     models: tuple[ProjectModel, ...]
@@ -74,8 +69,7 @@ class Project(Struct, frozen=True):
 
 
 def root_of(directory: str, version: str) -> str:
-    """Return the project's folder of a version of a worker, or "" if the version is not a
-    project."""
+    """Return the project's folder of a worker's version; "" if the version is no project."""
     candidates = [os.path.join(directory, version)]
     if version == "1":
         candidates.append(directory)
@@ -88,11 +82,8 @@ def is_plain(directory: str) -> bool:
 
 
 def read(directory: str, version: str, model: str) -> Project:
-    """Read the project of a version.
-
-    Raises:
-        ConfigError: the project cannot be served; the text is fit for clients.
-    """
+    """Read the project of a version. Raise ConfigError if the project cannot be served; the text is
+    fit for clients."""
     root = root_of(directory, version)
     path = _inference_file(root) if root else ""
     if not path:

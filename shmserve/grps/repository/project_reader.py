@@ -59,13 +59,8 @@ def _placed(
     groups: tuple[InstanceGroup, ...], project: Project, model: str
 ) -> tuple[InstanceGroup, ...]:
     """Return a project's instance groups, placed on the first device that the project's files
-    name.
-
-    The devices of `torch` models must exist. For the project's own code, the CPU will do.
-
-    Raises:
-        ConfigError: a device does not exist, or a group is for the CPU only.
-    """
+    name. The devices of `torch` models must exist. For the project's own code, the CPU will do.
+    Raise ConfigError if a device does not exist, or a group is for the CPU only."""
     named = [(entry, gpu) for entry in project.models if (gpu := entry.gpu) is not None]
     needed = [(entry, gpu) for entry, gpu in named if entry.inferer_type == "torch"]
     visible = gpus.visible_devices() if named else ()

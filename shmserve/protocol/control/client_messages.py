@@ -21,17 +21,14 @@ SOCKET_NAME = "client.sock"
 
 
 class ClientHello(Message, frozen=True):
-    """First message of a program, answered by `ServerHello`. Another version ends the
-    connection."""
+    """First message of a program, answered by `ServerHello`. Other versions end the connection."""
 
     version: int
 
 
 class RegisterMemfd(Message, frozen=True):
-    """Request to register `byte_size` bytes from `offset` of the memfd that rides along.
-
-    The memfd must be sealed with F_SEAL_SHRINK and F_SEAL_GROW.
-    """
+    """Request to register `byte_size` bytes from `offset` of the memfd that rides along. The memfd
+    must be sealed with F_SEAL_SHRINK and F_SEAL_GROW."""
 
     name: str
     offset: int
@@ -40,10 +37,8 @@ class RegisterMemfd(Message, frozen=True):
 
 class Unregister(Message, frozen=True):
     """Request to remove system regions of the caller's user by name. Unknown names are ignored.
-
     Without names, all regions that the calling process has registered are removed. Regions of the
-    user's other processes stay.
-    """
+    user's other processes stay."""
 
     names: tuple[str, ...] = ()
 
@@ -55,11 +50,9 @@ class ListRegions(Message, frozen=True, tag="Status"):
 
 
 class OpenLane(Message, frozen=True):
-    """Request for a lane to an executor of a model. An empty version means the newest.
-
-    The reply is `LaneOpened` with the lane's descriptor, or `Failed`. After `Failed` the program
-    sends its requests over HTTP.
-    """
+    """Request for a lane to an executor of a model. An empty version means the newest. The reply is
+    `LaneOpened` with the lane's descriptor, or `Failed`. After `Failed` the program sends its
+    requests over HTTP."""
 
     model: str
     version: str = ""
@@ -83,9 +76,7 @@ class RegionInfo(Struct, frozen=True, array_like=True):
 
 class Ok(Message, frozen=True):
     """Reply to a successful request. Every inference that begins from now on sees the change.
-
-    `more`: further regions follow; ask again with the name of the last region in this reply.
-    """
+    `more`: further regions follow; ask again with the name of the last region in this reply."""
 
     regions: tuple[RegionInfo, ...] = ()
     more: bool = False

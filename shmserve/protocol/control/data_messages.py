@@ -16,10 +16,8 @@ Parameter = bool | int | float | str
 @final
 class Descriptor(Struct, frozen=True, array_like=True, gc=False, tag=0):
     """Place of a tensor's bytes in an arena. `segment` is an id given by the arena's owner.
-
     `offset` and `nbytes` are bytes within the segment. `slot` and `generation` name the lease to
-    give back.
-    """
+    give back."""
 
     segment: int
     slot: int
@@ -112,9 +110,7 @@ class Cancel(Message, frozen=True):
 
 class Credit(Message, frozen=True):
     """Credit for a stream: the frontend has consumed `answers` answers, so as many more may come.
-
-    `slots`: (slot, generation) of the output slots of the consumed answers.
-    """
+    `slots`: (slot, generation) of the output slots of the consumed answers."""
 
     request: int
     answers: int

@@ -27,10 +27,8 @@ class AskHistory(Message, frozen=True):
 
 
 class HistoryGiven(Message, frozen=True):
-    """Reply to `AskHistory`. The file that rides along holds a `HistoryReport`.
-
-    `nbytes` is 0 if there is no such history.
-    """
+    """Reply to `AskHistory`. The file that rides along holds a `HistoryReport`. `nbytes` is 0 if
+    there is no such history."""
 
     ticket: int
     nbytes: int
@@ -45,12 +43,8 @@ class ModelHistory(Struct, frozen=True, array_like=True):
 
 
 class ValueHistory(Struct, frozen=True, array_like=True):
-    """Series of a value that a model reports about itself.
-
-    Attributes:
-        kind: avg, max, min, inc or cdf.
-        latest: for cdf, the last second's values at `core.stats.aggregation.PERCENTS`, or empty.
-    """
+    """Series of a value that a model reports about itself. `kind`: avg, max, min, inc or cdf.
+    `latest`: for cdf, the last second's values at `core.stats.aggregation.PERCENTS`, or empty."""
 
     model: str
     version: str
@@ -61,11 +55,8 @@ class ValueHistory(Struct, frozen=True, array_like=True):
 
 
 class GpuHistory(Struct, frozen=True, array_like=True):
-    """Series of one GPU.
-
-    The columns: utilization (percent), memory (bytes), temperature (degrees Celsius), power
-    (watts).
-    """
+    """Series of one GPU. The columns: utilization (percent), memory (bytes), temperature (degrees
+    Celsius), power (watts)."""
 
     uuid: str
     index: int
@@ -74,10 +65,8 @@ class GpuHistory(Struct, frozen=True, array_like=True):
 
 
 class ProcessUse(Struct, frozen=True, array_like=True):
-    """Present resource use of a process of the service.
-
-    `cpu_percent`: 100 is one core; None: unknown.
-    """
+    """Present resource use of a process of the service. `cpu_percent`: 100 is one core; None:
+    unknown."""
 
     role: str
     instance: str

@@ -33,10 +33,8 @@ class LaneWindow(Struct, frozen=True, array_like=True, gc=False):
 
 class LaneTensor(Struct, frozen=True, array_like=True, gc=False):
     """A tensor with its bytes. For outputs, None means that the bytes lie in the requested window.
-
     Elements are laid out as in binary HTTP bodies: little-endian, row-major. Each BYTES element
-    follows its length in four bytes.
-    """
+    follows its length in four bytes."""
 
     name: str
     datatype: str
@@ -45,11 +43,9 @@ class LaneTensor(Struct, frozen=True, array_like=True, gc=False):
 
 
 class LaneOutput(Struct, frozen=True, array_like=True, gc=False):
-    """A requested output. `at` is its window, or None to receive the bytes in the answer.
-
-    A stream writes one answer at a time into a window: the next answer is written after
-    `LaneCredit` for the present answer.
-    """
+    """A requested output. `at` is its window, or None to receive the bytes in the answer. A stream
+    writes one answer at a time into a window: the next answer is written after `LaneCredit` for the
+    present answer."""
 
     name: str
     at: LaneWindow | None = None
@@ -78,11 +74,8 @@ class LaneRequest(Message, frozen=True):
 
 
 class LaneCredit(Message, frozen=True):
-    """Credit for a stream: the caller has taken `answers` answers, so as many more may come.
-
-    Credit for more answers than were sent ends the lane. Credit for a finished stream has no
-    effect.
-    """
+    """Credit for a stream: the caller has taken `answers` answers, so as many more may come. Credit
+    for more answers than were sent ends the lane. Credit for a finished stream has no effect."""
 
     number: int
     answers: int

@@ -28,10 +28,8 @@ class Loaded(Message, frozen=True):
 
 
 class LoadFailed(Message, frozen=True):
-    """Report of an executor: the instance could not load its model.
-
-    `reason` may be shown to clients.
-    """
+    """Report of an executor: the instance could not load its model. `reason` may be shown to
+    clients."""
 
     instance: str
     reason: str
@@ -71,10 +69,8 @@ class GiveBack(Message, frozen=True):
 
 
 class AcquireResources(Message, frozen=True):
-    """Request of an executor for the resources of one execution (`Loaded.rate_limit`).
-
-    The request also gives back the resources that the executor has held until now.
-    """
+    """Request of an executor for the resources of one execution (`Loaded.rate_limit`). The request
+    also gives back the resources that the executor has held until now."""
 
     ticket: int
 
@@ -84,22 +80,17 @@ class ReleaseResources(Message, frozen=True):
 
 
 class Started(Message, frozen=True):
-    """Report of the supervisor: the instance's process runs.
-
-    `instance` may instead name a role of frontends, such as ``grpc``: then a process of this role
-    serves, and `pid` is 0.
-    """
+    """Report of the supervisor: the instance's process runs. `instance` may instead name a role of
+    frontends, such as ``grpc``: then a process of this role serves, and `pid` is 0."""
 
     instance: str
     pid: int
 
 
 class Exited(Message, frozen=True):
-    """Report of the supervisor: the instance's process has ended.
-
-    `instance` may instead name a role of frontends, as in `Started`: then no process of this role
-    has served for longer than a restart takes. `reason` is written for operators.
-    """
+    """Report of the supervisor: the instance's process has ended. `instance` may instead name a
+    role of frontends, as in `Started`: then no process of this role has served for longer than a
+    restart takes. `reason` is written for operators."""
 
     instance: str
     pid: int
@@ -122,10 +113,8 @@ class Stats(Message, frozen=True):
 
 class Drain(Message, frozen=True):
     """Report of the supervisor: the service is about to stop. Frontends and executors are told.
-
     With `announce`, only frontends are told. Executors are needed until a second `Drain` comes
-    without `announce`.
-    """
+    without `announce`."""
 
     reason: str
     announce: bool = False
@@ -153,10 +142,8 @@ class Granted(Message, frozen=True):
 
 
 class ResourcesAcquired(Message, frozen=True):
-    """Reply to `AcquireResources`: the executor holds the resources.
-
-    They are free again when the executor releases them or its link ends.
-    """
+    """Reply to `AcquireResources`: the executor holds the resources. They are free again when the
+    executor releases them or its link ends."""
 
     ticket: int
 
@@ -203,19 +190,15 @@ class Desired(Message, frozen=True):
 
 
 class Forgive(Message, frozen=True):
-    """Order of the coordinator to the supervisor: restart an instance's process without a pause.
-
-    A client is to blame for the latest end of the process.
-    """
+    """Order of the coordinator to the supervisor: restart an instance's process without a pause. A
+    client is to blame for the latest end of the process."""
 
     instance: str
 
 
 class Adopt(Message, frozen=True):
-    """Running executors, sent by the coordinator to a new supervisor.
-
-    Each entry is (instance, pid, name of the process).
-    """
+    """Running executors, sent by the coordinator to a new supervisor. Each entry is (instance, pid,
+    name of the process)."""
 
     instances: tuple[tuple[str, int, str], ...]
 
@@ -230,10 +213,8 @@ class Shown(Message, frozen=True):
 
 
 class RegistryChanged(Message, frozen=True):
-    """Report of the coordinator to frontends and the supervisor: a snapshot was published.
-
-    Requests read the registry anyway; the message wakes threads that wait for a change.
-    """
+    """Report of the coordinator to frontends and the supervisor: a snapshot was published. Requests
+    read the registry anyway; the message wakes threads that wait for a change."""
 
 
 class Stop(Message, frozen=True):
@@ -243,10 +224,8 @@ class Stop(Message, frozen=True):
 
 
 class LaneOffered(Message, frozen=True):
-    """Offer of the coordinator to an executor: a local program's lane rides along.
-
-    `uid`, `pid` and `started` identify the program, as read from the kernel.
-    """
+    """Offer of the coordinator to an executor: a local program's lane rides along. `uid`, `pid` and
+    `started` identify the program, as read from the kernel."""
 
     uid: int
     pid: int
@@ -254,18 +233,13 @@ class LaneOffered(Message, frozen=True):
 
 
 class LanesOpen(Message, frozen=True):
-    """Report of an executor about its lanes, by the uid of the program's user.
-
-    With `ended`: users of lanes that have ended. Without: users of all lanes, sent to a new
-    coordinator.
-    """
+    """Report of an executor about its lanes, by the uid of the program's user. With `ended`: users
+    of lanes that have ended. Without: users of all lanes, sent to a new coordinator."""
 
     uids: tuple[int, ...]
     ended: bool = False
 
 
 class MoveLanes(Message, frozen=True):
-    """Order of the coordinator to an executor: take no further requests from lanes.
-
-    The programs ask the coordinator for new lanes and learn their new executor.
-    """
+    """Order of the coordinator to an executor: take no further requests from lanes. The programs
+    ask the coordinator for new lanes and learn their new executor."""

@@ -21,10 +21,8 @@ class LoadModel(Message, frozen=True):
 
 
 class UnloadModel(Message, frozen=True):
-    """Request to serve a model no more.
-
-    With `dependents`, models that were loaded only for this ensemble are unloaded, too.
-    """
+    """Request to serve a model no more. With `dependents`, models that were loaded only for this
+    ensemble are unloaded, too."""
 
     ticket: int
     name: str
@@ -33,9 +31,7 @@ class UnloadModel(Message, frozen=True):
 
 class ModelAnswer(Message, frozen=True):
     """Reply to `LoadModel` and `UnloadModel`, sent when the change is complete and published.
-
-    `error_code` is empty on success.
-    """
+    `error_code` is empty on success."""
 
     ticket: int
     error_code: str = ""

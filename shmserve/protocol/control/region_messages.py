@@ -30,9 +30,7 @@ class RegisterRegion(Message, frozen=True):
 
 class RegisterCudaRegion(Message, frozen=True):
     """Request of a frontend: register GPU memory, named by a cudaIpcMemHandle_t, for a client.
-
-    Other fields are as in `RegisterRegion`.
-    """
+    Other fields are as in `RegisterRegion`."""
 
     ticket: int
     name: str
@@ -49,10 +47,8 @@ class RegisterCudaRegion(Message, frozen=True):
 
 
 class UnregisterRegions(Message, frozen=True):
-    """Request of a frontend: remove a region of a client, by name and kind.
-
-    An empty name removes all of the client's regions of the kind.
-    """
+    """Request of a frontend: remove a region of a client, by name and kind. An empty name removes
+    all of the client's regions of the kind."""
 
     ticket: int
     name: str
@@ -61,11 +57,9 @@ class UnregisterRegions(Message, frozen=True):
 
 
 class RegionProbed(Message, frozen=True):
-    """Reply to `ProbeRegion`: the handle leads to an allocation of `nbytes` bytes.
-
-    With `error_code` INVALID_ARGUMENT, the handle leads nowhere: `error` tells the client the
-    reason, without handles or addresses. Any other error means that the executor cannot decide.
-    """
+    """Reply to `ProbeRegion`: the handle leads to an allocation of `nbytes` bytes. With
+    `error_code` INVALID_ARGUMENT, the handle leads nowhere: `error` tells the client the reason,
+    without handles or addresses. Any other error means that the executor cannot decide."""
 
     ticket: int
     nbytes: int = 0
@@ -107,10 +101,8 @@ class StoredRegions(Message, frozen=True):
 
 
 class RegionAnswer(Message, frozen=True):
-    """Reply to `RegisterRegion`, `RegisterCudaRegion` and `UnregisterRegions`.
-
-    Sent after publication.
-    """
+    """Reply to `RegisterRegion`, `RegisterCudaRegion` and `UnregisterRegions`. Sent after
+    publication."""
 
     ticket: int
     error_code: str = ""
@@ -119,10 +111,8 @@ class RegionAnswer(Message, frozen=True):
 
 class RegionGiven(Message, frozen=True):
     """Reply to `NeedRegion`. Unless there is an error, the fd of a system region rides along.
-
     `gone`: the region has been unregistered since. The region serves requests that were accepted
-    before, and the executor must not keep the mapping.
-    """
+    before, and the executor must not keep the mapping."""
 
     ticket: int
     region: Region | None = None
@@ -132,10 +122,8 @@ class RegionGiven(Message, frozen=True):
 
 
 class ProbeRegion(Message, frozen=True):
-    """Question to an executor on a GPU: can the handle be opened, and how large is the memory?
-
-    The region is not registered yet and has no number.
-    """
+    """Question to an executor on a GPU: can the handle be opened, and how large is the memory? The
+    region is not registered yet and has no number."""
 
     ticket: int
     region: Region
@@ -148,10 +136,8 @@ class RegionsGone(Message, frozen=True):
 
 
 class StoreRegions(Message, frozen=True):
-    """Order to the supervisor: keep the fds that ride along for the next coordinator.
-
-    `regions`: descriptions to keep with the fds, as in `StoredRegions`, for the next service.
-    """
+    """Order to the supervisor: keep the fds that ride along for the next coordinator. `regions`:
+    descriptions to keep with the fds, as in `StoredRegions`, for the next service."""
 
     numbers: tuple[int, ...]
     regions: tuple[Region, ...] = ()

@@ -15,10 +15,8 @@ class ChangeLog(Message, frozen=True):
 
 
 class ChangeTrace(Message, frozen=True):
-    """Request of a frontend: change what is traced of a model.
-
-    An empty name stands for all models without settings of their own.
-    """
+    """Request of a frontend: change what is traced of a model. An empty name stands for all models
+    without settings of their own."""
 
     ticket: int
     model: str

@@ -48,9 +48,7 @@ class DropPages(Message, frozen=True):
 
 class StoredPages(Message, frozen=True):
     """Descriptors kept by the supervisor, sent to a new coordinator in parts. The fds ride along.
-
-    `more`: further parts follow.
-    """
+    `more`: further parts follow."""
 
     owners: tuple[PageOwner, ...]
     more: bool = False
@@ -175,11 +173,8 @@ class Report(Struct, frozen=True, array_like=True):
     custom: tuple[InstanceMetrics, ...] = ()
 
     def pending(self) -> dict[tuple[str, str], int]:
-        """Return the number of requests waiting to be executed, by model version.
-
-        Counted are requests that frontends have sent to executors, minus the requests that models
-        work on.
-        """
+        """Return the number of requests waiting to be executed, by model version. Counted are
+        requests that frontends have sent to executors, minus the requests that models work on."""
         running: Counter[tuple[str, str]] = Counter()
         for process in self.processes:
             running[process.owner.model, process.owner.version] += process.running

@@ -63,11 +63,8 @@ def answer_parameters(
 def json_data(
     view: memoryview | bytes, datatype: str, shape: tuple[int, ...], name: str, model: str
 ) -> JsonData:
-    """Return a tensor's bytes as the flat JSON array of its elements.
-
-    Raises:
-        InvalidArgument: a datatype or a string that has no JSON form.
-    """
+    """Return a tensor's bytes as the flat JSON array of its elements. Raise InvalidArgument for a
+    datatype or a string that has no JSON form."""
     kind = DATATYPES[datatype]
     if not kind.json_ok:
         raise InvalidArgument(no_json_form("sending", datatype, f"output {name}"))

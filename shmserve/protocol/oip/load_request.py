@@ -21,12 +21,9 @@ _MAX_CONFIG = 1 << 20
 
 
 def check_name(name: str, settings: Settings) -> None:
-    """Check that a model of this name may be loaded or unloaded by request.
-
-    Raises:
-        NotConfigured: the setting `model_control` allows no model to be loaded by request.
-        InvalidArgument: the name is not a valid model name.
-    """
+    """Check that a model of this name may be loaded or unloaded by request. Raise NotConfigured if
+    the setting `model_control` allows no model to be loaded by request. Raise InvalidArgument if
+    the name is not a valid model name."""
     if settings.model_control != "explicit":
         raise NotConfigured(NOT_EXPLICIT)
     if not name.strip():

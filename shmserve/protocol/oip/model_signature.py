@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from shmserve.protocol.oip.request import InferOutput
 from shmserve.tensor.dtypes import DATATYPES, Datatype
-from shmserve.tensor.spec import ModelSpec
+from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 
 class InputSignature(Struct, frozen=True):
@@ -20,23 +20,13 @@ class InputSignature(Struct, frozen=True):
     count: int
 
 
-class OutputSignature(Struct, frozen=True):
-    """An output of a model."""
-
-    name: str
-    datatype: str
-    json_ok: bool
-    classifiable: bool
-    labels: tuple[str, ...]
-
-
 class ModelSignature(Struct, frozen=True):
     """Signature of a model version."""
 
     spec: ModelSpec
     inputs: dict[str, InputSignature]
     required: frozenset[str]
-    outputs: dict[str, OutputSignature]
+    outputs: dict[str, TensorSpec]
     all_outputs: tuple[InferOutput, ...]  # outputs of a request without "outputs"
 
 
@@ -51,16 +41,7 @@ def make_signature(spec: ModelSpec) -> ModelSignature:
         )
         for tensor in spec.inputs
     }
-    outputs = {
-        tensor.name: OutputSignature(
-            tensor.name,
-            tensor.datatype,
-            DATATYPES[tensor.datatype].json_ok,
-            DATATYPES[tensor.datatype].classifiable,
-            tensor.labels,
-        )
-        for tensor in spec.outputs
-    }
+    outputs = {tensor.name: tensor for tensor in spec.outputs}
     required = frozenset(tensor.name for tensor in spec.inputs if not tensor.optional)
     all_outputs = tuple(InferOutput(name) for name in outputs)
     return ModelSignature(spec, inputs, required, outputs, all_outputs)

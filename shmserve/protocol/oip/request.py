@@ -71,12 +71,8 @@ _decode = json_decoder(JsonRequest)
 
 
 def parse_request(text: bytes, limits: Settings) -> InferRequest:
-    """Parse the JSON part of an inference request.
-
-    Raises:
-        InvalidArgument: malformed text; the message names the field.
-        TooLarge: more JSON than `max_json_bytes`.
-    """
+    """Parse the JSON part of an inference request. Raise InvalidArgument for malformed text; the
+    message names the field. Raise TooLarge for more JSON than `max_json_bytes`."""
     if len(text) > limits.max_json_bytes:
         check_json_size(len(text), limits)
     try:
@@ -174,11 +170,8 @@ def _output(wire: JsonOutput, index: int) -> InferOutput:
 
 
 def refuse_duplicates(kind: str, names: list[str]) -> None:
-    """Refuse a second tensor with the same name. `kind` is "input" or "output".
-
-    Raises:
-        InvalidArgument: a name occurs twice.
-    """
+    """Refuse a second tensor with the same name. `kind` is "input" or "output". Raise
+    InvalidArgument if a name occurs twice."""
     seen: set[str] = set()
     for index, name in enumerate(names):
         if name in seen and kind == "output":  # both messages have Triton's wording
@@ -202,11 +195,8 @@ def _parameters(given: dict[str, Parameter]) -> tuple[dict[str, Parameter], bool
 
 
 def check_parameters(given: dict[str, Parameter]) -> None:
-    """Check the request parameters whose meaning the protocol fixes.
-
-    Raises:
-        InvalidArgument: a reserved key, or a value of the wrong type or range.
-    """
+    """Check the request parameters whose meaning the protocol fixes. Raise InvalidArgument for a
+    reserved key, or a value of the wrong type or range."""
     for key, value in given.items():
         if key.startswith(RESERVED_PREFIX):
             raise InvalidArgument(

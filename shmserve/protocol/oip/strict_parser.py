@@ -55,11 +55,9 @@ def parse(text: bytes) -> wire.JsonRequest:
 
 
 def loads(text: bytes | memoryview, pairs: Pairs | None = None) -> Any:
-    """Parse JSON with the standard library. Every failure is an `InvalidArgument`.
-
-    NaN, Infinity and -Infinity are accepted; numbers outside the range of a double are refused.
-    `pairs` makes an object of its members, for callers that refuse duplicate keys.
-    """
+    """Parse JSON with the standard library. Every failure is an `InvalidArgument`. NaN, Infinity
+    and -Infinity are accepted; numbers outside the range of a double are refused. `pairs` makes an
+    object of its members, for callers that refuse duplicate keys."""
     data = bytes(text)
     try:
         characters = data.decode()
@@ -85,10 +83,8 @@ def loads(text: bytes | memoryview, pairs: Pairs | None = None) -> Any:
 
 
 def check_nesting(text: bytes, limit: int, outer: int = _OUTER_LEVELS) -> None:
-    """Refuse text whose arrays and objects are nested too deep, before any recursion.
-
-    The limit applies within "data"; `outer` more levels are allowed around it.
-    """
+    """Refuse text whose arrays and objects are nested too deep, before any recursion. The limit
+    applies within "data"; `outer` more levels are allowed around it."""
     allowed = limit + outer
     if text.count(b"[") + text.count(b"{") <= allowed:
         return
@@ -194,10 +190,7 @@ def _typed(value: Any, kind: type[_T], where: str) -> _T:
 
 def uint(value: Any, where: str, most: int = wire.MAX_INT64) -> int:
     """Return a non-negative integer of at most `most`, such as a number of bytes or of a device.
-
-    Raises:
-        InvalidArgument: another value; the text names `where` and the value.
-    """
+    Raise InvalidArgument for another value; the text names `where` and the value."""
     if type(value) is not int or value < 0:
         raise InvalidArgument(f"{where} must be a non-negative integer, got {_show(value)}")
     if value > most:

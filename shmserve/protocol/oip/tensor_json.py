@@ -72,11 +72,8 @@ class JsonTensor(Struct, frozen=True):
     where: str
 
     def write(self, view: memoryview) -> None:
-        """Write the elements into `view`, which has exactly `nbytes` bytes.
-
-        Raises:
-            InvalidArgument: an integer that the datatype cannot hold.
-        """
+        """Write the elements into `view`, which has exactly `nbytes` bytes. Raise InvalidArgument
+        for an integer that the datatype cannot hold."""
         if not self.elements:
             return
         if not self.datatype.itemsize:
@@ -96,12 +93,9 @@ class JsonTensor(Struct, frozen=True):
 
 
 def decode(data: JsonData, datatype: Datatype, count: int, where: str) -> JsonTensor:
-    """Return the elements of an input's "data", checked against the type and `count`.
-
-    Raises:
-        InvalidArgument: wrong JSON, a wrong element (named by index), too few or too many
-            elements.
-    """
+    """Return the elements of an input's "data", checked against the type and `count`. Raise
+    InvalidArgument for wrong JSON, a wrong element (named by index), too few or too many
+    elements."""
     kind = _KINDS[datatype.name]
     elements = _elements(data, kind, where)
     if len(elements) != count:

@@ -27,12 +27,8 @@ Find = Callable[[ModelSpec, RegionWindow], RegionRef]  # raises the errors of `R
 
 
 class CheckedInput(Struct, frozen=True):
-    """An input that fits its model.
-
-    Attributes:
-        nbytes: size in bytes, or -1 if only the data shows the size (BYTES as JSON).
-        at: place of the input in client memory, if any.
-    """
+    """An input that fits its model. `nbytes`: size in bytes, or -1 if only the data shows the size
+    (BYTES as JSON). `at`: place of the input in client memory, if any."""
 
     source: InferInput
     signature: InputSignature
@@ -47,14 +43,8 @@ def slot_bytes(inputs: Iterable[CheckedInput]) -> int:
 
 
 def refuse_decoupled(signature: ModelSignature, where: str) -> None:
-    """Refuse decoupled models, which cannot be asked for a single answer.
-
-    Args:
-        where: kind of request, for the message.
-
-    Raises:
-        Unimplemented: the model is decoupled.
-    """
+    """Refuse decoupled models, which cannot be asked for a single answer. `where`: kind of request,
+    for the message. Raise Unimplemented if the model is decoupled."""
     if signature.spec.decoupled:
         raise Unimplemented(f"{where} doesn't support models with decoupled transaction policy")
 
@@ -87,10 +77,7 @@ def check_inputs(
 
 def locate_inputs(spec: ModelSpec, checked: list[CheckedInput], find: Find) -> list[CheckedInput]:
     """Return the inputs with `at` set for inputs in client memory, as `find` sees the regions now.
-
-    Raises:
-        NotFound: a shared-memory region that is not registered.
-    """
+    Raise NotFound for a shared-memory region that is not registered."""
     return [
         item
         if item.source.region is None
@@ -126,7 +113,7 @@ def check_outputs(
         if output.region is not None:
             continue
         if output.classification:
-            if not spec.classifiable:
+            if not DATATYPES[spec.datatype].classifiable:
                 raise InvalidArgument(
                     "class result not available for output due to unsupported type"
                     f" '{spec.datatype}': output '{output.name}'"
@@ -136,7 +123,9 @@ def check_outputs(
                     f"output '{output.name}': classification of {output.classification} is more"
                     f" than {bounds.MAX_CLASSES}"
                 )
-        elif not spec.json_ok and not (default if output.binary is None else output.binary):
+        elif default if output.binary is None else output.binary:
+            continue
+        elif not DATATYPES[spec.datatype].json_ok:
             raise InvalidArgument(no_json_form("sending", spec.datatype, f"output {output.name}"))
     return requested, locate_outputs(signature.spec, requested, find)
 
@@ -145,10 +134,7 @@ def locate_outputs(
     spec: ModelSpec, wanted: tuple[InferOutput, ...], find: Find
 ) -> tuple[OutputPlace, ...]:
     """Return the places of outputs that go into client memory, as `find` sees the regions now.
-
-    Raises:
-        NotFound: a shared-memory region that is not registered.
-    """
+    Raise NotFound for a shared-memory region that is not registered."""
     return tuple(
         [OutputPlace(o.name, find(spec, o.region)) for o in wanted if o.region is not None]
     )

@@ -183,9 +183,7 @@ class IncomingRequest:
 
     def _scan(self, data: memoryview, before: int) -> int:
         """Take fields until a tensor begins. Return the position after the last byte taken.
-
-        `before`: bytes of the caller's data that were taken earlier.
-        """
+        `before`: bytes of the caller's data that were taken earlier."""
         offset = before - len(self._partial)
         if self._partial:
             data = memoryview(self._partial + data)
@@ -217,11 +215,8 @@ class IncomingRequest:
         return size <= min(left, limits.max_tensor_bytes) and len(self.raw) < bounds.MAX_INPUTS
 
     def expected(self, size: int, head: memoryview) -> bool:
-        """Return True if the next entry of `raw`, of `size` bytes, may have a place.
-
-        Subclasses raise if the model cannot take the request. `head`: the fields before the first
-        tensor.
-        """
+        """Return True if the next entry of `raw`, of `size` bytes, may have a place. Subclasses
+        raise if the model cannot take the request. `head`: the fields before the first tensor."""
         return True
 
     def _want(self, size: int) -> None:
@@ -261,10 +256,8 @@ class IncomingRequest:
 
 
 def _field(data: memoryview, position: int) -> tuple[int, int, int] | None:
-    """Return a field's tag, start and size of the value, or None if too few bytes have come.
-
-    The size is -1 for a field that cannot be separated.
-    """
+    """Return a field's tag, start and size of the value, or None if too few bytes have come. The
+    size is -1 for a field that cannot be separated."""
     try:
         tag, start = data[position], position + 1  # usually the tag is a single byte
         if tag >= 0x80:

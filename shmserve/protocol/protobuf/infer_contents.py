@@ -60,10 +60,8 @@ def collect(walk: wire.Walk, start: int, stop: int, spans: Spans) -> None:
 
 
 class Contents(Struct, frozen=True):
-    """Explicit data of input `name` of a request to `model`: the pieces `spans` of `data`.
-
-    Varints of more than ten bytes are found only by `write`.
-    """
+    """Explicit data of input `name` of a request to `model`: the pieces `spans` of `data`. Varints
+    of more than ten bytes are found only by `write`."""
 
     data: bytes | memoryview
     spans: Spans
@@ -71,12 +69,9 @@ class Contents(Struct, frozen=True):
     model: str
 
     def nbytes(self, datatype: str, count: int) -> int:
-        """Return the tensor's size in bytes, for `count` elements of the request's datatype.
-
-        Raises:
-            InvalidArgument: elements of another datatype, more or fewer than `count` elements, or
-                a datatype without typed contents.
-        """
+        """Return the tensor's size in bytes, for `count` elements of the request's datatype. Raise
+        InvalidArgument for elements of another datatype, more or fewer than `count` elements, or a
+        datatype without typed contents."""
         number = _FIELDS.get(datatype)
         if number is None:
             problem = "has no typed contents" if datatype in DATATYPES else "is unknown"
@@ -106,11 +101,8 @@ class Contents(Struct, frozen=True):
         return bytes_codec.LENGTH_BYTES * count + self._size(number)
 
     def write(self, view: memoryview, datatype: str) -> None:
-        """Write the elements into `view`, which has exactly `nbytes` bytes.
-
-        Raises:
-            InvalidArgument: an integer that the datatype cannot hold, or a malformed integer.
-        """
+        """Write the elements into `view`, which has exactly `nbytes` bytes. Raise InvalidArgument
+        for an integer that the datatype cannot hold, or a malformed integer."""
         if not self.spans:
             return
         number = _FIELDS[datatype]

@@ -13,20 +13,16 @@ _DOUBLE = struct.Struct("<d")
 
 
 class Uint64(int):
-    """Value of a uint64_param, a type that only some parameters accept.
-
-    The Python type tells the other fields apart: bool, int (int64_param), str and float.
-    """
+    """Value of a uint64_param, a type that only some parameters accept. The Python type tells the
+    other fields apart: bool, int (int64_param), str and float."""
 
 
 def add_parameter(
     walk: Walk, start: int, stop: int, parameters: dict[str, Parameter], limit: int
 ) -> None:
-    """Add an entry of a parameters map. A repeated key replaces the earlier entry.
-
-    Raises:
-        InvalidArgument: a malformed entry, an entry without a value, or more than `limit` entries.
-    """
+    """Add an entry of a parameters map. A repeated key replaces the earlier entry. Raise
+    InvalidArgument for a malformed entry, an entry without a value, or more than `limit`
+    entries."""
     key = ""
     value: Parameter | None = None
     for tag, first, end in walk.fields(start, stop):

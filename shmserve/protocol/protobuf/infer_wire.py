@@ -116,10 +116,8 @@ def parse_request(data: bytes | memoryview, placed: Sequence[Raw] = ()) -> WireI
 
 
 def quick_to_read(data: bytes | memoryview) -> bool:
-    """Return True if parsing a ModelInferRequest takes at most a few milliseconds.
-
-    Such a message has few raw tensors and little else. The check itself is quick.
-    """
+    """Return True if parsing a ModelInferRequest takes at most a few milliseconds. Such a message
+    has few raw tensors and little else. The check itself is quick."""
     if len(data) <= QUICK_BYTES:
         return True
     other = len(data)
@@ -242,40 +240,15 @@ def _output_field(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     return encode_field(0x2A, body)
 
 
-def encode_response(
-    model_name: str,
-    model_version: str,
-    id: str,
-    parameters: Mapping[str, Parameter],
-    outputs: Iterable[_OutputRow],
-    raw: Iterable[Part],
-) -> bytes:
-    """Encode a ModelInferResponse with one entry of `raw` per output. Each entry is copied once.
-
-    Raises:
-        InvalidArgument: the response is larger than a gRPC message can be.
-    """
-    return join_parts(response_parts(model_name, model_version, id, parameters, outputs, raw))
-
-
-def encode_stream_response(error_message: str, response: bytes | list[Part] | None) -> bytes:
-    """Encode a ModelStreamInferResponse. A `response` from `response_parts` is copied once.
-
-    Raises:
-        InvalidArgument: the response is larger than a gRPC message can be.
-    """
+def encode_stream_response(error_message: str, parts: list[Part] | None) -> bytes:
+    """Encode a ModelStreamInferResponse. `parts` from `response_parts` are copied once. Raise
+    InvalidArgument if the response is larger than a gRPC message can be."""
     head = encode_field(0x0A, error_message.encode()) if error_message else b""
-    if response is None:
+    if parts is None:
         return head
-    parts = response if isinstance(response, list) else [response]
     head += b"\x12" + encode_varint(sum([memoryview(part).nbytes for part in parts]))
-    return join_parts([head, *parts])
-
-
-def join_parts(parts: list[Part]) -> bytes:
-    """Join the parts of a response, copying each once. Raises as `encode_response`."""
-    check_size(sum([memoryview(part).nbytes for part in parts]))
-    return b"".join(parts)
+    check_size(len(head) + sum([memoryview(part).nbytes for part in parts]))
+    return b"".join([head, *parts])
 
 
 def check_size(size: int) -> None:

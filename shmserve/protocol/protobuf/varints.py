@@ -1,5 +1,4 @@
-"""Packed varints in bulk, by numpy: a Python loop is too slow for as many as a tensor has
-elements."""
+"""Packed varints in bulk, by numpy: Python loops are too slow for all elements of a tensor."""
 
 from __future__ import annotations
 
@@ -15,10 +14,7 @@ Array = np.ndarray[Any, Any]
 
 def unpack(data: memoryview | Array) -> Array:
     """Return the numbers of a packed field as an unsigned array, as wide as the longest needs.
-
-    Raises:
-        Malformed: the last number is cut off, or a number has more than ten bytes.
-    """
+    Raise Malformed if the last number is cut off, or a number has more than ten bytes."""
     raw = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     last = raw < 0x80
     if last.all():
@@ -44,11 +40,8 @@ def unpack(data: memoryview | Array) -> Array:
 
 
 def pack(values: Array) -> Array:
-    """Return the bytes of a packed field with these integers (a uint8 array).
-
-    Raises:
-        InvalidArgument: the values are not integers.
-    """
+    """Return the bytes of a packed field with these integers (a uint8 array). Raise InvalidArgument
+    if the values are not integers."""
     flat = values.reshape(-1)
     if flat.dtype.kind not in "iub":
         raise InvalidArgument(f"{flat.dtype} values are no integers")

@@ -143,12 +143,8 @@ def _nest(groups: list[int], tag: int, kind: int) -> None:
 
 
 def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return an unsigned 64-bit value and the position after it.
-
-    Raises:
-        IndexError: the data ends within the value.
-        Malformed: the value has more than ten bytes.
-    """
+    """Return an unsigned 64-bit value and the position after it. Raise IndexError if the data ends
+    within the value. Raise Malformed if the value has more than ten bytes."""
     value = shift = 0
     for index in range(position, position + MAX_VARINT):
         byte = data[index]
@@ -173,11 +169,7 @@ def _varint_end(data: bytes | memoryview, position: int) -> int:
 
 
 def uint32(data: bytes | memoryview, position: int, what: str) -> tuple[int, int]:
-    """Return a tag or a length and the position after it.
-
-    Raises:
-        Malformed: the value has more than 32 bits.
-    """
+    """Return a tag or length and the position after it. Raise Malformed for more than 32 bits."""
     value, stop = varint(data, position)
     if stop - position > _MAX_LENGTH or value > _MAX_TAG:
         raise Malformed(f"{what} of more than 32 bits")

@@ -14,11 +14,7 @@ _COUNTS = ("TYPE_INT32", "TYPE_FP32")
 
 
 def check_batching(message: Any, model: str) -> None:
-    """Check a ModelConfig message.
-
-    Raises:
-        ConfigError: a wrong value; the text names field and value.
-    """
+    """Check a ModelConfig message. Raise ConfigError with field and value for a wrong value."""
     where = f"model '{model}': dynamic_batching"
     batching = message.dynamic_batching
     for size in batching.preferred_batch_size:
@@ -62,11 +58,7 @@ def _limits(policy: Any) -> bool:
 
 
 def check_batch_tensors(message: Any, model: str) -> None:
-    """Check a ModelConfig message.
-
-    Raises:
-        ConfigError: a wrong value; the text names field and value.
-    """
+    """Check a ModelConfig message. Raise ConfigError with field and value for a wrong value."""
     if not message.batch_input and not message.batch_output:
         return
     field = "batch_input" if message.batch_input else "batch_output"

@@ -31,12 +31,8 @@ class VersionPolicy(Struct, frozen=True):
 def tensors(
     entries: Any, model: str, kind: str, batched: bool, partial: bool
 ) -> tuple[TensorSpec, ...]:
-    """Return the completely described tensors. `kind` is "input" or "output".
-
-    Args:
-        batched: a batch dimension precedes `dims`.
-        partial: the backend can supply a missing data_type or dims.
-    """
+    """Return the completely described tensors. `kind` is "input" or "output". `batched`: a batch
+    dimension precedes `dims`. `partial`: the backend can supply a missing data_type or dims."""
     complete: dict[str, TensorSpec] = {}
     seen: set[str] = set()
     for entry in entries:

@@ -27,11 +27,9 @@ def document_of(config: Message) -> ConfigDocument:
 
 
 def completed(spec: ModelSpec) -> ModelSpec:
-    """Return the spec with a document that has the spec's inputs, outputs and batch size.
-
-    Backends call this function after completing a spec from the model itself. Values from the
-    configuration stay.
-    """
+    """Return the spec with a document that has the spec's inputs, outputs and batch size. Backends
+    call this function after completing a spec from the model itself. Values from the configuration
+    stay."""
     inputs = {entry.name: entry for entry in spec.config.input}
     outputs = {entry.name: entry for entry in spec.config.output}
     batched = spec.max_batch_size > 0
@@ -60,11 +58,8 @@ def _filled(entry: _Entry, tensor: TensorSpec, batched: bool) -> _Entry:
 
 
 def require_complete(spec: ModelSpec) -> None:
-    """Check that the configuration fully describes each tensor it mentions.
-
-    Raises:
-        ConfigError: a tensor without data_type or dims; the text names the tensor.
-    """
+    """Check that the configuration fully describes each tensor it mentions. Raise ConfigError for a
+    tensor without data_type or dims; the text names the tensor."""
     for kind, tensors, entries in (
         ("input", spec.inputs, spec.config.input),
         ("output", spec.outputs, spec.config.output),

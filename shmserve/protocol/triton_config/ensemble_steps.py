@@ -15,11 +15,8 @@ _MOST_IN_FLIGHT = 1024  # answers of a streaming step
 
 
 def ensemble_steps(message: Any, model: str) -> tuple[EnsembleStep, ...]:
-    """Return the steps of an ensemble's ModelConfig message, in order.
-
-    Raises:
-        ConfigError: a wrong field; the text names the field.
-    """
+    """Return the steps of an ensemble's ModelConfig message, in order. Raise ConfigError for a
+    wrong field; the text names the field."""
     what = f"ensemble '{model}'"
     for field in _NOT_OF_ENSEMBLES:
         if getattr(message, field):

@@ -119,11 +119,8 @@ HINTS = {
 
 
 def refuse_unsupported(config: Message, model: str) -> None:
-    """Check every field that is set against the tables.
-
-    Raises:
-        ConfigError: an unsupported field; the text names the first such field.
-    """
+    """Check every field that is set against the tables. Raise ConfigError for an unsupported field;
+    the text names the first such field."""
     for path in _set_fields(config, ""):
         if path not in SUPPORTED and path not in NO_EFFECT and not path.startswith(_WHOLE):
             hint = f" ({HINTS[path]})" if path in HINTS else ""

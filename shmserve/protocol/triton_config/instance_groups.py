@@ -46,10 +46,8 @@ class InstanceGroup(Struct, frozen=True):
 
 
 class InstancePlace(NamedTuple):
-    """Place of an instance: number `number` of `group`, on `device` ("cpu" or "cuda:K").
-
-    `auto`: the instance may run on the CPU if the device cannot be used.
-    """
+    """Place of an instance: number `number` of `group`, on `device` ("cpu" or "cuda:K"). `auto`:
+    the instance may run on the CPU if the device cannot be used."""
 
     group: InstanceGroup
     number: int
@@ -58,11 +56,8 @@ class InstancePlace(NamedTuple):
 
 
 def instance_groups(message: Any, model: str, backend: BackendKind) -> tuple[InstanceGroup, ...]:
-    """Return the groups of a ModelConfig message, or a single group of KIND_AUTO by default.
-
-    Raises:
-        ConfigError: a wrong field; the text names the field.
-    """
+    """Return the groups of a ModelConfig message, or a single group of KIND_AUTO by default. Raise
+    ConfigError for a wrong field; the text names the field."""
     groups = []
     for index, entry in enumerate(message.instance_group):
         kinds = pb.ModelInstanceGroup.Kind.DESCRIPTOR.values_by_number

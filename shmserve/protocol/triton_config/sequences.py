@@ -17,11 +17,8 @@ _MAX_CANDIDATES = 1 << 16
 
 
 def check_sequences(message: Any, model: str) -> None:
-    """Check a ModelConfig message, and fill in the default of the idle time.
-
-    Raises:
-        ConfigError: a wrong value; the text names field and value.
-    """
+    """Check a ModelConfig message, and fill in the default of the idle time. Raise ConfigError for
+    a wrong value; the text names field and value."""
     if not message.HasField("sequence_batching"):
         return
     where = f"model '{model}': sequence_batching"

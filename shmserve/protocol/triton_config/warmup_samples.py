@@ -37,14 +37,8 @@ class WarmupSample(Struct, frozen=True):
 def warmup_samples(
     message: Any, model: str, max_batch_size: int, partial: bool
 ) -> tuple[WarmupSample, ...]:
-    """Return the samples of a configuration.
-
-    Args:
-        partial: the model may still complete the configuration.
-
-    Raises:
-        ConfigError: a wrong sample; the text names the sample and the fault.
-    """
+    """Return the samples of a configuration. `partial`: the model may still complete the
+    configuration. Raise ConfigError for a wrong sample; the text names the sample and the fault."""
     samples = []
     for index, entry in enumerate(message.model_warmup):
         where = f"model '{model}': model_warmup '{entry.name or index}'"

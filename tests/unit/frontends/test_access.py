@@ -7,16 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from shmserve import errors
 from shmserve.config import Settings
 from shmserve.core.access import ACTIONS, Access, Action
 from shmserve.core.caller import Caller
-from shmserve.errors import (
-    ConfigError,
-    InvalidArgument,
-    PermissionDenied,
-    ShmserveError,
-    Unauthenticated,
-)
 from shmserve.frontends.oip.origins import ACTION_OF, Origins
 from shmserve.frontends.oip.restricted_apis import CATEGORIES
 from tests.unit.http_client import Client
@@ -64,12 +58,12 @@ def test_the_table_with_keys(required: Any, who: str) -> None:
         if without:
             access.check(action, caller)
         else:
-            with pytest.raises(Unauthenticated, match=f"a key with the scope '{action}'"):
+            with pytest.raises(errors.Unauthenticated, match=f"a key with the scope '{action}'"):
                 access.check(action, caller)
         access.check(action, replace(caller, scopes=(action,)))
         other = replace(caller, scopes=tuple(a for a in ACTIONS if a != action))
         if not without:
-            with pytest.raises(PermissionDenied, match=f"a key with the scope '{action}'"):
+            with pytest.raises(errors.PermissionDenied, match=f"a key with the scope '{action}'"):
                 access.check(action, other)
         assert access.asked_at_the_door(action) == (
             "remote" not in KEYED[required].split() or "remote" not in TABLE[0][1][action].split()
@@ -87,7 +81,8 @@ def test_the_table(settings: dict[str, Any], expected: dict[Action, str], who: s
 
 def test_a_refusal_names_its_setting() -> None:
     with pytest.raises(
-        PermissionDenied, match=r"is for .* own user on its host \(setting model_files_from\)"
+        errors.PermissionDenied,
+        match=r"is for .* own user on its host \(setting model_files_from\)",
     ):
         Access(Settings(), SERVER).check("send models", CALLERS["local"])
 
@@ -119,7 +114,9 @@ def test_hosts_that_are_set() -> None:
     for host in ("models.example:443", "[::1]"):
         check(host)
     for host in ("localhost", "box", "127.0.0.1", "x.models.example"):
-        with pytest.raises(PermissionDenied, match=r"header Host: .* \(setting allowed_hosts\)"):
+        with pytest.raises(
+            errors.PermissionDenied, match=r"header Host: .* \(setting allowed_hosts\)"
+        ):
             check(host)
     Origins(Settings(allowed_hosts=("*",)), HERE, "box").check_host("anything.example")
 
@@ -156,7 +153,7 @@ def test_pages(origin: str, site: str, passes: bool) -> None:
 def _passes(check: Any, *arguments: Any) -> bool:
     try:
         check(*arguments)
-    except (InvalidArgument, PermissionDenied):
+    except (errors.InvalidArgument, errors.PermissionDenied):
         return False
     return True
 
@@ -270,8 +267,8 @@ def test_origins_are_checked_at_the_start() -> None:
     assert load({"SHMSERVE_ALLOWED_HOSTS": "a, b"}).allowed_hosts == ("a", "b")
     assert load({"SHMSERVE_ALLOWED_ORIGINS": "https://a:1"}).allowed_origins == ("https://a:1",)
     for bad in ("tool.example", "https://tool.example/", "*"):
-        with pytest.raises(ConfigError, match="allowed_origins"):
+        with pytest.raises(errors.ConfigError, match="allowed_origins"):
             load({"SHMSERVE_ALLOWED_ORIGINS": bad})
     for setting in ("MODEL_FILES_FROM", "STATE_CHANGES_FROM"):
-        with pytest.raises(ShmserveError):
+        with pytest.raises(errors.ShmserveError):
             load({f"SHMSERVE_{setting}": "everybody"})

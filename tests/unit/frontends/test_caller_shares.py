@@ -12,11 +12,10 @@ from shmserve.dispatch.caller_shares import FREE, CallerShares
 from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.errors import ResourceExhausted, TooLarge
 from shmserve.frontends.caller_numbers import of_host
-from shmserve.frontends.http2.grpc_framing import prefix
 from tests import fake_models
 from tests.fake_dispatch import FakeRequest
 from tests.grpc_client import Rig, request
-from tests.raw_http2 import RawClient
+from tests.raw_http2 import RawClient, framed
 from tests.running_server import wait_until
 from tests.unit.http_client import Client, as_binary
 
@@ -149,12 +148,9 @@ def test_over_grpc_announced_tensors_count_before_they_come() -> None:
 
 def begin_large(rig: Rig, count: int) -> list[RawClient]:
     """So many connections, on each the beginning of a large message."""
-    message = request(ARRAY).SerializeToString()
-    raws = []
-    for _ in range(count):
-        raw = RawClient(rig.target)
+    raws = [rig.raw() for _ in range(count)]
+    for raw in raws:
         raw.call(None)
-        raw.send(0, 0, 1, (prefix(len(message)) + message)[:1000])
-        raws.append(raw)
+        raw.send(0, 0, 1, framed(request(ARRAY))[:1000])
         wait_until(lambda: dict(rig.dispatcher.shares.held) != {}, "the first has its share")
     return raws

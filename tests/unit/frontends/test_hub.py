@@ -44,7 +44,10 @@ class Loop:
         self.open += 1
         self.hub.spawn(guarded)
 
-    def run(self) -> None:
+    def run(self, *works: Callable[[], object]) -> None:
+        """Start these functions, and run until all have ended."""
+        for work in works:
+            self.start(work)
         give_up = time.monotonic() + WATCHDOG_S
         while self.open:
             self.hub.run(give_up)
@@ -86,9 +89,7 @@ def test_who_waits_gives_way(loop: Loop, ends: tuple[Channel, Channel]) -> None:
         ends[1].send(b"one")  # both before anybody looks
         ends[1].send(b"two")
 
-    loop.start(ask)
-    loop.start(answer)
-    loop.run()
+    loop.run(ask, answer)
     assert told == ["asked", "sends", "one", "two"]
 
 
@@ -107,8 +108,7 @@ def test_what_came_when_nobody_waited_is_found_later(
         with pytest.raises(PeerDied):
             ends[0].receive(WATCHDOG_S)
 
-    loop.start(ask)
-    loop.run()
+    loop.run(ask)
 
 
 def test_waits_end_in_the_order_of_their_deadlines(
@@ -131,8 +131,7 @@ def test_waits_end_in_the_order_of_their_deadlines(
 
     for seconds in (0.2, 0.05, 0.1):
         loop.start(wait, seconds)
-    loop.start(receive)
-    loop.run()
+    loop.run(receive)
     assert over == [0.05, 0.1, 0.2]
 
 
@@ -156,9 +155,7 @@ def test_a_send_waits_for_room_and_for_no_longer_than_its_limit(
         while len(got) < 64:
             got.append(len(ends[1].receive(WATCHDOG_S)[0]))
 
-    loop.start(send)
-    loop.start(take)
-    loop.run()
+    loop.run(send, take)
     assert len(got) == 64
 
 
@@ -179,8 +176,7 @@ def test_an_event_ends_a_wait_for_a_channel(loop: Loop, ends: tuple[Channel, Cha
         late.set()
         assert not ready.wait(time.monotonic() + 0.02)
 
-    loop.start(wait)
-    loop.run()
+    loop.run(wait)
 
 
 def test_work_beside_lets_others_go_on_and_has_its_result_and_its_error(loop: Loop) -> None:
@@ -197,9 +193,7 @@ def test_work_beside_lets_others_go_on_and_has_its_result_and_its_error(loop: Lo
         told.append("light")
         gate.set()
 
-    loop.start(heavy)
-    loop.start(light)
-    loop.run()
+    loop.run(heavy, light)
     assert told == ["light", True]
 
 
@@ -218,8 +212,7 @@ def test_an_error_beside_is_freed_without_the_collector(loop: Loop) -> None:
 
     gc.disable()
     try:
-        loop.start(heavy)
-        loop.run()
+        loop.run(heavy)
         give_up = time.monotonic() + WATCHDOG_S
         while gone[0]() is not None:  # the thread beside drops the call a moment later
             assert time.monotonic() < give_up, "the error keeps what the call held"
@@ -258,8 +251,7 @@ def test_events_are_set_by_any_thread_and_tasks_are_joined(loop: Loop) -> None:
             task.join()
         assert done == [1, 1]
 
-    loop.start(wait)
-    loop.run()
+    loop.run(wait)
 
 
 def test_a_descriptor_that_was_closed_and_is_another_now(loop: Loop) -> None:
@@ -304,8 +296,7 @@ def test_what_is_told_of_a_closed_descriptor_ends_no_wait_for_its_successor(loop
             channels[1].receive(0.1)
         assert time.monotonic() - began >= 0.1
 
-    loop.start(use)
-    loop.run()
+    loop.run(use)
     for each in (*channels, *peers, new, silent):
         each.close()  # type: ignore[attr-defined]
 
@@ -401,8 +392,7 @@ def test_timers_of_what_is_over_are_dropped(loop: Loop) -> None:
         over.append(1)
 
     loop.start(waiting.sleep, 0.3)
-    loop.start(use)
-    loop.run()
+    loop.run(use)
     assert over
     assert len(loop.hub._timers.heap) < 2500
 

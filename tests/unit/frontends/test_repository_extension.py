@@ -27,7 +27,7 @@ from shmserve.frontends.oip.restricted_apis import CATEGORIES, Restricted, check
 from shmserve.frontends.presented_keys import PresentedKeys
 from tests import fake_models
 from tests.fake_dispatch import FakeDispatcher
-from tests.unit.http_client import INFER, Client, as_json
+from tests.unit.http_client import INFER, Answer, Client, as_json
 
 EXPLICIT = Settings(model_control="explicit", max_override_bytes=100)
 
@@ -167,39 +167,30 @@ def test_the_index_has_every_state(repository: Repository, dispatcher: FakeDispa
 def test_over_http() -> None:
     client = Client(replace(EXPLICIT, model_files_from="anyone"))
     dispatcher = client.dispatcher
-    assert {row["state"] for row in client.ask("POST", "/v2/repository/index", b"").json} == {
-        "READY"
-    }
-    assert client.ask("POST", "/v2/repository/index", b'{"ready": 1}').status == 400
-    assert client.ask("POST", "/v2/repository/index", b"[]").status == 400
-    assert client.ask("POST", "/v2/repository/other/index", b"").status == 501
-    assert client.ask("POST", "/v2/repository/other/models/m/load", b"").status == 501
-    assert client.ask("POST", "/v2/repository/models/m/load", b'{"parameters": []}').status == 400
+
+    def post(path: str, document: Any = None) -> Answer:
+        body = b"" if document is None else json.dumps(document).encode()
+        return client.ask("POST", f"/v2/repository/{path}", body)
+
+    assert {row["state"] for row in post("index").json} == {"READY"}
+    assert post("index", {"ready": 1}).status == 400
+    assert post("index", []).status == 400
+    assert post("other/index").status == 501
+    assert post("other/models/m/load").status == 501
+    assert post("models/m/load", {"parameters": []}).status == 400
     document = {"parameters": {"config": "{}", "file:1/x": base64.b64encode(b"\0\1").decode()}}
-    assert (
-        client.ask("POST", "/v2/repository/models/m/load", json.dumps(document).encode()).status
-        == 200
-    )
+    assert post("models/m/load", document).status == 200
     assert dispatcher.coordinator.loads == [("m", "{}", {"1/x": b"\0\1"})]
     document["parameters"]["file:1/x"] = "%%%"
-    assert (
-        client.ask("POST", "/v2/repository/models/m/load", json.dumps(document).encode()).status
-        == 400
-    )
+    assert post("models/m/load", document).status == 400
     document["parameters"]["file:1/x"] = "A" * (8 << 20)
-    assert (
-        client.ask("POST", "/v2/repository/models/m/load", json.dumps(document).encode()).status
-        == 413
-    )
-    wrong = b'{"parameters": {"unload_dependents": 1}}'
-    assert client.ask("POST", "/v2/repository/models/m/unload", wrong).status == 400
-    right = b'{"parameters": {"unload_dependents": true}}'
-    assert client.ask("POST", "/v2/repository/models/m/unload", right).status == 200
+    assert post("models/m/load", document).status == 413
+    for dependents, status in ((1, 400), (True, 200)):
+        asked = {"parameters": {"unload_dependents": dependents}}
+        assert post("models/m/unload", asked).status == status
     assert dispatcher.coordinator.unloaded_dependents == [True]
     dispatcher.coordinator.refusal = NotFound("failed to load 'm'")
-    assert client.ask("POST", "/v2/repository/models/m/load", b"").json == {
-        "error": "failed to load 'm'"
-    }
+    assert post("models/m/load").json == {"error": "failed to load 'm'"}
 
 
 # -------------------------------------------------------------------------- restrictions
@@ -314,8 +305,7 @@ def test_headers_become_parameters() -> None:
     ).encode()
     answer = client.ask("POST", INFER, body, {"X-User": "me", "Trace-Id": "7", "Other": "no"})
     assert answer.status == 200, answer.body
-    request = client.dispatcher.calls[-1].request
-    assert request is not None
+    request = client.request
     assert request.parameters == {"x-user": "me", "own": 1, "trace-id": "7"}
 
 

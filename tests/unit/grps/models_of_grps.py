@@ -47,6 +47,10 @@ def message_spec(name: str = "your_model", **parameters: str) -> ModelSpec:
     return spec(name, **told)
 
 
+def arrays(inputs: dict[str, bytes]) -> dict[str, Any]:
+    return {name: np.frombuffer(data, np.uint8) for name, data in inputs.items()}
+
+
 def echo(request: FakeRequest) -> Outcome:
     """Every input as the output of the same name, or OUT for IN."""
     return Outcome(

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shmserve._generated import grps_pb2
@@ -23,6 +22,7 @@ from shmserve.grps.executor import torch_inferer
 from shmserve.grps.protocol import custom_http
 from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
 from tests import backend_runner
+from tests.unit.grps.models_of_grps import arrays
 
 PROJECTS = Path(__file__).parents[2] / "repositories" / "grps"
 
@@ -31,11 +31,8 @@ class Stream:
     """A request of a client that reads every response."""
 
     def __init__(self, parameters: dict[str, Any], **inputs: bytes) -> None:
-        arrays: dict[str, Any] = {
-            name: np.frombuffer(data, np.uint8) for name, data in inputs.items()
-        }
         self.request = backend_runner.FakeBackendRequest(
-            ("grps", "http", "http_body"), parameters, **arrays
+            ("grps", "http", "http_body"), parameters, **arrays(inputs)
         )
         self.request.responses = self  # type: ignore[assignment]
         self._sent: queue.Queue[tuple[Response | None, bool]] = queue.Queue()

@@ -19,7 +19,7 @@ from shmserve.grps.protocol import message_wire
 from shmserve.grps.protocol.grps_message import GrpsMessage, GrpsStatus
 from shmserve.grps.settings import GrpsSettings
 from shmserve.tensor.spec import ModelSpec
-from tests.fake_dispatch import FakeDispatcher
+from tests.fake_dispatch import FakeDispatcher, FakeRequest
 from tests.running_server import WATCHDOG_S
 from tests.unit.grps import models_of_grps as models
 
@@ -47,6 +47,13 @@ class Client:
 
     def binary(self, body: bytes, query: str = "") -> falcon.testing.Result:
         return self.post(body, query, **{"Content-Type": "application/octet-stream"})
+
+    @property
+    def request(self) -> FakeRequest:
+        """The request of the last call."""
+        request = self.fake.calls[-1].request
+        assert request is not None
+        return request
 
     def get(self, path: str) -> falcon.testing.Result:
         return self.client.simulate_get(f"/grps/v1/{path}")
@@ -148,8 +155,7 @@ def test_every_datatype_comes_back(
     sent = {"name": "IN", "dtype": dtype, "shape": [len(values)], field: values}
     client = Client((spec, models.echo))
     assert client.post(gtensors(sent)).json["gtensors"]["tensors"] == [{**sent, "name": "OUT"}]
-    request = client.fake.calls[-1].request
-    assert request is not None
+    request = client.request
     assert request.inputs["IN"].datatype == datatype
 
 
@@ -323,8 +329,7 @@ def test_messages_pass_through(body: dict[str, Any]) -> None:
 def test_bytes_are_received_into_the_message() -> None:
     client = Client((models.message_spec(), models.echo))
     assert client.binary(b"\xff" * 1000).content == b"\xff" * 1000
-    request = client.fake.calls[-1].request
-    assert request is not None
+    request = client.request
     message = message_wire.parse(request.inputs["grps"].view)
     assert (message.which, bytes(message.bin_data or b"")) == ("bin_data", b"\xff" * 1000)
 
@@ -332,8 +337,7 @@ def test_bytes_are_received_into_the_message() -> None:
 def test_the_worker_is_told_what_was_asked() -> None:
     client = Client((models.message_spec(), models.echo))
     client.post({"str_data": "x"}, "?model=your_model-1.0.0&streaming=true")
-    request = client.fake.calls[-1].request
-    assert request is not None
+    request = client.request
     assert request.parameters == {"grps_streaming": True, "grps_model": "your_model-1.0.0"}
 
 

@@ -14,7 +14,7 @@ from shmserve.config import Settings
 from shmserve.frontends.grpc.process.server import GrpcServer
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport.trust.peer_credentials import REMOTE
-from tests.grpc_client import OneCaller, listen
+from tests.grpc_client import listen, one_caller
 from tests.unit.grps import models_of_grps as models
 
 SERVICE = "/grps.protos.v1.GrpsService/"
@@ -28,7 +28,7 @@ class Rpcs:
     def __init__(self, *served: tuple[ModelSpec, Any], **settings: Any) -> None:
         self.fake = models.dispatcher(*served)
         made = Settings(**settings)
-        self.server = GrpcServer(self.fake, made, OneCaller(REMOTE))  # type: ignore[arg-type]
+        self.server = GrpcServer(self.fake, made, one_caller(REMOTE))  # type: ignore[arg-type]
         target = listen(self.server, "127.0.0.1:0")
         self.server.start()
         self.channel = grpc.insecure_channel(target)

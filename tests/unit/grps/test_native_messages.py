@@ -17,6 +17,7 @@ from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
 from shmserve.grps.protocol.grps_message import GrpsMessage, StatusFlag
 from tests import backend_runner
 from tests.model_files import model_maker
+from tests.unit.grps.models_of_grps import arrays
 
 TALK = Path(__file__).parents[2] / "repositories" / "grps" / "talk"
 CONFIG = """
@@ -59,10 +60,7 @@ def ask(tmp_path: Path) -> Ask:
     backend, spec = backend_runner.load(model_maker(tmp_path)(CODE, CONFIG))
 
     def asker(**inputs: bytes) -> Response:
-        arrays: dict[str, Any] = {
-            name: np.frombuffer(data, np.uint8) for name, data in inputs.items()
-        }
-        return backend_runner.ask(backend, spec, **arrays)
+        return backend_runner.ask(backend, spec, **arrays(inputs))
 
     return asker
 
@@ -127,12 +125,8 @@ def talk() -> Callable[..., backend_runner.FakeResponses]:
     backend, spec = backend_runner.load(str(TALK))
 
     def talker(streaming: bool, **inputs: bytes) -> backend_runner.FakeResponses:
-        arrays: dict[str, Any] = {
-            name: np.frombuffer(data, np.uint8) for name, data in inputs.items()
-        }
-        responses = backend_runner.ask_stream(
-            backend, spec, {"grps_streaming": streaming}, **arrays
-        )
+        parameters: dict[str, Any] = {"grps_streaming": streaming}
+        responses = backend_runner.ask_stream(backend, spec, parameters, **arrays(inputs))
         assert responses.ended.wait(30)
         return responses
 

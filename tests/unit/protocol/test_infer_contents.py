@@ -100,60 +100,24 @@ def test_an_integer_that_does_not_fit_is_refused(datatype: str, value: int) -> N
     )
 
 
+TYPED = "explicit tensor data for input tensor 'IN' for model 'm'"
+SIZE = "input byte size mismatch for input 'IN' for model 'm'. Expected"
+STRINGS = "string elements for inference input 'IN' for model 'm'"
+BOTH = {"int_contents": [1], "fp32_contents": [1.0]}
+FLOAT, UINT = {"fp32_contents": [1.0]}, {"uint_contents": [1]}
+
+
 @pytest.mark.parametrize(
     ("fields", "datatype", "count", "message"),
     [
-        (
-            {"int_contents": [1], "fp32_contents": [1.0]},
-            "FP32",
-            1,
-            "unexpected explicit tensor data for input tensor 'IN' for model 'm' of type 'INT32',"
-            " expected datatype 'FP32'",
-        ),
-        (
-            {"uint_contents": [1]},
-            "INT8",
-            1,
-            "unexpected explicit tensor data for input tensor 'IN' for model 'm' of type 'UINT32',"
-            " expected datatype 'INT8'",
-        ),
-        (
-            {"fp32_contents": [1.0]},
-            "FP16",
-            1,
-            "explicit tensor data for input tensor 'IN' for model 'm': datatype 'FP16' has no"
-            " typed contents",
-        ),
-        (
-            {"fp32_contents": [1.0]},
-            "fp32",
-            1,
-            "explicit tensor data for input tensor 'IN' for model 'm': datatype 'fp32' is unknown",
-        ),
-        (
-            {"fp32_contents": [1.0] * 3},
-            "FP32",
-            4,
-            "input byte size mismatch for input 'IN' for model 'm'. Expected 16, got 12",
-        ),
-        (
-            {"int_contents": [1000] * 5},
-            "INT32",
-            4,
-            "input byte size mismatch for input 'IN' for model 'm'. Expected 16, got 20",
-        ),
-        (
-            {},
-            "INT64",
-            1,
-            "input byte size mismatch for input 'IN' for model 'm'. Expected 8, got 0",
-        ),
-        (
-            {"bytes_contents": [b"a"]},
-            "BYTES",
-            2,
-            "expected 2 string elements for inference input 'IN' for model 'm', got 1",
-        ),
+        (BOTH, "FP32", 1, f"unexpected {TYPED} of type 'INT32', expected datatype 'FP32'"),
+        (UINT, "INT8", 1, f"unexpected {TYPED} of type 'UINT32', expected datatype 'INT8'"),
+        (FLOAT, "FP16", 1, f"{TYPED}: datatype 'FP16' has no typed contents"),
+        (FLOAT, "fp32", 1, f"{TYPED}: datatype 'fp32' is unknown"),
+        ({"fp32_contents": [1.0] * 3}, "FP32", 4, f"{SIZE} 16, got 12"),
+        ({"int_contents": [1000] * 5}, "INT32", 4, f"{SIZE} 16, got 20"),
+        ({}, "INT64", 1, f"{SIZE} 8, got 0"),
+        ({"bytes_contents": [b"a"]}, "BYTES", 2, f"expected 2 {STRINGS}, got 1"),
     ],
 )
 def test_contents_that_do_not_fit_the_input_are_refused(

@@ -15,7 +15,6 @@ from shmserve.protocol import bounds
 from shmserve.protocol.protobuf.infer_parameters import Uint64
 from shmserve.protocol.protobuf.infer_wire import (
     check_data,
-    encode_response,
     encode_stream_response,
     parse_request,
     response_parts,
@@ -219,7 +218,7 @@ def test_writing_a_response_copies_a_tensor_once(streamed: bool) -> None:
     def write() -> bytes:
         if streamed:
             return encode_stream_response("", response_parts(*answer))
-        return encode_response(*answer)
+        return b"".join(response_parts(*answer))
 
     assert 16 * MIB < _peak(write) < 17 * MIB
 
@@ -234,13 +233,11 @@ def test_a_response_no_grpc_message_can_hold_is_refused() -> None:
         with pytest.raises(InvalidArgument, match=refusal):
             encode_stream_response("", parts)
         parts.clear()
-        with pytest.raises(InvalidArgument, match=refusal):
-            encode_response("m", "1", "", {}, rows, [tensor])
 
 
 def test_outputs_in_regions_leave_their_raw_entry_empty() -> None:
     rows = [("A", "FP32", (1,)), ("B", "FP32", (1,))]
-    data = encode_response("m", "1", "7", {}, rows, [b"", memoryview(b"abcd")])
+    data = b"".join(response_parts("m", "1", "7", {}, rows, [b"", memoryview(b"abcd")]))
     assert list(pb.ModelInferResponse.FromString(data).raw_output_contents) == [b"", b"abcd"]
 
 
@@ -248,6 +245,6 @@ def test_a_streamed_error_may_come_without_or_with_a_response() -> None:
     bare = pb.ModelStreamInferResponse.FromString(encode_stream_response("no", None))
     assert bare.error_message == "no"
     assert not bare.HasField("infer_response")
-    answer = encode_response("", "", "7", {}, [], [])
+    answer = response_parts("", "", "7", {}, [], [])
     named = pb.ModelStreamInferResponse.FromString(encode_stream_response("no", answer))
     assert named.infer_response.id == "7"

@@ -25,6 +25,10 @@ def with_input(**fields: Any) -> bytes:
     return json.dumps({"inputs": [{**INPUT, **fields}]}).encode()
 
 
+def output(**parameters: Any) -> dict[str, Any]:
+    return {"outputs": [{"name": "O", "parameters": parameters}]}
+
+
 def parse_input(**fields: Any) -> InferInput:
     (parsed,) = parse_request(with_input(**fields), LIMITS).inputs
     return parsed
@@ -89,17 +93,14 @@ def test_tokens_that_are_no_json_are_numbers() -> None:
         ({"outputs": [{"name": 1}]}, r"outputs\[0\].name must be a string, got 1"),
         ({"outputs": [{"name": "O"}, {"name": "O"}]}, "Duplicate output name 'O' is not allowed"),
         (
-            {"outputs": [{"name": "O", "parameters": {"binary_data": 1}}]},
-            r"outputs\[0\].parameters.binary_data must be true or false, got 1",
+            output(binary_data=1),
+            r"\[0\].parameters.binary_data must be true or false, got 1",
         ),
         (
-            {"outputs": [{"name": "O", "parameters": {"classification": "2"}}]},
+            output(classification="2"),
             r'outputs\[0\].parameters.classification must be a non-negative integer, got "2"',
         ),
-        (
-            {"outputs": [{"name": "O", "parameters": {"classification": -1}}]},
-            "classification must be a non-negative integer, got -1",
-        ),
+        (output(classification=-1), "classification must be a non-negative integer, got -1"),
         ({"id": None}, "id must be a string, got null"),
         ({"id": 7}, "id must be a string, got 7"),
         ({"parameters": [1]}, "parameters must be an object, got an array"),

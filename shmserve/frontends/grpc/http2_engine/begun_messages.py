@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -23,19 +22,6 @@ from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.http2.grpc_framing import FramingFailed
-
-
-class TensorCalls(Protocol):
-    """The calls of the begun messages."""
-
-    def go_on(self, call: Http2Call) -> None:
-        """Continue with a message after its memory has been made."""
-        ...
-
-    def refuse(self, call: Http2Call, failed: FramingFailed) -> None:
-        """Refuse a message."""
-        ...
-
 
 AHEAD = 8 << 20
 _WAIT_S = 2.0  # seconds for memory; later the message is received on the heap
@@ -55,8 +41,7 @@ class MessageDeadline(Struct, eq=False):
     until: float
 
     def advance(self, left: int, now: float, timeout_s: float, per_s: float) -> None:
-        """Note that `left` bytes have not arrived yet. Arrived bytes earn time for the next
-        bytes."""
+        """Note that `left` bytes have not arrived. Arrived bytes earn time for the next bytes."""
         self.due -= self.left - left
         self.left = left
         if self.due <= 0:
@@ -106,7 +91,8 @@ class BegunMessages:
 
     Args:
         serving: state shared by all connections.
-        calls: continues or refuses messages.
+        go_on: continues with a call's message after its memory has been made.
+        refuse: refuses a call's message.
         resume: has the connection receive again, once `waiting` is 0.
 
     Attributes:
@@ -117,12 +103,13 @@ class BegunMessages:
     def __init__(
         self,
         serving: Serving,
-        calls: TensorCalls,
+        go_on: Callable[[Http2Call], None],
+        refuse: Callable[[Http2Call, FramingFailed], None],
         resume: Callable[[], None],
     ) -> None:
         self._loop = serving.loop
         self._growth = serving.growth
-        self._calls = calls
+        self._go_on, self._refuse = go_on, refuse
         self._resume = resume
         self.waiting = 0
         self.deadlines = MessageDeadlines(serving.settings)
@@ -145,8 +132,8 @@ class BegunMessages:
         self.waiting -= 1
         try:
             message.grown(slot)
-            self._calls.go_on(call)
+            self._go_on(call)
         except FramingFailed as failed:
-            self._calls.refuse(call, failed)
+            self._refuse(call, failed)
         if not self.waiting:
             self._resume()

@@ -9,13 +9,7 @@ from shmserve.errors import ShmserveError
 from shmserve.frontends.grpc.error_statuses import status_of
 from shmserve.frontends.grpc.handlers import RpcMethod
 from shmserve.frontends.grpc.http2_engine.message_compression import ACCEPTED
-from shmserve.frontends.http2 import Fields, RequestFields, encode_fields
-from shmserve.frontends.http2.grpc_metadata import (
-    decode_binary,
-    encode_binary,
-    encode_message,
-    parse_timeout,
-)
+from shmserve.frontends.http2 import Fields, RequestFields, encode_fields, grpc_metadata
 from shmserve.frontends.oip.origins import Origins
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -79,7 +73,7 @@ def call_head(
         )
     timeout = request.value("grpc-timeout")
     try:
-        timeout_s = parse_timeout(timeout) if timeout is not None else float("inf")
+        timeout_s = grpc_metadata.parse_timeout(timeout) if timeout is not None else float("inf")
     except ValueError:
         return refusal(grpc.StatusCode.INTERNAL, "grpc-timeout is malformed")
     accepted = (request.value("grpc-accept-encoding") or "").replace(" ", "").split(",")
@@ -97,7 +91,7 @@ def _metadata(request: RequestFields) -> Metadata:
             found.append((name, value))
             continue
         try:
-            found.extend((name, part) for part in decode_binary(value))
+            found.extend((name, part) for part in grpc_metadata.decode_binary(value))
         except ValueError:
             continue
     return tuple(found)
@@ -107,9 +101,11 @@ def status_fields(code: grpc.StatusCode, details: str, metadata: Metadata = ()) 
     """Return the trailers for a status."""
     fields = [("grpc-status", str(code.value[0]))]
     if details:
-        fields.append(("grpc-message", encode_message(details)))
+        fields.append(("grpc-message", grpc_metadata.encode_message(details)))
     for name, value in metadata:
-        fields.append((name, encode_binary(value) if isinstance(value, bytes) else value))
+        fields.append(
+            (name, grpc_metadata.encode_binary(value) if isinstance(value, bytes) else value)
+        )
     return tuple(fields)
 
 

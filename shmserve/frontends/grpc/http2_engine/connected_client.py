@@ -26,8 +26,7 @@ class ConnectedClient:
         self.number = of_socket(sock)
 
     def caller(self) -> Caller:
-        """Return the user and process of the client, looked up at the first call. For any
-        thread."""
+        """Return user and process of the client, looked up at the first call. For any thread."""
         if self._caller is None:
             self._caller = caller_of(self._sock)
         return self._caller

@@ -11,6 +11,7 @@ import grpc
 
 from shmserve.core.scheduling.admission import CallTurn
 from shmserve.errors import QueueFull, ResourceExhausted
+from shmserve.frontends import http2
 from shmserve.frontends.grpc.call_pools import CallPool
 from shmserve.frontends.grpc.http2_engine.begun_messages import BegunMessages
 from shmserve.frontends.grpc.http2_engine.call_head import (
@@ -24,13 +25,6 @@ from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClien
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.tensor_message import TensorMessage
-from shmserve.frontends.http2 import (
-    Connection,
-    DataReceived,
-    ErrorCode,
-    RequestFields,
-    RequestReceived,
-)
 from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage, MessageReceiver
 from shmserve.frontends.request_ids import KEY, of_metadata
 
@@ -64,7 +58,7 @@ class ConnectionCalls:
 
     def __init__(
         self,
-        core: Connection,
+        core: http2.Connection,
         serving: Serving,
         client: ConnectedClient,
         settle: Callable[[], None],
@@ -76,8 +70,8 @@ class ConnectionCalls:
         self.client = client
         self.settle = settle
         self.by_stream: dict[int, Http2Call] = {}
-        self._last_head: tuple[RequestFields, CallHead | bytes] | None = None
-        self.begun = BegunMessages(serving, self, resume)
+        self._last_head: tuple[http2.RequestFields, CallHead | bytes] | None = None
+        self.begun = BegunMessages(serving, self.go_on, self.refuse, resume)
         self.opened: dict[int, Http2Call] = {}
         self.incoming: dict[int, Http2Call] = {}
         self.receiving: set[int] = set()
@@ -97,7 +91,7 @@ class ConnectionCalls:
 
     # --- what comes in
 
-    def open(self, event: RequestReceived) -> None:
+    def open(self, event: http2.RequestReceived) -> None:
         """Begin the call of a new stream, or refuse the call."""
         if self._last_head is None or self._last_head[0] is not event.head:
             hosts = None if self.client.unix else self._serving.hosts
@@ -141,7 +135,7 @@ class ConnectionCalls:
                     method.pool.silent.wait(call, method.message_timeout_s)
         self.incoming.clear()
 
-    def data(self, event: DataReceived, sparing: bool = False) -> int:
+    def data(self, event: http2.DataReceived, sparing: bool = False) -> int:
         """Handle received payload. Return the number of bytes at the payload's end that were not
         taken: with `sparing`, the bytes of a tensor that begins in the payload; else 0."""
         call, size = self.by_stream.get(event.stream_id), len(event.data)
@@ -290,8 +284,7 @@ class ConnectionCalls:
     # --- what goes out
 
     def release(self) -> None:
-        """Handle calls whose answers the socket has taken completely, or that cannot be sent any
-        more."""
+        """Handle calls whose answers the socket has taken whole, or that cannot be sent."""
         for call in self.core.released():
             assert isinstance(call, Http2Call)
             if call.held is not None:
@@ -322,7 +315,7 @@ class ConnectionCalls:
 
     def cancel(self, call: Http2Call) -> None:
         if self.by_stream.get(call.stream_id) is call:
-            self.core.reset(call.stream_id, ErrorCode.CANCEL)
+            self.core.reset(call.stream_id, http2.ErrorCode.CANCEL)
             self._over(call)
             self.settle()
 

@@ -18,15 +18,11 @@ from shmserve.frontends.connections.open_connections import OpenConnections
 from shmserve.frontends.connections.refusals import Refusals
 from shmserve.frontends.grpc.callers import relayed
 from shmserve.frontends.grpc.handlers import RpcServices
+from shmserve.frontends.grpc.http2_engine import transports
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop, guarded
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
-from shmserve.frontends.grpc.http2_engine.serving import serving_of
-from shmserve.frontends.grpc.http2_engine.transports import (
-    ConnectionTransport,
-    PlainTransport,
-    TlsTransport,
-)
+from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.transport.trust.peer_credentials import REMOTE
 from shmserve.transport.trust.tls import Certificates
@@ -42,7 +38,7 @@ class Http2Engine:
 
     def __init__(self, services: RpcServices, settings: Settings, loop: EventLoop) -> None:
         self._age_s = settings.grpc_max_connection_age_s or float("inf")
-        self._serving = serving_of(services, settings, loop)
+        self._serving = Serving(services, settings, loop)
         self._loop = loop
         refusals = Refusals(loop.hub, "gRPC connections", b"")
         self._connections: OpenConnections[ServerConnection] = self._serving.connections
@@ -94,11 +90,11 @@ class Http2Engine:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport: ConnectionTransport
+        transport: transports.ConnectionTransport
         if certificates is not None and sock.family != socket.AF_UNIX:
-            transport = TlsTransport(sock, certificates.context())
+            transport = transports.TlsTransport(sock, certificates.context())
         else:
-            transport = PlainTransport(sock)
+            transport = transports.PlainTransport(sock)
         age_s = self._age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
         return ServerConnection(transport, self._serving, monotonic() + age_s)
 
@@ -136,11 +132,8 @@ def _tick(connection: ServerConnection, now: float) -> None:
         connection.look(now)
 
 
-class SocketCallers:
-    """Callers by connection: the peer of the call's own socket."""
-
-    def of(self, context: RpcContext) -> Caller:
-        """Return the caller of a call; `REMOTE` if a proxy relays the call."""
-        if isinstance(context, Http2Call) and not relayed(context):
-            return context.owner.client.caller()
-        return REMOTE
+def caller_by_socket(context: RpcContext) -> Caller:
+    """Return the peer of a call's own socket; `REMOTE` if a proxy relays the call."""
+    if isinstance(context, Http2Call) and not relayed(context):
+        return context.owner.client.caller()
+    return REMOTE

@@ -40,15 +40,9 @@ class Expiring(Protocol):
 
 
 class EventLoop:
-    """Loop of the engine. All methods but `post` belong to the loop's thread, or are called before
-    `run`.
-
-    Args:
-        threads: limit of threads for work that would hold up the loop.
-
-    Attributes:
-        hub: runs greenlets and calls handlers.
-    """
+    """Loop of the engine; `hub` runs greenlets and calls handlers. All methods but `post` belong to
+    the loop's thread, or are called before `run`. `threads`: limit of threads for work that would
+    hold up the loop."""
 
     def __init__(self, threads: int) -> None:
         self.hub = Hub(threads, "grpc_threads")

@@ -197,12 +197,8 @@ class Http2Call:
     # --- for the rpc's greenlet
 
     def read(self, message: GrpcMessage) -> RpcMessage:
-        """Return a message without `parts` as the rpc gets it.
-
-        Raises:
-            ShmserveError: the message cannot be decompressed, or memory for the message is
-                lacking.
-        """
+        """Return a message without `parts` as the rpc gets it. Raise ShmserveError if the message
+        cannot be decompressed, or memory for the message is lacking."""
         data, limit = message.data, self._settings.max_heap_bytes
         if message.compressed:
             data = waiting.beside(
@@ -232,11 +228,7 @@ class Http2Call:
             tensors.close()
 
     def requests(self) -> Iterator[RpcMessage]:
-        """Yield the messages of a stream as they arrive.
-
-        Raises:
-            Gone: the call has ended.
-        """
+        """Yield the messages of a stream as they arrive. Raise Gone if the call has ended."""
         while True:
             self._await(lambda: bool(self._messages) or self._sent_all)
             if not self.active:
@@ -351,8 +343,7 @@ class Http2Call:
                 _log.exception("unexpected error at an answer's end")
 
     def taken(self) -> None:
-        """Note that the socket has taken the answer, or that the answer cannot be sent any
-        more."""
+        """Note that the socket has taken the answer, or that the answer cannot be sent any more."""
         self._untaken = 0
         self._wake()
 

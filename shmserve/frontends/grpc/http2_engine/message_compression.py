@@ -49,8 +49,7 @@ def _pieces(data: memoryview | bytes) -> Iterator[memoryview]:
 
 
 def deflate(message: bytes, encoding: str) -> bytes:
-    """Return the message compressed, or unchanged if compression does not make the message
-    smaller."""
+    """Return the message compressed, or unchanged if compression does not make it smaller."""
     compressed = (
         gzip.compress(message, _LEVEL, mtime=0)
         if encoding == "gzip"

@@ -1,5 +1,4 @@
-"""Runs of rpcs for HTTP/2 calls, each as a greenlet of the loop: bytes in, bytes out, errors as
-statuses."""
+"""Runs of rpcs for HTTP/2 calls, each a greenlet: bytes in, bytes out, errors as statuses."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ class RpcRuns:
                 _log_call(call, f"{outcome} {nbytes} in {count}", began)
 
     def _answers(self, call: Http2Call) -> Generator[bytes]:
-        """Yield a stream's answers. Cancel the call if the client does not take an answer in
-        time."""
+        """Yield a stream's answers. Cancel the call if an answer is not taken in time."""
         method, overdue = call.head.method, call.head.method.rules.overdue
         method.rules.admit(method, call)
         requests = AwaitedRequests(call.requests(), call, method.pool.silent, method.idle_s)

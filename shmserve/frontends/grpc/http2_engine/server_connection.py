@@ -125,7 +125,7 @@ class ServerConnection:
             if call is not None and place:
                 return self._receive_payload(call, place, payload[1], now)
         if self._calls.receiving:  # receive no bytes that belong into a slot
-            limit = min(core.missing if payload is None else payload[1], _RECEIVE_BYTES)
+            limit = min(core.reader.missing if payload is None else payload[1], _RECEIVE_BYTES)
         elif self._calls.expects_tensors and (head := self._transport.peek()) is not None:
             return self._receive_head(head, now)
         else:
@@ -236,8 +236,7 @@ class ServerConnection:
             self._loop.hub.change(self._fd, events)
 
     def _flush(self, now: float) -> bool:
-        """Send pending output. Return True if the socket or this turn takes no more, else
-        False."""
+        """Send pending output. Return True if the socket or this turn takes no more, else False."""
         core = self._core
         blocked = False
         for _ in range(_SENDS if self._transport.ready else 0):
@@ -275,8 +274,7 @@ class ServerConnection:
         self.due = min(core, message, self._drains_at, self._ends_at)
 
     def drain(self, reason: str) -> None:
-        """Ask the client to move its calls to another connection. `reason`: ASCII text for the
-        client."""
+        """Ask the client to use another connection. `reason`: ASCII text for the client."""
         self._drains_at = float("inf")
         self._core.drain(monotonic(), reason)
         self._settle_later()

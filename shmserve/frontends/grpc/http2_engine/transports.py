@@ -1,5 +1,17 @@
 """Transports: a connection's socket, plain or with TLS. No function here waits.
 
+Both classes have the same members. Each function raises BlockingIOError instead of waiting, and
+OSError when the connection is lost.
+
+- `sock`: the socket itself, from which the peer can be found.
+- `receive` takes at most the given number of bytes, and returns no bytes at the end.
+- `peek` returns at most `PEEK_BYTES` without removing the bytes, or None with TLS.
+- `receive_into` fills one buffer after another, as `socket.recvmsg_into`; with TLS the first only.
+- `send` takes buffers, and returns the number of bytes taken.
+- `pending`: True if the transport has buffered bytes that epoll does not report.
+- `more`: True if more bytes may be available even after a short receive.
+- `ready`: True if data can be sent. False until a TLS handshake is complete.
+
 TLS is implemented twice on purpose. HTTP's `TlsSocket` lets its greenlet wait and decrypts into
 the memory of a body, since HTTP's parser asks for bytes. Here the loop calls whenever bytes have
 arrived. A greenlet for each HTTP/2 connection would cost two switches for each receive and a stack
@@ -11,9 +23,8 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
 
 from shmserve.frontends.http2 import Buffer
 from shmserve.transport.trust.tls import subject_of
@@ -23,56 +34,6 @@ _log = logging.getLogger("shmserve.grpc")
 _TLS_SEND_BYTES = 256 << 10  # bytes joined at a time, since TLS takes one buffer
 _PROTOCOL = "h2"
 PEEK_BYTES = 4 << 10  # bytes to peek at where a message with large tensors is expected
-
-
-class ConnectionTransport(Protocol):
-    """Operations on a connection's socket. Each raises BlockingIOError instead of waiting, and
-    OSError when the connection is lost.
-
-    Attributes:
-        sock: the socket itself, from which the peer can be found.
-    """
-
-    sock: socket.socket
-
-    @property
-    def receive(self) -> Callable[[int], bytes]:
-        """Receives at most the given number of bytes; returns no bytes at the end."""
-        ...
-
-    @property
-    def peek(self) -> Callable[[], bytes | None]:
-        """Returns at most `PEEK_BYTES` without removing the bytes from the socket; None if the
-        transport cannot peek."""
-        ...
-
-    @property
-    def receive_into(self) -> Callable[[Sequence[memoryview]], tuple[Any, ...]]:
-        """Receives into one buffer after another, as `socket.recvmsg_into`, or into the first
-        buffer only."""
-        ...
-
-    @property
-    def send(self) -> Callable[[Sequence[Buffer]], int]:
-        """Sends buffers, and returns the number of bytes taken."""
-        ...
-
-    @property
-    def pending(self) -> bool:
-        """True if the transport has buffered bytes that epoll does not report."""
-        ...
-
-    @property
-    def more(self) -> bool:
-        """True if more bytes may be available even after a receive of fewer bytes than asked
-        for."""
-        ...
-
-    @property
-    def ready(self) -> bool:
-        """True if data can be sent. False until a TLS handshake is complete, which happens while
-        receiving."""
-        ...
 
 
 class PlainTransport:
@@ -142,6 +103,9 @@ class TlsTransport:
         if subject := subject_of(self._tls):
             _log.info("TLS client %s: %s", self._tls.getpeername()[0], subject)
         self._shaken = True
+
+
+ConnectionTransport = PlainTransport | TlsTransport
 
 
 def _joined(buffers: Sequence[Buffer]) -> bytes:

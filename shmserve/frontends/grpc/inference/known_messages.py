@@ -15,9 +15,7 @@ from msgspec import Struct
 
 from shmserve.frontends.grpc.request_mapping import checked_version
 from shmserve.frontends.grpc.tensor_message import PlacedTensor, TensorMessage
-from shmserve.protocol.oip.model_signature import ModelSignature
-from shmserve.protocol.oip.request import InferOutput, InferRequest
-from shmserve.protocol.oip.validation import CheckedInput
+from shmserve.protocol.oip.checked_request import CheckedRequest
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest, WireInput
 from shmserve.protocol.protobuf.wire import Walk
 
@@ -37,18 +35,14 @@ class KnownMessage(Struct, frozen=True, eq=False):
             from the other fields.
         wire: the decoded message, without the tensor.
         version: checked version of the model; empty if the message names none.
-        names: names of the requested outputs.
+        fitting: the request as checked against its model.
     """
 
     before: bytes
     wire: WireInferRequest
     version: str
-    signature: ModelSignature
-    request: InferRequest
+    fitting: CheckedRequest
     empty_final: bool
-    inputs: list[CheckedInput]
-    wanted: tuple[InferOutput, ...]
-    names: tuple[str, ...]
 
 
 class RecalledMessage(Struct, frozen=True, eq=False):
@@ -59,11 +53,8 @@ class RecalledMessage(Struct, frozen=True, eq=False):
 
 
 class KnownMessages:
-    """The known messages of one process, for any thread.
-
-    Attributes:
-        announced: returns the entry for a message from the bytes before its tensor, or None.
-    """
+    """The known messages of one process, for any thread. `announced`: returns the entry for a
+    message from the bytes before its tensor, or None."""
 
     def __init__(self) -> None:
         self._known: dict[Key, KnownMessage] = {}
@@ -83,7 +74,7 @@ class KnownMessages:
             entry, place = self._known.get(bytes(data.fields)), data.raw[0]
             if entry is None or not isinstance(place, PlacedTensor):
                 return None
-            if entry.inputs[0].nbytes != len(place.view):
+            if entry.fitting.inputs[0].nbytes != len(place.view):
                 return None
             raw = place.view
         (old,) = entry.wire.inputs
@@ -94,28 +85,24 @@ class KnownMessages:
         self,
         data: bytes | memoryview | TensorMessage,
         wire: WireInferRequest,
-        signature: ModelSignature,
-        request: InferRequest,
+        fitting: CheckedRequest,
         empty_final: bool,
-        inputs: list[CheckedInput],
-        wanted: tuple[InferOutput, ...],
     ) -> None:
         """Keep a message, if equal messages may come again. Arguments other than `data` as in
         `KnownMessage`."""
-        if wire.id or len(inputs) != 1 or wire.raw_count != 1 or inputs[0].at is not None:
+        if wire.id or len(fitting.inputs) != 1 or wire.raw_count != 1 or fitting.in_regions:
             return
-        if wire.inputs[0].contents is not None or any(o.region is not None for o in wanted):
+        if wire.inputs[0].contents is not None:
             return
         key: Key
         if type(data) is bytes:
             before = kept = _before_tensor(data)
             key = len(data), data[:_BEGINNING]
         else:
-            before, kept = b"", _head(data) if _only_place(data) is not None else b""
+            before, kept = b"", _before_place(data)
             key = kept
         if not 0 < len(kept) <= _LONGEST:
             return
-        names = tuple([output.name for output in request.outputs])
         # The entry must keep neither the tensor nor the memory of the received message
         (old,) = wire.inputs
         bare = WireInput(old.name, old.datatype, old.shape, old.parameters, None, None)
@@ -125,22 +112,14 @@ class KnownMessages:
         version = checked_version(wire.model_version) if wire.model_version else ""
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
-        self._known[key] = KnownMessage(
-            before, wire, version, signature, request, empty_final, inputs, wanted, names
-        )
+        self._known[key] = KnownMessage(before, wire, version, fitting, empty_final)
 
 
-def _only_place(data: object) -> PlacedTensor | None:
-    """Return the slot of a message's only tensor. Return None if there are more tensors or no
-    slot."""
+def _before_place(data: object) -> bytes:
+    """Return the fields of a message whose only tensor is in a slot; empty for other messages."""
     if isinstance(data, TensorMessage) and len(data.raw) == 1:
-        (place,) = data.raw
-        return place if isinstance(place, PlacedTensor) else None
-    return None
-
-
-def _head(data: object) -> bytes:
-    return bytes(data.fields) if isinstance(data, TensorMessage) else b""
+        return bytes(data.fields) if isinstance(data.raw[0], PlacedTensor) else b""
+    return b""
 
 
 def _before_tensor(data: bytes) -> bytes:

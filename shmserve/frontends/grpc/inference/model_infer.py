@@ -17,7 +17,6 @@ from shmserve.errors import DeadlineExceeded
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.error_statuses import trace_refused
-from shmserve.frontends.grpc.inference.forwarded_metadata import ForwardedMetadata
 from shmserve.frontends.grpc.inference.known_messages import KnownMessages, RecalledMessage
 from shmserve.frontends.grpc.request_mapping import to_request
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMessage
@@ -29,16 +28,12 @@ from shmserve.frontends.grpc.tensor_message import (
 )
 from shmserve.frontends.inference import Inference
 from shmserve.frontends.oip.classification import classify
+from shmserve.frontends.oip.forwarded_fields import compiled
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.frontends.request_ids import brought, traceparent
-from shmserve.protocol.control.data_messages import OutputPlace, Parameter
+from shmserve.protocol.oip.checked_request import checked
 from shmserve.protocol.oip.model_signature import ModelSignature
-from shmserve.protocol.oip.validation import (
-    check_inputs,
-    check_outputs,
-    refuse_decoupled,
-    slot_bytes,
-)
+from shmserve.protocol.oip.validation import refuse_decoupled
 from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
 from shmserve.protocol.protobuf.infer_wire import (
     Part,
@@ -101,52 +96,33 @@ class InferMessage:
     def _ask_caller(self) -> Caller:
         """Return the caller, looked up at the first use."""
         if self._caller is None:
-            self._caller = self._serving.callers.of(self.context)
+            self._caller = self._serving.access.caller(self.context)
         return self._caller
 
     def check(self, signature: ModelSignature) -> RunOptions:
         if self._one_answer and signature.spec.decoupled:
             refuse_decoupled(signature, "ModelInfer RPC")
-        origin = self._origin
+        origin, context, serving = self._origin, self.context, self._serving
         if isinstance(origin, RecalledMessage):
-            cached, self._tensors = origin.known, origin.inputs
-            self.empty_final, self._inputs = cached.empty_final, cached.inputs
-            self.nbytes = cached.inputs[0].nbytes
-            self.wanted, self._signature = cached.wanted, signature
-            return self._options("", cached.names, cached.request.parameters)
-        settings, self._tensors = self._serving.settings, self.wire.inputs
-        request, self.empty_final = to_request(self.wire, settings)
-        find = partial(self._serving.regions.find, self._ask_caller)
-        self._inputs = check_inputs(signature, request, settings, find)
-        self.nbytes = slot_bytes(self._inputs)
-        self.wanted, places = check_outputs(signature, request, find)
+            self._tensors, self.empty_final = origin.inputs, origin.known.empty_final
+            fitting = origin.known.fitting
+        else:
+            self._tensors = self.wire.inputs
+            request, self.empty_final = to_request(self.wire, serving.settings)
+            find = partial(serving.regions.find, self._ask_caller)
+            fitting = checked(signature, request, serving.settings, find)
+            if origin is not None:
+                serving.known.keep(origin, self.wire, fitting, self.empty_final)
+        self._inputs, self.wanted, self.nbytes = fitting.inputs, fitting.wanted, fitting.slot_bytes
         self._signature = signature
-        if origin is not None:
-            self._serving.known.keep(
-                *(origin, self.wire, signature, request),
-                *(self.empty_final, self._inputs, self.wanted),
-            )
-        names = tuple([output.name for output in request.outputs])
-        return self._options(request.id, names, request.parameters, places)
-
-    def _options(
-        self,
-        request_id: str,
-        names: tuple[str, ...],
-        parameters: dict[str, Parameter],
-        places: tuple[OutputPlace, ...] = (),
-    ) -> RunOptions:
-        context, serving = self.context, self._serving
         timeout_s = min(context.time_remaining(), serving.settings.request_timeout_s)
         if timeout_s <= 0:
             raise DeadlineExceeded("the call's deadline has passed")
+        parameters = fitting.request.parameters
         if serving.forward is not None:
-            parameters = serving.forward.onto(parameters, context)
+            parameters = {**parameters, **serving.access.forwarded(serving.forward, context)}
         return RunOptions(
-            request_id,
-            names,
-            parameters,
-            places,
+            *(fitting.request.id, fitting.names, parameters, fitting.places),
             timeout_s=timeout_s,
             caller_number=context.caller_number,
         )
@@ -154,35 +130,32 @@ class InferMessage:
     def fill(self, call: InferenceCall) -> None:
         """Copy inputs from the message into slots once. Inputs received straight into slots are
         not copied."""
-        for checked, wire in zip(self._inputs, self._tensors, strict=True):
-            source = checked.source
-            if checked.at is not None:
-                call.add_input(source.name, source.datatype, source.shape, checked.at)
+        for item, wire in zip(self._inputs, self._tensors, strict=True):
+            source = item.source
+            if item.at is not None:
+                call.add_input(source.name, source.datatype, source.shape, item.at)
                 continue
             if wire.place is not None:
                 reservation = call.adopt(wire.place.take())
             else:
-                reservation = call.reserve(checked.nbytes)
-                call.receipt.copied_in += checked.nbytes
+                reservation = call.reserve(item.nbytes)
+                call.receipt.copied_in += item.nbytes
             if wire.contents is not None:
                 write = wire.contents.write
-                beside_if_large(checked.nbytes, write, reservation.view, source.datatype)
+                beside_if_large(item.nbytes, write, reservation.view, source.datatype)
             elif wire.place is None:
                 assert wire.raw is not None
-                beside_if_large(checked.nbytes, _copy, reservation.view, wire.raw)
-            if wire.contents is None and not checked.signature.datatype.itemsize:
+                beside_if_large(item.nbytes, _copy, reservation.view, wire.raw)
+            if wire.contents is None and not item.signature.datatype.itemsize:
                 model = self._signature.spec.name
-                view, cost = reservation.view, checked.count * _ELEMENT_COST
-                beside_if_large(cost, bytes_codec.check, view, checked.count, source.name, model)
+                view, cost = reservation.view, item.count * _ELEMENT_COST
+                beside_if_large(cost, bytes_codec.check, view, item.count, source.name, model)
             call.add_input(source.name, source.datatype, source.shape, reservation)
 
 
 class Inferences:
-    """Runs models for the rpcs ModelInfer and ModelStreamInfer.
-
-    Attributes:
-        forward: forwards metadata as parameters; None if nothing is forwarded.
-    """
+    """Runs models for the rpcs ModelInfer and ModelStreamInfer. `forward`: forwards metadata as
+    parameters; None if nothing is forwarded."""
 
     def __init__(
         self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory, access: CallAccess
@@ -192,10 +165,9 @@ class Inferences:
         self._views = settings.grpc_compression == "none"
         self.regions = regions
         self.known = KnownMessages()
-        forward = ForwardedMetadata(settings, access)
-        self.forward = forward if forward else None
+        self.forward = compiled(settings.grpc_header_forward_pattern)
+        self.access = access
         self._dispatcher = dispatcher
-        self.callers = access.callers
 
     def infer(self, data: RpcMessage, context: RpcContext) -> bytes | HeldAnswer:
         """ModelInfer: run a ModelInferRequest and return the ModelInferResponse."""
@@ -245,7 +217,7 @@ class Inferences:
         if recalled is not None:
             wire = recalled.known.wire
             entry = self._dispatcher.ready_model(wire.model_name, recalled.known.version)
-            if recalled.known.signature.spec is entry.spec:
+            if recalled.known.fitting.signature.spec is entry.spec:
                 message = InferMessage(self, wire, context, started_ns, True, recalled)
                 return Inference(self._dispatcher, entry, message, context)
         wire = self.parse(data)
@@ -257,51 +229,38 @@ class Inferences:
         trace_refused(self._dispatcher, context.invocation_metadata(), name, ex)
 
     def parse(self, data: RpcMessage) -> WireInferRequest:
-        """Read a ModelInferRequest.
-
-        Raises:
-            InvalidArgument: the bytes are no ModelInferRequest, or the settings do not allow its
-                size.
-        """
+        """Read a ModelInferRequest. Raise InvalidArgument if the bytes are no ModelInferRequest, or
+        the settings do not allow its size."""
         rest, raw = (data.fields, data.raw) if isinstance(data, TensorMessage) else (data, ())
         if quick_to_read(rest):
             return parse_request(rest, raw)
         return beside(parse_request, rest, raw)
 
     def entry_of(self, wire: WireInferRequest) -> ModelEntry:
-        """Return the model version of a request.
-
-        Raises:
-            ShmserveError: the model version does not exist or cannot be used now.
-        """
+        """Return the model version of a request. Raise ShmserveError if the model version does not
+        exist or cannot be used now."""
         return ready_entry(wire, self._dispatcher)
 
     def announced(self, head: memoryview, context: RpcContext) -> AnnouncedInputs | None:
         """Return the inputs that the head of a ModelInferRequest announces, None if the head does
-        not tell.
-
-        Raises:
-            ShmserveError: the request is refused.
-        """
+        not tell. Raise ShmserveError if the request is refused."""
         number = context.caller_number
         cached = self.known.announced(bytes(head))
         if cached is not None:
             entry = self._dispatcher.ready_model(cached.wire.model_name, cached.version)
-            nbytes = cached.inputs[0].nbytes
-            if cached.signature.spec is entry.spec:
+            fitting = cached.fitting
+            if fitting.signature.spec is entry.spec:
+                request, nbytes = fitting.request, fitting.inputs[0].nbytes
                 return AnnouncedInputs(
-                    *(self._dispatcher, entry, cached.request, self.settings, number, nbytes)
+                    *(self._dispatcher, entry, request, self.settings, number, nbytes)
                 )
         return announced_inputs(head, self._dispatcher, self.settings, number)
 
     def open(
         self, wire: WireInferRequest, entry: ModelEntry, context: RpcContext, started_ns: int
     ) -> Inference[InferMessage]:
-        """Check a request. No memory is reserved yet.
-
-        Raises:
-            ShmserveError: the request does not fit its model.
-        """
+        """Check a request. No memory is reserved yet. Raise ShmserveError if the request does not
+        fit its model."""
         message = InferMessage(self, wire, context, started_ns, one_answer=False)
         return Inference(self._dispatcher, entry, message, context)
 

@@ -41,12 +41,8 @@ _AHEAD = 4  # answers that wait for being sent, for each stream
 
 
 class Streams:
-    """All streams of a process.
-
-    Attributes:
-        busy: number of running requests and unsent answers.
-        draining: True if new requests are refused.
-    """
+    """All streams of a process. `busy`: number of running requests and unsent answers. `draining`:
+    True if new requests are refused."""
 
     def __init__(self, inferences: Inferences, max_requests: int) -> None:
         self.inferences = inferences
@@ -153,8 +149,7 @@ class Session:
         self._changes = Changes()  # of the four attributes above
 
     def run(self, first: Running) -> Iterator[bytes]:
-        """Return the answers to `first`, a request to a decoupled model, and to all later
-        requests."""
+        """Return the answers to `first`, a request to a decoupled model, and to later requests."""
         if not self._context.add_callback(self._end):
             first.failed(Cancelled("the call has ended"))
             return

@@ -11,7 +11,6 @@ from shmserve.frontends.grpc.inference.model_infer import InferMessage, outputs_
 from shmserve.frontends.inference import Inference
 from shmserve.protocol.protobuf.infer_wire import (
     WireInferRequest,
-    encode_response,
     encode_stream_response,
     response_parts,
 )
@@ -58,9 +57,8 @@ def encode_error(
     if wire is None:
         return encode_stream_response(error.message, None)
     name, version = (entry.spec.name, entry.spec.version) if entry else (wire.model_name, "")
-    return encode_stream_response(
-        error.message, encode_response(name, version, wire.id, {_FINAL: final}, (), ())
-    )
+    parts = response_parts(name, version, wire.id, {_FINAL: final}, (), ())
+    return encode_stream_response(error.message, parts)
 
 
 def _stream_message(inference: Inference[InferMessage], outcome: Outcome, final: bool) -> bytes:

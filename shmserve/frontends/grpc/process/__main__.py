@@ -20,7 +20,7 @@ from shmserve import config
 from shmserve.core.control.silence import period_s
 from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import ConfigError
-from shmserve.frontends.grpc.http2_engine.engine import SocketCallers
+from shmserve.frontends.grpc.http2_engine.engine import caller_by_socket
 from shmserve.frontends.grpc.process import malloc_trim
 from shmserve.frontends.grpc.process.listeners import AlreadyRuns, Listening
 from shmserve.frontends.grpc.process.server import GrpcServer
@@ -70,7 +70,7 @@ def _serve(
         run_dir = config.run_dir(settings)
         listening = Listening(settings, run_dir, number, () if sockets else None)
         take_as_remote(settings.remote_binds)
-        server = GrpcServer(dispatcher, settings, SocketCallers())
+        server = GrpcServer(dispatcher, settings, caller_by_socket)
         if not await_turn():
             _log.info("ending before its turn to listen")
             return 0

@@ -31,9 +31,7 @@ class AlreadyRuns(Exception):
 
 class Listening:
     """The addresses of one process, from `bind` until `close`. Keeps the process's lock.
-
-    `addresses`: used instead of `grpc_bind`; empty if sockets were passed to the process.
-    """
+    `addresses`: used instead of `grpc_bind`; empty if sockets were passed to the process."""
 
     def __init__(
         self, settings: Settings, run_dir: str, number: int, addresses: Iterable[str] | None = None

@@ -15,10 +15,8 @@ def trim_until(stop: threading.Event, every_s: float) -> None:
 
 def trim() -> None:
     """Give free memory of the heap back to the system: after some large messages, hundreds of MiB.
-
     The C library by itself gives back memory only at the heap's end (glibc, malloc_trim(3)). Other
-    C libraries have no such function.
-    """
+    C libraries have no such function."""
     call = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if call is not None:
         call(0)

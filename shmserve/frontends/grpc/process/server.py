@@ -15,7 +15,7 @@ from shmserve.config import Settings
 from shmserve.core.access import Access
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.call_pools import AwaitedRequests, CallPool, CallPools, ClientDeadlines
-from shmserve.frontends.grpc.callers import CallAccess, Callers
+from shmserve.frontends.grpc.callers import CallAccess, FindCaller
 from shmserve.frontends.grpc.handlers import Methods, RpcMethod
 from shmserve.frontends.grpc.http2_engine.engine import Http2Engine
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
@@ -46,15 +46,14 @@ _LOOK_S = 0.02
 
 
 class GrpcServer:
-    """gRPC server of a process. `server` is the engine, to which addresses are added before
-    `start`."""
+    """gRPC server of a process. `server`: the engine; addresses are added before `start`."""
 
-    def __init__(self, dispatcher: DispatchApi, settings: Settings, callers: Callers) -> None:
+    def __init__(self, dispatcher: DispatchApi, settings: Settings, find: FindCaller) -> None:
         loop = EventLoop(settings.grpc_threads)
         self._overdue = ClientDeadlines(loop.at)
         self._pools = pools = CallPools(settings, self._overdue)
         keys = PresentedKeys(settings, dispatcher.count_key)
-        access = CallAccess(Access(settings, os.geteuid()), callers, keys)
+        access = CallAccess(Access(settings, os.geteuid()), find, keys)
         self._methods = Methods(self._overdue, settings, access, dispatcher)
         self._idle_reflection_s = settings.head_timeout_s
         regions = SharedMemory(dispatcher, settings)
@@ -99,10 +98,8 @@ class GrpcServer:
         self.server.start()
 
     def drain(self, limit_s: float) -> None:
-        """Report "not ready", refuse new calls, finish accepted calls, and stop.
-
-        Streams and watchers end with the last request, since clients keep them open for ever.
-        """
+        """Report "not ready", refuse new calls, finish accepted calls, and stop. Streams and
+        watchers end with the last request, since clients keep them open for ever."""
         deadline = time.monotonic() + limit_s
         self._streams.draining = True
         time.sleep(min(_TELL_S, limit_s))

@@ -47,7 +47,7 @@ class RepositoryResources:
     def _load(self, request: Any, context: RpcContext) -> Any:
         refuse_repository(request.repository_name)
         self._access.check("change", context)
-        caller = partial(self._access.callers.of, context)
+        caller = partial(self._access.caller, context)
         self._repository.load(request.model_name, _values(request.parameters), caller)
         return pb.RepositoryModelLoadResponse()
 
@@ -104,11 +104,7 @@ class ServerResources:
 
 
 def _values(entries: Any) -> dict[str, Any]:
-    """Return the values of parameters or settings by name.
-
-    Raises:
-        InvalidArgument: an entry has no value.
-    """
+    """Return parameters or settings by name. Raise InvalidArgument if an entry has no value."""
     values = {}
     for key, entry in entries.items():
         (oneof,) = entry.DESCRIPTOR.oneofs

@@ -19,10 +19,8 @@ _request = as_message(health_pb2.HealthCheckRequest)
 
 
 class Health:
-    """Service grpc.health.v1.Health.
-
-    `service`: service name that stands for the server, besides the empty name.
-    """
+    """Service grpc.health.v1.Health. `service`: service name that stands for the server, besides
+    the empty name."""
 
     def __init__(self, dispatcher: DispatchApi, service: str, draining: Callable[[], bool]) -> None:
         self._dispatcher = dispatcher

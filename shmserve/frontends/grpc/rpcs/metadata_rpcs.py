@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from google.protobuf import json_format
@@ -13,7 +14,7 @@ from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.core.access import Action
 from shmserve.core.caller import Caller
-from shmserve.core.region_kinds import CUDA
+from shmserve.core.region_kinds import CUDA, SYSTEM
 from shmserve.core.registry import ModelEntry, ModelState
 from shmserve.errors import InvalidArgument, NotFound
 from shmserve.frontends.dispatch_api import DispatchApi
@@ -114,22 +115,28 @@ class RegionResources:
         self._access = access
 
     def rpcs(self) -> Rpcs:
-        return {
-            "SystemSharedMemoryStatus": ("shared-memory", self._status),
-            "SystemSharedMemoryRegister": ("shared-memory", self._register),
-            "SystemSharedMemoryUnregister": ("shared-memory", self._unregister),
-            "CudaSharedMemoryStatus": ("shared-memory", self._cuda_status),
-            "CudaSharedMemoryRegister": ("shared-memory", self._cuda_register),
-            "CudaSharedMemoryUnregister": ("shared-memory", self._cuda_unregister),
+        rpcs: dict[str, Rpc] = {
+            "SystemSharedMemoryRegister": self._register,
+            "CudaSharedMemoryRegister": self._cuda_register,
         }
+        for kind, prefix, status in (
+            (SYSTEM, "SystemSharedMemory", self._regions.status),
+            (CUDA, "CudaSharedMemory", self._regions.cuda_status),
+        ):
+            answers = [getattr(pb, f"{prefix}{rpc}Response") for rpc in ("Status", "Unregister")]
+            rpcs[f"{prefix}Status"] = partial(self._status, status, answers[0])
+            rpcs[f"{prefix}Unregister"] = partial(self._unregister, kind, answers[1])
+        return {name: ("shared-memory", rpc) for name, rpc in rpcs.items()}
 
     def _caller(self, action: Action, context: RpcContext) -> Caller:
         self._access.check(action, context)
-        return self._access.callers.of(context)
+        return self._access.caller(context)
 
-    def _status(self, request: Any, context: RpcContext) -> Any:
-        answer = pb.SystemSharedMemoryStatusResponse()
-        for region in self._regions.status(self._caller("use", context), request.name):
+    def _status(
+        self, status: Callable[..., Any], kind: Any, request: Any, context: RpcContext
+    ) -> Any:
+        answer = kind()
+        for region in status(self._caller("use", context), request.name):
             json_format.ParseDict(to_builtins(region), answer.regions[region.name])
         return answer
 
@@ -140,21 +147,11 @@ class RegionResources:
         self._regions.register(caller, request.name, request.key, offset, byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
-    def _unregister(self, request: Any, context: RpcContext) -> Any:
-        self._regions.unregister(self._caller("register", context), request.name)
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    def _cuda_status(self, request: Any, context: RpcContext) -> Any:
-        answer = pb.CudaSharedMemoryStatusResponse()
-        for region in self._regions.cuda_status(self._caller("use", context), request.name):
-            json_format.ParseDict(to_builtins(region), answer.regions[region.name])
-        return answer
+    def _unregister(self, kind: str, answer: Any, request: Any, context: RpcContext) -> Any:
+        self._regions.unregister(self._caller("register", context), request.name, kind)
+        return answer()
 
     def _cuda_register(self, request: Any, context: RpcContext) -> Any:
         caller, memory = self._caller("register", context), (request.device_id, request.byte_size)
         self._regions.register_cuda(caller, request.name, request.raw_handle, *memory)
         return pb.CudaSharedMemoryRegisterResponse()
-
-    def _cuda_unregister(self, request: Any, context: RpcContext) -> Any:
-        self._regions.unregister(self._caller("register", context), request.name, CUDA)
-        return pb.CudaSharedMemoryUnregisterResponse()

@@ -39,11 +39,8 @@ class Reflection:
             yield encoded
 
     def _response(self, request: Any) -> Any:
-        """Return the answer to a request.
-
-        Raises:
-            KeyError: no loaded file has this name, symbol or extension.
-        """
+        """Return the answer to a request. Raise KeyError if no loaded file has this name, symbol or
+        extension."""
         kind = request.WhichOneof("message_request")
         match kind:
             case "file_by_filename":
@@ -68,11 +65,7 @@ class Reflection:
                 return _error(grpc.StatusCode.INVALID_ARGUMENT)
 
     def _find(self, method: str, name: str) -> Any:
-        """Return the first match for `name` in the pools.
-
-        Raises:
-            KeyError: no pool has the name.
-        """
+        """Return the first match for a name in the pools. Raise KeyError if there is none."""
         for pool in self._pools:
             try:
                 return getattr(pool, method)(name)

@@ -69,8 +69,7 @@ class _File:
 
 
 def page(root: str) -> Get:
-    """Return the resource of the page, for / and other paths. `root`: URL of / relative to the
-    path."""
+    """Return the page's resource, for / and other paths. `root`: URL of / relative to the path."""
     return Get(_File(_PAGE, _read(_PAGE).replace(b"{root}", root.encode())).answer)
 
 
@@ -107,11 +106,7 @@ class DashboardRoutes:
 
 
 def query_parameter(req: Request, name: str, default: str) -> str:
-    """Return a short parameter of the query.
-
-    Raises:
-        InvalidArgument: the parameter is too long.
-    """
+    """Return a short parameter of the query. Raise InvalidArgument if the parameter is too long."""
     value = req.get_param(name, default=default)
     if len(value) > _MAX_QUERY:
         raise InvalidArgument(f"{name} is longer than {_MAX_QUERY} characters")

@@ -23,8 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Setting:
-    """Responders for GET and POST of settings. `answer` gets the path's variables and any
-    changes."""
+    """Responders for GET and POST of settings. `answer` gets the path's variables and changes."""
 
     def __init__(self, answer: Callable[..., Any], settings: Settings) -> None:
         self._answer = answer

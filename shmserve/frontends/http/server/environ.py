@@ -46,11 +46,8 @@ def connection_environ(
 
 
 def request_environ(base: dict[str, Any], request: Any) -> dict[str, Any]:
-    """Return `base` with the entries of a head: everything except ``wsgi.input``.
-
-    Raises:
-        ConfigurationProblem: the path lies outside SCRIPT_NAME.
-    """
+    """Return `base` with the entries of a head: everything except ``wsgi.input``. Raise
+    ConfigurationProblem if the path lies outside SCRIPT_NAME."""
     environ = base.copy()
     environ["REQUEST_METHOD"] = request.method
     environ["QUERY_STRING"] = request.query

@@ -18,13 +18,8 @@ import re
 import socket
 from typing import Any
 
+from gunicorn.http import errors
 from gunicorn.http.body import ChunkedReader
-from gunicorn.http.errors import (
-    InvalidRequestLine,
-    LimitRequestHeaders,
-    LimitRequestLine,
-    NoMoreData,
-)
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import Unreader
 
@@ -74,11 +69,8 @@ class Head:
 
 
 class HeadRequest(Request):  # type: ignore[misc]
-    """gunicorn's request, with fields that gunicorn drops.
-
-    Attributes:
-        underscored: fields with a `_` in their names (dropped by `header_map`).
-    """
+    """gunicorn's request, with fields that gunicorn drops. `underscored`: fields with a `_` in
+    their names (dropped by `header_map`)."""
 
     def __init__(self, cfg: Any, unreader: Unreader, client: Address, number: int) -> None:
         self.underscored: list[tuple[str, str]] = []
@@ -183,7 +175,7 @@ class Heads:
 
     def _parse(self, data: bytes) -> Head:
         if len(data) > self._waiter.settings.max_head_bytes:
-            raise LimitRequestHeaders("head too large")
+            raise errors.LimitRequestHeaders("head too large")
         self._number += 1
         self.unreader.unread(data)
         request = HeadRequest(self._cfg, self.unreader, self._client, self._number)
@@ -198,10 +190,7 @@ class Heads:
 
     def _read_on(self, data: bytes) -> bytes:
         """Return a head of which `data` has been taken: the head comes in pieces, or was read
-        ahead.
-
-        Bytes beyond the head stay in the kernel.
-        """
+        ahead. Bytes beyond the head stay in the kernel."""
         self._waiter.wait(HEAD, self._waiter.settings.head_timeout_s)
         if self._proxied:  # only the parser finds the end of a head after PROXY protocol
             return data or self.unreader.chunk()
@@ -210,7 +199,7 @@ class Heads:
             _check_partial(gathered, self._waiter.settings.max_head_bytes)
             more = self._waiter.sock.recv(_PEEK, _LOOK)
             if not more:
-                raise NoMoreData(bytes(gathered))
+                raise errors.NoMoreData(bytes(gathered))
             edge = bytes(gathered[-3:])
             empty_line = (edge + more).find(b"\r\n\r\n")
             count = empty_line + 4 - len(edge) if empty_line >= 0 else len(more)
@@ -225,8 +214,8 @@ class Heads:
 def _check_partial(data: bytearray, limit: int) -> None:
     """Refuse bytes that cannot become a head within the limit."""
     if data.count(b"\n") != data.count(b"\r\n"):
-        raise InvalidRequestLine("bare LF")
+        raise errors.InvalidRequestLine("bare LF")
     if len(data) >= limit:
         if b"\r\n" in data:
-            raise LimitRequestHeaders("head too large")
-        raise LimitRequestLine(len(data), limit)
+            raise errors.LimitRequestHeaders("head too large")
+        raise errors.LimitRequestLine(len(data), limit)

@@ -19,8 +19,7 @@ _NONE: dict[str, str] = {}
 
 
 def by_name(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return fields by name. Values of a repeated field are joined by commas, as in a WSGI
-    environment."""
+    """Return fields by name. Values of a repeated field are joined by commas, as in WSGI."""
     joined: dict[str, str] = {}
     for name, value in fields:
         joined[name] = f"{joined[name]},{value}" if name in joined else value
@@ -49,10 +48,8 @@ class HeaderFields:
 
     def get(self, name: str, /) -> str | None:
         """Return the value of a deciding field by lower-case name; None if the field is absent.
-
-        Raises:
-            InvalidArgument: the request has another field whose name differs only in - and _.
-        """
+        Raise InvalidArgument if the request has another field whose name differs only in - and
+        _."""
         apart = underscored(self._environ)
         plain = name.replace("_", "-")
         value: str | None = self._environ.get(_PREFIX + plain.upper().replace("-", "_"))

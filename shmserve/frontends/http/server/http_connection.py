@@ -135,10 +135,8 @@ class HttpConnection:
         return body is None or body.finished or body.skippable(_DRAINED)
 
     def cut_if_overdue(self, now: float) -> None:
-        """Shut the socket down if the client has exceeded its deadline.
-
-        Call in the worker's thread, while the socket is certainly open.
-        """
+        """Shut the socket down if the client has exceeded its deadline. Call in the worker's
+        thread, while the socket is certainly open."""
         watch = self.watch
         if watch is None:
             return
@@ -169,10 +167,7 @@ class HttpConnection:
 
     def give_way(self) -> None:
         """End an idle connection to make room for another. A request that has arrived is still
-        answered.
-
-        Call in the worker's thread, as `cut_if_overdue`.
-        """
+        answered. Call in the worker's thread, as `cut_if_overdue`."""
         self.expired = True
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RD)
@@ -276,8 +271,7 @@ class HttpConnection:
     # Heads
 
     def _refuse_head(self, error: Exception) -> None:
-        """Answer a malformed or late head. A client that ends in the middle of a head gets no
-        answer."""
+        """Answer a malformed or late head. A client that ends within a head gets no answer."""
         if isinstance(error, NoMoreData) and not self.expired:
             return
         status, message = 408, "the request's head did not arrive in time"
@@ -314,11 +308,7 @@ class HttpConnection:
     # Sending
 
     def send(self, buffers: Sequence[Buffer], nbytes: int) -> None:
-        """Send all of the buffers.
-
-        Raises:
-            ClientGone: the client did not take the bytes, or not in time.
-        """
+        """Send all of the buffers. Raise ClientGone if the client did not take them in time."""
         settings = self.settings
         try:
             if nbytes > PART:

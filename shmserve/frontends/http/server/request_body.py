@@ -160,8 +160,7 @@ class RequestBody:
         return iter(self.readline, b"")
 
     def readinto(self, view: memoryview) -> int:
-        """Fill the whole view. Return the number of bytes; fewer mean the end of the body or the
-        client."""
+        """Fill the view. Return the number of bytes: fewer at the end of the body or the client."""
         view = memoryview(view).cast("B")
         offset = self._offset
         filled = min(len(view), len(self._piece) - offset)
@@ -194,8 +193,7 @@ class RequestBody:
         return filled
 
     def skippable(self, limit: int) -> bool:
-        """Return True if `drain` can be expected to succeed, as far as the connection can tell
-        beforehand."""
+        """Return True if `drain` is expected to succeed, as far as the connection can tell."""
         return self.finished or not (self.failed or self._expects or self._left > limit)
 
     def drain(self, limit: int) -> bool:

@@ -87,8 +87,7 @@ _date: tuple[int, bytes] = (0, b"")
 
 
 def _line(name: str, value: str) -> tuple[int, bytes]:
-    """Return the kind of a header field, and its encoded line. Raise ValueError for header
-    injection."""
+    """Return kind and encoded line of a header field. Raise ValueError for header injection."""
     if not TOKEN_RE.fullmatch(name):
         raise ValueError("a response header's name is no token")
     if not HEADER_VALUE_RE.fullmatch(value):

@@ -19,11 +19,9 @@ def when_asked(call: Callable[[], None]) -> None:
 
 
 class SignOfLife(WorkerTmp):  # type: ignore[misc]
-    """gunicorn's file for signs of life, with two corrections.
-
-    Time in which the master itself was stopped, perhaps with the whole machine, does not count as
-    silence of the worker. A worker that hangs while booting does count as silent.
-    """
+    """gunicorn's file for signs of life, with two corrections. Time in which the master itself was
+    stopped, perhaps with the whole machine, does not count as silence of the worker. A worker that
+    hangs while booting does count as silent."""
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)

@@ -91,8 +91,7 @@ class TlsSocket(ssl.SSLSocket):
         self._encrypt(data)
 
     def shutdown(self, how: int) -> None:
-        """Shut down the TCP connection, from any thread. Bytes that have arrived can still be
-        read."""
+        """Shut down the connection, from any thread. Bytes that have arrived can still be read."""
         socket.socket.shutdown(self, how)
 
     def close(self) -> None:
@@ -107,11 +106,8 @@ class TlsSocket(ssl.SSLSocket):
 
     def _glance(self) -> bytes:
         """Peek without waiting (MSG_PEEK | MSG_DONTWAIT): return any byte if bytes are there,
-        encrypted or not; return b"" if the client has ended.
-
-        Raises:
-            BlockingIOError: neither bytes nor an end have arrived.
-        """
+        encrypted or not; return b"" if the client has ended. Raise BlockingIOError if neither bytes
+        nor an end have arrived."""
         if self._ahead or self.pending():
             return self._ahead or b"\0"
         poll = select.poll()
@@ -141,8 +137,7 @@ class TlsSocket(ssl.SSLSocket):
         return sent
 
     def _patiently(self, attempt: Callable[..., Any], *args: Any) -> Any:
-        """Return the result of `attempt`, repeated until TLS needs nothing more from the
-        client."""
+        """Return the result of `attempt`, repeated until TLS needs nothing more from the client."""
         if self._sslobj is None:  # the client left before TLS began, or ended TLS
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         while True:
@@ -162,8 +157,7 @@ class TlsSocket(ssl.SSLSocket):
 
 
 def secure(sock: GreenletSocket, context: ssl.SSLContext) -> TlsSocket:
-    """Return the connection with TLS, which begins with a handshake. Do not use `sock` any
-    more."""
+    """Return the connection with TLS, which begins with a handshake. Do not use `sock` any more."""
     sock.setblocking(False)
     context.sslsocket_class = TlsSocket
     tls = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)

@@ -38,11 +38,8 @@ _ONE_CALLER = 0  # no shares of `max_connections`: all clients behind a proxy wo
 
 
 class ConnectionWorker(Worker):  # type: ignore[misc]
-    """An HTTP worker; set as gunicorn's ``worker_class``.
-
-    gunicorn's settings ``threads`` and ``worker_connections`` have no effect. `max_connections` of
-    this server limits connections.
-    """
+    """An HTTP worker; set as gunicorn's ``worker_class``. gunicorn's settings ``threads`` and
+    ``worker_connections`` have no effect. `max_connections` of this server limits connections."""
 
     tmp: SignOfLife
     alive: bool  # until a signal or `max_requests` ends the worker

@@ -18,17 +18,10 @@ import falcon
 import msgspec
 from falcon import Request, Response
 
+from shmserve import errors
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry, ModelState
 from shmserve.dispatch.outcome import Outcome
-from shmserve.errors import (
-    ModelFailure,
-    ProtocolViolation,
-    ShmserveError,
-    TooLarge,
-    Unavailable,
-    UnreadableMessage,
-)
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.error_handlers import trace_refused
 from shmserve.frontends.http.route_table import Responder
@@ -69,8 +62,7 @@ def has_body(req: Request) -> bool:
 
 
 def wants_stream(spec: ModelSpec, req: Request, body: bytes) -> bool:
-    """Return True if a request asks for a stream, in the way that the model's configuration
-    names."""
+    """Return True if a request asks for a stream in the way of the model's configuration."""
     mode = spec.parameters.get("grps_streaming_ctrl_mode", "query_param")
     key = spec.parameters.get("grps_streaming_ctrl_key", "streaming")
     if mode == "query_param":
@@ -80,7 +72,7 @@ def wants_stream(spec: ModelSpec, req: Request, body: bytes) -> bool:
         return value.lower() == "true"
     try:
         document = _members(body)
-    except UnreadableMessage:
+    except errors.UnreadableMessage:
         return False
     return bytes(document.get(key, b"")) == b"true"
 
@@ -99,10 +91,10 @@ class RawRequests:
     def serve(self, req: Request, resp: Response, entry: ModelEntry) -> None:
         try:
             if entry.state is not ModelState.READY:
-                raise Unavailable(f"model '{entry.spec.name}' is not ready")
+                raise errors.Unavailable(f"model '{entry.spec.name}' is not ready")
             self._serve(req, resp, entry)
         except Exception as ex:
-            if isinstance(ex, ShmserveError):
+            if isinstance(ex, errors.ShmserveError):
                 trace_refused(self._dispatcher, req, ex)
             status = refusal(ex, req.path).status
             assert status is not None
@@ -120,7 +112,7 @@ class RawRequests:
             body = reader.read_rest(settings.max_json_bytes, "max_json_bytes", RAW_COST)
             reader = held(body)
         if (reader.remaining or 0) > settings.max_tensor_bytes:
-            raise TooLarge(
+            raise errors.TooLarge(
                 f"the body has {reader.remaining} bytes, at most {settings.max_tensor_bytes} are"
                 " allowed (setting max_tensor_bytes)"
             )
@@ -142,12 +134,8 @@ class RawRequests:
 
 
 class CustomPaths:
-    """Responders for requests that no route takes.
-
-    Args:
-        serve: answers raw HTTP requests.
-        predict: answers plain GRPS requests.
-    """
+    """Responders for requests that no route takes. `serve`: answers raw HTTP requests. `predict`:
+    answers plain GRPS requests."""
 
     def __init__(self, grps: Grps, serve: Respond, predict: Respond) -> None:
         self._grps = grps
@@ -158,7 +146,7 @@ class CustomPaths:
         """Return the responder for the model with this path, or None if no model has this path."""
         try:
             entry = self._grps.models.names().paths.get(req.path)
-        except Unavailable:
+        except errors.Unavailable:
             return None
         return None if entry is None else partial(self._respond, entry)
 
@@ -205,22 +193,19 @@ def _body(outcome: Outcome) -> bytes:
 
 
 def _apply(resp: Response, outcome: Outcome) -> bytes:
-    """Set the status and header fields that the model gave. Return the body.
-
-    Raises:
-        ModelFailure: status or header fields cannot be sent.
-    """
+    """Set the status and header fields that the model gave. Return the body. Raise ModelFailure if
+    status or header fields cannot be sent."""
     view = next((o.view for o in outcome.outputs if o.name == custom_http.HEAD), None)
     try:
         head = custom_http.decode_answer(view) if view is not None and len(view) else HttpAnswer()
-    except ProtocolViolation as ex:
-        raise ModelFailure("the model's answer has no readable head") from ex
+    except errors.ProtocolViolation as ex:
+        raise errors.ModelFailure("the model's answer has no readable head") from ex
     if not 200 <= head.status <= 599:
-        raise ModelFailure(f"the model answered with status {head.status}")
+        raise errors.ModelFailure(f"the model answered with status {head.status}")
     resp.status = head.status
     for name, value in head.headers:
         if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)):
-            raise ModelFailure("the model's answer has a malformed header field")
+            raise errors.ModelFailure("the model's answer has a malformed header field")
         if name.lower() == "content-type":
             resp.content_type = value
         elif name.lower() not in _FRAMING:

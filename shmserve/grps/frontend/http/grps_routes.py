@@ -20,12 +20,7 @@ from shmserve.frontends.http.routes.inference.infer_body import client_of
 from shmserve.frontends.request_ids import TRACEPARENT_IN_ENVIRON
 from shmserve.grps.frontend.exchange import options_of
 from shmserve.grps.frontend.grps_service import OK, Grps
-from shmserve.grps.frontend.http.custom_paths import (
-    CustomPaths,
-    RawRequests,
-    has_body,
-    wants_stream,
-)
+from shmserve.grps.frontend.http import custom_paths
 from shmserve.grps.frontend.http.http_answers import BINARY, respond_once, respond_stream
 from shmserve.grps.frontend.http.openapi_texts import OPERATIONS
 from shmserve.grps.frontend.metric_series import UNKNOWN, GrpsSeries
@@ -61,7 +56,9 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
         )
         add("statistics", f"{BASE}/monitor/series", SeriesResource(GrpsSeries(dispatcher)))
     routes.describe(OPERATIONS)
-    routes.add_behind("inference", CustomPaths(grps, predict.serve, predict.predict).find, True)
+    routes.add_behind(
+        "inference", custom_paths.CustomPaths(grps, predict.serve, predict.predict).find, True
+    )
 
 
 class Quick:
@@ -111,14 +108,10 @@ class SeriesResource:
 
 
 class PredictResource:
-    """POST /grps/v1/infer/predict.
-
-    Attributes:
-        serve: answers requests to models that take raw HTTP requests.
-    """
+    """POST /grps/v1/infer/predict. `serve` answers for models that take raw HTTP requests."""
 
     def __init__(self, grps: Grps, settings: Settings, dispatcher: DispatchApi) -> None:
-        self.serve = RawRequests(grps, settings, dispatcher).serve
+        self.serve = custom_paths.RawRequests(grps, settings, dispatcher).serve
         self._grps = grps
         self._settings = settings
 
@@ -141,8 +134,7 @@ class PredictResource:
         return entry if takes_http(entry.spec) else None
 
     def predict(self, req: Request, resp: Response, entry: ModelEntry | None = None) -> None:
-        """Run the model that the payload or the query names; else `entry`, or the default
-        model."""
+        """Run the model that the payload or the query names; else `entry`, or the default model."""
         payload, text = _payload(req, self._settings)
         model = payload.message.model or req.get_param("model") or ""
         if model or entry is None:
@@ -153,7 +145,7 @@ class PredictResource:
             raise InvalidArgument(
                 f"model '{entry.spec.name}' takes HTTP requests as they are: name it in the query"
             )
-        streaming = wants_stream(entry.spec, req, text)
+        streaming = custom_paths.wants_stream(entry.spec, req, text)
         as_ndarray = (req.get_param("return-ndarray") or "").lower() == "true"
         if streaming and as_ndarray:
             raise InvalidArgument("Streaming and ret ndarray are not supported at the same time.")
@@ -182,7 +174,7 @@ def _payload(req: Request, settings: Settings) -> tuple[Payload, bytes]:
         return Payload(beside_if_large(len(text), json_reader.parse, text)), text
     if kind != BINARY:
         raise _unsupported(_TYPES)
-    if not has_body(req):
+    if not custom_paths.has_body(req):
         raise _empty()
     reader = open_body(req.env, settings)
     if reader.remaining is not None:
@@ -194,7 +186,7 @@ def _payload(req: Request, settings: Settings) -> tuple[Payload, bytes]:
 
 
 def _body_text(req: Request, settings: Settings) -> bytes:
-    if not has_body(req):
+    if not custom_paths.has_body(req):
         raise _empty()
     text = open_body(req.env, settings).read_rest(settings.max_json_bytes, "max_json_bytes")
     if not text:

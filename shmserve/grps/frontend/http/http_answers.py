@@ -22,11 +22,9 @@ BINARY = "application/octet-stream"
 
 
 def respond_stream(req: Request, resp: Response, exchange: Exchange, content_type: str) -> None:
-    """Answer in chunks. Each chunk is a message as JSON, or the bytes of a bin_data.
-
-    Wait for the first answer, so that a request that fails at once gets the status of the failure.
-    A later failure becomes a message in the stream.
-    """
+    """Answer in chunks. Each chunk is a message as JSON, or the bytes of a bin_data. Wait for the
+    first answer, so that a request that fails at once gets the status of the failure. A later
+    failure becomes a message in the stream."""
     pieces = _pieces(exchange)
     first = next(pieces, b"")
     resp.content_type = content_type

@@ -21,7 +21,7 @@ from shmserve.frontends.presented_keys import PresentedKeys
 from shmserve.grps.frontend.rpcs import SERVICE as GRPS
 from shmserve.protocol.control.stats_messages import ModelReport, Report
 from tests import fake_models
-from tests.grpc_client import OneCaller, Rig, request
+from tests.grpc_client import Rig, one_caller, request
 
 LOAD = pb.RepositoryModelLoadRequest
 UNLOAD = pb.RepositoryModelUnloadRequest
@@ -154,7 +154,7 @@ def test_protocols_that_need_a_secret() -> None:
 
 def test_an_rpc_without_a_category_is_refused_at_start() -> None:
     keys = PresentedKeys(Settings(), print)
-    access = CallAccess(Access(Settings(), 1), OneCaller(Caller(1)), keys)
+    access = CallAccess(Access(Settings(), 1), one_caller(Caller(1)), keys)
     deadlines = ClientDeadlines(lambda when, call: None)
     pool = CallPools(Settings(), deadlines).quick
     methods = Methods(deadlines, Settings(), access, fake_models.dispatcher())  # type: ignore[arg-type]

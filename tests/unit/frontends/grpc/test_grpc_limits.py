@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import grpc
@@ -34,16 +35,22 @@ def test_too_many_calls_are_refused_at_once_and_health_is_not() -> None:
         assert rig.client.infer().outputs
 
 
+def run_and_cancel(rig: Rig, gate: threading.Event) -> Future[Any]:
+    """Have a call run until the gate opens, and cancel another that waits for its turn."""
+    rig.hold(gate)
+    running = rig.threads.submit(rig.client.infer)
+    wait_until(lambda: rig.served.busy == 1, "one runs")
+    waiting = rig.client.method("ModelInfer").future(request())
+    wait_until(lambda: rig.served.busy == 2, "one waits")
+    waiting.cancel()
+    wait_until(lambda: rig.served.busy == 1, "its place is free")
+    return running
+
+
 def test_a_cancelled_call_that_waits_for_a_thread_never_runs() -> None:
     gate = threading.Event()
     with Rig(grpc_threads=1) as rig:
-        rig.hold(gate)
-        running = rig.threads.submit(rig.client.infer)
-        wait_until(lambda: rig.served.busy == 1, "one runs")
-        waiting = rig.client.method("ModelInfer").future(request())
-        wait_until(lambda: rig.served.busy == 2, "one waits")
-        waiting.cancel()
-        wait_until(lambda: rig.served.busy == 1, "its place is free")
+        running = run_and_cancel(rig, gate)
         # On the same connection, so the answer proves that the server has read the cancellation
         rig.client.method("ServerLive")(b"", timeout=WATCHDOG_S)
         gate.set()
@@ -156,13 +163,7 @@ def test_a_flooded_model_leaves_threads_to_others_and_has_a_bound() -> None:
 def test_a_cancelled_call_counts_for_its_model_no_more() -> None:
     gate = threading.Event()
     with Rig(grpc_threads=2, max_model_share=0.5, max_model_requests=2) as rig:
-        rig.hold(gate)
-        running = rig.threads.submit(rig.client.infer)
-        wait_until(lambda: rig.served.busy == 1, "one runs")
-        waiting = rig.client.method("ModelInfer").future(request())
-        wait_until(lambda: rig.served.busy == 2, "one waits")
-        waiting.cancel()
-        wait_until(lambda: rig.served.busy == 1, "its place is free")
+        running = run_and_cancel(rig, gate)
         again = rig.threads.submit(rig.client.infer)
         gate.set()
         assert running.result(WATCHDOG_S).outputs

@@ -21,71 +21,55 @@ from shmserve.frontends.caller_numbers import of_host
 from shmserve.frontends.connections import open_connections
 from shmserve.frontends.grpc import handlers
 from shmserve.frontends.heap_budget import BUDGET, FREE
-from shmserve.frontends.http2.frames import (
-    ACK,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    INITIAL_WINDOW_SIZE,
-    PADDED,
-    PING,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    ErrorCode,
-    frame,
-)
+from shmserve.frontends.http2 import frames as f
 from shmserve.frontends.http2.grpc_framing import prefix
 from tests.grpc_client import PREFIX, Client, Rig, request
 from tests.no_descriptors import no_descriptors
-from tests.raw_http2 import RawClient
+from tests.raw_http2 import RawClient, framed
 from tests.running_server import WATCHDOG_S, wait_until
+
+LARGE = np.zeros(50_000, np.float32)  # a tensor that gets a slot
 
 
 def farewell(raw: RawClient) -> tuple[int, bytes]:
     """Return code and reason of the GOAWAY received before the connection closes."""
-    *_, payload = raw.until(GOAWAY)
+    *_, payload = raw.until(f.GOAWAY)
     assert list(raw.frames()) == []
     return int.from_bytes(payload[4:8]), payload[8:]
 
 
 def test_a_client_that_pings_too_often_is_sent_away() -> None:
     with Rig() as rig:
-        raw = RawClient(rig.target)
+        raw = rig.raw()
         for _ in range(4):
-            raw.send(PING, 0, 0, bytes(8))
-        assert farewell(raw) == (ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
+            raw.send(f.PING, 0, 0, bytes(8))
+        assert farewell(raw) == (f.ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
         assert rig.client.infer().outputs
-        raw.close()
 
 
 def test_a_silent_client_is_probed_and_given_up() -> None:
     times: dict[str, Any] = {"grpc_keepalive_time_s": 0.2, "grpc_keepalive_timeout_s": 0.2}
     with Rig(grpc_keepalive_without_calls=True, **times) as rig:
-        alive, dead = RawClient(rig.target), RawClient(rig.target)
+        alive, dead = rig.raw(), rig.raw()
         for _ in range(2):
-            _, flags, _, payload = alive.until(PING)
+            _, flags, _, payload = alive.until(f.PING)
             assert flags == 0
-            alive.send(PING, ACK, 0, payload)
-        assert farewell(dead) == (ErrorCode.NO_ERROR, b"keepalive timeout")
-        alive.close()
-        dead.close()
+            alive.send(f.PING, f.ACK, 0, payload)
+        assert farewell(dead) == (f.ErrorCode.NO_ERROR, b"keepalive timeout")
 
 
 def test_connections_wait_while_there_is_no_descriptor(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_connections, "CROWDED_IDLE_S", 60)
-    data = request().SerializeToString()
     with Rig() as rig:
         rig.client.infer()
         with no_descriptors(but=1):
-            raw = RawClient(rig.target)  # the last connection allowed
-            raw.call(prefix(len(data)) + data)
+            raw = rig.raw()  # the last connection allowed
+            raw.infer(request())
             wait_until(lambda: "No descriptor is left" in caplog.text, "it is said")
             assert rig.client.infer().outputs
         assert raw.fields()[":status"] == "200"
-        raw.close()
 
 
 def ended(raw: RawClient) -> bool:
@@ -106,23 +90,20 @@ def test_where_there_is_no_room_the_longest_idle_connection_ends(
 ) -> None:
     monkeypatch.setattr(open_connections, "CROWDED_IDLE_S", 0.2)
     gate = threading.Event()
-    data = request().SerializeToString()
     with Rig(max_connections=3, max_caller_share=1) as rig:
         rig.hold(gate)
-        busy, idle, other = (RawClient(rig.target) for _ in range(3))
-        busy.call(prefix(len(data)) + data)
+        busy, idle, other = (rig.raw() for _ in range(3))
+        busy.infer(request())
         wait_until(lambda: bool(rig.dispatcher.calls), "one has a call")
-        other.send(PING, 0, 0, bytes(8))
-        assert other.until(PING)
+        other.send(f.PING, 0, 0, bytes(8))
+        assert other.until(f.PING)
         assert rig.client.call("ServerReady", wait_for_ready=True).ready, "there is room for it"
         code, reason = farewell(idle)
-        assert code == ErrorCode.NO_ERROR
+        assert code == f.ErrorCode.NO_ERROR
         assert b"max_connections" in reason, "the server goes on"
         assert not ended(other)
         gate.set()
         assert busy.fields()[":status"] == "200"
-        for raw in (busy, idle, other):
-            raw.close()
 
 
 @pytest.mark.parametrize("does", ["pings", "opens streams", "opens and resets streams"])
@@ -130,41 +111,35 @@ def test_who_asks_for_nothing_does_not_keep_its_place(
     does: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_connections, "CROWDED_IDLE_S", 0.1)
-    data = request().SerializeToString()
     with Rig(max_connections=2, max_caller_share=1) as rig:
-        idle, used = RawClient(rig.target), RawClient(rig.target)
-        used.call(prefix(len(data)) + data)
+        idle, used = rig.raw(), rig.raw()
+        used.infer(request())
         assert used.fields()[":status"] == "200"
         time.sleep(0.2)
         if "opens" in does:
             idle.call(None)
         if "resets" in does:
-            idle.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
-        idle.send(PING, 0, 0, bytes(8))
-        assert idle.until(PING), "by then it is the latest that has done anything"
+            idle.send(f.RST_STREAM, 0, 1, int(f.ErrorCode.CANCEL).to_bytes(4))
+        idle.send(f.PING, 0, 0, bytes(8))
+        assert idle.until(f.PING), "by then it is the latest that has done anything"
         assert rig.client.call("ServerReady", wait_for_ready=True).ready, "there is room for it"
-        assert farewell(idle)[0] == ErrorCode.NO_ERROR
+        assert farewell(idle)[0] == f.ErrorCode.NO_ERROR
         assert not ended(used)
-        for raw in (idle, used):
-            raw.close()
 
 
 def test_who_sends_a_message_slowly_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_connections, "CROWDED_IDLE_S", 0.1)
-    data = request(np.zeros(50_000, np.float32)).SerializeToString()
     with Rig(max_connections=2, max_caller_share=1) as rig:
-        sends, idle = RawClient(rig.target), RawClient(rig.target)
-        assert idle.until(SETTINGS)
+        sends, idle = rig.raw(), rig.raw()
+        assert idle.until(f.SETTINGS)
         sends.call(None)
-        sends.send(0, 0, 1, (prefix(len(data)) + data)[:1000])
-        sends.send(PING, 0, 0, bytes(8))
-        assert sends.until(PING)
+        sends.send(0, 0, 1, framed(request(LARGE))[:1000])
+        sends.send(f.PING, 0, 0, bytes(8))
+        assert sends.until(f.PING)
         time.sleep(0.2)
         assert rig.client.call("ServerReady", wait_for_ready=True).ready, "there is room for it"
-        assert farewell(idle)[0] == ErrorCode.NO_ERROR
+        assert farewell(idle)[0] == f.ErrorCode.NO_ERROR
         assert not ended(sends)
-        for raw in (sends, idle):
-            raw.close()
 
 
 def test_one_caller_has_its_share_of_the_connections(
@@ -176,62 +151,47 @@ def test_one_caller_has_its_share_of_the_connections(
         Rig(also=address, max_connections=4, max_caller_share=0.5) as rig,
         Client(address) as other,
     ):
-        raws = [RawClient(rig.target) for _ in range(2)]
+        raws = [rig.raw() for _ in range(2)]
         for raw in raws:
-            assert raw.until(SETTINGS)
+            assert raw.until(f.SETTINGS)
         for _ in range(20):
-            late = RawClient(rig.target)
+            late = rig.raw()
             wait_until(lambda late=late: ended(late), "it is refused")  # type: ignore[misc]
-            late.close()
         assert other.infer().outputs
-        for raw in raws:
-            assert not ended(raw)
-            raw.close()
+        assert not any(map(ended, raws))
 
 
 def test_a_reset_stream_is_a_cancelled_call() -> None:
     gate = threading.Event()
     with Rig() as rig:
         rig.hold(gate)
-        raw = RawClient(rig.target)
-        data = request().SerializeToString()
-        raw.call(prefix(len(data)) + data)
-        wait_until(lambda: bool(rig.dispatcher.calls), "it runs")
-        raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
+        raw = rig.raw()
+        raw.infer(request())
+        wait_calls(rig)
+        raw.send(f.RST_STREAM, 0, 1, int(f.ErrorCode.CANCEL).to_bytes(4))
         wait_until(lambda: rig.dispatcher.calls[0].cancelled, "it is cancelled")
         gate.set()
         wait_until(lambda: rig.dispatcher.calls[0].closed == 1, "it is closed")
-        raw.call(prefix(len(data)) + data, 3)
-        assert raw.until(HEADERS)[2] == 3  # nothing came for the other stream
-        raw.close()
-
-
-def large_call(raw: RawClient, stream_id: int) -> None:
-    """Send an inference whose tensor gets a slot."""
-    data = request(np.zeros(50_000, np.float32)).SerializeToString()
-    data = prefix(len(data)) + data
-    raw.call(None, stream_id)
-    for start in range(0, len(data), 16000):
-        raw.send(0, start + 16000 >= len(data), stream_id, data[start : start + 16000])
+        raw.infer(request(), 3)
+        assert raw.until(f.HEADERS)[2] == 3  # nothing came for the other stream
 
 
 def test_memory_of_calls_that_end_before_their_answer_comes_back() -> None:
     gate = threading.Event()
     with Rig(grpc_threads=1) as rig:
         rig.hold(gate)
-        raw = RawClient(rig.target)
-        large_call(raw, 1)
+        raw = rig.raw()
+        raw.infer(request(LARGE))
         (running,) = wait_calls(rig)
-        large_call(raw, 3)  # waits for the thread
+        raw.infer(request(LARGE), 3)  # waits for the thread
         wait_until(lambda: rig.served.busy == 2, "both are there")
         for stream_id in (1, 3):
-            raw.send(RST_STREAM, 0, stream_id, int(ErrorCode.CANCEL).to_bytes(4))
+            raw.send(f.RST_STREAM, 0, stream_id, int(f.ErrorCode.CANCEL).to_bytes(4))
         wait_until(lambda: rig.dispatcher.memory.held == [], "the waiting one's slot is left")
         wait_until(lambda: running.cancelled, "the running one is cancelled")
         gate.set()
         wait_until(lambda: running.closed == 1, "its answer is held for nobody")
         assert len(rig.dispatcher.calls) == 1
-        raw.close()
 
 
 def test_thousands_of_silent_streams_take_no_more_than_their_places(
@@ -239,7 +199,7 @@ def test_thousands_of_silent_streams_take_no_more_than_their_places(
 ) -> None:
     monkeypatch.setattr(handlers, "MESSAGE_TIMEOUT_S", 3)
     with Rig(grpc_max_calls=50) as rig:
-        raws = [RawClient(rig.target) for _ in range(4)]
+        raws = [rig.raw() for _ in range(4)]
         for raw in raws:
             for number in range(500):
                 raw.call(None, 2 * number + 1)
@@ -248,30 +208,25 @@ def test_thousands_of_silent_streams_take_no_more_than_their_places(
         assert rig.client.error("ModelInfer", request())[0] == "RESOURCE_EXHAUSTED"
         wait_until(lambda: rig.served.busy == 0, "they are given up")
         assert rig.client.infer().outputs
-        for raw in raws:
-            raw.close()
 
 
 def test_more_streams_than_allowed_are_refused_one_by_one() -> None:
     with Rig() as rig:
-        raw = RawClient(rig.target)
+        raw = rig.raw()
         for number in range(257):
             raw.call(None, 2 * number + 1)
-        _, _, stream_id, payload = raw.until(RST_STREAM)
-        assert (stream_id, int.from_bytes(payload)) == (513, ErrorCode.REFUSED_STREAM)
+        _, _, stream_id, payload = raw.until(f.RST_STREAM)
+        assert (stream_id, int.from_bytes(payload)) == (513, f.ErrorCode.REFUSED_STREAM)
         raw.close()
         wait_until(lambda: rig.served.busy == 0, "with the connection they end")
 
 
 def test_whom_calls_may_be_for_is_a_setting() -> None:
-    data = request().SerializeToString()
     with Rig(allowed_hosts=("models.example",)) as rig:
         assert rig.client.error("ModelInfer", request())[0] == "PERMISSION_DENIED"
-        raw = RawClient(rig.target)
-        raw.call(prefix(len(data)) + data, **{":authority": "models.example:443"})  # type: ignore[arg-type]
-        assert raw.fields()[":status"] == "200"
-        assert raw.fields()["grpc-status"] == "0"
-        raw.close()
+        raw = rig.raw()
+        raw.infer(request(), **{":authority": "models.example:443"})  # type: ignore[arg-type]
+        assert raw.answers()
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -312,64 +267,40 @@ def test_slots_come_back_however_a_message_ends(
     with Rig(**slow) as rig:
         memory = rig.dispatcher.memory
         memory.ready = ready
-        raw = RawClient(rig.target)
-        array = np.zeros(50_000, np.float32)
-        data = request(array).SerializeToString()
-        data = prefix(len(data)) + data
+        raw = rig.raw()
         raw.call(None, **({"grpc-timeout": "500m"} if end == "deadline" else {}))  # type: ignore[arg-type]
-        raw.send(0, 0, 1, data[:1000])
+        raw.send(0, 0, 1, framed(request(LARGE))[:1000])
         wait_until(lambda: len(memory.held) == 1, "it has its slot")
-        assert dict(rig.dispatcher.shares.held) == {of_host("127.0.0.1"): array.nbytes}
+        assert dict(rig.dispatcher.shares.held) == {of_host("127.0.0.1"): LARGE.nbytes}
         if end == "reset":
-            raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
+            raw.send(f.RST_STREAM, 0, 1, int(f.ErrorCode.CANCEL).to_bytes(4))
         elif end == "close":
             raw.close()
         wait_until(lambda: memory.held == [], "the slot is left")
         wait_until(lambda: not rig.dispatcher.shares.held, "the caller's share is")
         wait_until(lambda: rig.served.busy == 0, "its place is left")
         assert rig.dispatcher.calls == []
-        raw.close()
 
 
-def begun(message: Any, count: int = 1000) -> bytes:
-    """The first bytes of a message."""
-    data: bytes = message.SerializeToString()
-    return (prefix(len(data)) + data)[:count]
-
-
-def lacking() -> Any:
-    """Return a request whose shape needs more bytes than the request carries."""
-    message = request(np.zeros(50_000, np.float32))
-    message.inputs[0].shape[0] += 1
-    return message
-
-
-def endless() -> Any:
-    """A shape of more elements than any tensor may have."""
-    message = request(np.zeros(50_000, np.float32))
-    message.inputs[0].shape[0] = 1 << 41
-    return message
-
-
-def unexpected() -> Any:
-    """Return a request with an input that the model does not have."""
-    message = request(np.zeros(50_000, np.float32))
-    message.inputs[0].name = "OTHER"
+def changed(**fields: Any) -> Any:
+    """Return a request with a large input that has other fields."""
+    message = request(LARGE)
+    for name, value in fields.items():
+        if name == "shape":
+            message.inputs[0].shape[0] = value
+        else:
+            setattr(message.inputs[0], name, value)
     return message
 
 
 @pytest.mark.parametrize(
     ("message", "settings", "status"),
     [
-        (request(np.zeros(50_000, np.float32), model="nobody"), {}, 5),
-        (unexpected(), {}, 3),
-        (lacking(), {}, 3),
-        (endless(), {}, 3),
-        (
-            request(np.zeros(50_000, np.float32)),
-            {"grpc_restricted_protocol": ("inference:key=secret",)},
-            14,
-        ),
+        (request(LARGE, model="nobody"), {}, 5),
+        (changed(name="OTHER"), {}, 3),
+        (changed(shape=len(LARGE) + 1), {}, 3),
+        (changed(shape=1 << 41), {}, 3),
+        (request(LARGE), {"grpc_restricted_protocol": ("inference:key=secret",)}, 14),
     ],
     ids=["model", "input", "size", "elements", "restricted"],
 )
@@ -378,12 +309,11 @@ def test_what_the_head_refuses_gets_no_memory(
 ) -> None:
     with Rig(**settings) as rig:
         rig.dispatcher.memory.exhausted = True  # would be received on the heap, then
-        raw = RawClient(rig.target)
+        raw = rig.raw()
         raw.call(None)
-        raw.send(0, 0, 1, begun(message))
+        raw.send(0, 0, 1, framed(message)[:1000])
         assert raw.fields()["grpc-status"] == str(status)
         wait_until(lambda: rig.served.busy == 0, "its place is left")
-        raw.close()
 
 
 def test_tensors_before_what_tells_of_them_get_no_slot() -> None:
@@ -433,34 +363,27 @@ def test_messages_that_wait_for_their_stream_are_counted() -> None:
 
 def test_callers_are_refused_before_a_large_message_has_come() -> None:
     with Rig(grpc_restricted_protocol=("model-repository:key=secret",)) as rig:
-        raw = RawClient(rig.target)
+        raw = rig.raw()
         load = "/inference.GRPCInferenceService/RepositoryModelLoad"
         raw.call(None, **{":path": load})  # type: ignore[arg-type]
         raw.send(0, 0, 1, prefix(1 << 20) + bytes(1000))
         assert raw.fields()["grpc-status"] == "14"
         wait_until(lambda: rig.served.busy == 0, "its place is left")
-        raw.close()
 
 
 @pytest.mark.parametrize("end", ["reset", "close"])
 def test_an_answer_that_nobody_takes_is_let_go(end: Any) -> None:
     with Rig() as rig:
-        raw = RawClient(rig.target)  # a client with small windows
-        array = np.zeros(1 << 20, np.float32)
-        data = request(array).SerializeToString()
-        raw.call(None)
-        data = prefix(len(data)) + data
-        for start in range(0, len(data), 16000):
-            raw.send(0, start + 16000 >= len(data), 1, data[start : start + 16000])
+        raw = rig.raw()  # a client with small windows
+        raw.infer(request(np.zeros(1 << 20, np.float32)))
         (call,) = wait_calls(rig)
-        assert raw.until(HEADERS)
+        assert raw.until(f.HEADERS)
         assert call.closed == 0
         if end == "reset":
-            raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
+            raw.send(f.RST_STREAM, 0, 1, int(f.ErrorCode.CANCEL).to_bytes(4))
         else:
             raw.close()
         wait_until(lambda: call.closed == 1, "it is let go")
-        raw.close()
 
 
 def wait_calls(rig: Rig) -> list[Any]:
@@ -470,32 +393,27 @@ def wait_calls(rig: Rig) -> list[Any]:
 
 def test_a_window_that_is_opened_has_the_rest_of_the_answer_sent() -> None:
     with Rig() as rig:
-        raw = RawClient(rig.target)
+        raw = rig.raw()
         array = np.arange(100_000, dtype=np.float32)
-        data = request(array).SerializeToString()
-        raw.call(None)
-        data = prefix(len(data)) + data
-        for start in range(0, len(data), 16000):
-            raw.send(0, start + 16000 >= len(data), 1, data[start : start + 16000])
-        assert raw.until(HEADERS)
+        raw.infer(request(array))
+        assert raw.until(f.HEADERS)
         for stream_id in (0, 1):
-            raw.send(WINDOW_UPDATE, 0, stream_id, (1 << 20).to_bytes(4))
+            raw.send(f.WINDOW_UPDATE, 0, stream_id, (1 << 20).to_bytes(4))
         answer = b""
         for kind, _, _, payload in raw.frames():
-            if kind == HEADERS:
+            if kind == f.HEADERS:
                 break
             answer += payload if kind == 0 else b""
         assert array.tobytes() in answer
-        raw.close()
 
 
 def test_tensors_arrive_however_frames_and_packets_are_cut() -> None:
     """Two calls at a time, with interleaved frames and unknown frames in between."""
     with Rig() as rig:
-        raw = RawClient(rig.target)
+        raw = rig.raw()
         raw.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        raw.send(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4))
-        raw.send(SETTINGS, 0, 0, struct.pack(">HL", INITIAL_WINDOW_SIZE, 1 << 24))
+        raw.send(f.WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4))
+        raw.send(f.SETTINGS, 0, 0, struct.pack(">HL", f.INITIAL_WINDOW_SIZE, 1 << 24))
         for seed in range(12):
             choose = random.Random(seed)
             rig.dispatcher.memory.ready = bool(seed % 3)
@@ -503,8 +421,7 @@ def test_tensors_arrive_however_frames_and_packets_are_cut() -> None:
             rest: dict[int, bytes] = {}
             for stream_id in (4 * seed + 1, 4 * seed + 3):
                 array = np.frombuffer(choose.randbytes(4 * choose.randrange(9, 90_000)), np.float32)
-                data = request(array).SerializeToString()
-                rest[stream_id] = prefix(len(data)) + data
+                rest[stream_id] = framed(request(array))
                 given[stream_id] = array.tobytes()
                 raw.call(None, stream_id)
             sent = b""
@@ -523,16 +440,17 @@ def test_tensors_arrive_however_frames_and_packets_are_cut() -> None:
                 assert answer.endswith(given[stream_id]), (seed, stream_id)
         wait_until(lambda: all(call.closed == 1 for call in rig.dispatcher.calls), "all are")
         assert rig.dispatcher.memory.held == []
-        raw.close()
 
 
 def frame_of(choose: random.Random, stream_id: int, data: bytes, end: bool) -> bytes:
     """Return a DATA frame, padded at random, at random preceded by a frame of unknown type."""
-    before = frame(77, 0, stream_id, b"unknown") if choose.random() < 0.1 else b""
+    before = f.frame(77, 0, stream_id, b"unknown") if choose.random() < 0.1 else b""
     if choose.random() < 0.2:
         padding = choose.randrange(200)
-        return before + frame(0, end | PADDED, stream_id, bytes([padding]) + data + bytes(padding))
-    return before + frame(0, end, stream_id, data)
+        return before + f.frame(
+            0, end | f.PADDED, stream_id, bytes([padding]) + data + bytes(padding)
+        )
+    return before + f.frame(0, end, stream_id, data)
 
 
 def answers(raw: RawClient, count: int) -> dict[int, bytes]:
@@ -541,7 +459,7 @@ def answers(raw: RawClient, count: int) -> dict[int, bytes]:
     for kind, flags, stream_id, payload in raw.frames():
         if kind == 0:
             found[stream_id] = found.get(stream_id, b"") + payload
-        count -= kind == HEADERS and flags & END_STREAM
+        count -= kind == f.HEADERS and flags & f.END_STREAM
         if not count:
             break
     return found
@@ -549,9 +467,8 @@ def answers(raw: RawClient, count: int) -> dict[int, bytes]:
 
 @pytest.mark.needs("h2load")
 def test_another_client_of_many_streams(tmp_path: Path) -> None:
-    data = request().SerializeToString()
     body = tmp_path / "body"
-    body.write_bytes(prefix(len(data)) + data)
+    body.write_bytes(framed(request()))
     program = shutil.which("h2load")
     assert program is not None
     with Rig() as rig:

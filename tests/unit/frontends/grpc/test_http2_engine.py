@@ -19,8 +19,7 @@ from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.errors import InvalidArgument, ResourceExhausted, Unavailable
 from shmserve.frontends.grpc import handlers
-from shmserve.frontends.grpc.callers import Callers
-from shmserve.frontends.grpc.http2_engine.engine import SocketCallers
+from shmserve.frontends.grpc.http2_engine.engine import caller_by_socket
 from shmserve.frontends.grpc.http2_engine.message_compression import deflate, inflate
 from shmserve.frontends.grpc.process.server import GrpcServer
 from shmserve.frontends.grpc.rpc_methods import RpcContext
@@ -40,28 +39,19 @@ def rig() -> Iterator[Rig]:
 
 
 @pytest.fixture
-def raw(rig: Rig) -> Iterator[RawClient]:
-    client = RawClient(rig.target)
-    yield client
-    client.close()
-
-
-class Noting(SocketCallers):
-    """`SocketCallers` that records the callers."""
-
-    def __init__(self) -> None:
-        self.seen: list[Caller] = []
-
-    def of(self, context: RpcContext) -> Caller:
-        self.seen.append(super().of(context))
-        return self.seen[-1]
+def raw(rig: Rig) -> RawClient:
+    return rig.raw()
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_callers_are_known_by_their_socket(tmp_path: Path, kind: str) -> None:
-    callers = Noting()
-    checked: Callers = callers
-    served = GrpcServer(fake_models.dispatcher(), Settings(), checked)  # type: ignore[arg-type]
+    callers: list[Caller] = []
+
+    def find_caller(context: RpcContext) -> Caller:
+        callers.append(caller_by_socket(context))
+        return callers[-1]
+
+    served = GrpcServer(fake_models.dispatcher(), Settings(), find_caller)  # type: ignore[arg-type]
     target = f"unix:{tmp_path}/s" if kind == "unix" else "127.0.0.1:0"
     target = listen(served, target)
     served.start()
@@ -70,7 +60,7 @@ def test_callers_are_known_by_their_socket(tmp_path: Path, kind: str) -> None:
             client.call("SystemSharedMemoryStatus")
     finally:
         served.close()
-    (seen,) = callers.seen
+    (seen,) = callers
     assert (seen.uid, seen.pid) == (os.geteuid(), os.getpid() if kind == "unix" else 0)
 
 
@@ -102,15 +92,12 @@ def test_blanks_around_values_are_no_part_of_them() -> None:
         noted = rig.dispatcher.calls[-1].request
         assert noted is not None
         assert noted.parameters == {"x-user": "a b"}
-        raw = RawClient(rig.target)
-        message = request().SerializeToString()
-        raw.call(
-            prefix(len(message)) + message, te=" trailers", content_type="\tapplication/grpc ",
-            grpc_timeout=" 60S ", grpc_encoding="identity ",
+        raw = rig.raw()
+        raw.infer(
+            request(), te=" trailers", content_type="\tapplication/grpc ", grpc_timeout=" 60S ",
+            grpc_encoding="identity ",
         )  # fmt: skip
-        assert raw.fields()[":status"] == "200"
-        assert raw.fields()["grpc-status"] == "0"
-        raw.close()
+        assert raw.answers()
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -118,8 +105,7 @@ def test_compressed_messages_are_bounded(raw: RawClient, encoding: str) -> None:
     message = request().SerializeToString()
     data = (gzip if encoding == "gzip" else zlib).compress(message)
     raw.call(prefix(len(data), compressed=True) + data, grpc_encoding=encoding)
-    assert raw.fields()[":status"] == "200"
-    assert raw.fields()["grpc-status"] == "0"
+    assert raw.answers()
     bomb = deflate(bytes(8 << 20), encoding)
     raw.call(prefix(len(bomb), compressed=True) + bomb, 3, grpc_encoding=encoding)
     assert raw.fields()["grpc-status"] == "8"
@@ -141,10 +127,8 @@ def test_metadata_beyond_the_limit_are_refused_with_a_text(rig: Rig, raw: RawCli
     fields = raw.fields()
     assert (fields[":status"], fields["grpc-status"]) == ("200", "8")
     assert "at most 16384 are taken" in fields["grpc-message"]
-    message = request().SerializeToString()
-    raw.call(prefix(len(message)) + message, 3, x_long="y" * (15 << 10))
-    assert raw.fields()[":status"] == "200"
-    assert raw.fields()["grpc-status"] == "0"
+    raw.infer(request(), 3, x_long="y" * (15 << 10))
+    assert raw.answers()
     code, details = rig.client.error("ModelInfer", request(), metadata=(("x", "y" * (17 << 10)),))
     assert (code, "at most 16384 are taken" in details) == ("RESOURCE_EXHAUSTED", True)
 
@@ -153,12 +137,7 @@ def test_a_client_that_may_not_send_is_not_too_slow() -> None:
     """The stream's rpc takes no message for longer than a message's bytes may take."""
     gate = threading.Event()
     with Rig(body_timeout_s=0.2, min_bytes_per_s=1 << 30) as rig:
-
-        def wait(given: object) -> object:
-            assert gate.wait(WATCHDOG_S)
-            return fake_models.identity(given)  # type: ignore[arg-type]
-
-        rig.dispatcher.functions["identity"] = wait  # type: ignore[assignment]
+        rig.hold(gate)
         sender = Sender()
         call = rig.client.stream(sender)
         for _ in range(30):  # two windows of a stream
@@ -213,9 +192,8 @@ def private_bytes() -> int:
 
 def test_a_deadline_is_kept_by_the_server_too(rig: Rig, raw: RawClient) -> None:
     gate = threading.Event()
-    rig.dispatcher.functions["identity"] = lambda given: gate.wait(WATCHDOG_S) and given  # type: ignore[assignment, return-value]
-    data = request().SerializeToString()
-    raw.call(prefix(len(data)) + data, grpc_timeout="100m")
+    rig.hold(gate)
+    raw.infer(request(), grpc_timeout="100m")
     assert raw.fields()["grpc-status"] == "4"
     gate.set()
     wait_until(lambda: rig.served.busy == 0, "nothing is left")
@@ -226,25 +204,18 @@ def test_a_call_whose_message_never_ends_has_its_place_and_gives_it_back(
 ) -> None:
     monkeypatch.setattr(handlers, "MESSAGE_TIMEOUT_S", 0.5)
     with Rig(grpc_max_calls=1) as rig:
-        raw = RawClient(rig.target)
+        raw = rig.raw()
         raw.call(None)
         wait_until(lambda: rig.served.busy > 0, "it has its place")
         assert rig.client.error("ModelInfer", request())[0] == "RESOURCE_EXHAUSTED"
         wait_until(lambda: rig.served.busy == 0, "it is given up")
         assert rig.client.infer().outputs
-        raw.close()
 
 
 def test_a_stop_says_goaway_and_finishes_what_runs(rig: Rig, raw: RawClient) -> None:
     gate = threading.Event()
-
-    def wait(given: object) -> object:
-        assert gate.wait(WATCHDOG_S)
-        return fake_models.identity(given)  # type: ignore[arg-type]
-
-    rig.dispatcher.functions["identity"] = wait  # type: ignore[assignment]
-    data = request().SerializeToString()
-    raw.call(prefix(len(data)) + data)
+    rig.hold(gate)
+    raw.infer(request())
     wait_until(lambda: bool(rig.dispatcher.calls), "it runs")
     rig.served.server.stop(WATCHDOG_S)
     frames = raw.frames()
@@ -278,20 +249,13 @@ def test_a_drained_connection_that_no_client_closes_ends(rig: Rig, raw: RawClien
 
 def test_old_connections_are_asked_to_end() -> None:
     with Rig(grpc_max_connection_age_s=0.2) as rig:
-        raw = RawClient(rig.target)
-        assert b"grpc_max_connection_age_s" in raw.until(GOAWAY)[3]
-        raw.close()
+        assert b"grpc_max_connection_age_s" in rig.raw().until(GOAWAY)[3]
 
 
 def test_a_client_that_sends_faster_than_its_stream_is_served_waits() -> None:
     gate = threading.Event()
     with Rig() as rig:
-
-        def wait(given: object) -> object:
-            assert gate.wait(WATCHDOG_S)
-            return fake_models.identity(given)  # type: ignore[arg-type]
-
-        rig.dispatcher.functions["identity"] = wait  # type: ignore[assignment]
+        rig.hold(gate)
         sender = Sender()
         call = rig.client.stream(sender)
         for _ in range(100):

@@ -13,9 +13,7 @@ from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
 from shmserve.frontends.grpc.inference import model_infer
 from shmserve.frontends.http2.frames import SETTINGS
-from shmserve.frontends.http2.grpc_framing import prefix
 from tests.grpc_client import Rig, request
-from tests.raw_http2 import RawClient
 
 
 @pytest.fixture
@@ -87,7 +85,7 @@ def test_of_many_calls_that_come_together_one_runs_before_others_are_looked_at(
     events: list[str],
 ) -> None:
     with Rig() as rig:
-        raw = RawClient(rig.target)
+        raw = rig.raw()
         raw.until(SETTINGS)  # the server's settings: from now on the connection is served
         whole, parts = raw.sock, []
 
@@ -96,16 +94,12 @@ def test_of_many_calls_that_come_together_one_runs_before_others_are_looked_at(
                 parts.append(data)
 
         raw.sock = Gathered()  # type: ignore[assignment]
-        data = request(id="of its own").SerializeToString()
         for stream in (1, 3, 5, 7):
-            raw.call(prefix(len(data), False) + data, stream)
+            raw.infer(request(id="of its own"), stream)
         raw.sock = whole
         del events[:]
         raw.sock.sendall(b"".join(parts))
-        for _ in range(4):
-            assert raw.fields()[":status"] == "200"
-            assert raw.fields()["grpc-status"] == "0"
-        raw.close()
+        assert all(raw.answers() for _ in range(4))
     begun = events.index("http2")  # what the client sent before may be received until then
     assert events[begun : begun + 5] == ["http2", "received", "http2", "http2", "http2"]
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -163,44 +164,26 @@ def test_a_stream_that_is_idle_for_very_long_ends(monkeypatch: pytest.MonkeyPatc
         sender.close()
 
 
-class Call:
-    """A call as the book of calls sees a call."""
-
-    client_number = 1
-
-    def __init__(self) -> None:
-        self.ended = False
-
-    def peer(self) -> str:
-        return "somebody"
-
-    def add_callback(self, _: Any) -> bool:
-        return True
-
-    def give_up(self) -> None:
-        self.ended = True
-
-
 def test_the_longest_silent_gives_way_first_and_only_beyond_the_grace() -> None:
-    silent = ClientDeadlines(lambda when, call: None).silent_calls(5.0)
-    calls = [Call() for _ in range(3)]
-    for call in calls:
-        silent.wait(call, 60.0)
+    silent = ClientDeadlines(lambda *_: None).silent_calls(5.0)
+    calls = [Mock(client_number=1) for _ in range(3)]
+    for each in calls:
+        silent.wait(each, 60.0)
     now = time.monotonic()
     assert not silent.make_room(now + 4.0)
     assert not silent.make_room(now + 6.0, caller=2)
     assert silent.make_room(now + 6.0)
-    assert [call.ended for call in calls] == [True, False, False]
+    assert [each.give_up.called for each in calls] == [True, False, False]
     silent.heard(calls[1])
     silent.end_overdue(now + 59.0)
-    assert not calls[2].ended
+    assert not calls[2].give_up.called
     silent.end_overdue(now + 61.0)
-    assert [call.ended for call in calls] == [True, False, True]
+    assert [each.give_up.called for each in calls] == [True, False, True]
     assert len(silent) == 0
 
 
 def test_a_stream_that_works_is_not_silent() -> None:
-    silent = ClientDeadlines(lambda when, call: None).silent_calls(5.0)
+    silent = ClientDeadlines(lambda *_: None).silent_calls(5.0)
     seen: list[int] = []
 
     def messages() -> Iterator[bytes]:
@@ -210,22 +193,22 @@ def test_a_stream_that_works_is_not_silent() -> None:
             seen.append(len(silent))
         seen.append(len(silent))
 
-    awaited = AwaitedRequests(messages(), Call(), silent, 60.0)
+    awaited = AwaitedRequests(messages(), Mock(), silent, 60.0)
     assert [*awaited] == [b"1"]
     assert (seen, len(silent)) == ([1, 0, 1], 0)
 
 
 def test_deadlines_are_looked_at_once_a_tick_and_only_while_there_are_any() -> None:
     timers: list[Callable[[], object]] = []
-    deadlines = ClientDeadlines(lambda when, call: timers.append(call))
-    silent, calls = deadlines.silent_calls(5.0), [Call() for _ in range(3)]
-    for call in calls:
-        deadlines.expect_taken(call, 0.0)
-        silent.wait(call, 0.0)
+    deadlines = ClientDeadlines(lambda _, look: timers.append(look))
+    silent, calls = deadlines.silent_calls(5.0), [Mock(client_number=1) for _ in range(3)]
+    for each in calls:
+        deadlines.expect_taken(each, 0.0)
+        silent.wait(each, 0.0)
     deadlines.met(calls[0])
     assert len(timers) == 1
     timers.pop()()
-    assert all(call.ended for call in calls)
+    assert all(each.give_up.called for each in calls)
     assert (len(deadlines), len(silent), timers) == (0, 0, [])
     deadlines.expect(calls[0], 60.0)
     timers.pop()()

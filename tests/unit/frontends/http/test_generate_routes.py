@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from shmserve.protocol import bounds
 from shmserve.tensor import bytes_codec
 from tests.fake_dispatch import FakeRequest
 from tests.fake_models import array_of, tensor_of
-from tests.unit.http_client import Answer, Body, Client, error_of
+from tests.unit.http_client import Answer, Client, error_of
 
 
 def generate(client: Client, model: str, document: Any) -> Answer:
@@ -34,28 +33,13 @@ def streaming(client: Client, function: Any) -> None:
     client.dispatcher.functions["decoupled"] = function
 
 
-def events(client: Client, document: Any, status: str = "200 OK") -> list[Any]:
+def events(client: Client, document: Any, status: int = 200) -> list[Any]:
     """Return the events of a stream, and check that the body gives its resources back."""
-    env_body = json.dumps(document).encode()
-    started: list[Any] = []
-    env = {
-        "REQUEST_METHOD": "POST",
-        "PATH_INFO": "/v2/models/decoupled/generate_stream",
-        "QUERY_STRING": "",
-        "SERVER_NAME": "localhost",
-        "SERVER_PORT": "80",
-        "SERVER_PROTOCOL": "HTTP/1.1",
-        "wsgi.url_scheme": "http",
-        "wsgi.errors": io.StringIO(),
-        "wsgi.input": Body(env_body),
-        "CONTENT_LENGTH": str(len(env_body)),
-    }
-    result = client.app(env, lambda status, fields, _=None: started.extend((status, fields)))
-    assert started[0] == status
-    assert dict(started[1])["content-type"] == "text/event-stream; charset=utf-8"
-    body = b"".join(result).decode()
-    result.close()
-    assert client.dispatcher.calls[-1].closed
+    path = "/v2/models/decoupled/generate_stream"
+    answer = client.ask("POST", path, json.dumps(document).encode())
+    assert answer.status == status
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    body = answer.body.decode()
     return [json.loads(event.removeprefix("data: ")) for event in body.split("\n\n") if event]
 
 
@@ -73,8 +57,7 @@ def test_lists_scalars_and_parameters(client: Client) -> None:
         "id": "a",
         "OUTPUT0": [1.0, 2.0],
     }
-    request = client.dispatcher.calls[-1].request
-    assert request is not None
+    request = client.request
     assert request.id == "a"
     assert request.parameters == {"t": 0.5, "k": 3, "stop": True}
     assert generate(client, "identity", {"INPUT0": 7}).json["OUTPUT0"] == 7.0
@@ -99,9 +82,12 @@ def test_lists_scalars_and_parameters(client: Client) -> None:
 )
 def test_shapes(client: Client, model: str, value: Any, shape: tuple[int, ...]) -> None:
     assert generate(client, model, {"INPUT0": value}).status == 200
-    request = client.dispatcher.calls[-1].request
-    assert request is not None
+    request = client.request
     assert request.inputs["INPUT0"].shape == shape
+
+
+def within(parameters: Any) -> dict[str, Any]:
+    return {"INPUT0": 1, "parameters": parameters}
 
 
 @pytest.mark.parametrize(
@@ -117,21 +103,13 @@ def test_shapes(client: Client, model: str, value: Any, shape: tuple[int, ...]) 
         ("identity", {"INPUT0": [1, [2]]}, "INPUT0"),
         ("identity", {"INPUT0": 1, "id": 5}, "id must be a string"),
         ("identity", {"INPUT0": 1, "other": [1]}, "parameter 'other' has invalid type"),
+        ("identity", within(5), "Expected JSON object for keyword: 'parameters', got 5"),
         (
             "identity",
-            {"INPUT0": 1, "parameters": 5},
-            "Expected JSON object for keyword: 'parameters', got 5",
-        ),
-        (
-            "identity",
-            {"INPUT0": 1, "parameters": {"nested": {"twice": 1}}},
+            within({"nested": {"twice": 1}}),
             "Converting keyword: 'parameters': parameter 'nested' has invalid type.",
         ),
-        (
-            "identity",
-            {"INPUT0": 1, "parameters": {"INPUT0": 2}},
-            "input 'INPUT0' already exists in request",
-        ),
+        ("identity", within({"INPUT0": 2}), "input 'INPUT0' already exists in request"),
         ("identity", b'{"INPUT0": 1, "INPUT0": 2}', "input 'INPUT0' already exists in request"),
         ("identity", {"INPUT0": 1, "triton_x": 2}, "reserved"),
         ("identity_fp16", {"INPUT0": 1}, "FP16"),
@@ -201,7 +179,7 @@ def test_a_models_error_has_its_status(client: Client) -> None:
 
     streaming(client, missing)
     assert error_of(generate(client, "decoupled", {"INPUT0": 1}), 404) == "nothing of that name"
-    assert events(client, {"INPUT0": 1}, "404 Not Found") == [{"error": "nothing of that name"}]
+    assert events(client, {"INPUT0": 1}, 404) == [{"error": "nothing of that name"}]
     answer = client.ask("POST", "/v2/models/decoupled/generate_stream", b"{}")
     assert answer.headers["content-type"] == "application/json"
     assert "missing required input" in error_of(answer, 400)

@@ -76,8 +76,7 @@ def test_two_binary_inputs_and_one_output_of_each_form(client: Client) -> None:
     assert (first["name"], first["data"]) == ("OUTPUT1", (a - b).tolist())
     assert (second["name"], second["parameters"]) == ("OUTPUT0", {"binary_data_size": 64})
     assert answer.tail == (a + b).tobytes()
-    request = client.dispatcher.calls[-1].request
-    assert request is not None
+    request = client.request
     assert request.requested == ("OUTPUT1", "OUTPUT0")
     assert request.parameters == {"custom": "x"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -35,11 +36,20 @@ def respond(wire: Wire, method: str = "GET", version: tuple[int, int] = (1, 1)) 
     return HttpResponse(wire, method, version, keep_alive=True)
 
 
+def sent(
+    body: Any, *fields: tuple[str, str], status: str = "200 OK", lasting: bool = True, **how: Any
+) -> tuple[Wire, HttpResponse]:
+    """Send a response with this body; return what was sent, and the response."""
+    wire = Wire(lasting)
+    response = respond(wire, **how)
+    response.start_response(status, list(fields))
+    response.send(body)
+    return wire, response
+
+
 def test_whole_body_goes_out_with_its_head() -> None:
-    wire = Wire()
-    response = respond(wire)
-    response.start_response("200 OK", [("X-A", "1")])
-    response.send(BufferBody([b"ab", memoryview(bytearray(8)).cast("d")]))  # type: ignore[list-item]
+    body = BufferBody([b"ab", memoryview(bytearray(8)).cast("d")])  # type: ignore[list-item]
+    wire, response = sent(body, ("X-A", "1"))
     assert len(wire.sends) == 1
     assert wire.body == b"ab" + bytes(8)
     assert {"HTTP/1.1 200 OK", "Server: shmserve", "X-A: 1", "Content-Length: 10"} <= set(wire.head)
@@ -64,25 +74,18 @@ def test_header_injection_is_refused(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("status", ["200\r\nX: y", "20", "OK", "200 \n"])
 def test_malformed_status_is_refused(status: str) -> None:
-    response = respond(Wire())
-    response.start_response(status, [])
     with pytest.raises(ValueError):
-        response.send([])
+        sent([], status=status)
 
 
 def test_content_length_must_be_a_number() -> None:
-    response = respond(Wire())
-    response.start_response("200 OK", [("Content-Length", "+3")])
     with pytest.raises(ValueError):
-        response.send([b"abc"])
+        sent([b"abc"], ("Content-Length", "+3"))
 
 
 def test_hop_by_hop_fields_are_dropped_and_close_is_heard() -> None:
-    wire = Wire()
-    response = respond(wire)
     fields = [("Connection", "close"), ("Transfer-Encoding", "chunked"), ("Upgrade", "x")]
-    response.start_response("200 OK", fields)
-    response.send([b"abc"])
+    wire, response = sent([b"abc"], *fields)
     assert "Connection: close" in wire.head
     assert not response.keep_alive
     assert not any(line.startswith(("Transfer", "Upgrade")) for line in wire.head)
@@ -97,45 +100,29 @@ def test_hop_by_hop_fields_are_dropped_and_close_is_heard() -> None:
     ],
 )
 def test_answers_without_body(method: str, status: str, length: str | None) -> None:
-    wire = Wire()
-    response = respond(wire, method)
-    response.start_response(status, [("Content-Length", "3")])
-    response.send([b"abc"])
+    wire, _ = sent([b"abc"], ("Content-Length", "3"), status=status, method=method)
     assert wire.body == b""
     assert (length in wire.head) if length else not any("Length" in line for line in wire.head)
 
 
 def test_stream_is_flushed_piece_by_piece_in_chunks() -> None:
-    wire = Wire()
-    response = respond(wire)
-    response.start_response("200 OK", [])
-    response.send(piece for piece in (b"a", b"", b"bc"))
+    wire, response = sent(piece for piece in (b"a", b"", b"bc"))
     assert wire.body == b"1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
     assert len(wire.sends) == 3
     assert response.keep_alive
 
 
 def test_stream_of_known_length_is_not_chunked() -> None:
-    wire = Wire()
-    response = respond(wire)
-    response.start_response("200 OK", [("Content-Length", "3")])
-    response.send(iter([b"a", b"bc"]))
+    wire, _ = sent(iter([b"a", b"bc"]), ("Content-Length", "3"))
     assert wire.body == b"abc"
 
 
 def test_empty_stream_has_length_zero() -> None:
-    wire = Wire()
-    response = respond(wire)
-    response.start_response("200 OK", [])
-    response.send(iter([]))
-    assert "Content-Length: 0" in wire.head
+    assert "Content-Length: 0" in sent(iter([]))[0].head
 
 
 def test_stream_to_http_1_0_ends_with_the_connection() -> None:
-    wire = Wire()
-    response = respond(wire, version=(1, 0))
-    response.start_response("200 OK", [])
-    response.send(iter([b"abc"]))
+    wire, response = sent(iter([b"abc"]), version=(1, 0))
     assert wire.body == b"abc"
     assert not response.keep_alive
 
@@ -161,17 +148,14 @@ def test_write_callable() -> None:
     assert wire.body == b"abcd"
 
 
-def test_wrong_lengths() -> None:
+@pytest.mark.parametrize(("body", "begun"), [(b"abc", False), (b"a", True)], ids=["more", "less"])
+def test_wrong_lengths(body: bytes, begun: bool) -> None:
     response = respond(Wire())
     response.start_response("200 OK", [("Content-Length", "2")])
     with pytest.raises(FramingError):
-        response.send([b"abc"])
-    assert not response.begun
-    response = respond(Wire())
-    response.start_response("200 OK", [("Content-Length", "2")])
-    with pytest.raises(FramingError):
-        response.send([b"a"])
-    assert not response.keep_alive
+        response.send([body])
+    assert response.begun is begun
+    assert response.keep_alive is not begun
 
 
 def test_starting_twice_needs_an_exception() -> None:
@@ -194,10 +178,7 @@ def test_not_starting_is_an_error() -> None:
 
 
 def test_last_answer_of_a_stopping_worker_says_so() -> None:
-    wire = Wire(lasting=False)
-    response = respond(wire)
-    response.start_response("200 OK", [])
-    response.send([b""])
+    wire, response = sent([b""], lasting=False)
     assert "Connection: close" in wire.head
     assert not response.keep_alive
 

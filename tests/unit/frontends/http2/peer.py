@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import hpack
 
-from shmserve.frontends.http2 import PREFACE, Connection, Event, Limits
+from shmserve.frontends.http2 import PREFACE, Connection, ErrorCode, Event, Limits, encode_fields
 from shmserve.frontends.http2 import frames as f
 
 REQUEST = (
@@ -17,6 +17,11 @@ REQUEST = (
     ("te", "trailers"),
     ("content-type", "application/grpc"),
 )
+
+
+CALM = ErrorCode.ENHANCE_YOUR_CALM
+HEAD = encode_fields(((":status", "200"),))
+TRAILERS = encode_fields((("grpc-status", "0"),))
 
 
 class Frame(NamedTuple):

@@ -5,20 +5,18 @@ from __future__ import annotations
 import hpack
 import pytest
 
-from shmserve.frontends.http2 import (
-    ConnectionTerminated,
-    ErrorCode,
-    Limits,
-    RequestReceived,
-    StreamReset,
-    encode_fields,
-)
+from shmserve.frontends import http2
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import REQUEST, Peer, data, fields, headers
-
-CALM = ErrorCode.ENHANCE_YOUR_CALM
-HEAD = encode_fields(((":status", "200"),))
-TRAILERS = encode_fields((("grpc-status", "0"),))
+from tests.unit.frontends.http2.peer import (
+    CALM,
+    HEAD,
+    REQUEST,
+    TRAILERS,
+    Peer,
+    data,
+    fields,
+    headers,
+)
 
 
 def floods(peer: Peer, frame: bytes, count: int) -> bool:
@@ -47,7 +45,7 @@ def test_floods_of_frames_that_mean_little(frame: bytes) -> None:
     assert not floods(peer, frame, 20)
     assert floods(peer, frame, 10)
     events = Peer(control_burst=50, control_per_s=10.0).give(headers(1, end=False), frame * 51)
-    assert events[-1] == ConnectionTerminated(CALM, "too many control frames")
+    assert events[-1] == http2.ConnectionTerminated(CALM, "too many control frames")
 
 
 def test_a_client_that_reads_much_may_open_its_windows_often() -> None:
@@ -99,12 +97,12 @@ def test_making_the_server_reset_counts_as_well(provocation: object) -> None:
 def test_streams_beyond_the_maximum_are_refused_and_then_the_connection() -> None:
     peer = Peer(max_streams=3, reset_burst=10, reset_per_s=0.0)
     for stream_id in (1, 3, 5):
-        assert isinstance(peer.ask(stream_id, end=False)[0], RequestReceived)
+        assert isinstance(peer.ask(stream_id, end=False)[0], http2.RequestReceived)
     assert peer.ask(7, end=False) == []
-    assert peer.resets() == {7: ErrorCode.REFUSED_STREAM}
+    assert peer.resets() == {7: http2.ErrorCode.REFUSED_STREAM}
     assert peer.give(data(7, b"unread")) == []
-    peer.connection.reset(3, ErrorCode.CANCEL)
-    assert isinstance(peer.ask(9)[0], RequestReceived)
+    peer.connection.reset(3, http2.ErrorCode.CANCEL)
+    assert isinstance(peer.ask(9)[0], http2.RequestReceived)
     for stream_id in range(11, 29, 2):
         assert peer.ask(stream_id) == []
     assert peer.failure(headers(31)) == CALM
@@ -133,7 +131,7 @@ def test_a_list_larger_than_we_take_is_told_and_the_next_request_is_read() -> No
     for stream_id, value in ((1, "y" * 2000), (3, "y" * 2000), (5, "z")):
         block = encoder.encode((*REQUEST, ("x", value)))
         (event,) = peer.give(f.frame(f.HEADERS, f.END_HEADERS | f.END_STREAM, stream_id, block))
-        assert isinstance(event, RequestReceived)
+        assert isinstance(event, http2.RequestReceived)
         assert event.head.value("x") == value
         assert ("at most 2000" in event.head.excess) == (stream_id < 5)
     assert peer.resets() == {}
@@ -144,7 +142,7 @@ def test_trailers_larger_than_we_take_end_their_stream_alone() -> None:
     peer.ask(1, end=False)
     peer.give(headers(1, (("x", "y" * 2000),)))
     assert peer.resets() == {1: CALM}
-    assert isinstance(peer.ask(3)[0], RequestReceived)
+    assert isinstance(peer.ask(3)[0], http2.RequestReceived)
 
 
 def test_header_bombs() -> None:
@@ -159,7 +157,7 @@ def test_header_bombs() -> None:
     # The same attack in a stream that has ended
     peer = Peer()
     peer.ask(1, end=False)
-    peer.connection.reset(1, ErrorCode.CANCEL)
+    peer.connection.reset(1, http2.ErrorCode.CANCEL)
     assert peer.failure(f.frame(f.HEADERS, 4, 1, bomb)) == CALM
 
 
@@ -171,15 +169,15 @@ def test_too_many_settings_in_one_frame() -> None:
 
 def test_windows_too_large() -> None:
     peer = Peer()
-    assert peer.failure(f.window_update(0, (1 << 31) - 1)) == ErrorCode.FLOW_CONTROL_ERROR
+    assert peer.failure(f.window_update(0, (1 << 31) - 1)) == http2.ErrorCode.FLOW_CONTROL_ERROR
     peer = Peer()
     peer.ask(1)
     (event,) = peer.give(f.window_update(1, (1 << 31) - 1))
-    assert isinstance(event, StreamReset)
-    assert peer.resets() == {1: ErrorCode.FLOW_CONTROL_ERROR}
+    assert isinstance(event, http2.StreamReset)
+    assert peer.resets() == {1: http2.ErrorCode.FLOW_CONTROL_ERROR}
     peer.ask(3)
     peer.give(f.window_update(3, (1 << 31) - 1 - 65535))
-    assert peer.failure(f.settings({4: 65536})) == ErrorCode.FLOW_CONTROL_ERROR
+    assert peer.failure(f.settings({4: 65536})) == http2.ErrorCode.FLOW_CONTROL_ERROR
 
 
 def test_more_data_than_the_windows() -> None:
@@ -187,13 +185,13 @@ def test_more_data_than_the_windows() -> None:
     peer.ask(1, end=False)
     peer.give(data(1, bytes(65535)))
     (event,) = peer.give(data(1, b"x"))
-    assert isinstance(event, StreamReset)
-    assert peer.resets() == {1: ErrorCode.FLOW_CONTROL_ERROR}
+    assert isinstance(event, http2.StreamReset)
+    assert peer.resets() == {1: http2.ErrorCode.FLOW_CONTROL_ERROR}
     for stream_id in (3, 5):
         peer.ask(stream_id, end=False)
         peer.give(data(stream_id, bytes(40000)))
     peer.ask(7, end=False)
-    assert peer.failure(data(7, bytes(30000))) == ErrorCode.FLOW_CONTROL_ERROR
+    assert peer.failure(data(7, bytes(30000))) == http2.ErrorCode.FLOW_CONTROL_ERROR
 
 
 def test_answers_to_pings_that_nobody_reads() -> None:
@@ -202,17 +200,17 @@ def test_answers_to_pings_that_nobody_reads() -> None:
         max_control_bytes=1000,
     )  # fmt: skip
     events = peer.give(f.ping(bytes(8)) * 100_000)
-    assert events == [ConnectionTerminated(CALM, "answers are not read")]
+    assert events == [http2.ConnectionTerminated(CALM, "answers are not read")]
 
 
 def test_forgiveness_is_bounded() -> None:
     peer = Peer(reset_streams_remembered=2)
     for stream_id in (1, 3, 5):
         peer.ask(stream_id, end=False)
-        peer.connection.reset(stream_id, ErrorCode.CANCEL)
+        peer.connection.reset(stream_id, http2.ErrorCode.CANCEL)
     peer.take()
     assert peer.give(data(3, b"x"), data(5, b"x")) == []
-    assert peer.failure(data(1, b"x")) == ErrorCode.STREAM_CLOSED
+    assert peer.failure(data(1, b"x")) == http2.ErrorCode.STREAM_CLOSED
 
 
 def test_streams_that_were_reset_are_not_kept_in_turn() -> None:
@@ -234,7 +232,7 @@ def test_streams_that_were_reset_are_not_kept_in_turn() -> None:
 )
 def test_limits_are_what_the_protocol_allows(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be between"):
-        Limits(**wrong)  # type: ignore[arg-type]
+        http2.Limits(**wrong)  # type: ignore[arg-type]
 
 
 def test_fields_helper_writes_no_index() -> None:

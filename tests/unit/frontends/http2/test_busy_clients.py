@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from shmserve.frontends.http2 import ConnectionTerminated, ErrorCode, RequestReceived, encode_fields
+from shmserve.frontends.http2 import ConnectionTerminated, ErrorCode, RequestReceived
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import REQUEST, Peer, data, headers
+from tests.unit.frontends.http2.peer import HEAD, REQUEST, TRAILERS, Peer, data, headers
 
-HEAD = encode_fields(((":status", "200"),))
-TRAILERS = encode_fields((("grpc-status", "0"),))
 MESSAGES = 10_000
 NO_TIME: dict[str, Any] = {
     "control_burst": 50,

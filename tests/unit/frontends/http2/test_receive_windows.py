@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shmserve.frontends.http2 import ErrorCode, RequestReceived, encode_fields
+from shmserve.frontends.http2 import ErrorCode, RequestReceived
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import Peer, data
-
-TRAILERS = encode_fields((("grpc-status", "0"),))
+from tests.unit.frontends.http2.peer import TRAILERS, Peer, data
 
 
 def test_consumed_data_opens_the_clients_windows_again() -> None:

@@ -8,10 +8,9 @@ import pytest
 from shmserve.frontends.http2 import ErrorCode, SendQueueFull, StreamReset, encode_fields
 from shmserve.frontends.http2 import frames as f
 from shmserve.frontends.http2.sender import ALONE_FRAME
-from tests.unit.frontends.http2.peer import Frame, Peer, parse
+from tests.unit.frontends.http2.peer import TRAILERS, Frame, Peer, parse
 
 HEAD = encode_fields(((":status", "200"), ("content-type", "application/grpc")))
-TRAILERS = encode_fields((("grpc-status", "0"),))
 
 
 def payloads(frames: list[Frame]) -> list[tuple[int, int]]:
@@ -54,7 +53,7 @@ def test_a_unary_response_is_three_frames_and_nobodys_copy() -> None:
     assert body(frames) == b"prefixpayload"
     assert peer.connection.released() == ["slot"]
     assert peer.connection.released() == []
-    assert peer.connection.open_streams == 0
+    assert not peer.connection._streams.open
     assert not peer.connection.send(1, peer.now, head=HEAD, token="late")
     assert peer.connection.released() == ["late"]
 
@@ -164,7 +163,7 @@ def test_streams_take_turns() -> None:
     peer.give(f.window_update(0, 1 << 20))
     assert payloads(peer.take())[:2] == [(7, 10), (5, 7233)]
     assert sorted(peer.connection.released()) == [1, 3, 5]  # type: ignore[type-var]
-    assert peer.connection.open_streams == 0
+    assert not peer.connection._streams.open
 
 
 def test_a_small_response_does_not_take_the_window_that_another_waits_for() -> None:
@@ -265,7 +264,7 @@ def test_memory_that_waits_is_released_when_its_stream_ends(how: str) -> None:
     assert sorted(peer.connection.released()) == [1, 3]  # type: ignore[type-var]
     peer.take()
     assert peer.connection.released() == []
-    assert peer.connection.open_streams == 0
+    assert not peer.connection._streams.open
 
 
 def test_memory_that_is_framed_is_kept_until_it_is_sent_or_lost() -> None:

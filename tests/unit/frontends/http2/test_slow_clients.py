@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shmserve.frontends.http2 import (
-    PREFACE,
-    ConnectionTerminated,
-    ErrorCode,
-    StreamReset,
-    encode_fields,
-)
+from shmserve.frontends import http2
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import Peer, data, headers
-
-CALM = ErrorCode.ENHANCE_YOUR_CALM
-HEAD = encode_fields(((":status", "200"),))
-TRAILERS = encode_fields((("grpc-status", "0"),))
+from tests.unit.frontends.http2.peer import CALM, HEAD, TRAILERS, Peer, data, headers
 
 
 @pytest.mark.parametrize("opened", [0, 10])
@@ -33,7 +23,7 @@ def test_a_window_that_opens_by_bytes_does_not_hold_memory_for_ever(opened: int)
     assert peer.connection.next_tick(peer.now) == peer.now + 1.0
     peer.now += 1.0
     (event,) = peer.connection.tick(peer.now)
-    assert event == StreamReset(1, CALM, False, "the response is not read")
+    assert event == http2.StreamReset(1, CALM, False, "the response is not read")
     assert peer.resets() == {1: CALM}
     assert peer.connection.released() == [1]
 
@@ -47,7 +37,7 @@ def test_a_slow_reader_that_goes_on_is_waited_for() -> None:
         peer.give(f.window_update(1, 1000))
         peer.take()
         assert peer.connection.tick(peer.now) == []
-    assert peer.connection.open_streams == 0
+    assert not peer.connection._streams.open
 
 
 def test_a_client_that_does_not_read_its_socket() -> None:
@@ -59,7 +49,7 @@ def test_a_client_that_does_not_read_its_socket() -> None:
     assert peer.connection.tick(peer.now + 29.0) == []
     assert peer.connection.next_tick(peer.now) == peer.now + 30.0
     (event,) = peer.connection.tick(peer.now + 30.0)
-    assert event == ConnectionTerminated(ErrorCode.NO_ERROR, "nothing is read")
+    assert event == http2.ConnectionTerminated(http2.ErrorCode.NO_ERROR, "nothing is read")
 
 
 def test_a_client_that_reads_its_socket_byte_by_byte() -> None:
@@ -71,17 +61,17 @@ def test_a_client_that_reads_its_socket_byte_by_byte() -> None:
         peer.now += 1.0
         peer.connection.sent(taken, peer.now)
         assert peer.connection.tick(peer.now) == []
-    assert isinstance(peer.connection.tick(peer.now + 2.0)[0], ConnectionTerminated)
+    assert isinstance(peer.connection.tick(peer.now + 2.0)[0], http2.ConnectionTerminated)
 
 
 def test_a_preface_or_settings_that_never_come() -> None:
-    for sent in (b"", PREFACE[:5], PREFACE + f.settings({})):
+    for sent in (b"", http2.PREFACE[:5], http2.PREFACE + f.settings({})):
         peer = Peer(handshake=False, settings_timeout_s=10.0)
         peer.give(sent)
         assert peer.connection.next_tick(peer.now) == 110.0
         assert peer.connection.tick(109.0) == []
         (event,) = peer.connection.tick(110.0)
-        assert event.code == ErrorCode.SETTINGS_TIMEOUT
+        assert event.code == http2.ErrorCode.SETTINGS_TIMEOUT
 
 
 @pytest.mark.parametrize("frames", [0, 1])
@@ -109,7 +99,7 @@ def test_payload_that_stops() -> None:
     peer.connection.payload_received(5, peer.now)
     assert peer.connection.tick(peer.now + 29.0) == []
     assert peer.connection.next_tick(peer.now) == peer.now + 30.0
-    assert isinstance(peer.connection.tick(peer.now + 30.0)[0], ConnectionTerminated)
+    assert isinstance(peer.connection.tick(peer.now + 30.0)[0], http2.ConnectionTerminated)
 
 
 def test_a_busy_connection_whose_reads_end_within_frames_is_not_slow() -> None:

@@ -21,11 +21,8 @@ _LEASE = "shmserve.heap"
 
 
 class _Lease:
-    """Heap bytes taken by one request.
-
-    The lease lies in the request's environ. So the bytes are given back on every path, after the
-    last use of the body.
-    """
+    """Heap bytes taken by one request. The lease lies in the request's environ. So the bytes are
+    given back on every path, after the last use of the body."""
 
     def __init__(self, budget: HeapBudget) -> None:
         self._budget = budget
@@ -52,12 +49,9 @@ class BodyHeap(Struct, frozen=True):
     budget: HeapBudget
 
     def take(self, nbytes: int) -> None:
-        """Charge `nbytes`, before more of the body is kept.
-
-        Raises:
-            TooLarge: this request alone takes more than `max_heap_bytes`.
-            Unavailable: all requests of the process together take more than `max_heap_bytes`.
-        """
+        """Charge `nbytes`, before more of the body is kept. Raise TooLarge if this request alone
+        takes more than `max_heap_bytes`. Raise Unavailable if all requests of the process together
+        take more than `max_heap_bytes`."""
         lease = self.environ.get(_LEASE)
         if lease is None:
             lease = self.environ[_LEASE] = _Lease(self.budget)

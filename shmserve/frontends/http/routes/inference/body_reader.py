@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge, UnsupportedEncoding
@@ -26,19 +26,29 @@ Buffer = bytes | memoryview
 _NOTHING = memoryview(b"")
 
 
-class BodyReader(Protocol):
-    """Reader of one request's body. `remaining`: bytes left; None if the length is unknown."""
+class KnownLengthReader:
+    """Reader of a body whose length is given by Content-Length. `remaining`: bytes left."""
 
-    remaining: int | None
+    __slots__ = ("_heap", "_stream", "remaining")
+
+    def __init__(self, stream: Any, length: int, heap: BodyHeap) -> None:
+        self._stream = stream
+        self._heap = heap
+        self.remaining: int | None = length
 
     def read(self, size: int) -> bytes:
-        """Return exactly `size` bytes of JSON.
-
-        Raises:
-            InvalidArgument: the body ends before.
-            TooLarge, Unavailable: the heap has no room for the bytes (`heap_budget`).
-        """
-        ...
+        """Return exactly `size` bytes of JSON. Raise InvalidArgument if the body ends before. Raise
+        TooLarge or Unavailable if the heap has no room for the bytes (`heap_budget`)."""
+        assert self.remaining is not None
+        if size > self.remaining:
+            raise _short(size, self.remaining)
+        if size > FREE:
+            return self._read_large(size, JSON_COST)
+        data: bytes = self._stream.read(size)
+        if len(data) != size:
+            raise _short(size, len(data))
+        self.remaining -= size
+        return data
 
     def read_rest(self, limit: int, setting: str, cost: int = JSON_COST) -> bytes:
         """Return the rest of the body.
@@ -52,41 +62,6 @@ class BodyReader(Protocol):
             TooLarge: the rest exceeds `limit` or the heap's budget.
             Unavailable: other requests use the heap's budget now.
         """
-        ...
-
-    def fill(self, view: memoryview) -> int:
-        """Fill all of `view`, with the errors of `read`. Return the number of bytes copied on the
-        way."""
-        ...
-
-    def at_end(self) -> bool:
-        """Return True if nothing is left."""
-        ...
-
-
-class KnownLengthReader:
-    """Reader of a body whose length is given by Content-Length."""
-
-    __slots__ = ("_heap", "_stream", "remaining")
-
-    def __init__(self, stream: Any, length: int, heap: BodyHeap) -> None:
-        self._stream = stream
-        self._heap = heap
-        self.remaining: int | None = length
-
-    def read(self, size: int) -> bytes:
-        assert self.remaining is not None
-        if size > self.remaining:
-            raise _short(size, self.remaining)
-        if size > FREE:
-            return self._read_large(size, JSON_COST)
-        data: bytes = self._stream.read(size)
-        if len(data) != size:
-            raise _short(size, len(data))
-        self.remaining -= size
-        return data
-
-    def read_rest(self, limit: int, setting: str, cost: int = JSON_COST) -> bytes:
         assert self.remaining is not None
         if self.remaining > limit:
             raise _too_large(self.remaining, limit, setting, cost)
@@ -105,6 +80,7 @@ class KnownLengthReader:
         return gathered.getvalue()
 
     def fill(self, view: memoryview) -> int:
+        """Fill all of `view`, with the errors of `read`. Return the number of copied bytes."""
         assert self.remaining is not None
         size = len(view)
         if size > self.remaining:
@@ -128,7 +104,8 @@ class KnownLengthReader:
 
 
 class PieceReader:
-    """Reader of a body in pieces, mostly of unknown length."""
+    """Reader of a body in pieces, mostly of unknown length. Methods as in `KnownLengthReader`.
+    `remaining`: bytes left; None if the length is unknown."""
 
     __slots__ = ("_heap", "_left", "_limit", "_piece", "_pieces", "remaining")
 
@@ -187,6 +164,9 @@ class PieceReader:
         return part
 
 
+BodyReader = KnownLengthReader | PieceReader
+
+
 def _gather(pieces: Iterator[Buffer], into: BytesIO, heap: BodyHeap | None, cost: int) -> None:
     """Gather all pieces, and charge the heap as they arrive."""
     for piece in pieces:
@@ -201,13 +181,9 @@ def held(data: bytes) -> BodyReader:
 
 
 def open_body(environ: Environ, limits: Settings) -> BodyReader:
-    """Return a reader of the body of a request.
-
-    Raises:
-        InvalidArgument: the length is no number.
-        TooLarge: Content-Length exceeds `max_request_bytes`.
-        UnsupportedEncoding: a Content-Encoding other than gzip and deflate.
-    """
+    """Return a reader of the body of a request. Raise InvalidArgument if the length is no number.
+    Raise TooLarge if Content-Length exceeds `max_request_bytes`. Raise UnsupportedEncoding for a
+    Content-Encoding other than gzip and deflate."""
     stream = environ["wsgi.input"]
     text = environ.get("CONTENT_LENGTH")
     heap = BodyHeap(environ, limits, BUDGET)
@@ -237,21 +213,15 @@ def open_body(environ: Environ, limits: Settings) -> BodyReader:
 
 
 def small_body(environ: Environ, limits: Settings) -> bytes:
-    """Return the whole body of a request without tensors and files.
-
-    Raises:
-        TooLarge: the body exceeds `MAX_SMALL_BODY_BYTES`.
-    """
+    """Return the whole body of a request without tensors and files. Raise TooLarge if the body
+    exceeds `MAX_SMALL_BODY_BYTES`."""
     return open_body(environ, limits).read_rest(MAX_SMALL_BODY_BYTES, "")
 
 
 def header_length(environ: Environ, reader: BodyReader) -> int | None:
     """Return the JSON part's length in bytes, from `Inference-Header-Content-Length`: None if the
-    whole body is JSON, 0 if there is no JSON.
-
-    Raises:
-        InvalidArgument: the length is no integer, or exceeds the body.
-    """
+    whole body is JSON, 0 if there is no JSON. Raise InvalidArgument if the length is no integer, or
+    exceeds the body."""
     text: str | None = environ.get("HTTP_INFERENCE_HEADER_CONTENT_LENGTH")
     if text is None:
         return None

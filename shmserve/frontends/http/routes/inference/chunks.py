@@ -9,8 +9,7 @@ from falcon import Response
 
 
 class _Chunks:
-    """A body sent piece by piece. `close` calls `on_close` once, even if no piece was ever
-    taken."""
+    """A body sent piece by piece. `close` calls `on_close` once, even if no piece was taken."""
 
     __slots__ = ("_on_close", "_pieces")
 

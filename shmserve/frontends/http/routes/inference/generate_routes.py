@@ -113,8 +113,7 @@ def _name(req: Request, resp: Response) -> None:
 
 
 def _answers(inference: Inference[GenerateBody]) -> Iterator[Outcome]:
-    """Return the outcomes to send. Views of an outcome are valid until the next outcome is
-    requested."""
+    """Return the outcomes to send. Views are valid until the next outcome is requested."""
     return filter(is_answer, inference.stream())
 
 

@@ -34,12 +34,12 @@ from shmserve.frontends.http.routes.inference.body_reader import (
 from shmserve.frontends.http.server.header_fields import header_fields
 from shmserve.frontends.oip.forwarded_fields import forwarded
 from shmserve.frontends.oip.shared_memory import SharedMemory
-from shmserve.protocol.control.data_messages import OutputPlace, Parameter, RegionRef
+from shmserve.protocol.control.data_messages import Parameter, RegionRef
 from shmserve.protocol.oip import tensor_json
+from shmserve.protocol.oip.checked_request import CheckedRequest, checked
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.raw_requests import deduce
 from shmserve.protocol.oip.request import (
-    InferOutput,
     InferRequest,
     RegionWindow,
     check_json_size,
@@ -47,13 +47,9 @@ from shmserve.protocol.oip.request import (
 )
 from shmserve.protocol.oip.validation import (
     CheckedInput,
-    Find,
-    check_inputs,
-    check_outputs,
     locate_inputs,
     locate_outputs,
     refuse_decoupled,
-    slot_bytes,
 )
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.spec import ModelSpec
@@ -134,8 +130,7 @@ class InferBody:
         return given
 
     def with_headers(self, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
-        """Return parameters with the forwarded header fields, which replace parameters of equal
-        names."""
+        """Return parameters with the forwarded fields, which replace parameters of equal names."""
         if self._forward is None:
             return parameters
         return {**parameters, **forwarded(self._forward, header_fields(self.environ))}
@@ -203,11 +198,8 @@ def _raw_request(
 
 
 def _check_sizes(signature: ModelSignature, inputs: list[CheckedInput], reader: BodyReader) -> None:
-    """Check that the binary tensors make up the rest of the body, before slots are reserved.
-
-    Raises:
-        InvalidArgument: the body is longer or shorter than the request announces.
-    """
+    """Check that the binary tensors make up the rest of the body, before slots are reserved. Raise
+    InvalidArgument if the body is longer or shorter than the request announces."""
     remaining = reader.remaining
     if remaining is None:
         return  # unknown length: checked while receiving
@@ -237,45 +229,6 @@ def client_of(environ: dict[str, Any]) -> tuple[Callable[[], bool] | None, int]:
     return alive, of_host(environ.get("REMOTE_ADDR", "")) if number is None else number
 
 
-class CheckedRequest(Struct, frozen=True):
-    """A request that fits its model.
-
-    Attributes:
-        wanted: requested outputs, in the client's order.
-        names: names of the outputs named by the client.
-        places: windows of regions for outputs.
-        binary_bytes: bytes of tensors after the JSON part.
-        slot_bytes: bytes of the pool for the inputs, see `validation.slot_bytes`.
-        in_regions: whether any input or output lies in client memory.
-    """
-
-    signature: ModelSignature
-    request: InferRequest
-    inputs: list[CheckedInput]
-    wanted: tuple[InferOutput, ...]
-    names: tuple[str, ...]
-    places: tuple[OutputPlace, ...]
-    binary_bytes: int
-    slot_bytes: int
-    in_regions: bool
-
-
-def checked(
-    signature: ModelSignature, request: InferRequest, limits: Settings, find: Find
-) -> CheckedRequest:
-    """Return a request checked against its model. Raise the errors of `check_inputs` and
-    `check_outputs`."""
-    inputs = check_inputs(signature, request, limits, find)
-    wanted, places = check_outputs(signature, request, find)
-    names = tuple([output.name for output in request.outputs])
-    sizes = sum(source.binary_size or 0 for source in request.inputs)
-    in_regions = bool(places) or any(item.at is not None for item in inputs)
-    return CheckedRequest(
-        *(signature, request, inputs, wanted, names, places),
-        *(sizes, slot_bytes(inputs), in_regions),
-    )
-
-
 class Regions(Protocol):
     """Regions of the caller. While `as_of` stays equal, `find` gives equal results."""
 
@@ -285,12 +238,8 @@ class Regions(Protocol):
 
 
 class _CachedRequest(Struct):
-    """A cached request.
-
-    Attributes:
-        located: a stamp (`as_of`), and the request with the windows found at the time of the
-            stamp; None before the first look-up.
-    """
+    """A cached request. `located`: a stamp (`as_of`), and the request with the windows found at the
+    time of the stamp; None before the first look-up."""
 
     request: CheckedRequest
     located: tuple[object, CheckedRequest] | None = None
@@ -319,8 +268,7 @@ class KnownRequests:
         self._cached: dict[tuple[str, bytes], _CachedRequest] = {}
 
     def check(self, signature: ModelSignature, text: bytes, regions: Regions) -> CheckedRequest:
-        """Return the checked request of a JSON part. Raise the errors of `parse_request` and
-        `checked`."""
+        """Return a JSON part, checked. Raise the errors of `parse_request` and `checked`."""
         key = (signature.spec.name, text)
         cached = self._cached.get(key)
         if cached is not None and cached.request.signature is signature:
@@ -334,6 +282,5 @@ class KnownRequests:
 
 
 def _is_repeatable(request: InferRequest) -> bool:
-    """Return True if equal bytes are likely to come again: no id, and no tensor data in the JSON
-    part."""
+    """Return True if equal bytes may come again: no id, and no tensor data in the JSON part."""
     return not request.id and all(source.data is None for source in request.inputs)

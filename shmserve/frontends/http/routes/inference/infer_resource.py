@@ -6,7 +6,7 @@ from time import monotonic_ns
 
 import falcon
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 
 from shmserve.config import Settings
 from shmserve.dispatch.outcome import Outcome
@@ -33,6 +33,7 @@ from shmserve.waiting import beside, beside_if_large
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _STAGES = ("receive", "queue", "compute", "send")
+_Result = tuple[bytes, list[memoryview | bytes], int, int]
 _encode_receipt = msgspec.json.Encoder().encode
 
 
@@ -56,23 +57,23 @@ class InferResource:
         try:
             outcome = inference.run()
             answered = monotonic_ns()
-            result = make_result(inference, outcome)
+            head, buffers, nbytes, copied = make_result(inference, outcome)
             accept = environ.get("HTTP_ACCEPT_ENCODING")
             coding = compression.choose(accept) if accept else ""
-            copied, keeps_buffers = result.copied, False
-            if result.binary_bytes:
+            keeps_buffers = False
+            if nbytes:
                 resp.content_type = "application/octet-stream"
-                resp.set_header(HEADER_LENGTH, str(len(result.head)))
+                resp.set_header(HEADER_LENGTH, str(len(head)))
             if coding:
-                copied += result.binary_bytes
-                resp.data = beside(compression.compress, [result.head, *result.buffers], coding)
+                copied += nbytes
+                resp.data = beside(compression.compress, [head, *buffers], coding)
                 resp.set_header("Content-Encoding", coding)
-            elif result.buffers:
+            elif buffers:
                 keeps_buffers = True
-                body = BufferBody([result.head, *result.buffers], inference.close)
-                resp.set_stream(body, len(result.head) + result.binary_bytes)
+                body = BufferBody([head, *buffers], inference.close)
+                resp.set_stream(body, len(head) + nbytes)
             else:
-                resp.data = result.head
+                resp.data = head
             inference.account.answered(copied, monotonic_ns() - answered)
             given = environ.get(request_ids.IN_ENVIRON)
             if given is not None:
@@ -97,25 +98,13 @@ def set_receipt(resp: falcon.Response, receipt: Receipt) -> None:
     )
 
 
-class InferResult(Struct, frozen=True):
-    """A response's body.
-
-    Attributes:
-        head: JSON part.
-        buffers: views of shared memory, in the order of the JSON part.
-        binary_bytes: bytes of all buffers.
-        copied: bytes of tensors that were converted to JSON.
-    """
-
-    head: bytes
-    buffers: list[memoryview | bytes]
-    binary_bytes: int
-    copied: int
-
-
-def make_result(inference: Inference[InferBody], outcome: Outcome) -> InferResult:
+def make_result(inference: Inference[InferBody], outcome: Outcome) -> _Result:
     """Return the response's body, with the requested outputs in the order of the request. An
     output that the model did not give is left out.
+
+    Returns:
+        The JSON part; buffers in the order of the JSON part; their size in bytes; and the bytes of
+        tensors that were converted to JSON.
 
     Raises:
         InvalidArgument: an output has no JSON form but was requested as JSON.
@@ -151,4 +140,4 @@ def make_result(inference: Inference[InferBody], outcome: Outcome) -> InferResul
     parameters = answer_parameters(outcome.parameters) if outcome.parameters else UNSET
     answer = InferAnswer(spec.name, spec.version, outputs, request.id or UNSET, parameters)
     head = beside_if_large(copied, encode, answer) if copied else encode(answer)
-    return InferResult(head, buffers, total, copied)
+    return head, buffers, total, copied

@@ -11,17 +11,11 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from time import monotonic_ns
+from types import SimpleNamespace
+from typing import Any
 
-from prometheus_client import generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client import core, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
-from prometheus_client.registry import Collector
 
 import shmserve
 from shmserve import waiting
@@ -51,33 +45,20 @@ class Metrics:
         self._triton_names = settings.metrics_triton_names
 
     def text(self) -> bytes:
-        """Return all metrics with their present values.
-
-        Raises:
-            Unavailable: the coordinator is away, and did not come back in time.
-        """
+        """Return all metrics with their present values. Raise Unavailable if the coordinator is
+        away, and did not come back in time."""
         report = self._dispatcher.coordinator.report()
         return waiting.beside(self._text, report, self._dispatcher.snapshot())
 
     def _text(self, report: Report, snapshot: Snapshot) -> bytes:
-        text = generate_latest(_Collector(report, snapshot)) + custom_text(report, snapshot)
+        scrape: Any = SimpleNamespace(collect=lambda: families(report, snapshot))  # a collector
+        text = generate_latest(scrape) + custom_text(report, snapshot)
         return text + triton_text(report).encode() if self._triton_names else text
 
 
-class _Collector(Collector):
-    """Collector for one scrape."""
-
-    def __init__(self, report: Report, snapshot: Snapshot) -> None:
-        self._report = report
-        self._snapshot = snapshot
-
-    def collect(self) -> Iterable[Metric]:
-        return families(self._report, self._snapshot)
-
-
-def families(report: Report, snapshot: Snapshot) -> Iterator[Metric]:
+def families(report: Report, snapshot: Snapshot) -> Iterator[core.Metric]:
     """Yield all metric families with names of the server's own."""
-    info = InfoMetricFamily("shmserve_build", "Version of the server")
+    info = core.InfoMetricFamily("shmserve_build", "Version of the server")
     info.add_metric([], {"version": shmserve.__version__})
     yield info
     models = sorted(report.models, key=lambda model: (model.model, model.version))
@@ -111,23 +92,23 @@ def families(report: Report, snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _family(
-    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    kind: type[core.CounterMetricFamily | core.GaugeMetricFamily],
     name: str,
     what: str,
     labels: tuple[str, ...],
     rows: Iterable[tuple[tuple[str, ...], float]],
-) -> Metric:
+) -> core.Metric:
     family = kind(f"shmserve_{name}", what, labels=labels)
     for values, number in rows:
         family.add_metric(values, number)
     return family
 
 
-_gauge = functools.partial(_family, GaugeMetricFamily)
-_counter = functools.partial(_family, CounterMetricFamily)
+_gauge = functools.partial(_family, core.GaugeMetricFamily)
+_counter = functools.partial(_family, core.CounterMetricFamily)
 
 
-def _requests(models: list[ModelReport]) -> Iterator[Metric]:
+def _requests(models: list[ModelReport]) -> Iterator[core.Metric]:
     counts = [
         ((model.model, model.version, protocol), counts)
         for model in models
@@ -171,13 +152,13 @@ def _requests(models: list[ModelReport]) -> Iterator[Metric]:
     )
 
 
-def _durations(models: list[ModelReport]) -> Iterator[Metric]:
-    whole = HistogramMetricFamily(
+def _durations(models: list[ModelReport]) -> Iterator[core.Metric]:
+    whole = core.HistogramMetricFamily(
         "shmserve_request_duration_seconds",
         "Time of answered requests from arrival to an answer ready to send",
         labels=_MODEL,
     )
-    stages = HistogramMetricFamily(
+    stages = core.HistogramMetricFamily(
         "shmserve_stage_duration_seconds",
         "Time of answered requests in the executor, by stage",
         labels=(*_MODEL, "stage"),
@@ -192,19 +173,21 @@ def _durations(models: list[ModelReport]) -> Iterator[Metric]:
     yield stages
 
 
-def _observe(family: HistogramMetricFamily, labels: list[str], buckets: list[int], ns: int) -> None:
+def _observe(
+    family: core.HistogramMetricFamily, labels: list[str], buckets: list[int], ns: int
+) -> None:
     counts = list(zip(_BOUNDS, cumulated(buckets), strict=True))
     family.add_metric(labels, counts, ns / 1e9)
 
 
-def _executions(models: list[ModelReport]) -> Iterator[Metric]:
+def _executions(models: list[ModelReport]) -> Iterator[core.Metric]:
     for name, what, field in (
         ("model_executions", "Executions of a model", "executions"),
         ("inferences", "Elements of the batches of all executions", "inferences"),
     ):
         rows = [((m.model, m.version), getattr(m.runs, field)) for m in models]
         yield _counter(name, what, _MODEL, rows)
-    sizes = HistogramMetricFamily(
+    sizes = core.HistogramMetricFamily(
         "shmserve_batch_size", "Elements of the batch of an execution", labels=_MODEL
     )
     for model in models:
@@ -218,7 +201,7 @@ def _executions(models: list[ModelReport]) -> Iterator[Metric]:
     yield sizes
 
 
-def _processes(report: Report) -> Iterator[Metric]:
+def _processes(report: Report) -> Iterator[core.Metric]:
     running = Counter(process.owner.role for process in report.processes)
     connected = _by_role(report, "connections")
     # gRPC processes do not count connections
@@ -247,7 +230,7 @@ def _processes(report: Report) -> Iterator[Metric]:
         (*_MODEL, "instance"),
         zip(labels, (_busy_s(p) for p in executors), strict=True),
     )
-    yield GaugeMetricFamily(
+    yield core.GaugeMetricFamily(
         "shmserve_unreadable_pages",
         "Processes whose counters could not be read for this scrape",
         value=report.unreadable,
@@ -266,7 +249,7 @@ def _busy_s(process: ProcessReport) -> float:
     return max(0, monotonic_ns() - process.busy_ns) / 1e9 if process.busy_ns else 0.0
 
 
-def _memory(report: Report) -> Iterator[Metric]:
+def _memory(report: Report) -> Iterator[core.Metric]:
     for field, name, what in (
         ("slots", "slots", "Slots of arenas in use"),
         ("slot_bytes", "slot_bytes", "Bytes of slots in use"),
@@ -280,10 +263,10 @@ def _memory(report: Report) -> Iterator[Metric]:
     ):
         rows = [((role,), total) for role, total in sorted(_by_role(report, field).items())]
         yield _gauge(name, f"{what}, by role", ("role",), rows)
-    yield GaugeMetricFamily(
+    yield core.GaugeMetricFamily(
         "shmserve_pool_bytes", "Shared memory that the service may use", value=report.pool_bytes
     )
-    yield GaugeMetricFamily(
+    yield core.GaugeMetricFamily(
         "shmserve_pool_used_bytes", "Shared memory granted to processes", value=report.pool_used
     )
     for field, name, what in (
