@@ -201,7 +201,7 @@ def _balance(layout: Layout, barred: Barred) -> None:
         if best is None or higher < best[0]:
             best = (higher, name, home)
     busy = layout.load[busiest]
-    # Loads of less than a float can tell apart from (1 - MARGIN) of themselves stay where they are
+    # A tiny load times (1 - MARGIN) is rounded to the same load, so the first comparison is needed.
     if best is not None and best[0] < busy and best[0] <= (1 - MARGIN) * busy:
         layout.remove(busiest, best[1])
         layout.add(best[2], best[1])
