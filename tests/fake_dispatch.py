@@ -251,6 +251,7 @@ class FakeDispatcher:
         self.keys: Counter[str] = Counter()  # requests by name of their key
         self.refused_models: dict[str, str] = {}
         self.published = True
+        self.complete = True
         self.draining = False
         self.flags: dict[str, bool] = {}
         for spec, function in models:
@@ -270,7 +271,7 @@ class FakeDispatcher:
             "fake",
             1,
             self.entries,
-            complete=True,
+            complete=self.complete,
             draining=self.draining,
             regions=self.coordinator.book.regions,
             flags=dict(self.flags),

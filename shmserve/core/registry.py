@@ -181,16 +181,20 @@ class Snapshot(Struct, frozen=True, dict=True):
         entry = self.models.get(name, {}).get(version) if version else self.newest(name)
         if entry is None:
             which = f" version {version}" if version and self.models.get(name) else ""
-            if not self.complete:
-                raise Unavailable(
-                    f"model '{name}'{which} is not known yet, because the service is not ready:"
-                    f" {self._hindrance}"
-                )
+            self.require_complete(f"model '{name}'{which}")
             raise NotFound(
                 f"Request for unknown model: '{name}'{which} is not found; the repository index"
                 " lists what there is"
             )
         return entry
+
+    def require_complete(self, what: str) -> None:
+        """Raise Unavailable if the repository has not been read yet: then nobody can say that
+        `what`, such as ``model 'm'``, does not exist."""
+        if not self.complete:
+            raise Unavailable(
+                f"{what} is not known yet, because the service is not ready: {self._hindrance}"
+            )
 
     def latest(self, entry: ModelEntry) -> ModelEntry:
         """Return this snapshot's entry of the same version if the entry has instances and takes

@@ -33,7 +33,8 @@ class Statistics:
         ]
 
     def _entries(self, name: str, version: str) -> list[ModelEntry]:
-        models = self._dispatcher.snapshot().models
+        snapshot = self._dispatcher.snapshot()
+        models = snapshot.models
         ready = [
             entry
             for model, versions in models.items()
@@ -43,6 +44,7 @@ class Statistics:
             and (not version or number == version)
         ]
         if name and not ready:
+            snapshot.require_complete(f"model '{name}'")
             if version and models.get(name):
                 raise NotFound(f"requested version {version} of model '{name}' is not available")
             raise NotFound(f"requested model '{name}' is not available")

@@ -47,6 +47,7 @@ class ModelNames:
         match = self.names().find(name)
         if match is None:
             shown = name[:_SHOWN]
+            self.names().snapshot.require_complete(f"Model '{shown}'")
             raise NotFound(f"Model '{shown}' not found. ModelNames are named name-version.")
         return self._dispatcher.ready_model(*match)
 
@@ -56,6 +57,7 @@ class ModelNames:
             return self._dispatcher.ready_model(*(match or (self._default,)))
         names = self.names()
         if not names.default:
+            names.snapshot.require_complete("the default model")
             raise InvalidArgument(
                 "the request names no model, and the server has no default model"
                 f" ({len(names.snapshot.models)} models, setting grps_default_model)"

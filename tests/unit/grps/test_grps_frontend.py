@@ -478,6 +478,13 @@ def test_requests_that_name_no_model() -> None:
         refused(Client(*served).post({"str_data": "x"}), 400, "no default model")
 
 
+@pytest.mark.parametrize("document", [{"model": "x-1.0.0"}, {}])
+def test_no_model_is_unknown_before_the_repository_has_been_read(document: dict[str, str]) -> None:
+    client = Client()
+    client.fake.complete = False
+    refused(client.post({"str_data": "x", **document}), 503, "is not known yet")
+
+
 def test_the_payloads_model_wins_over_the_querys() -> None:
     client = Client((models.message_spec(), models.echo), (TEXT, models.echo))
     answer = client.post({"str_data": "x", "model": "t-1"}, "?model=your_model-1.0.0")

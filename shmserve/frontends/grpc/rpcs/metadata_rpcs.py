@@ -16,7 +16,7 @@ from shmserve.core.access import Action
 from shmserve.core.caller import Caller
 from shmserve.core.region_kinds import CUDA, SYSTEM
 from shmserve.core.registry import ModelEntry, ModelState
-from shmserve.errors import InvalidArgument, NotFound
+from shmserve.errors import InvalidArgument, NotFound, Unavailable
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.handlers import Unary
@@ -88,9 +88,10 @@ class Resources:
 
     def _model_ready(self, request: Any, context: RpcContext) -> Any:
         version = checked_version(request.version)
+        snapshot = self._dispatcher.snapshot()
         try:
-            entry = self._dispatcher.model(request.name, version)
-        except NotFound:  # over gRPC no error, unlike over HTTP: the model is not ready
+            entry = snapshot.model(request.name, version)
+        except (NotFound, Unavailable):  # no error, unlike over HTTP: the model is not ready
             return pb.ModelReadyResponse(ready=False)
         ready = entry.state is ModelState.READY and bool(entry.instances)
         return pb.ModelReadyResponse(ready=ready)

@@ -17,7 +17,7 @@ from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.core.registry import ModelState
 from shmserve.frontends.grpc import call_pools
 from tests import fake_models
-from tests.grpc_client import Rig
+from tests.grpc_client import Rig, request
 from tests.running_server import WATCHDOG_S, wait_until
 
 CHECK = "/grpc.health.v1.Health/Check"
@@ -50,6 +50,20 @@ def test_a_server_without_a_registry_is_live_and_not_ready() -> None:
         assert not rig.client.call("ServerReady").ready
         assert check(rig) == NOT_SERVING
         assert rig.client.error("ModelReady", pb.ModelReadyRequest(name="x"))[0] == "UNAVAILABLE"
+
+
+def test_no_model_is_unknown_before_the_repository_has_been_read() -> None:
+    with Rig() as rig:
+        rig.dispatcher.complete = False
+        assert not rig.client.call("ModelReady", pb.ModelReadyRequest(name="x")).ready
+        for name, message in (
+            ("ModelMetadata", pb.ModelMetadataRequest(name="x")),
+            ("ModelStatistics", pb.ModelStatisticsRequest(name="x")),
+            ("ModelInfer", request(model="x")),
+        ):
+            code, text = rig.client.error(name, message)
+            assert code == "UNAVAILABLE"
+            assert text.startswith("model 'x' is not known yet")
 
 
 def test_model_ready(rig: Rig) -> None:
