@@ -71,7 +71,8 @@ REQUIRE ?=
 TESTS ?=
 # Test files that run side by side: each starts servers of a dozen processes.
 JOBS ?= 2
-PYTEST := -m pytest -n $(JOBS) --dist loadfile --require='$(REQUIRE)'
+# In the order of the folders: xdist would run files with few tests last, and the longest drills are such.
+PYTEST := -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --require='$(REQUIRE)'
 # What `make coverage` measures, child processes included. Not everything: a process that is traced takes
 # twice as long, and there are thousands.
 COVERAGE_TESTS ?= tests/unit
