@@ -125,7 +125,9 @@ class Faulty:
             self._server = None
 
     def reset(self) -> None:
-        """No faults from here on, and nothing has been asked."""
+        """Listen, without faults from here on; nothing has been asked."""
+        if self._server is None:
+            self.start()
         self.faults, self.go_on = {}, threading.Event()
         self.asked.clear()
         self.fields.clear()

@@ -1,4 +1,4 @@
-"""Servers that must leave nothing behind, and programs that run beside them."""
+"""Servers that must leave nothing behind, their settings and clients; programs beside them."""
 
 import http.client
 import socket
@@ -16,12 +16,12 @@ SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
 
 
 def only(models: str) -> dict[str, Any]:
-    """Return settings with which a server loads these models at its start and no others."""
+    """Return settings to load these models at the start; clients may load others."""
     return {"model_control": "explicit", "load_models": models}
 
 
 class Server(RunningServer):
-    """A service that must leave nothing at the end of its `with` block, unless the block fails."""
+    """A service that must leave nothing; checked only if the `with` block succeeds."""
 
     def address(self, protocol: str = "http") -> str:
         """Return HOST:PORT of HTTP, or of gRPC."""
@@ -30,7 +30,8 @@ class Server(RunningServer):
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         if error == (None, None, None):
-            assert self.leaks() == []
+            left = self.leaks()
+            assert not left, left
 
 
 class Starting(Server):
@@ -46,8 +47,13 @@ def failed_start(server: RunningServer) -> str:
     if server.master is None:
         server.start(wait_ready=False)
     assert server.master is not None
-    assert server.master.wait(WATCHDOG_S) != 0
-    assert server.leaks() == []
+    try:
+        status = server.master.wait(WATCHDOG_S)
+        left = server.leaks()
+    finally:
+        server.kill_all()
+    assert status != 0, status
+    assert not left, left
     return server.log()
 
 
@@ -80,7 +86,7 @@ def completed(
     *command: str | Path,
     environ: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
-    timeout_s: float = 150.0,
+    timeout_s: float = 150.0,  # below pytest's timeout of 180 s
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with any status. `environ`: the whole environment."""
     words = [str(word) for word in command]
@@ -101,9 +107,9 @@ def python(*words: str | Path, **options: Any) -> str:
     return output(sys.executable, *words, **options)
 
 
-def triton(*words: str | Path) -> None:
+def triton(*words: str | Path, **options: Any) -> None:
     """Run a function of tests/integration/triton_program.py in a process of its own."""
-    python(ROOT / "tests/integration/triton_program.py", *words)
+    python(ROOT / "tests/integration/triton_program.py", *words, **options)
 
 
 def shmserve(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -166,7 +166,7 @@ class ClusterRig:
 
     def command(self, *words: str) -> str:
         """Return the output of ``shmserve cluster``."""
-        done = shmserve("cluster", *words, self.file_path)
+        done = shmserve("cluster", *words, self.file_path, timeout_s=240)
         if done.returncode == 2:
             raise RuntimeError(done.stderr)
         return done.stdout

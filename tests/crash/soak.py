@@ -107,7 +107,7 @@ def soak(server: RunningServer, seconds: float, every_s: float) -> tuple[Verdict
 
 def grown(samples: list[Sample]) -> list[str]:
     """Return resources of a role that are larger at the end, idle, than in the second quarter of
-    the load.
+    the samples.
 
     Growth in the first quarter is normal: each concurrent request has a lane and may need a
     separate segment. Both are kept, so their number settles at the greatest concurrency so far.
@@ -117,7 +117,7 @@ def grown(samples: list[Sample]) -> list[str]:
     """
     end = samples[-1].second
     times = sorted({one.second for one in samples if one.second < end})
-    second_quarter = times[len(times) // 4 : len(times) // 2 + 1]
+    second_quarter = set(times[len(times) // 4 : len(times) // 2 + 1])
     early = [one for one in samples if one.second in second_quarter]
     problems = ended(samples)
     for last in [one for one in samples if one.second == end]:

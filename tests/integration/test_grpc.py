@@ -87,7 +87,7 @@ def test_tensors_of_any_size(client: Client, shared: RunningServer, floats: int)
 
 
 def test_tritonclient_sends_and_takes_large_tensors(shared: RunningServer) -> None:
-    triton("sizes", shared.grpc_address)
+    triton("sizes", shared.grpc_address, timeout_s=180)
     wait_until(lambda: slots(shared) == 0, "slots are left")
 
 

@@ -116,7 +116,6 @@ def without_the_store(moto: Moto, store: Faulty, folder: Path) -> None:
 
 
 def test_a_store_that_is_not_there(store: Faulty, tmp_path: Path) -> None:
-    store.reset()
     store.stop()
     with service(store, tmp_path, Starting) as server:
         wait_until(server.lives, "it lives")

@@ -189,7 +189,10 @@ BAD = [
     (_SCATTER % "Q", "batch_output.target_name 'Q' is no output"),
     (_SCATTER % "B" + _SCATTER[17:] % "B", "batch_output.target_name 'B' is there twice"),
     (_CACHED + _DECOUPLED, "response_cache is not supported for a decoupled model"),
-    (_CACHED + "sequence_batching { }", "is not supported for a model with sequence_batching"),
+    (
+        _CACHED + "sequence_batching { }",
+        "response_cache is not supported for a model with sequence_batching",
+    ),
     ("name: 'other'", "must be the folder's name"),
     ("max_batch_size: -1", "max_batch_size -1 is negative"),
     ("platform: 'tensorrt_plan'", "platform 'tensorrt_plan' is not supported"),
@@ -202,7 +205,7 @@ BAD = [
     ("input [ { name: 'C' data_type: TYPE_FP32 reshape { shape: [] } } ]", "reshape needs dims"),
     (
         _C % "dims: [2] reshape { shape: [3] }",
-        r"reshape \[3\] has other elements than dims \[2\]",
+        r"input 'C': reshape \[3\] has other elements than dims \[2\]",
     ),
     (_C % "dims: [2, -1, 3] reshape { shape: [-1, 6] }", r"reshape \[-1, 6\] has other elements"),
     (
@@ -223,7 +226,10 @@ BAD = [
         _LEVELS % "priority_queue_policy { key: 3 value {} }",
         "priority_queue_policy 3 is not between 1 and priority_levels 2",
     ),
-    (_LEVELS % "preserve_ordering: true", "preserve_ordering allows no more than one priority"),
+    (
+        _LEVELS % "preserve_ordering: true",
+        "preserve_ordering allows no more than one priority level",
+    ),
     (
         "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY "
         "default_timeout_microseconds: 1 } }",
@@ -242,7 +248,10 @@ BAD = [
     ("parameters { key: 'writable_inputs' value { string_value: '1' } }", "writable_inputs is '1'"),
     ("input [ { name: 'C' data_type: TYPE_FP32 dims: [0] } ]", "dims has 0"),
     ("input [ { name: 'C' data_type: TYPE_FP32 dims: [-2] } ]", "dims has -2"),
-    ("output [ { name: 'C' data_type: TYPE_FP32 dims: [1] label_filename: '../x' } ]", "label_fil"),
+    (
+        "output [ { name: 'C' data_type: TYPE_FP32 dims: [1] label_filename: '../x' } ]",
+        "label_file",
+    ),
     ("output [ { name: 'C' data_type: TYPE_FP32 dims: [1] label_filename: '/etc/x' } ]", "label_f"),
     ("output [ { name: 'C' data_type: TYPE_FP32 dims: [1] label_filename: 'a//b' } ]", "label_f"),
     ("default_model_filename: '../model.py'", "not a plain file name"),

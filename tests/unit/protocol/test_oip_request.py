@@ -94,7 +94,7 @@ def test_tokens_that_are_no_json_are_numbers() -> None:
         ({"outputs": [{"name": "O"}, {"name": "O"}]}, "Duplicate output name 'O' is not allowed"),
         (
             output(binary_data=1),
-            r"\[0\].parameters.binary_data must be true or false, got 1",
+            r"outputs\[0\].parameters.binary_data must be true or false, got 1",
         ),
         (
             output(classification="2"),
