@@ -154,8 +154,8 @@ class InferMessage:
 
 
 class Inferences:
-    """Runs models for the rpcs ModelInfer and ModelStreamInfer. `forward`: forwards metadata as
-    parameters; None if nothing is forwarded."""
+    """Runs models for the rpcs ModelInfer and ModelStreamInfer. `forward`: pattern of the
+    metadata to forward as parameters; None if nothing is forwarded."""
 
     def __init__(
         self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory, access: CallAccess
