@@ -120,7 +120,8 @@ class InferMessage:
             raise DeadlineExceeded("the call's deadline has passed")
         parameters = fitting.request.parameters
         if serving.forward is not None:
-            parameters = {**parameters, **serving.access.forwarded(serving.forward, context)}
+            forwarded = serving.access.forwarded_metadata(serving.forward, context)
+            parameters = {**parameters, **forwarded}
         return RunOptions(
             *(fitting.request.id, fitting.names, parameters, fitting.places),
             timeout_s=timeout_s,
