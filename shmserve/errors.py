@@ -233,7 +233,7 @@ def from_code(code: Code, message: str) -> ShmserveError:
 
 
 def of_run(code: Code, message: str) -> ShmserveError:
-    """Return the error of a request that a model has run: `from_code`, no advice to retry."""
+    """Return the error of a request that a model has run, without advice to retry."""
     error = from_code(code, message)
     error.retry_after_s = 0
     return error

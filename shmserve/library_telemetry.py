@@ -27,6 +27,6 @@ _SILENT = {
 
 
 def switch_off(environ: MutableMapping[str, str]) -> None:
-    """Switch telemetry and output off in an environment, unless a variable is already set."""
+    """Switch telemetry and output off; a variable that is set keeps its value."""
     for variable, value in (_OFF | _SILENT).items():
         environ.setdefault(variable, value)

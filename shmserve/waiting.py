@@ -70,7 +70,7 @@ class ThreadWaiter(Protocol):
     def beside(self, work: Callable[..., _Result], *args: Any) -> _Result: ...
 
     def on_loop(self, call: Callable[..., _Result], *args: Any) -> _Result:
-        """Have a greenlet of this loop run `call`; return the result. Any other thread waits."""
+        """Have a greenlet of this loop run `call`; return the result. The caller waits."""
         ...
 
 
@@ -122,7 +122,7 @@ def start(work: Callable[[], None], name: str) -> Task:
 
 
 def beside(work: Callable[..., _Result], *args: Any) -> _Result:
-    """Return the result of work that keeps a processor, file or lock for long, off the loop."""
+    """Run long work (on a processor, file or lock) off the loop, and return the result."""
     waiter = installed.waiter
     return work(*args) if waiter is None else waiter.beside(work, *args)
 

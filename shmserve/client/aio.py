@@ -62,9 +62,9 @@ async def connect(
     calls = _Calls(concurrency)
     try:
         limits = {"max_bytes": max_bytes, "max_device_bytes": max_device_bytes, "timeout": timeout}
-        only = {"lanes": lanes, "require_shared_memory": require_shared_memory}
-        made = await calls.run(timeout, api.connect, url, control, **limits, **only)
-        client = AsyncClient(made, calls, timeout)
+        flags = {"lanes": lanes, "require_shared_memory": require_shared_memory}
+        blocking = await calls.run(timeout, api.connect, url, control, **limits, **flags)
+        client = AsyncClient(blocking, calls, timeout)
     except BaseException:
         await calls.close()
         raise
@@ -77,7 +77,7 @@ async def connect(
 def _coroutine(
     call: Callable[Concatenate[api.Client, P], T],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Return a call that takes a `timeout` as a coroutine of the asyncio client."""
+    """Make a coroutine method from a `Client` method with a `timeout`."""
 
     @functools.wraps(call)
     async def ask(client: AsyncClient, /, *args: P.args, **options: P.kwargs) -> T:

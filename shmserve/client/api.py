@@ -203,8 +203,8 @@ class Client(ServiceCalls):
                 or CUDA sees no such GPU.
             ImportError: an input is on a GPU or `device` is given, and CuPy is not installed.
         """
-        options = (parameters, request_id, receipt)
-        call = self._call(model, inputs, outputs, version, timeout, device, *options)
+        options = {"parameters": parameters, "request_id": request_id, "receipt": receipt}
+        call = self._call(model, inputs, outputs, version, timeout, device, **options)
         return self._requester.run(call)
 
     def stream(
@@ -235,8 +235,8 @@ class Client(ServiceCalls):
         Raises:
             ValueError, ImportError: as `infer`. InferenceErrors are raised by the stream.
         """
-        options = (parameters, request_id, receipt)
-        call = self._call(model, inputs, outputs, version, timeout, device, *options)
+        options = {"parameters": parameters, "request_id": request_id, "receipt": receipt}
+        call = self._call(model, inputs, outputs, version, timeout, device, **options)
         begin = functools.partial(self._requester.begin, call, max_output_bytes)
         stream = ResultStream(begin, self)
         with self._streams_lock:
@@ -274,7 +274,7 @@ class Client(ServiceCalls):
         version: str,
         timeout: float | None,
         device: int | None,
-        *options: Any,
+        **options: Any,
     ) -> ClientCall:
         """Return the call that `infer` or `stream` describes. Raise ValueError or ImportError for
         arguments that are wrong on their own."""
@@ -284,7 +284,7 @@ class Client(ServiceCalls):
         tensors = self._tensors(model, version, inputs, deadline)
         names = None if outputs is None else tuple(outputs)
         timeout_s = max(deadline - time.monotonic(), _LEAST_S)
-        return ClientCall(model, version, tensors, names, device, timeout_s, *options)
+        return ClientCall(model, version, tensors, names, device, timeout_s, **options)
 
     def _tensors(
         self, model: str, version: str, inputs: Mapping[str, Any], until: float

@@ -141,7 +141,8 @@ class RequestAttempt:
             device_arrays.synchronize(device)
 
     def outside(self) -> str | None:
-        """Return the first input of `INLINE_BYTES` or more that is not in shared memory."""
+        """Return the name of the first input of `INLINE_BYTES` or more outside shared memory, or
+        None."""
         for tensor in self._inputs:
             if tensor.name not in self._places and tensor.nbytes >= INLINE_BYTES:
                 return tensor.name

@@ -87,7 +87,7 @@ class NodeService:
         self._failed: dict[str, tuple[str, float]] = {}
         self._counts: dict[str, ReplicaCounts] = {}
         self._up = False
-        self._up_at = time.monotonic()  # of the last successful look, at first of the creation
+        self._up_at = time.monotonic()  # of the last successful look, or of the creation
         self._unseen = ""  # reason why the last look failed
         self._grpc_up = False  # the gRPC process listens later than the HTTP workers
         self._launches = 0

@@ -81,7 +81,7 @@ class Collector(Generic[Payload]):
         return fate
 
     def try_once(self, payload: Payload) -> Fate:
-        """Export a payload without retries. For payloads with newer values soon."""
+        """Export a payload without retries beyond the exporter's timeout: newer values follow."""
         self._session.forget()
         try:
             self._exporter.export(payload)

@@ -161,11 +161,12 @@ class Cache:
         return sum(seen.values()) + claimed
 
     def _claimed(self, digest: str) -> int | None:
-        """Return an unfinished snapshot's final bytes; None if no process is fetching."""
+        """Return an unfinished snapshot's final bytes; None if no process is fetching; 0 if the
+        fetching process has stated no size yet or has completed the snapshot."""
         try:
             with open(self.file(INCOMING, f"{digest}.lock"), "rb") as file:
                 return None if _try_lock(file.fileno()) else int(file.read() or b"0")
-        except FileNotFoundError:  # the snapshot was completed meanwhile
+        except FileNotFoundError:
             return 0
 
     def _make_room(self, nbytes: int, digest: str, kept: Collection[str]) -> None:

@@ -103,7 +103,7 @@ def _checked(name: str, files: list[RemoteFile]) -> RemoteModel:
 
 
 def _without_markers(files: list[RemoteFile]) -> list[RemoteFile]:
-    """Drop folders with files: only empty folders count, as files bring folders along."""
+    """Drop folders that hold files: fetching a file also makes the folders above the file."""
     parents: set[str] = set()
     for file in files:
         parts = file.path.rstrip("/").split("/")

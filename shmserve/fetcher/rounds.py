@@ -178,7 +178,7 @@ class Rounds:
     # ---------------------------------------------------------------------- log
 
     def _tell(self, url: str, problems: dict[str, str]) -> None:
-        """Log each problem once, and the end of all. "" stands for the whole repository."""
+        """Log each problem once, and log when no problem is left. "": the whole repository."""
         with self._lock:
             before = self._told.get(url, {})
             for name, why in problems.items():

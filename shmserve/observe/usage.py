@@ -16,7 +16,7 @@ class Usage(NamedTuple):
     Attributes:
         cpu_s: processor time since the start of the process, in seconds.
         private: bytes of private memory, without shared memory (arenas, regions, libraries).
-        resident: bytes of all memory.
+        resident: bytes of resident memory, shared memory included.
         started: start time, in clock ticks since boot; pid and start time identify a process for
             good.
         sleeps: True if the process waits, False if it runs or was stopped.

@@ -41,10 +41,10 @@ class Budget(Protocol):
 class ArenaMemory(Struct, eq=False):
     """Memory for slots that this process writes.
 
-    Args:
-        budget: source of bytes.
-        epoch: part of segment names.
-        shared_size: returns the size of a shared segment, in bytes; called when one is made.
+    Attributes:
+        _budget: source of bytes.
+        _epoch: returns a part of segment names.
+        _shared_size: returns the size of a shared segment, in bytes; called when one is made.
         mappings: record of the process's mappings.
         first_size: bytes of a small first shared segment. Each further segment doubles the total,
             up to `shared_size`. 0: every segment has `shared_size`.

@@ -41,7 +41,7 @@ class Doors(Struct, frozen=True):
 
 
 class StartReport:
-    """Report of a start, in the log, at time `begun` (`time.monotonic` of any process)."""
+    """Report, in the log, of a start at time `begun` (`time.monotonic` of any process)."""
 
     def __init__(self, begun: float, doors: Doors) -> None:
         self._begun = begun

@@ -189,7 +189,7 @@ def _control_paths(transport: Transport) -> Iterator[str]:
 
 
 def _is_nobody_elses(folder: str) -> bool:
-    """Return True if no other user can have put a socket there to receive a client's tensors."""
+    """Return True if no other user can have put a socket into the folder to receive tensors."""
     try:
         return folder == _SERVICES or os.lstat(folder).st_uid in (os.getuid(), 0)
     except OSError:

@@ -67,8 +67,8 @@ def model_rows(reconciler: Reconciler, rates: Mapping[tuple[str, str], float]) -
         for revision in model.revisions():
             for version in revision.versions:
                 serving = revision is model.serving
-                state = "LOADING" if revision is model.coming else "UNLOADING"
-                state = version.entry().state.value if serving else state
+                changing = "LOADING" if revision is model.coming else "UNLOADING"
+                state = version.entry().state.value if serving else changing
                 number = version.spec.version
                 rows += [
                     _ModelRow(name, number, state, r.name, r.state.value, r.pid, r.exits, r.reason)

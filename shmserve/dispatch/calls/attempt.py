@@ -87,11 +87,9 @@ class Cancellation:
 class Attempt(Struct, eq=False):
     """A request at executors. The connection stays taken until the final answer.
 
-    Args:
-        timeout_s: longest wait for an answer, in seconds, for the text of the error.
-        options: callbacks `on_wait` (called once a tick) and `on_sent`.
-
     Attributes:
+        _timeout_s: longest wait for an answer, in seconds, for the text of the error.
+        _options: callbacks `on_wait` (called once a tick) and `on_sent`.
         deadline_ns: end of the wait for the next answer (CLOCK_MONOTONIC, nanoseconds).
         overdue: error text for a missed deadline, if not the model's slowness.
         pool: executor pool that answered.

@@ -1,5 +1,4 @@
-"""Step call: a request to the model of one step of an ensemble, and the tensors passed between
-steps."""
+"""Step call: a request to a plain model, and the tensors passed between steps of an ensemble."""
 
 from __future__ import annotations
 
@@ -27,7 +26,9 @@ class StepTensor(Struct, frozen=True):
 
 
 class StepCall(Call):
-    """A call whose inputs and outputs are tensors of an ensemble."""
+    """A call of a plain model, whose inputs and outputs may also be tensors of an ensemble."""
+
+    __slots__ = ()
 
     def add_tensor(self, name: str, tensor: StepTensor) -> None:
         """Add a tensor as an input, without copying. Inputs keep the order of calls."""

@@ -105,7 +105,13 @@ class ForwardingMemory(ArenaMemory, eq=False):
             number = -next(self._numbers)
             nbytes = len(view)
             output = ForwardedOutput(
-                *(number, 0, SlotState.SEALED, 0, segment, offset, nbytes, 0, nbytes, view),
+                number=number,
+                state=SlotState.SEALED,
+                segment=segment,
+                offset=offset,
+                size=nbytes,
+                nbytes=nbytes,
+                view=view,
                 let_go=let_go,
                 mapping=mapping,
             )

@@ -51,11 +51,11 @@ class LoadBalancer(Struct, eq=False):
     """Executor pools, made on first use and dropped once the registry no longer names the
     executor. Thread-safe.
 
-    Args:
-        run_dir: directory with the endpoints of executors.
+    Attributes:
+        _run_dir: directory with the endpoints of executors.
         orphans: keeper of connections with orphaned requests.
-        make: makes the pool of an instance at a path.
-        bounds: limits on requests.
+        _make: makes the pool of an instance at a path.
+        _bounds: limits on requests.
     """
 
     _run_dir: str

@@ -143,6 +143,7 @@ class Dispatcher:
 
         Raises:
             NotFound: the model or the version does not exist.
+            Unavailable: as `snapshot`, or the model's repository has not been read yet.
         """
         return self._registry.current().model(name, version)
 
@@ -151,7 +152,7 @@ class Dispatcher:
 
         Raises:
             NotFound: as `model`, or no version can be used.
-            Unavailable: the version is not ready (now).
+            Unavailable: as `model`, or the version is not ready (now).
         """
         snapshot = self._registry.current()
         entry = snapshot.ready_entries.get((name, version))

@@ -77,9 +77,10 @@ class BatchMember(runner.RunOutcome, eq=False):
         self.rescheduled = request.rescheduled and response.error is None
         if self.rescheduled:
             return
-        outputs = Outputs(request)
-        if gathered is not None:
-            outputs = BatchedOutputs(request, offers=gathered.offers)
+        offers = None if gathered is None else gathered.offers
+        outputs: Outputs = (
+            Outputs(request) if offers is None else BatchedOutputs(request, offers=offers)
+        )
         self.outputs = outputs
         error = runner.error_of_placing(request, outputs, response)
         if error is not None:

@@ -109,6 +109,8 @@ class Lane(FrontendConnection, eq=False, kw_only=True):
     """A lane, as a connection of the loop.
 
     Attributes:
+        caller: user and process at the end of the lane.
+        owner: the lane as a frontend process, with the inline tensors.
         waiting: unanswered requests, by the caller's numbers.
         leaving: new requests go to another executor. While streams are running, the lane still
             takes credit for the streams.

@@ -61,7 +61,7 @@ class CallAccess:
         if ACTION_OF[category] == "use" and category != "health":
             self.check("use", context)
 
-    def forwarded(self, pattern: re.Pattern[str], context: RpcContext) -> dict[str, str]:
+    def forwarded_metadata(self, pattern: re.Pattern[str], context: RpcContext) -> dict[str, str]:
         """Return a call's text metadata that match `pattern`, as parameters. No model may see the
         call's key. Raise InvalidArgument as `forwarded_fields.forwarded` does."""
         field, key = self._keys.find(_field_of(context))

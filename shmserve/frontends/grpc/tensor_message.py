@@ -149,7 +149,7 @@ def _nbytes(datatype: str, shape: tuple[int, ...]) -> int:
 
 
 class ModelSubjects:
-    """Models of requests, as subjects for `RpcSubjects`."""
+    """Models of calls, for `RpcMethod.subjects`."""
 
     def __init__(self, dispatcher: DispatchApi) -> None:
         self._dispatcher = dispatcher

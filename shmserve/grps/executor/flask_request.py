@@ -1,4 +1,4 @@
-"""Custom HTTP requests as a model sees them, with the attributes of Flask's requests in use."""
+"""Custom HTTP requests as a model sees them, with the commonly used attributes of Flask."""
 
 from __future__ import annotations
 

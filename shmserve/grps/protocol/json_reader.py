@@ -148,12 +148,10 @@ def _renamed(document: dict[str, Any]) -> dict[str, Any]:
         if type(fields) is not dict:
             return fields
         given = {k: v for k, v in fields.items() if v is not None}  # null: the field is not there
-        renamed = {_CAMEL.get(k, k): v for k, v in given.items()}
-        if len(renamed) < len(given):
-            raise InvalidArgument(
-                "a field is given by both of its names, such as str_data, strData"
-            )
-        return renamed
+        twice = next((k for k in given if _CAMEL.get(k) in given), None)
+        if twice is not None:
+            raise InvalidArgument(f"a field is given by two names: {_CAMEL[twice]} and {twice}")
+        return {_CAMEL.get(k, k): v for k, v in given.items()}
 
     document = snake(document)
     document["gmap"] = snake(document.get("gmap"))

@@ -91,7 +91,7 @@ def has_http(environ: Mapping[str, str]) -> bool:
 
 
 def are_bound(environ: Mapping[str, str]) -> bool:
-    """Return whether a generation bound the passed sockets: the service removes their files."""
+    """Return whether an earlier generation bound the sockets: the service removes the files."""
     return has_http(environ) and BOUND in _names(environ, _count(environ))
 
 

@@ -12,7 +12,7 @@
 
 An output is either written into the array from `request.output` or returned in the dict. A
 returned array is copied once, unless it is an input or came from `request.output`.
-`stream_request` describes how decoupled models answer.
+`stream_dialect` describes how decoupled models answer.
 
 With `dynamic_batching` or `sequence_batching` in config.pbtxt, a class may have
 

@@ -120,7 +120,8 @@ class InferMessage:
             raise DeadlineExceeded("the call's deadline has passed")
         parameters = fitting.request.parameters
         if serving.forward is not None:
-            parameters = {**parameters, **serving.access.forwarded(serving.forward, context)}
+            forwarded = serving.access.forwarded_metadata(serving.forward, context)
+            parameters = {**parameters, **forwarded}
         return RunOptions(
             *(fitting.request.id, fitting.names, parameters, fitting.places),
             timeout_s=timeout_s,
@@ -154,8 +155,8 @@ class InferMessage:
 
 
 class Inferences:
-    """Runs models for the rpcs ModelInfer and ModelStreamInfer. `forward`: forwards metadata as
-    parameters; None if nothing is forwarded."""
+    """Runs models for the rpcs ModelInfer and ModelStreamInfer. `forward`: pattern of the
+    metadata to forward as parameters; None if nothing is forwarded."""
 
     def __init__(
         self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory, access: CallAccess

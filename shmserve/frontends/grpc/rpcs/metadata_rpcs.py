@@ -117,16 +117,21 @@ class RegionResources:
 
     def rpcs(self) -> Rpcs:
         rpcs: dict[str, Rpc] = {
+            "SystemSharedMemoryStatus": partial(
+                self._status, self._regions.status, pb.SystemSharedMemoryStatusResponse
+            ),
             "SystemSharedMemoryRegister": self._register,
+            "SystemSharedMemoryUnregister": partial(
+                self._unregister, SYSTEM, pb.SystemSharedMemoryUnregisterResponse
+            ),
+            "CudaSharedMemoryStatus": partial(
+                self._status, self._regions.cuda_status, pb.CudaSharedMemoryStatusResponse
+            ),
             "CudaSharedMemoryRegister": self._cuda_register,
+            "CudaSharedMemoryUnregister": partial(
+                self._unregister, CUDA, pb.CudaSharedMemoryUnregisterResponse
+            ),
         }
-        for kind, prefix, status in (
-            (SYSTEM, "SystemSharedMemory", self._regions.status),
-            (CUDA, "CudaSharedMemory", self._regions.cuda_status),
-        ):
-            answers = [getattr(pb, f"{prefix}{rpc}Response") for rpc in ("Status", "Unregister")]
-            rpcs[f"{prefix}Status"] = partial(self._status, status, answers[0])
-            rpcs[f"{prefix}Unregister"] = partial(self._unregister, kind, answers[1])
         return {name: ("shared-memory", rpc) for name, rpc in rpcs.items()}
 
     def _caller(self, action: Action, context: RpcContext) -> Caller:
@@ -134,9 +139,9 @@ class RegionResources:
         return self._access.caller(context)
 
     def _status(
-        self, status: Callable[..., Any], kind: Any, request: Any, context: RpcContext
+        self, status: Callable[..., Any], response_type: Any, request: Any, context: RpcContext
     ) -> Any:
-        answer = kind()
+        answer = response_type()
         for region in status(self._caller("use", context), request.name):
             json_format.ParseDict(to_builtins(region), answer.regions[region.name])
         return answer
@@ -148,9 +153,9 @@ class RegionResources:
         self._regions.register(caller, request.name, request.key, offset, byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
-    def _unregister(self, kind: str, answer: Any, request: Any, context: RpcContext) -> Any:
+    def _unregister(self, kind: str, response_type: Any, request: Any, context: RpcContext) -> Any:
         self._regions.unregister(self._caller("register", context), request.name, kind)
-        return answer()
+        return response_type()
 
     def _cuda_register(self, request: Any, context: RpcContext) -> Any:
         caller, memory = self._caller("register", context), (request.device_id, request.byte_size)
