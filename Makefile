@@ -69,8 +69,8 @@ CALLS := -n $(JOBS) --dist loadfile --ignore tests/cuda/test_gpu_day.py tests/cu
 REQUIRE ?=
 # Files or folders, if not all of tests/.
 TESTS ?=
-# Test files that run side by side: each starts servers of a dozen processes.
-JOBS ?= 2
+# Test files that run side by side. Half of the time tests wait: for deadlines, deaths, restarts.
+JOBS ?= 3
 # In the order of the folders: xdist would run files with few tests last, and the longest drills are such.
 PYTEST := -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --require='$(REQUIRE)'
 # What `make coverage` measures, child processes included. Not everything: a process that is traced takes

@@ -1,5 +1,8 @@
-"""Requests that a model works on until the test releases the model (the models' command `hold`),
-and questions to a server about requests."""
+"""Helpers for tests with a running server.
+
+Requests that a model works on until the test releases the model (the models' command `hold`),
+counts of requests, and processes that are killed.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +71,11 @@ def samples(page: bytes) -> dict[tuple[str, ...], float]:
 
 def metric(server: RunningServer, name: str, *labels: str) -> float:
     """Return the sum of a metric's samples that have all these labels."""
-    found = samples(server.request("GET", "/metrics")[2])
-    return sum(n for key, n in found.items() if key[0] == name and set(labels) <= set(key[1:]))
+    status, _, page = server.request("GET", "/metrics")
+    assert status == 200, page
+    return sum(
+        n for key, n in samples(page).items() if key[0] == name and set(labels) <= set(key[1:])
+    )
 
 
 def statistics(server: RunningServer, model: str) -> Any:

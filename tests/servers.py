@@ -112,6 +112,6 @@ def triton(*words: str | Path, **options: Any) -> None:
     python(ROOT / "tests/integration/triton_program.py", *words, **options)
 
 
-def shmserve(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_shmserve(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command of `shmserve`, with any status."""
     return completed(sys.executable, "-m", "shmserve", *words, **options)

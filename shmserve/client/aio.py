@@ -82,8 +82,8 @@ def _coroutine(
     @functools.wraps(call)
     async def ask(client: AsyncClient, /, *args: P.args, **options: P.kwargs) -> T:
         timeout_s: Any = options.get("timeout") or client._timeout_s
-        within = {**options, "timeout": timeout_s}
-        return await client._calls.run(timeout_s, call, client._client, *args, **within)
+        bounded = {**options, "timeout": timeout_s}
+        return await client._calls.run(timeout_s, call, client._client, *args, **bounded)
 
     return ask
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import metadata
 
 from shmserve import model_places
@@ -33,10 +33,10 @@ def require(settings: Settings) -> None:
     if settings.exports:
         spans = settings.trace_mode == "opentelemetry"
         name = "trace_mode: opentelemetry" if spans else "otlp_metrics_interval_s:"
-        for package in _missing(_EXPORTERS):
+        if package := _missing(_EXPORTERS):
             raise ConfigError(f"{name} needs {package}: pip install 'shmserve[otlp]'")
     for address in filter(model_places.is_remote, settings.model_repository):
-        for package in _missing(("fsspec", _STORES[address.partition("://")[0]])):
+        if package := _missing(("fsspec", _STORES[address.partition("://")[0]])):
             raise ConfigError(
                 f"model_repository: {address} needs {package}: pip install 'shmserve[remote]'"
             )
@@ -44,12 +44,14 @@ def require(settings: Settings) -> None:
         prepare_cache(model_places.cache_dir(settings))
 
 
-def _missing(packages: Iterable[str]) -> Iterator[str]:
+def _missing(packages: Iterable[str]) -> str:
+    """Return the first package that is not installed; empty: all are installed."""
     for package in packages:
         try:
             metadata.version(package)
         except metadata.PackageNotFoundError:
-            yield package
+            return package
+    return ""
 
 
 def prepare_cache(path: str) -> None:

@@ -1,5 +1,5 @@
-"""The drill in short (`python -m tests.balance.drill` is the long form), which shows that HAProxy
-accepts its configuration; and Envoy's configuration."""
+"""HAProxy and Envoy accept their configurations. HAProxy's is tried by a short form of the drill
+`python -m tests.balance.drill`."""
 
 import pytest
 

@@ -31,7 +31,7 @@ from shmserve.cluster.controller import Status
 from shmserve.cluster.haproxy_socket import Balancer
 from shmserve.errors import Unavailable
 from tests.running_server import free_port, wait_until
-from tests.servers import shmserve
+from tests.servers import run_shmserve
 
 _HOST = "127.0.0.1"
 _MIB = 1 << 20
@@ -166,7 +166,7 @@ class ClusterRig:
 
     def command(self, *words: str) -> str:
         """Return the output of ``shmserve cluster``."""
-        done = shmserve("cluster", *words, self.file_path, timeout_s=240)
+        done = run_shmserve("cluster", *words, self.file_path, timeout_s=240)
         if done.returncode == 2:
             raise RuntimeError(done.stderr)
         return done.stdout

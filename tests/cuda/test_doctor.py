@@ -12,11 +12,11 @@ from shmserve.cli.inspecting.trials import Trial, TrialFailed
 from shmserve.config import Settings
 from shmserve.cuda.device_trials import CudaFacts
 from tests.cuda import fake, standin
-from tests.servers import completed, shmserve
+from tests.servers import completed, run_shmserve
 
 
 def ask(*arguments: str, **environment: str) -> tuple[int, str]:
-    done = shmserve("doctor", *arguments, environ={**os.environ, **environment})
+    done = run_shmserve("doctor", *arguments, environ={**os.environ, **environment})
     assert done.stderr == ""
     return done.returncode, done.stdout
 

@@ -16,7 +16,7 @@ from shmserve.executor.devices import Devices
 from shmserve.executor.process import model_loading
 from shmserve.shm.mappings import Mappings
 from tests.cuda import fake
-from tests.servers import shmserve
+from tests.servers import run_shmserve
 
 pytestmark = pytest.mark.fake_cuda
 
@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 def check(folder: Path, groups: str, environment: dict[str, str]) -> list[str]:
     """The lines of `shmserve check --load`."""
     (folder / "config.pbtxt").write_text(CONFIG % groups)
-    done = shmserve(
+    done = run_shmserve(
         "check",
         "--load",
         environ=os.environ | environment | {"SHMSERVE_MODEL_REPOSITORY": str(folder.parent)},

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.servers import Server, python, shmserve
+from tests.servers import Server, python, run_shmserve
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -94,7 +94,7 @@ def test_show_tells_of_the_running_server(server: Server) -> None:
 
 def test_check_finds_the_shipped_workers_in_order_and_a_bad_one_not(tmp_path: Path) -> None:
     def check(repository: Path) -> subprocess.CompletedProcess[str]:
-        return shmserve(
+        return run_shmserve(
             "check", environ={"PATH": "/usr/bin", "SHMSERVE_MODEL_REPOSITORY": str(repository)}
         )
 

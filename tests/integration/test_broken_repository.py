@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.conformance_runner import _LEAKS
 from tests.crash.reload import control
 from tests.running_server import ROOT, RunningServer, wait_until
-from tests.servers import SMALL, Starting, only, shmserve
+from tests.servers import SMALL, Starting, only, run_shmserve
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -169,7 +169,7 @@ def test_check_gives_up_what_does_not_load(tmp_path: Path) -> None:
 def check(repository: Path, load: bool, **settings: Any) -> dict[str, str]:
     """Return the line that `shmserve check` prints for each model. The check must fail."""
     server = RunningServer(repository, **settings)  # only for the environment
-    done = shmserve("check", *(["--load"] if load else []), environ=server.environ)
+    done = run_shmserve("check", *(["--load"] if load else []), environ=server.environ)
     assert done.returncode == 1
     return {line.split()[2].partition("/")[0].rstrip(":"): line for line in
             done.stdout.splitlines() if " model " in line}  # fmt: skip

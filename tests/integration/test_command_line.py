@@ -4,11 +4,11 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.servers import Server, shmserve
+from tests.servers import Server, run_shmserve
 
 
 def command(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
-    return shmserve(*words, environ=server.environ)
+    return run_shmserve(*words, environ=server.environ)
 
 
 def test_a_model_is_measured_over_every_door(server: Server, tmp_path: Path) -> None:

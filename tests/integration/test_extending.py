@@ -18,7 +18,7 @@ from google.protobuf.struct_pb2 import Struct
 from google.protobuf.wrappers_pb2 import DoubleValue
 
 from tests.running_server import wait_until
-from tests.servers import SMALL, Server, shmserve
+from tests.servers import SMALL, Server, run_shmserve
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "polynomial"
@@ -338,7 +338,7 @@ def test_a_setting_that_no_extension_has_is_unknown(site: Path) -> None:
 
 
 def check(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return shmserve(
+    return run_shmserve(
         "check",
         environ={
             "SHMSERVE_MODEL_REPOSITORY": str(EXAMPLE / "models"),

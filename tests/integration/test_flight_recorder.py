@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shmserve.observe import flight_recorder
 from tests.running_server import wait_until
-from tests.servers import SMALL, Server, only, shmserve
+from tests.servers import SMALL, Server, only, run_shmserve
 
 SETTINGS = SMALL | only("identity")
 REFUSED = "request failed identity/1 bad_request"
@@ -16,7 +16,7 @@ REFUSED = "request failed identity/1 bad_request"
 
 def shown(server, *options):
     """Run `shmserve show events` as a separate program."""
-    done = shmserve("show", "events", "--json", *options, environ=server.environ)
+    done = run_shmserve("show", "events", "--json", *options, environ=server.environ)
     return json.loads(done.stdout)
 
 

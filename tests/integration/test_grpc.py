@@ -269,17 +269,18 @@ def test_a_killed_process_is_back_and_costs_nobody_else_anything(
                         codes.add(ex.code().name)
                         time.sleep(0.02)
 
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
         load = [threads.submit(ask) for _ in range(4)]
-        wait_until(lambda: counts["right"] > 50, "answers")
-        os.kill(victim, signal.SIGKILL)
-        while not server.pids("grpc") or victim in server.pids("grpc"):
-            status, answer = server.infer(
-                "echo", {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
-            )
-            assert status == 200, answer
-        seen = counts["right"]
-        wait_until(lambda: counts["right"] > seen + 50, "answers afterwards")
-        stop.set()
+        try:
+            wait_until(lambda: counts["right"] > 50, "answers")
+            os.kill(victim, signal.SIGKILL)
+            while not server.pids("grpc") or victim in server.pids("grpc"):
+                status, answer = server.infer("echo", {"inputs": [tensor]})
+                assert status == 200, answer
+            seen = counts["right"]
+            wait_until(lambda: counts["right"] > seen + 50, "answers afterwards")
+        finally:
+            stop.set()
         for client in load:
             client.result()
         assert codes == {"UNAVAILABLE"}

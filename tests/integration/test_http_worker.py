@@ -137,12 +137,12 @@ def rest(sock: socket.socket) -> bytes:
 
 
 def ended(sock: socket.socket) -> bool:
-    """Waits for the server to close."""
+    """Return True once the server has closed the connection."""
     rest(sock)
     return True
 
 
-wait_until = functools.partial(running_server.wait_until, what="what the test waits for")
+wait_until = functools.partial(running_server.wait_until, what="the state that the test needs")
 
 
 def post(path: bytes, body: bytes, *fields: bytes) -> bytes:

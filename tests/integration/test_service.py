@@ -17,7 +17,7 @@ import pytest
 from shmserve.cli.operating import show
 from shmserve.transport import rundir
 from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
-from tests.servers import SMALL, Server, Starting, failed_start, only, shmserve
+from tests.servers import SMALL, Server, Starting, failed_start, only, run_shmserve
 
 SETTINGS = SMALL | only("identity")
 
@@ -114,7 +114,7 @@ def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
 def test_a_reload_replaces_http_workers_and_nothing_else():
     with Server(**SETTINGS) as server:
         before = {r["process"]: r["role"] for r in show.ask(server.run_dir, "processes")}
-        assert shmserve("reload", environ=server.environ).returncode == 0
+        assert run_shmserve("reload", environ=server.environ).returncode == 0
 
         def replaced():
             rows = show.ask(server.run_dir, "processes")

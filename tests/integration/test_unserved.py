@@ -11,7 +11,7 @@ import pytest
 from shmserve.shm.registry_page import RegistryReader
 from tests.holding import replace
 from tests.running_server import ROOT, RunningServer, wait_until
-from tests.servers import shmserve
+from tests.servers import run_shmserve
 
 # Stands in for the package that only gRPC processes import. Fails at import while a file "broken"
 # exists.
@@ -48,7 +48,7 @@ def server(broken: Path) -> Iterator[RunningServer]:
 
 def doctor(server: RunningServer) -> tuple[int, str]:
     """Return the exit status of `shmserve doctor` and its line about the service."""
-    done = shmserve("doctor", environ=server.environ)
+    done = run_shmserve("doctor", environ=server.environ)
     (line,) = [line for line in done.stdout.splitlines() if " service: " in line]
     return done.returncode, line
 

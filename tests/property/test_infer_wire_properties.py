@@ -90,6 +90,11 @@ _PIECES = [
     b"\x22\x09\x0a\x01k\x12\x02\x08\x01\x18\x05",  # an entry with more than key and value
     b"\x1a\x03\x80\x80\x80",  # a packed array cut within an element
     b"\x03\x04",  # field 0
+    # tags of fields of length, small numbers, ends of varints
+    *(
+        bytes([byte])
+        for byte in (0, 1, 2, 7, 8, 0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32, 0x3A, 0x7F, 0x80)
+    ),
 ]
 
 

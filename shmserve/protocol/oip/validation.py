@@ -55,7 +55,7 @@ def check_inputs(
     """Check every input. Return the inputs in the request's order.
 
     Args:
-        find: function that looks up regions, or None to leave regions unresolved for now.
+        find: function that looks up regions, or None to leave regions unresolved.
 
     Raises:
         InvalidArgument: an input is missing, unknown or of the wrong type, shape or size.
