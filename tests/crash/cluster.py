@@ -248,7 +248,11 @@ def _replace_controller(rig: ClusterRig) -> dict[str, Any]:
     seconds = seconds_since(begun)
     rig.up()
     second = _first_orders(rig)
-    moved = [node for node in before if not before[node] <= first[node] & second[node]]
+    moved = [
+        node
+        for node, ready in before.items()
+        if not ready <= first.get(node, frozenset()) & second.get(node, frozenset())
+    ]
     return {"s": seconds, "moved": moved}
 
 

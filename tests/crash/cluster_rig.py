@@ -116,7 +116,7 @@ class ClusterRig:
             for name, (memory, least, most) in self._models.items()
         )
         self.file_path.write_text(
-            f'interval_s = "500ms"\nnode_timeout_s = 5\ndrain_s = 1\n'
+            f'interval_s = "500ms"\nnode_timeout_s = 10\ndrain_s = 1\n'
             f'[nodes]\nresource = "model_memory_mib"\n'
             f'[service]\nmodel_repository = ["{self.folder}/models"]\n'
             f'run_dir = "{self.folder}"\nhttp_port = 0\ngrpc_port = 0\nhttp_workers = 1\n'
