@@ -86,14 +86,31 @@ class Transport:
         body: Sequence[bytes | memoryview] = (),
         timeout_s: float = 0.0,
     ) -> Reply:
-        """Send a request and return the response.
+        """Send a request and return the response. A GET is sent once more if its connection ends
+        without a response, for example with the HTTP worker (RFC 9110, section 9.2.2).
 
         Raises:
             InferenceError: with status 0: no response came, the request was cancelled, or the
                 transport is closed.
         """
-        connection = self._connection(timeout_s or self.timeout_s)
         fields = {"Content-Length": str(sum(len(p) for p in body)), **(headers or {})}
+        timeout_s = timeout_s or self.timeout_s
+        try:
+            return self._request(method, path, fields, body, timeout_s)
+        except InferenceError as ex:
+            if method != "GET" or not isinstance(ex.__cause__, ConnectionResetError):
+                raise
+        return self._request(method, path, fields, body, timeout_s)
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        fields: Mapping[str, str],
+        body: Sequence[bytes | memoryview],
+        timeout_s: float,
+    ) -> Reply:
+        connection = self._connection(timeout_s)
         with failures(connection), _interruptible(connection):
             broken = self._send(connection, method, path, fields, body)
             response = connection.getresponse()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import ml_dtypes
@@ -118,6 +120,36 @@ def test_a_closed_client_asks_nothing() -> None:
         with pytest.raises(InferenceError, match="the client is closed") as caught:
             ask()
         assert caught.value.status == 0
+
+
+@pytest.mark.parametrize(("method", "ends", "sent"), [("GET", 1, 2), ("GET", 2, 2), ("POST", 1, 1)])
+def test_only_a_get_is_sent_once_more(method: str, ends: int, sent: int) -> None:
+    """A worker may die with a request that it has read."""
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+
+        def serve() -> None:
+            for count in range(sent):
+                peer, _ = listener.accept()
+                with peer:
+                    peer.recv(1 << 16)
+                    if count >= ends:
+                        peer.sendall(reply)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        transport = Transport(f"http://127.0.0.1:{listener.getsockname()[1]}", 10.0)
+        if sent > ends:
+            assert transport.request(method, "/").body.tobytes() == b"ok"
+        else:
+            with pytest.raises(InferenceError, match="no answer from the server"):
+                transport.request(method, "/")
+        thread.join()
+        transport.close()
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
 
 def test_sizes_are_guessed_from_shapes_or_earlier_answers() -> None:
