@@ -142,9 +142,9 @@ class Sender:
         ready, blocked = self._streams.ready, self._streams.blocked
         while output.pending < high_water:
             if blocked and self._streams.send_window > 0:
-                self._advance(blocked.popleft(), now)
+                self._advance(blocked.pop(0), now)
             elif ready:
-                self._advance(ready.popleft(), now)
+                self._advance(ready.pop(0), now)
             else:
                 return
 
