@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.unit.rig import Rig
@@ -19,7 +16,7 @@ ONCE_A_SECOND = (
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _often() -> Iterator[None]:
+def _often():
     """Shorten periods of one second, because tests wait for these checks."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ONCE_A_SECOND:
@@ -28,7 +25,7 @@ def _often() -> Iterator[None]:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
+def rig(tmp_path):
     rig = Rig(tmp_path)
     yield rig
     rig.close()

@@ -48,7 +48,7 @@ def started(script: str, base: Path) -> subprocess.Popen[str]:
 
 
 def test_a_second_reload_is_for_the_generation_that_the_first_one_has_begun(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch, capsys, tmp_path
 ) -> None:
     monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("SHMSERVE_RELOAD", "handover")
@@ -79,12 +79,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("running", ["workers", "handover"])
-def test_the_running_service_decides_what_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    running: str,
-) -> None:
+def test_the_running_service_decides_what_is_replaced(monkeypatch, capsys, tmp_path, running):
     other = {"workers": "handover", "handover": "workers"}[running]
     monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("SHMSERVE_RELOAD", other)

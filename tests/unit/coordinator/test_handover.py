@@ -81,9 +81,7 @@ def test_a_request_that_was_looked_up_before_goes_to_the_successor(rig: Rig) -> 
         assert (np.frombuffer(output.view, np.float32) == 2).all()
 
 
-def test_a_request_that_does_not_suit_the_successor_goes_to_the_old_while_it_is_there(
-    rig: Rig,
-) -> None:
+def test_a_request_that_does_not_suit_the_successor_goes_to_the_old_while_it_is_there(rig) -> None:
     entry = rig.serve(into_offer)
     rig.serve(own_array, spec=msgspec.structs.replace(SPEC, max_batch_size=4))
     assert (run(rig, entry, ONES) == 1).all()
@@ -119,9 +117,7 @@ def test_an_executor_that_has_ended_its_loop_leaves_no_request_unanswered(rig: R
     assert (run(rig, entry, ONES) == 2).all()
 
 
-def test_what_was_sent_before_the_end_is_answered(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_sent_before_the_end_is_answered(rig: Rig, monkeypatch) -> None:
     gate, begun = threading.Event(), threading.Event()
     sent: list[int] = []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,7 @@ from shmserve.tensor.spec import ModelSpec
 ROLES = {"http-1-aa": "http", "grpc-1-aa": "grpc", "executor-1-aa": "executor", "cli-1-aa": "cli"}
 
 
-def test_frontends_are_told_once_it_can_be_read(tmp_path: Path) -> None:
+def test_frontends_are_told_once_it_can_be_read(tmp_path) -> None:
     writer, reader = RegistryWriter(str(tmp_path), "e1"), RegistryReader(str(tmp_path))
     processes = {name: SimpleNamespace(name=name, role=role) for name, role in ROLES.items()}
     reconciler: Any = SimpleNamespace(
@@ -42,7 +41,7 @@ def test_frontends_are_told_once_it_can_be_read(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_models_that_end_with_the_service_are_no_events(monkeypatch: Any, tmp_path: Path) -> None:
+def test_models_that_end_with_the_service_are_no_events(monkeypatch, tmp_path) -> None:
     events: list[tuple[str, ...]] = []
     monkeypatch.setattr(flight_recorder, "record", lambda *event: events.append(event))
     spec = ModelSpec("m", "1", "", "python", 0, (), ())
@@ -62,7 +61,7 @@ def test_models_that_end_with_the_service_are_no_events(monkeypatch: Any, tmp_pa
     writer.close()
 
 
-def test_what_could_not_be_published_is_published_once_it_can_be(tmp_path: Path) -> None:
+def test_what_could_not_be_published_is_published_once_it_can_be(tmp_path) -> None:
     writer, reader = RegistryWriter(str(tmp_path), "e1"), RegistryReader(str(tmp_path))
     flags: dict[str, bool] = {"flag": False}
     http = SimpleNamespace(name="http-1-aa", role="http")

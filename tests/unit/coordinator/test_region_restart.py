@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +58,14 @@ class Desk:
 
 
 @pytest.fixture
-def fd() -> Iterator[int]:
+def fd():
     fd = memfd()
     yield fd
     os.close(fd)
 
 
 @pytest.fixture
-def desk(tmp_path: Path, fd: int) -> Iterator[Desk]:
+def desk(tmp_path, fd):
     """The successor of a coordinator with two regions, and an executor's question about the
     regions."""
     first = Desk(tmp_path)

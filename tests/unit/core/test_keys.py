@@ -48,7 +48,7 @@ def test_what_is_written_is_read() -> None:
         ("[a]\n[b]\n[c]\n", "more than 2 keys"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_used(text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_used(text: str, told: str, monkeypatch) -> None:
     monkeypatch.setattr(keys, "MAX_KEYS", 2)
     with pytest.raises(ConfigError, match=told) as caught:
         keys.parse(text.encode("latin-1"))

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -97,9 +96,7 @@ def its_input(request: Request) -> Response:
     ("model", "plus", "copied"),
     [(into_offer, 0, False), (own_array, 1, True), (its_input, 0, None)],
 )
-def test_every_size_arrives_and_every_slot_comes_back(
-    rig: Rig, size: int, model: Callable[[Request], Response], plus: int, copied: bool | None
-) -> None:
+def test_every_size_arrives_and_every_slot_comes_back(rig: Rig, size, model, plus, copied) -> None:
     entry = rig.serve(model)
     array = np.arange(size, dtype=np.float32)
     with rig.dispatcher.call(entry) as call:
@@ -330,7 +327,7 @@ def test_a_request_waits_for_a_restart_and_runs(rig: Rig) -> None:
     assert not rig.dispatcher.executors._waiting
 
 
-def test_who_waits_for_a_restart_is_bounded_and_can_be_cancelled(tmp_path: Path) -> None:
+def test_who_waits_for_a_restart_is_bounded_and_can_be_cancelled(tmp_path) -> None:
     rig = Rig(tmp_path, max_model_requests=1, restart_wait_s=60.0)
     try:
         entry = rig.serve(own_array)
@@ -351,7 +348,7 @@ def test_who_waits_for_a_restart_is_bounded_and_can_be_cancelled(tmp_path: Path)
         rig.close()
 
 
-def test_what_may_run_again_and_finds_nobody_is_lost_and_not_refused(tmp_path: Path) -> None:
+def test_what_may_run_again_and_finds_nobody_is_lost_and_not_refused(tmp_path) -> None:
     rig = Rig(tmp_path, restart_wait_s=0.0)
 
     def dies(request: Request) -> Response:
@@ -379,9 +376,7 @@ def test_what_may_run_again_and_whose_model_is_gone_is_lost(rig: Rig) -> None:
         run(rig, entry, np.ones(3, np.float32))
 
 
-def test_what_has_run_once_is_not_refused_by_another(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_run_once_is_not_refused_by_another(rig: Rig, monkeypatch) -> None:
     """A refusal would allow a retry, on the ground that nothing of the request has run."""
     wait = Attempt._wait
 
@@ -450,7 +445,7 @@ def test_a_request_runs_again_elsewhere_where_the_model_allows(rig: Rig) -> None
     assert slots_in_use(rig) == 0
 
 
-def test_the_queue_is_bounded(tmp_path: Path) -> None:
+def test_the_queue_is_bounded(tmp_path) -> None:
     rig = Rig(tmp_path, max_queue=2)
     gate = threading.Event()
 
@@ -475,7 +470,7 @@ def test_the_queue_is_bounded(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_a_caller_and_a_model_have_bounds_of_their_own(tmp_path: Path) -> None:
+def test_a_caller_and_a_model_have_bounds_of_their_own(tmp_path) -> None:
     rig = Rig(tmp_path, max_queue=4, max_model_requests=5, max_caller_share=0.5)
     gate = threading.Event()
 
@@ -518,7 +513,7 @@ def test_a_caller_and_a_model_have_bounds_of_their_own(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_who_may_have_all_is_told_of_the_model_and_of_no_share(tmp_path: Path) -> None:
+def test_who_may_have_all_is_told_of_the_model_and_of_no_share(tmp_path) -> None:
     rig = Rig(tmp_path, max_model_requests=1, max_caller_share=1)
     began, gate = threading.Event(), threading.Event()
 
@@ -544,7 +539,7 @@ def test_who_may_have_all_is_told_of_the_model_and_of_no_share(tmp_path: Path) -
     rig.close()
 
 
-def test_the_pool_is_bounded_and_recovers(tmp_path: Path) -> None:
+def test_the_pool_is_bounded_and_recovers(tmp_path) -> None:
     rig = Rig(tmp_path, budget=6 << 20)
     entry = rig.serve(into_offer)
     with rig.dispatcher.call(entry) as call:
@@ -567,7 +562,7 @@ def test_parameters_too_long_to_pass_on_are_refused_and_nothing_leaks(rig: Rig) 
     assert len(run(rig, entry, np.ones(3, np.float32))) == 3
 
 
-def test_nothing_is_left_open(tmp_path: Path) -> None:
+def test_nothing_is_left_open(tmp_path) -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ class Models:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def made(tmp_path, monkeypatch):
     models: list[Models] = []
 
     def make(*ensembles: ModelSpec, threads: int = 64, **settings: Any) -> Models:
@@ -154,9 +153,7 @@ def test_a_step_that_is_sent_has_begun(made: Any) -> None:
     failed.set()
 
 
-def test_a_refusal_of_the_only_step_that_was_sent_is_none_of_others(
-    made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_of_the_only_step_that_was_sent_is_none_of_others(made: Any, monkeypatch) -> None:
     """Also for an ensemble inside: steps count in the ensemble that sends them."""
     wait = Attempt._wait
 
@@ -274,9 +271,7 @@ def slow(request: Request) -> Response | None:
 STREAM = ensemble("e", "IN", "OUT", step("one", "IN", "a"), step("told", "a", "OUT"))
 
 
-def test_later_answers_have_as_long_as_those_of_any_stream(
-    made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_answers_have_as_long_as_those_of_any_stream(made: Any, monkeypatch) -> None:
     deadlines: list[int] = []
     following = Attempt.next
     monkeypatch.setattr(

@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 import numpy as np
-import pytest
 
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
@@ -25,9 +24,7 @@ def held(rig: Rig) -> int:
     return len(rig.executors[0].memory.rows("slots"))
 
 
-def test_requests_are_admitted_while_a_flush_waits_for_its_connection(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_are_admitted_while_a_flush_waits_for_its_connection(rig, monkeypatch) -> None:
     entry = rig.serve(into_offer)
     run(rig, entry, ONES)
     pool = rig.dispatcher.executors.pools["x0"]
@@ -56,9 +53,7 @@ def test_requests_are_admitted_while_a_flush_waits_for_its_connection(
     assert admitted
 
 
-def test_small_outputs_are_released_with_the_next_request(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_outputs_are_released_with_the_next_request(rig: Rig, monkeypatch) -> None:
     monkeypatch.setattr(ExecutorPool, "flush", lambda self: None)
     entry = rig.serve(into_offer)
     connections: list[Any] = []
@@ -72,9 +67,7 @@ def test_small_outputs_are_released_with_the_next_request(
     assert len(connections) == 1
 
 
-def test_large_outputs_are_released_at_once_without_another_connection(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_outputs_are_released_at_once_without_another_connection(rig, monkeypatch) -> None:
     monkeypatch.setattr(ExecutorPool, "flush", lambda self: None)
     entry = rig.serve(into_offer)
     run(rig, entry, ONES)
@@ -87,9 +80,7 @@ def test_large_outputs_are_released_at_once_without_another_connection(
     until(lambda: held(rig) == 0, "the output was not released")
 
 
-def test_news_of_freed_slots_may_come_ahead_of_an_answer(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_news_of_freed_slots_may_come_ahead_of_an_answer(rig: Rig, monkeypatch) -> None:
     monkeypatch.setattr(ExecutorPool, "flush", lambda self: None)
     kept: list[Any] = []
 

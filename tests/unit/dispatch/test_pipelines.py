@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ class Line:
 
 
 @pytest.fixture
-def made() -> Iterator[list[Line]]:
+def made():
     lines: list[Line] = []
     yield lines
     for line in lines:
@@ -100,7 +99,7 @@ def made() -> Iterator[list[Line]]:
 
 
 @pytest.fixture
-def line(made: list[Line], tmp_path: Path) -> Any:
+def line(made, tmp_path):
     def make(*models: Model, **settings: Any) -> Line:
         made.append(Line(tmp_path, *models, **settings))
         return made[-1]
@@ -140,9 +139,7 @@ def test_what_the_frontend_copies_counts_for_the_whole(line: Any) -> None:
 @pytest.mark.parametrize(
     "models", [(its_input, plus(1), its_input), (plus(1), its_input, its_input), (its_input,) * 3]
 )
-def test_outputs_that_are_inputs_are_passed_on_as_well(
-    line: Any, models: tuple[Model, ...]
-) -> None:
+def test_outputs_that_are_inputs_are_passed_on_as_well(line: Any, models) -> None:
     whole = line(*models)
     array = np.arange(5000, dtype=np.float32)
     added = 1 if its_input is not models[0] or its_input is not models[1] else 0
@@ -283,7 +280,7 @@ def test_segments_that_are_gone_are_forgotten_by_those_who_were_given_them(line:
     assert not before & set(frontend.segments._mappings)
 
 
-def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+def test_no_descriptor_is_left_open(tmp_path) -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
@@ -364,7 +361,7 @@ def test_a_shape_that_only_shows_when_it_runs(line: Any) -> None:
     assert "at most 4 in a batch" in ensemble_graph.misfit(taker, "IN", "OUT", (5, 2))
 
 
-def test_pipelines_in_the_settings(tmp_path: Path) -> None:
+def test_pipelines_in_the_settings(tmp_path) -> None:
     environ = {"SHMSERVE_GRPS_PIPELINES": "one = a, b/2 ; two=c"}
     expected = {"one": ("a", "b/2"), "two": ("c",)}
     assert config.load(environ).pipelines == expected

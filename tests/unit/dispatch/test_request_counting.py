@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,7 +138,7 @@ def test_a_deadline_counts_once_although_the_answer_comes_late(rig: Rig) -> None
     assert ran(rig).requests == 2  # the executor ran both; nobody waited for the first
 
 
-def test_a_full_queue_and_no_executor(tmp_path: Path) -> None:
+def test_a_full_queue_and_no_executor(tmp_path) -> None:
     rig = Rig(tmp_path, max_queue=1)
     try:
         gate = Gate()
@@ -277,7 +276,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == TRACES]
 
 
-def test_one_of_so_many_requests_is_traced(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_of_so_many_requests_is_traced(rig: Rig, caplog) -> None:
     caplog.set_level("INFO", TRACES)
     entry = traced(rig.serve(answer), rate=3)
     for _ in range(7):
@@ -287,7 +286,7 @@ def test_one_of_so_many_requests_is_traced(rig: Rig, caplog: pytest.LogCaptureFi
     assert '"executor":"m/1/0"' in lines(caplog)[0]
 
 
-def test_a_limit_is_the_coordinators_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limit_is_the_coordinators_word(caplog) -> None:
     caplog.set_level("INFO", TRACES)
     tracer = Tracer("http-1", "http", Settings())
     entry = ModelEntry(SPEC, ModelState.READY, trace=TraceSettings(True, 1, 5))
@@ -319,9 +318,7 @@ def test_a_limit_is_the_coordinators_word(caplog: pytest.LogCaptureFixture) -> N
         ("", {}),
     ],
 )
-def test_a_trace_tells_of_which_one_it_is_part(
-    rig: Rig, caplog: pytest.LogCaptureFixture, traceparent: str, ids: dict[str, str]
-) -> None:
+def test_a_trace_tells_of_which_one_it_is_part(rig: Rig, caplog, traceparent, ids) -> None:
     caplog.set_level("INFO", TRACES)
     entry = traced(rig.serve(answer), rate=1)
     with rig.dispatcher.call(entry, RunOptions("7", traceparent=traceparent)) as call:
@@ -334,7 +331,7 @@ def test_a_trace_tells_of_which_one_it_is_part(
     assert told["request"] == "7"
 
 
-def test_times_of_a_trace_are_in_order(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_times_of_a_trace_are_in_order(rig: Rig, caplog) -> None:
     caplog.set_level("INFO", TRACES)
     send(rig, traced(rig.serve(answer), rate=1))
     rig.dispatcher.tracer.flush(everything)

@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -114,7 +113,7 @@ def test_errors_of_single_answers_do_not_end_a_stream(rig: Rig) -> None:
     assert told == [1, "no 2", 1, 0]
 
 
-def test_an_answer_that_finds_no_room_is_replaced_by_its_error(tmp_path: Path) -> None:
+def test_an_answer_that_finds_no_room_is_replaced_by_its_error(tmp_path) -> None:
     class Nothing:
         pool_bytes = 0
 
@@ -172,7 +171,7 @@ def test_threads_go_on_after_execute_has_returned(rig: Rig) -> None:
     all_slots_come_back(rig)
 
 
-def test_no_more_streams_than_allowed(tmp_path: Path) -> None:
+def test_no_more_streams_than_allowed(tmp_path) -> None:
     rig = Rig(tmp_path, max_streams=2)
     kept: list[Responses] = []
     entry = serve(rig, lambda request: kept.append(channel_of(request)))
@@ -195,7 +194,7 @@ def test_no_more_streams_than_allowed(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_a_slow_reader_holds_back_the_model(tmp_path: Path) -> None:
+def test_a_slow_reader_holds_back_the_model(tmp_path) -> None:
     rig = Rig(tmp_path, stream_credit=4)
     sent: list[int] = []
 
@@ -254,7 +253,7 @@ def test_closing_the_iterator_cancels(rig: Rig) -> None:
     all_slots_come_back(rig)
 
 
-def test_a_blocked_send_is_released_by_a_cancel(tmp_path: Path) -> None:
+def test_a_blocked_send_is_released_by_a_cancel(tmp_path) -> None:
     rig = Rig(tmp_path, stream_credit=1)
     states: list[bool] = []
 
@@ -277,7 +276,7 @@ def test_a_blocked_send_is_released_by_a_cancel(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_a_reader_that_takes_nothing_loses_its_stream(tmp_path: Path) -> None:
+def test_a_reader_that_takes_nothing_loses_its_stream(tmp_path) -> None:
     rig = Rig(tmp_path, stream_credit=1)
     cancelled: list[bool] = []
 
@@ -323,7 +322,7 @@ def test_the_deadline_is_for_each_answer(rig: Rig) -> None:
     all_slots_come_back(rig)
 
 
-def test_a_whole_stream_may_have_a_limit(tmp_path: Path) -> None:
+def test_a_whole_stream_may_have_a_limit(tmp_path) -> None:
     rig = Rig(tmp_path, stream_timeout_s=0.5)
 
     def endless(request: Request) -> None:
@@ -535,7 +534,7 @@ def test_an_answer_too_long_to_send_is_replaced_by_its_error(rig: Rig) -> None:
     all_slots_come_back(rig)
 
 
-def test_answers_that_do_not_fit_the_socket_wait_for_it(tmp_path: Path) -> None:
+def test_answers_that_do_not_fit_the_socket_wait_for_it(tmp_path) -> None:
     """Parameters travel in the message: a reader that is behind must not stop the loop."""
     rig = Rig(tmp_path, stream_credit=64)
 
@@ -642,7 +641,7 @@ def read_at_random(rig: Rig, entry: ModelEntry, dice: random.Random) -> object:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_readers_of_every_kind_at_once(tmp_path: Path, seed: int) -> None:
+def test_readers_of_every_kind_at_once(tmp_path, seed: int) -> None:
     """Random sizes, pauses and ends on both sides: order is kept, everything comes back."""
     rig = Rig(tmp_path, stream_credit=seed + 1, max_streams=5)
     entry = serve(rig, of_every_kind)

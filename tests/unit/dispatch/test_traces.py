@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ Flush = Callable[[Rig, Take], None]
 
 
 @pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+def rig(tmp_path, monkeypatch):
     monkeypatch.setattr(tracing, "MAX_TENSOR_BYTES", 100)
     made = Rig(tmp_path, trace_file=str(tmp_path / "t.json"))
     yield made
@@ -52,7 +52,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 @pytest.fixture
-def flush(monkeypatch: pytest.MonkeyPatch) -> Flush:
+def flush(monkeypatch):
     """Only these tests flush: the maintenance would ask a coordinator that does not exist."""
     flush = Tracer.flush
     monkeypatch.setattr(Tracer, "flush", lambda *_: None)
@@ -106,7 +106,7 @@ def times_of(rows: list[Row], number: int) -> dict[str, int]:
     return {stamp["name"]: stamp["ns"] for stamp in stamps}
 
 
-def test_a_trace_file_is_tritons(rig: Rig, flush: Flush, tmp_path: Path) -> None:
+def test_a_trace_file_is_tritons(rig: Rig, flush: Flush, tmp_path) -> None:
     entry = traced(rig.serve(answer), tensors=True)
     send(rig, entry, request_id="r")
     send(rig, entry)
@@ -138,9 +138,7 @@ def tensor(name: str, data: str, shape: str, dtype: str = "FP32") -> Row:
     return {"name": name, "data": data, "shape": shape, "dtype": dtype}
 
 
-def test_only_levels_that_are_wanted_and_tensors_that_are_small(
-    rig: Rig, flush: Flush, tmp_path: Path
-) -> None:
+def test_only_levels_that_are_wanted_and_tensors_that_are_small(rig, flush, tmp_path) -> None:
     entry = rig.serve(answer)
     send(rig, traced(entry, on=False, tensors=True))
     send(rig, traced(entry, tensors=True), np.ones(26, np.float32))
@@ -152,9 +150,7 @@ def test_only_levels_that_are_wanted_and_tensors_that_are_small(
     assert {row["id"] for row in rows if "activity" in row} == {1}
 
 
-def test_files_have_as_many_traces_as_the_frequency_says(
-    rig: Rig, flush: Flush, tmp_path: Path
-) -> None:
+def test_files_have_as_many_traces_as_the_frequency_says(rig: Rig, flush: Flush, tmp_path) -> None:
     entry, takes = traced(rig.serve(answer), log_frequency=2), Takes(2)
     for count in (3, 2):
         for _ in range(count):
@@ -165,9 +161,7 @@ def test_files_have_as_many_traces_as_the_frequency_says(
     assert not (tmp_path / "t.json").exists()
 
 
-def test_what_fails_is_not_traced_and_one_of_so_many_is(
-    rig: Rig, flush: Flush, tmp_path: Path
-) -> None:
+def test_what_fails_is_not_traced_and_one_of_so_many_is(rig: Rig, flush: Flush, tmp_path) -> None:
     entry = traced(rig.serve(answer), rate=3)
     for _ in range(7):
         send(rig, entry)
@@ -180,9 +174,7 @@ def test_what_fails_is_not_traced_and_one_of_so_many_is(
     assert {row["id"] for row in rows_of(tmp_path / "t.json")} == {1, 2}
 
 
-def test_an_answer_that_cannot_be_read_is_not_traced(
-    rig: Rig, flush: Flush, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_cannot_be_read_is_not_traced(rig: Rig, flush: Flush, monkeypatch) -> None:
     def refuse(*_: object) -> OutputTensor:
         raise ProtocolViolation("an output aliases an input that is not there")
 
@@ -198,7 +190,7 @@ def test_an_answer_that_cannot_be_read_is_not_traced(
     assert take.asked[0][:2] == ("m", 1)
 
 
-def test_no_more_than_the_coordinator_grants(rig: Rig, flush: Flush, tmp_path: Path) -> None:
+def test_no_more_than_the_coordinator_grants(rig: Rig, flush: Flush, tmp_path) -> None:
     entry = traced(rig.serve(answer), count=9)
     for _ in range(5):
         send(rig, entry)
@@ -206,9 +198,7 @@ def test_no_more_than_the_coordinator_grants(rig: Rig, flush: Flush, tmp_path: P
     assert {row["id"] for row in rows_of(tmp_path / "t.json")} == {1, 2}
 
 
-def test_without_a_coordinator_traces_are_lost(
-    rig: Rig, flush: Flush, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_coordinator_traces_are_lost(rig: Rig, flush: Flush, tmp_path, caplog) -> None:
     def away(*_: object) -> GrantedTraces:
         raise Unavailable("the coordinator is away")
 
@@ -218,7 +208,7 @@ def test_without_a_coordinator_traces_are_lost(
     assert not (tmp_path / "t.json").exists()
 
 
-def test_steps_are_within_the_trace_of_their_ensemble(flush: Flush, tmp_path: Path) -> None:
+def test_steps_are_within_the_trace_of_their_ensemble(flush: Flush, tmp_path) -> None:
     models = Models(tmp_path, BRANCHES, trace_file=str(tmp_path / "t.json"))
     try:
         models.serve(one=plus(1), ten=plus(10), sum=sums)
@@ -277,14 +267,14 @@ class Exporter:
 
 
 @pytest.fixture
-def spanned(tmp_path: Path) -> Iterator[Rig]:
+def spanned(tmp_path):
     made = Rig(tmp_path, **SPANS)
     yield made
     made.close()
 
 
 @pytest.fixture
-def exporter(tmp_path: Path) -> Iterator[Exporter]:
+def exporter(tmp_path):
     made = Exporter(tmp_path)
     yield made
     made.close()
@@ -302,9 +292,7 @@ def tree(spans: list[Span]) -> dict[str, list[str]]:
     return found
 
 
-def test_a_trace_is_spans_within_what_its_client_has_begun(
-    spanned: Rig, exporter: Exporter, flush: Flush
-) -> None:
+def test_a_trace_is_spans_within_what_its_client_has_begun(spanned, exporter, flush) -> None:
     entry = traced(spanned.serve(answer), rate=1000)
     send(spanned, entry, request_id="r", traceparent=PARENT)
     send(spanned, entry, traceparent=PARENT.replace("-01", "-00"))
@@ -344,9 +332,7 @@ def test_failures_have_spans_too(spanned: Rig, exporter: Exporter, flush: Flush)
     assert failed["InferRequest"].parent_id == ""
 
 
-def test_refused_requests_are_sampled_and_bounded_as_others(
-    spanned: Rig, exporter: Exporter, flush: Flush
-) -> None:
+def test_refused_requests_are_sampled_and_bounded_as_others(spanned, exporter, flush) -> None:
     tracer, taken = spanned.dispatcher.tracer, []
     status: dict[str, str | int] = {"http.response.status_code": 503}
     one_of_two = TraceSettings(on=True, rate=2)
@@ -369,9 +355,7 @@ def test_refused_requests_are_sampled_and_bounded_as_others(
     assert taken == [("", 3, 3)]
 
 
-def test_a_rate_of_0_traces_for_clients_that_say_so(
-    spanned: Rig, exporter: Exporter, flush: Flush
-) -> None:
+def test_a_rate_of_0_traces_for_clients_that_say_so(spanned, exporter, flush) -> None:
     entry = traced(spanned.serve(answer), rate=0)
     send(spanned, entry)
     send(spanned, entry, traceparent=PARENT)
@@ -379,9 +363,7 @@ def test_a_rate_of_0_traces_for_clients_that_say_so(
     assert [span.name for span in exporter.take()].count("InferRequest") == 1
 
 
-def test_what_finds_no_exporter_is_counted(
-    spanned: Rig, tmp_path: Path, flush: Flush, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_finds_no_exporter_is_counted(spanned: Rig, tmp_path, flush: Flush, caplog) -> None:
     entry = traced(spanned.serve(answer))
     send(spanned, entry)
     flush(spanned, never)
@@ -398,9 +380,7 @@ def test_what_finds_no_exporter_is_counted(
     flush(spanned, never)  # it has gone: nothing waits, nothing fails
 
 
-def test_steps_are_spans_within_their_ensemble(
-    exporter: Exporter, flush: Flush, tmp_path: Path
-) -> None:
+def test_steps_are_spans_within_their_ensemble(exporter: Exporter, flush: Flush, tmp_path) -> None:
     models = Models(tmp_path, BRANCHES, **SPANS)
     try:
         models.serve(one=plus(1), ten=plus(10), sum=sums)
@@ -418,9 +398,7 @@ def test_steps_are_spans_within_their_ensemble(
         assert ensemble.start_ns <= step.start_ns <= step.end_ns
 
 
-def test_a_model_knows_what_its_own_calls_are_part_of(
-    spanned: Rig, exporter: Exporter, flush: Flush
-) -> None:
+def test_a_model_knows_what_its_own_calls_are_part_of(spanned, exporter, flush) -> None:
     seen: list[str] = []
 
     def noting(request: Request) -> Response:
@@ -480,9 +458,7 @@ def test_times_are_called_after_their_frontend(protocol: str, first: str, last: 
     assert inner[0]["timestamps"][0]["name"] == "REQUEST_START"
 
 
-def test_what_waits_is_bounded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_waits_is_bounded(monkeypatch, caplog) -> None:
     monkeypatch.setattr("shmserve.dispatch.traces.tracing._MOST_WAITING", 3)
     monkeypatch.setattr("shmserve.dispatch.traces.tracing._MOST_WAITING_BYTES", 10)
     caplog.set_level("INFO", TRACES)

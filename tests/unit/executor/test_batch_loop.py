@@ -145,9 +145,7 @@ PLAIN = BatchingEntry()
 @pytest.mark.parametrize("batching", [BatchForm.LISTED, BatchForm.STACKED])
 @pytest.mark.parametrize("model", [doubled, own_doubled])
 @pytest.mark.parametrize("width", [0, 3, 3000])
-def test_what_waits_meets_in_one_execution(
-    rig: Rig, batching: BatchForm, model: Callable[[Request], Response], width: int
-) -> None:
+def test_what_waits_meets_in_one_execution(rig: Rig, batching, model, width) -> None:
     gate = Gate(model, batching)
     clients = Clients(rig, spec_of(PLAIN), gate)
     clients.block()
@@ -363,9 +361,7 @@ def test_what_was_taken_is_answered_when_the_loop_stops(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("batching", [BatchForm.LISTED, BatchForm.STACKED])
-def test_client_memory_that_is_gone_is_its_own_clients_trouble(
-    rig: Rig, batching: BatchForm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_memory_that_is_gone_is_its_own_clients_trouble(rig, batching, monkeypatch) -> None:
     gate = Gate(doubled, batching)
     clients = Clients(rig, spec_of(PLAIN, max_batch_size=16), gate)
     workspace = clients.loop._workspace

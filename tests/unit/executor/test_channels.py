@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -85,7 +84,7 @@ class Executor:
 
 
 @pytest.fixture
-def executor(tmp_path: Path) -> Iterator[Executor]:
+def executor(tmp_path):
     executor = Executor(tmp_path)
     yield executor
     executor.close()
@@ -126,9 +125,7 @@ def read(frontend: Channel) -> object:
     ],
     ids=["no hello", "version", "unreadable", "gone"],
 )
-def test_who_does_not_say_hello_is_not_let_in(
-    executor: Executor, first: Callable[[Channel], None]
-) -> None:
+def test_who_does_not_say_hello_is_not_let_in(executor: Executor, first) -> None:
     other, connection = executor.greeted()
     gc.collect()  # descriptors left by earlier tests must not be closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
@@ -154,9 +151,7 @@ def test_first_requests_of_new_channels_are_there_at_once(executor: Executor) ->
 
 
 @pytest.mark.parametrize("data", [b"?", messages.encode(HELLO)], ids=["unreadable", "hello"])
-def test_a_frontend_that_breaks_the_protocol_loses_its_channel_alone(
-    executor: Executor, data: bytes
-) -> None:
+def test_a_frontend_that_breaks_the_protocol_loses_its_channel_alone(executor, data) -> None:
     first, connection = executor.greeted()
     second, other = executor.greeted()
     first.send(data)
@@ -274,9 +269,7 @@ def test_what_was_sent_before_an_end_is_taken_and_nothing_afterwards(executor: E
     assert read(frontend) == Answer(5)
 
 
-def test_without_descriptors_nobody_is_let_in_and_everybody_else_is_served(
-    executor: Executor,
-) -> None:
+def test_without_descriptors_nobody_is_let_in_and_everybody_else_is_served(executor) -> None:
     first, connection = executor.greeted()
     late = executor.connect(HELLO, request(1))
     with no_descriptors():
@@ -287,9 +280,7 @@ def test_without_descriptors_nobody_is_let_in_and_everybody_else_is_served(
     assert read(late) == OURS
 
 
-def test_without_descriptors_for_its_welcome_a_frontend_loses_its_channel(
-    executor: Executor,
-) -> None:
+def test_without_descriptors_for_its_welcome_a_frontend_loses_its_channel(executor) -> None:
     first, connection = executor.greeted()
     late = executor.connect(HELLO)
     with no_descriptors(but=1):  # a descriptor for the channel; the status page needs another
@@ -300,9 +291,7 @@ def test_without_descriptors_for_its_welcome_a_frontend_loses_its_channel(
     assert executor.receive(1) == [(connection, Cancel(3))]
 
 
-def test_an_answer_that_cannot_be_kept_for_want_of_a_descriptor_costs_its_channel(
-    executor: Executor,
-) -> None:
+def test_an_answer_that_cannot_be_kept_for_want_of_a_descriptor_costs_its_channel(executor) -> None:
     _, connection = executor.greeted()
     slot = executor.memory.reserve(1000)
     answers = 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from shmserve import repository
 from shmserve.executor.custom_metrics import registry
 from shmserve.executor.process.__main__ import Executor
@@ -14,9 +12,7 @@ from tests.unit.rig import Rig
 MODEL = Path(__file__).resolve().parents[3] / "workers" / "identity"
 
 
-def test_the_coordinator_is_told_what_an_executor_begins_with_and_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_coordinator_is_told_what_an_executor_begins_with_and_keeps(tmp_path, monkeypatch):
     # the executor's page ends with the test
     monkeypatch.setattr(registry, "publish", lambda *_: None)
     rig = Rig(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -70,7 +70,7 @@ class Countdown:
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
+def threads():
     with ThreadPoolExecutor(4) as executor:
         yield executor
 
@@ -181,9 +181,7 @@ def test_an_error_ends_it(rig: Rig, decoupled: bool) -> None:
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_who_goes_on_for_ever_is_cancelled_between_runs(
-    rig: Rig, threads: ThreadPoolExecutor, decoupled: bool
-) -> None:
+def test_who_goes_on_for_ever_is_cancelled_between_runs(rig, threads, decoupled) -> None:
     model = Countdown()
     entry = rig.serve(model, spec=spec_of(1, decoupled))
     with begin(rig, entry, FOREVER) as call:

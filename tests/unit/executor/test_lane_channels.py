@@ -115,9 +115,7 @@ def test_an_executor_that_ends_answers_what_it_was_sent(rig: Rig) -> None:
             assert later.receive().status == 200, "it has been told to move, not to end"
 
 
-def test_a_lane_that_finds_no_descriptor_is_refused_alone(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lane_that_finds_no_descriptor_is_refused_alone(rig: Rig, monkeypatch) -> None:
     model = Model()
     model.go.set()
     rig.serve(model)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,7 +69,7 @@ def answer(number: int) -> Response:
 
 
 @pytest.fixture
-def teller(rig: Rig) -> Iterator[Teller]:
+def teller(rig):
     teller = Teller()
     rig.serve(teller, spec=DECOUPLED)
     yield teller
@@ -138,9 +136,7 @@ def test_answers_come_as_far_as_the_credit_goes(rig: Rig, teller: Teller) -> Non
 
 
 @pytest.mark.parametrize("wrong", [2, 0, -1])
-def test_credit_for_what_has_not_come_ends_the_lane_alone(
-    rig: Rig, teller: Teller, wrong: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_credit_for_what_has_not_come_ends_the_lane_alone(rig, teller, wrong, caplog) -> None:
     with lane_to(rig) as lane, lane_to(rig) as other:
         other.send(request(1, floats(3), credit=1))
         lane.send(request(1, floats(3), credit=1))
@@ -195,7 +191,7 @@ def test_a_program_that_goes_ends_its_streams(rig: Rig, teller: Teller) -> None:
     wait_until(lambda: counts(rig).failures[Reason.CANCELLED] == 2, "they are counted")
 
 
-def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(tmp_path: Path) -> None:
+def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(tmp_path) -> None:
     """Otherwise a program that opens lanes one after the other has any number of streams."""
     rig, over = Rig(tmp_path), threading.Event()
     begun: list[Request] = []
@@ -351,9 +347,7 @@ def test_a_stream_s_model_never_writes_where_its_client_may_read(rig: Rig) -> No
     offered.clear()
 
 
-def test_streams_go_on_while_another_request_is_read(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_go_on_while_another_request_is_read(rig: Rig, monkeypatch) -> None:
     reading, go_on, over = threading.Event(), threading.Event(), threading.Event()
     in_time: list[bool] = []
 

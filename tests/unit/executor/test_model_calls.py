@@ -6,8 +6,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -60,7 +59,7 @@ class Asking:
 
 
 @pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+def rig(tmp_path, monkeypatch):
     monkeypatch.setattr(model_calls, "MAX_CALLS", 3)
     monkeypatch.setattr(model_calls, "MAX_DEPTH", 4)
     rig = Rig(tmp_path)
@@ -69,14 +68,14 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 @pytest.fixture
-def calls(rig: Rig) -> Iterator[ModelCalls]:
+def calls(rig):
     calls = ModelCalls(rig.settings, "asking", "asking-0")
     yield calls
     calls.close()
 
 
 @pytest.fixture(autouse=True)
-def only_references_count() -> Iterator[None]:
+def only_references_count():
     """Turn the collector of cycles off: memory must come back without the collector."""
     gc.disable()
     yield
@@ -132,9 +131,7 @@ def test_an_output_is_memory_of_the_called_executor(rig: Rig, calls: ModelCalls)
     wait_until(lambda: nothing_is_held(rig, calls), "outputs come back")
 
 
-def test_an_output_kept_for_long_comes_back_though_nothing_is_called(
-    rig: Rig, calls: ModelCalls, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_kept_for_long_comes_back_though_nothing_is_called(rig, calls, monkeypatch):
     monkeypatch.setattr("shmserve.dispatch.process.dispatcher._RESTING_S", 3600.0)
     rig.serve(double)
     running = calls.begin(call(), ())
@@ -191,9 +188,7 @@ def wrong_calls() -> list[tuple[ModelCall, type[ShmserveError], str]]:
 
 
 @pytest.mark.parametrize(("wrong", "kind", "text"), wrong_calls())
-def test_a_call_that_does_not_fit_is_refused(
-    rig: Rig, calls: ModelCalls, wrong: ModelCall, kind: type[ShmserveError], text: str
-) -> None:
+def test_a_call_that_does_not_fit_is_refused(rig, calls, wrong, kind, text) -> None:
     rig.serve(double)
     rig.serve(lambda request: None, spec=STREAM)
     with pytest.raises(kind, match=text):
@@ -215,9 +210,7 @@ def asking(process: str, depth: int = 1, blocked: bool = True) -> Asking:
     return Asking(CallingModel("m", process, depth, blocked))
 
 
-def test_a_circle_is_told_at_once_and_another_instance_is_taken(
-    rig: Rig, calls: ModelCalls
-) -> None:
+def test_a_circle_is_told_at_once_and_another_instance_is_taken(rig, calls) -> None:
     entry = rig.serve(double)
     process = entry.instances[0].process
     with pytest.raises(Unavailable, match="all its instances wait for this very call") as told:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from shmserve.executor import custom_metrics, reported_values
 from shmserve.executor.custom_metrics import CustomMetrics
 from shmserve.executor.monitor import app_monitor
@@ -56,7 +54,7 @@ def test_a_second_without_values_between_two_with_is_not_told_as_either() -> Non
     assert numbers.snapshot()["n"]["value"] == 7.0
 
 
-def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_bounded(monkeypatch, caplog) -> None:
     monkeypatch.setattr(reported_values, "MAX_NAMES", 2)
     monkeypatch.setattr(reported_values, "MAX_SAMPLES", 3)
     clock = Clock()
@@ -72,9 +70,7 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
     assert other.snapshot()["x"]["value"]["99.99"] == 2.0
 
 
-def test_a_monitor_reports_to_the_registry_of_the_models_metrics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_monitor_reports_to_the_registry_of_the_models_metrics(monkeypatch) -> None:
     monkeypatch.setattr(custom_metrics, "registry", CustomMetrics())
     for value in (1, 2):
         app_monitor.avg("avg", value)

@@ -62,7 +62,7 @@ def adder(folder: Path, dims: Dims, kind: int = T.FLOAT, config: str | None = No
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return tmp_path / "m"
 
 
@@ -188,9 +188,7 @@ def test_missing_parts_of_entries_are_completed(folder: Path) -> None:
     assert (entry["data_type"], entry["dims"]) == ("TYPE_FP32", [3])
 
 
-def test_an_unknown_parameter_is_told_and_changes_nothing(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unknown_parameter_is_told_and_changes_nothing(folder: Path, caplog) -> None:
     config = 'parameters { key: "speed" value { string_value: "9" } }'
     with caplog.at_level("INFO"):
         load(adder(folder, ["N", 3], config=config))
@@ -266,7 +264,7 @@ def test_broken_files_fail_without_a_path(folder: Path) -> None:
     assert "/" not in caught.value.message
 
 
-def test_without_onnxruntime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnxruntime(folder: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ConfigError, match=r"needs the extra 'onnx': pip install"):
         load(adder(folder, [2]))
@@ -290,7 +288,7 @@ def test_known_shapes_are_written_into_the_offer(folder: Path, dims: Dims) -> No
     assert offered(adder(folder, dims), X=x) == {"Y": True}
 
 
-def test_inputs_are_bound_where_they_lie(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_bound_where_they_lie(folder: Path, monkeypatch) -> None:
     backend, _spec = load(adder(folder, ["N"]))
     seen: list[int] = []
     binding = backend._binding  # type: ignore[attr-defined]

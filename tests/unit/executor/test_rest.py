@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from shmserve.dispatch.pool.rest import Rest
 from shmserve.dispatch.process import dispatcher
@@ -17,9 +15,7 @@ from tests.unit.dispatch.test_dispatch import feed, into_offer, until
 from tests.unit.rig import Rig
 
 
-def test_who_has_nothing_to_do_rests_and_serves_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_has_nothing_to_do_rests_and_serves_again(tmp_path, monkeypatch) -> None:
     plane = Rig(tmp_path)
     try:
         entry = plane.serve(into_offer)
@@ -39,9 +35,7 @@ def test_who_has_nothing_to_do_rests_and_serves_again(
         plane.close()
 
 
-def test_what_is_prepared_for_a_request_that_waits_for_resources_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_prepared_for_a_request_that_waits_for_resources_is_kept(tmp_path, monkeypatch):
     told: list[str] = []
 
     class Resources:
@@ -75,9 +69,7 @@ def test_what_is_prepared_for_a_request_that_waits_for_resources_is_kept(
         plane.close()
 
 
-def test_what_comes_back_late_is_passed_on_by_a_frontend_that_rests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_back_late_is_passed_on_by_a_frontend_that_rests(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(dispatcher, "_RESTING_S", 3600.0)
     plane = Rig(tmp_path)
     try:
@@ -94,9 +86,7 @@ def test_what_comes_back_late_is_passed_on_by_a_frontend_that_rests(
         plane.close()
 
 
-def test_a_frontend_does_not_rest_while_something_is_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frontend_does_not_rest_while_something_is_out(tmp_path, monkeypatch) -> None:
     plane = Rig(tmp_path)
     try:
         until(lambda: plane.dispatcher.rest.resting, "the frontend does not rest")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
@@ -45,7 +44,7 @@ class Named:
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
+def threads():
     with ThreadPoolExecutor(4) as executor:
         yield executor
 
@@ -90,9 +89,7 @@ def test_sequences_begin_where_there_is_room_and_stay(rig: Rig) -> None:
     assert ask(rig, entry, 5, "start") == homes[1]
 
 
-def test_a_sequence_that_lives_somewhere_waits_for_no_stranger(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_that_lives_somewhere_waits_for_no_stranger(rig: Rig, monkeypatch) -> None:
     entry = rig.serve(Named(0), spec=spec_of())
     assert ask(rig, entry, 1, "start") == 0
     entry = rig.serve(Named(1), spec=spec_of())  # the frontend has not heard of this executor yet
@@ -113,9 +110,7 @@ def test_a_sequence_that_lives_somewhere_waits_for_no_stranger(
     assert sorted(asked) == ["x0", "x1"]
 
 
-def test_who_has_no_slot_waits_and_too_many_are_refused(
-    rig: Rig, threads: ThreadPoolExecutor
-) -> None:
+def test_who_has_no_slot_waits_and_too_many_are_refused(rig, threads) -> None:
     entry = rig.serve(Named(7), spec=spec_of())
     loop = rig.executors[0].loop
     ask(rig, entry, 1, "start")
@@ -133,9 +128,7 @@ def test_who_has_no_slot_waits_and_too_many_are_refused(
     assert (loop.queued, loop.executed, free_slots(rig)) == (0, 6, [1])
 
 
-def test_what_never_began_is_refused_with_what_would_have_begun_it(
-    rig: Rig, threads: ThreadPoolExecutor
-) -> None:
+def test_what_never_began_is_refused_with_what_would_have_begun_it(rig, threads) -> None:
     entry = rig.serve(Named(7), spec=spec_of())
     loop = rig.executors[0].loop
     ask(rig, entry, 1, "start")
@@ -149,9 +142,7 @@ def test_what_never_began_is_refused_with_what_would_have_begun_it(
     assert ask(rig, entry, 1, "end") == 7
 
 
-def test_a_timeout_ends_a_sequence_that_waits_for_a_slot(
-    rig: Rig, threads: ThreadPoolExecutor
-) -> None:
+def test_a_timeout_ends_a_sequence_that_waits_for_a_slot(rig, threads) -> None:
     entry = rig.serve(Named(7), spec=spec_of())
     loop = rig.executors[0].loop
     ask(rig, entry, 1, "start")

@@ -37,7 +37,7 @@ def test_triton_identity_is_an_alias(make: Make) -> None:
         assert np.shares_memory(arrays(response)["Y"], request.inputs["X"].memory)
 
 
-def test_triton_initialize_and_finalize(make: Make, tmp_path: Path) -> None:
+def test_triton_initialize_and_finalize(make: Make, tmp_path) -> None:
     more = f"""
     def initialize(self, args):
         import json
@@ -83,9 +83,7 @@ def test_triton_instance_kind_is_that_of_its_group(make: Make) -> None:
     assert found == ["MODEL", "CPU"]
 
 
-def test_triton_instances_on_gpus_are_told_their_device(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_triton_instances_on_gpus_are_told_their_device(make: Make, monkeypatch) -> None:
     monkeypatch.setattr(model_folder.gpus, "visible_devices", lambda: ("0", "1"))  # type: ignore[attr-defined]
     monkeypatch.setattr(model_folder.util, "find_spec", lambda name: object())  # type: ignore[attr-defined]
     groups = "instance_group [ { kind: KIND_CPU }, { kind: KIND_GPU count: 2 name: 'g' } ]"
@@ -229,9 +227,7 @@ def test_one_bad_response_does_not_spoil_the_others(make: Make) -> None:
     assert bad.error is not None
 
 
-def test_outputs_are_taken_as_the_model_gives_them(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_outputs_are_taken_as_the_model_gives_them(make: Make, caplog) -> None:
     body = """
     y = pb.Tensor("Y", np.zeros((2, 2)))
     s = pb.Tensor("S", np.array([1, 2.5, b"x", "y"], object))
@@ -272,7 +268,7 @@ def test_byte_tensors_are_framed_and_read_back() -> None:
     assert pb.serialize_byte_tensor(np.zeros(2)) is None
 
 
-def test_log_lines_have_their_level(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_have_their_level(make: Make, caplog) -> None:
     body = "for f in 'info warn error verbose'.split(): getattr(pb.Logger, 'log_' + f)(f)\n"
     body += "pb.Logger.log('told', pb.Logger.WARNING)\n" + IDENTITY
     backend, spec = load(make(triton(body)))
@@ -296,7 +292,7 @@ def test_a_file_of_another_name_has_its_neighbours(make: Make) -> None:
     load(str(directory))
 
 
-def test_files_beside_the_model(make: Make, tmp_path: Path) -> None:
+def test_files_beside_the_model(make: Make, tmp_path) -> None:
     more = """
     def initialize(self, args):
         import os, pathlib

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -51,9 +50,7 @@ class Published:
 
 
 @pytest.fixture
-def published(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Published]:
+def published(request, monkeypatch):
     for name, limit in getattr(request, "param", {}).items():
         monkeypatch.setattr(custom_metrics, name, limit)
     made = Published()
@@ -319,9 +316,7 @@ def test_there_are_so_many_and_no_more(published: Published) -> None:
     assert len(published.values("b")) == 1
 
 
-def test_without_memory_a_metric_is_refused_and_the_others_stay(
-    published: Published, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_memory_a_metric_is_refused_and_the_others_stay(published, monkeypatch) -> None:
     family = MetricFamily("n", "", COUNTER)
     metric = family.Metric()
 
@@ -338,7 +333,7 @@ def test_without_memory_a_metric_is_refused_and_the_others_stay(
     assert published.values("n") == [(1,), (2,)]
 
 
-def test_a_model_has_metrics_in_each_of_its_methods(tmp_path: Path) -> None:
+def test_a_model_has_metrics_in_each_of_its_methods(tmp_path) -> None:
     body = """
     self.metric.increment(1)
     y = np.full(1, self.metric.value(), np.float32)

@@ -29,7 +29,7 @@ request.output("Y", request.input("X").shape)[...] = 0
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def make(tmp_path):
     SEEN.clear()
     return model_maker(tmp_path)
 
@@ -63,7 +63,7 @@ def test_strings(make: Make, data: str, empty: bool) -> None:
 FILE = "input_data_file: 'x.raw'"
 
 
-def test_a_file(make: Make, tmp_path: Path) -> None:
+def test_a_file(make: Make, tmp_path) -> None:
     for name, kind, data in (
         ("number", "FP32", np.arange(3, dtype=np.float32).tobytes()),
         ("text", "STRING", bytes_codec.encode([b"a", "ä", b""])),

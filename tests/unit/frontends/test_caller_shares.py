@@ -54,9 +54,7 @@ def test_one_request_may_have_the_share_and_several_a_processs_part_of_it() -> N
 
 
 @pytest.mark.parametrize(("share", "pool"), [(1.0, 1 << 40), (0.5, 0)])
-def test_nobody_is_refused_where_all_may_have_all_or_the_pool_is_not_known(
-    share: float, pool: int
-) -> None:
+def test_nobody_is_refused_where_all_may_have_all_or_the_pool_is_not_known(share, pool) -> None:
     shares = CallerShares(Settings(max_caller_share=share), lambda: pool)
     for _ in range(2):
         shares.of(1).hold(1 << 40)
@@ -65,9 +63,7 @@ def test_nobody_is_refused_where_all_may_have_all_or_the_pool_is_not_known(
 @pytest.mark.parametrize(
     ("pool", "limit"), [(SIZE, "max_caller_share)"), (SIZE - 1, "the whole pool has")]
 )
-def test_over_http_inputs_count_before_they_are_received(
-    client: Client, pool: int, limit: str
-) -> None:
+def test_over_http_inputs_count_before_they_are_received(client: Client, pool, limit) -> None:
     document, tail = body_of(SIZE)
     client.dispatcher.pool_bytes = pool
     answer = client.infer(document, tail=tail)

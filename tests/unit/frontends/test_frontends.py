@@ -7,7 +7,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 
@@ -63,14 +62,14 @@ class Keeper:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     return tmp_path
 
 
 @pytest.fixture
-def keeper(folder: Path) -> Iterator[Keeper]:
+def keeper(folder):
     keeper = Keeper(folder, 2)
     yield keeper
     keeper.close()
@@ -80,9 +79,7 @@ def holds(folder: Path, number: int) -> int | None:
     return rundir.lock(str(folder), f"web-{number}").holder()
 
 
-def test_as_many_as_there_should_be_and_killed_ones_again_at_once(
-    keeper: Keeper, folder: Path
-) -> None:
+def test_as_many_as_there_should_be_and_killed_ones_again_at_once(keeper, folder) -> None:
     assert len(keeper.turn()) == 2
     assert keeper.turn() == []
     before = keeper.pids()

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,7 +57,7 @@ class Loop:
 
 
 @pytest.fixture
-def loop() -> Iterator[Loop]:
+def loop():
     loop = Loop()
     waiting.install(loop.hub)
     try:
@@ -68,7 +68,7 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
+def ends():
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channels = Channel(one), Channel(other)
     yield channels
@@ -93,9 +93,7 @@ def test_who_waits_gives_way(loop: Loop, ends: tuple[Channel, Channel]) -> None:
     assert told == ["asked", "sends", "one", "two"]
 
 
-def test_what_came_when_nobody_waited_is_found_later(
-    loop: Loop, ends: tuple[Channel, Channel]
-) -> None:
+def test_what_came_when_nobody_waited_is_found_later(loop, ends) -> None:
     def ask() -> None:
         ends[1].send(b"one")
         assert ends[0].receive(WATCHDOG_S)[0] == b"one"
@@ -111,9 +109,7 @@ def test_what_came_when_nobody_waited_is_found_later(
     loop.run(ask)
 
 
-def test_waits_end_in_the_order_of_their_deadlines(
-    loop: Loop, ends: tuple[Channel, Channel]
-) -> None:
+def test_waits_end_in_the_order_of_their_deadlines(loop, ends) -> None:
     over: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -135,9 +131,7 @@ def test_waits_end_in_the_order_of_their_deadlines(
     assert over == [0.05, 0.1, 0.2]
 
 
-def test_a_send_waits_for_room_and_for_no_longer_than_its_limit(
-    loop: Loop, ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_send_waits_for_room_and_for_no_longer_than_its_limit(loop, ends, monkeypatch) -> None:
     monkeypatch.setattr("shmserve.transport.channel._SEND_TIMEOUT_S", 0.3)
     got: list[int] = []
 
@@ -373,7 +367,7 @@ def test_what_waits_for_a_thread_has_a_bound() -> None:
     assert over.acquire(timeout=WATCHDOG_S)
 
 
-def test_an_error_ends_its_greenlet_alone(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_ends_its_greenlet_alone(loop: Loop, caplog) -> None:
     loop.hub.spawn(lambda: 1 // 0)
     loop.start(waiting.sleep, 0.01)
     loop.run()

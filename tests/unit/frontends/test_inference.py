@@ -58,7 +58,7 @@ class Waiting:
 
 
 @pytest.fixture
-def dispatcher() -> FakeDispatcher:
+def dispatcher():
     return fake_models.dispatcher()
 
 

@@ -82,7 +82,7 @@ def test_generated_code_runs_on_the_oldest_protobuf_that_may_be_installed() -> N
 
 
 @pytest.fixture(scope="module")
-def extended() -> str:
+def extended():
     """Return the name of a message with two extensions, in the pool that files share."""
     file = descriptor_pb2.FileDescriptorProto(name="tests/extended.proto", package="extended")
     file.dependency.append("google/protobuf/descriptor.proto")

@@ -41,12 +41,12 @@ def caller() -> Caller:
 
 
 @pytest.fixture
-def dispatcher() -> FakeDispatcher:
+def dispatcher():
     return fake_models.dispatcher()
 
 
 @pytest.fixture
-def repository(dispatcher: FakeDispatcher) -> Repository:
+def repository(dispatcher):
     return Repository(dispatcher, EXPLICIT, Access(EXPLICIT, ME.uid))  # type: ignore[arg-type]
 
 
@@ -88,9 +88,7 @@ def test_what_is_wrong_with_a_name_is_told(repository: Repository, name: Any, pa
         assert "traversal" not in caught.value.message
 
 
-def test_an_unknown_model_is_unloaded_already(
-    repository: Repository, dispatcher: FakeDispatcher
-) -> None:
+def test_an_unknown_model_is_unloaded_already(repository, dispatcher) -> None:
     repository.unload("a..b_+-.c")
     assert dispatcher.coordinator.unloads == ["a..b_+-.c"]
 
@@ -125,9 +123,7 @@ def test_a_file_stays_inside_the_model(repository: Repository, path: str) -> Non
         ({"config": "x" * (1 << 20) + "x"}, "'config' has more than"),
     ],
 )
-def test_overrides_are_checked(
-    repository: Repository, dispatcher: FakeDispatcher, parameters: Any, text: str
-) -> None:
+def test_overrides_are_checked(repository, dispatcher, parameters, text) -> None:
     with pytest.raises(InvalidArgument, match=text):
         repository.load("m", parameters, caller)
     assert dispatcher.coordinator.loads == []

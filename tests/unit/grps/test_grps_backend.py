@@ -7,7 +7,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,7 +108,7 @@ Load = Callable[[str | Path], Project]
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+def load(monkeypatch):
     """Load projects; changes to the process are undone afterwards."""
     monkeypatch.chdir(os.getcwd())
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -179,9 +179,7 @@ def test_an_error_follows_what_was_sent(load: Load, text: str, sent: list[str], 
     assert last.message == error
 
 
-def test_errors_are_short_for_clients_and_whole_in_the_log(
-    load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_errors_are_short_for_clients_and_whole_in_the_log(load: Load, caplog) -> None:
     project = load("echo")
     with pytest.raises(ShmserveError, match="cannot echo this, see <path>") as caught:
         project.ask(grps_pb2.GrpsMessage(str_data="raise"))
@@ -258,9 +256,7 @@ def test_values_of_the_models_own_are_kept(load: Load) -> None:
     assert custom_metrics.registry.values.snapshot()["echoed"]["total"] == before + 1
 
 
-def test_what_server_yml_says_in_vain_is_logged(
-    load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_server_yml_says_in_vain_is_logged(load: Load, caplog) -> None:
     caplog.set_level(logging.INFO)
     load("echo")
     assert "interface.port is not used; the settings are http_bind" in caplog.text
@@ -303,15 +299,13 @@ def write(root: Path, load: str = "return True", result: str = "inp", more: str 
         ({"more": "import grps_framework.nothing\n"}, "No module named"),
     ],
 )
-def test_a_project_that_does_not_load(
-    load: Load, tmp_path: Path, parts: dict[str, str], text: str
-) -> None:
+def test_a_project_that_does_not_load(load: Load, tmp_path, parts, text) -> None:
     with pytest.raises(ShmserveError, match=text):
         load(write(tmp_path / "p", **parts))
     assert not list(tmp_path.rglob("__pycache__"))
 
 
-def test_a_name_that_nobody_registered(load: Load, tmp_path: Path) -> None:
+def test_a_name_that_nobody_registered(load: Load, tmp_path) -> None:
     root = write(tmp_path / "p")
     file = root / "conf/inference.yml"
     file.write_text(file.read_text().replace("inferer_name: chat", "inferer_name: other"))
@@ -319,9 +313,7 @@ def test_a_name_that_nobody_registered(load: Load, tmp_path: Path) -> None:
         load(root)
 
 
-def test_no_more_run_at_a_time_than_the_project_wants(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_run_at_a_time_than_the_project_wants(load: Load, tmp_path, monkeypatch) -> None:
     running: list[int] = []
     most: list[int] = []
     gate = threading.Semaphore(0)
@@ -348,13 +340,13 @@ def test_no_more_run_at_a_time_than_the_project_wants(
     assert max(most) <= 2
 
 
-def test_an_answer_that_is_no_message(load: Load, tmp_path: Path) -> None:
+def test_an_answer_that_is_no_message(load: Load, tmp_path) -> None:
     project = load(write(tmp_path / "p", result="{}"))
     with pytest.raises(ShmserveError, match=r"^Output type must be GrpsMessage\.$"):
         project.ask(grps_pb2.GrpsMessage())
 
 
-def test_devices_of_projects_are_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_projects_are_the_services(monkeypatch) -> None:
     seen = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
     monkeypatch.setattr(torch_inferer, "import_torch", lambda: seen)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

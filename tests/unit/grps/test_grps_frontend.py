@@ -148,9 +148,7 @@ CASES: list[tuple[str, str, str, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("datatype", "dtype", "field", "values"), CASES)
-def test_every_datatype_comes_back(
-    datatype: str, dtype: str, field: str, values: list[Any]
-) -> None:
+def test_every_datatype_comes_back(datatype, dtype, field, values) -> None:
     spec = models.spec("m", [("IN", datatype, (-1,))], [("OUT", datatype, (-1,))])
     sent = {"name": "IN", "dtype": dtype, "shape": [len(values)], field: values}
     client = Client((spec, models.echo))

@@ -190,7 +190,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_projects_own_unit_test_passes(tmp_path: Path) -> None:
+def test_a_projects_own_unit_test_passes(tmp_path) -> None:
     project = make(tmp_path / "p", INFERENCE, SERVER)
     (project / "src" / "customized_inferer.py").write_text(INFERER)
     (project / "src" / "customized_converter.py").write_text(CONVERTER)

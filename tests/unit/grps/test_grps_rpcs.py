@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -53,7 +52,7 @@ class Rpcs:
 
 
 @pytest.fixture
-def start() -> Iterator[Any]:
+def start():
     started: list[Rpcs] = []
 
     def make(*served: tuple[ModelSpec, Any], **settings: Any) -> Rpcs:
@@ -122,9 +121,7 @@ def test_tensors_meet_tensor_models(start: Any) -> None:
         ("BYTES", 9, "flat_string", ["", "grüße"]),
     ],
 )
-def test_every_datatype(
-    start: Any, datatype: str, dtype: int, field: str, values: list[Any]
-) -> None:
+def test_every_datatype(start: Any, datatype, dtype, field, values) -> None:
     rpcs = start(
         (models.spec("m", [("IN", datatype, (-1,))], [("OUT", datatype, (-1,))]), models.echo)
     )

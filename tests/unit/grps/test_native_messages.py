@@ -56,7 +56,7 @@ Ask = Callable[..., Response]
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Ask:
+def ask(tmp_path):
     backend, spec = backend_runner.load(model_maker(tmp_path)(CODE, CONFIG))
 
     def asker(**inputs: bytes) -> Response:
@@ -121,7 +121,7 @@ def test_custom_http(ask: Ask, body: bytes, expected: Any) -> None:
 
 
 @pytest.fixture
-def talk() -> Callable[..., backend_runner.FakeResponses]:
+def talk():
     backend, spec = backend_runner.load(str(TALK))
 
     def talker(streaming: bool, **inputs: bytes) -> backend_runner.FakeResponses:

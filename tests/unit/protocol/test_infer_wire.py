@@ -80,9 +80,7 @@ def test_raw_parts_that_come_before_the_inputs_are_paired_too() -> None:
         ),
     ],
 )
-def test_data_in_no_way_or_in_two_is_refused(
-    inputs: str, raw: tuple[bytes, ...], message: str
-) -> None:
+def test_data_in_no_way_or_in_two_is_refused(inputs, raw, message) -> None:
     parsed = parse_request(request(inputs, raw))
     with pytest.raises(InvalidArgument) as caught:
         check_data(parsed)
@@ -135,9 +133,7 @@ def _parameters(message: Any) -> None:
     ],
     ids=["inputs", "contents", "outputs", "parameters"],  # the order in a map differs each time
 )
-def test_more_than_max_inputs_of_anything_is_refused(
-    data: bytes, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_than_max_inputs_of_anything_is_refused(data: bytes, what: str, monkeypatch) -> None:
     parse_request(data)
     monkeypatch.setattr(bounds, "MAX_INPUTS", 2)
     with pytest.raises(InvalidArgument, match=what):
@@ -153,7 +149,7 @@ def test_more_than_max_inputs_of_anything_is_refused(
         request("c", (), lambda m: m.inputs[0].contents.bytes_contents.extend([b""] * 101)),
     ],
 )
-def test_more_than_max_fields_is_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_max_fields_is_refused(data: bytes, monkeypatch) -> None:
     parse_request(data)
     monkeypatch.setattr(bounds, "MAX_FIELDS", 100)
     with pytest.raises(InvalidArgument, match="more than 100 fields"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -400,9 +399,7 @@ def test_completed_json_keeps_what_was_told() -> None:
         (config_document.OldestEntry, pb.ModelSequenceBatching.StrategyOldest),
     ],
 )
-def test_the_document_has_the_names_of_the_schema_in_its_order(
-    kind: type[msgspec.Struct], message: Any
-) -> None:
+def test_the_document_has_the_names_of_the_schema_in_its_order(kind, message) -> None:
     assert list(kind.__struct_fields__) == [field.name for field in message.DESCRIPTOR.fields]
 
 

@@ -306,7 +306,7 @@ def _is_zombie(pids: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("where", ["-D", "--daem", "environment", "file"])
-def test_a_service_that_is_kept_stays_in_the_foreground(where: str, tmp_path: Path) -> None:
+def test_a_service_that_is_kept_stays_in_the_foreground(where: str, tmp_path) -> None:
     file = tmp_path / "other.py"
     file.write_text("daemon = True")
     words = {"environment": [], "file": ["-c", str(file)]}.get(where, [where])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,7 @@ Pair = tuple[Channel, Channel]
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair():
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channels = Channel(left), Channel(right)
     yield channels
@@ -146,7 +144,7 @@ def test_death_is_noticed_by_both_ways(pair: Pair) -> None:
         pair[0].send(b"x")
 
 
-def test_connect_and_accept_know_who_is_there(tmp_path: Path) -> None:
+def test_connect_and_accept_know_who_is_there(tmp_path) -> None:
     path = str(tmp_path / "s")
     listener = listen(path)
     assert accept(listener) is None
@@ -163,14 +161,12 @@ def test_connect_and_accept_know_who_is_there(tmp_path: Path) -> None:
     listen(path).close()  # replaces the stale file
 
 
-def test_a_path_too_long_for_a_socket_is_told(tmp_path: Path) -> None:
+def test_a_path_too_long_for_a_socket_is_told(tmp_path) -> None:
     with pytest.raises(OSError, match="too long"):
         listen(str(tmp_path / ("x" * 120)))
 
 
-def test_a_peer_that_cannot_be_called_for_want_of_a_descriptor_is_as_good_as_dead(
-    tmp_path: Path,
-) -> None:
+def test_a_peer_that_cannot_be_called_for_want_of_a_descriptor_is_as_good_as_dead(tmp_path) -> None:
     path = str(tmp_path / "x.sock")
     with listen(path):
         with no_descriptors(), pytest.raises(PeerDied):

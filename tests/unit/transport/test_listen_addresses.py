@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -40,7 +38,7 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def port() -> int:
+def port():
     return free_port()
 
 
@@ -55,7 +53,7 @@ def listener(title: str, kind: str, place: object) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture
-def other(port: int) -> Iterator[subprocess.Popen[bytes]]:
+def other(port):
     """Another process, which would share the port."""
     with listener("somebody", "tcp", port) as process:
         yield process
@@ -126,7 +124,7 @@ def test_an_address_of_no_interface_here() -> None:
         listen_addresses.require_free("http_bind", parse("http_bind", "192.0.2.1:8000"))
 
 
-def test_a_socket_file_that_somebody_listens_on_stays(tmp_path: Path) -> None:
+def test_a_socket_file_that_somebody_listens_on_stays(tmp_path) -> None:
     path = tmp_path / "sock"
     address = parse("grpc_bind", f"unix:{path}")
     free(address)
@@ -143,7 +141,7 @@ def test_a_socket_file_that_somebody_listens_on_stays(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_who_listens_for_packets_is_found_as_well(tmp_path: Path) -> None:
+def test_who_listens_for_packets_is_found_as_well(tmp_path) -> None:
     path = tmp_path / "c.sock"
     address = parse("client_socket", f"unix:{path}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -155,9 +153,7 @@ def test_who_listens_for_packets_is_found_as_well(tmp_path: Path) -> None:
     free(address)
 
 
-def test_a_process_that_has_lost_its_service_and_its_socket_file_is_waited_for(
-    tmp_path: Path,
-) -> None:
+def test_a_process_that_has_lost_its_service_and_its_socket_file_is_waited_for(tmp_path) -> None:
     path = tmp_path / "sock"
     address = parse("http_bind", f"unix:{path}")
     with listener("orphan", "inherited", path) as service:
@@ -174,7 +170,7 @@ def test_a_process_that_has_lost_its_service_and_its_socket_file_is_waited_for(
             time.sleep(0.01)
 
 
-def test_socket_files_that_cannot_be(tmp_path: Path) -> None:
+def test_socket_files_that_cannot_be(tmp_path) -> None:
     (tmp_path / "file").write_text("precious")
     for path, why in (
         (f"{tmp_path}/file", "there already and no socket"),

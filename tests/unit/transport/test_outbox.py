@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 from shmserve.protocol.control.link_messages import GiveBack, LoadFailed
 from shmserve.protocol.control.region_messages import StoredRegions
 from shmserve.transport import outbox as outboxes
@@ -48,9 +46,7 @@ def test_what_is_for_one_coordinator_only_goes_with_it() -> None:
     assert nobody_else_has(read, write)
 
 
-def test_what_is_beyond_the_limit_is_lost_with_its_descriptors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_beyond_the_limit_is_lost_with_its_descriptors(monkeypatch) -> None:
     monkeypatch.setattr(outboxes, "_LIMIT", 2)
     outbox = Outbox()
     read, write = os.pipe()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ def test_reserved_keys_are_refused(key: str) -> None:
         assert f"header '{key}' cannot be forwarded" in details
 
 
-def test_no_model_sees_a_key(tmp_path: Path) -> None:
+def test_no_model_sees_a_key(tmp_path) -> None:
     path = tmp_path / "keys.toml"
     end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
     path.write_text(entry_text("me", KEY, ("use",), end))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -31,7 +30,7 @@ OUTPUT = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
+def rig():
     with Rig() as rig:
         yield rig
         assert all(call.closed == 1 for call in rig.dispatcher.calls)
@@ -287,7 +286,7 @@ def test_a_receipt_for_those_who_ask(rig: Rig) -> None:
     assert all(told["ns"][stage] > 0 for stage in ("receive", "send"))
 
 
-def test_failures_of_models(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_of_models(rig: Rig, caplog) -> None:
     def fail(kind: int) -> tuple[str, str]:
         return rig.client.error("ModelInfer", request(np.float32([kind]), "failing"))  # type: ignore[arg-type]
 
@@ -298,9 +297,7 @@ def test_failures_of_models(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
         assert fail(5) == ("INTERNAL", "internal server error")  # a defect of ours
 
 
-def test_a_failure_is_one_line_with_an_id_that_the_client_has(
-    rig: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_is_one_line_with_an_id_that_the_client_has(rig: Rig, caplog) -> None:
     infer = rig.client.method("ModelInfer")
     message = request(np.float32([1]), "failing")  # type: ignore[arg-type]
     with pytest.raises(grpc.RpcError) as caught:
@@ -322,7 +319,7 @@ def test_a_failure_is_one_line_with_an_id_that_the_client_has(
     assert dict(call.trailing_metadata()) == {"x-request-id": "mine-8"}
 
 
-def test_each_call_is_a_line_where_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_call_is_a_line_where_that_is_wanted(caplog) -> None:
     caplog.set_level("INFO", ACCESS_GRPC)
     with Rig(access_log=True) as rig:
         rig.client.infer(request())

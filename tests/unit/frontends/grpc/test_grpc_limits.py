@@ -59,7 +59,7 @@ def test_a_cancelled_call_that_waits_for_a_thread_never_runs() -> None:
         assert len(rig.dispatcher.calls) == 1
 
 
-def test_a_client_that_never_sends_its_message_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_sends_its_message_is_given_up(monkeypatch) -> None:
     monkeypatch.setattr(handlers, "MESSAGE_TIMEOUT_S", 0.5)
     with Rig(grpc_threads=1) as rig:
         sender = Sender()
@@ -80,7 +80,7 @@ def test_silent_clients_of_a_small_call_are_given_up_sooner() -> None:
             sender.close()
 
 
-def test_limits_of_requests_hold_within_streams_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_requests_hold_within_streams_too(monkeypatch) -> None:
     monkeypatch.setattr(bounds, "MAX_INPUTS", 1)
     with Rig() as rig:
         double = request()
@@ -105,7 +105,7 @@ def test_a_client_that_does_not_take_its_answer_is_given_up() -> None:
         sender.close()
 
 
-def test_messages_of_rpcs_without_tensors_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_rpcs_without_tensors_are_small(monkeypatch) -> None:
     monkeypatch.setattr(handlers, "MAX_SMALL_MESSAGE_BYTES", 100)
     with Rig() as rig:
         code, details = rig.client.error("ModelMetadata", bytes(101))
@@ -125,7 +125,7 @@ def test_max_request_bytes_bounds_messages_of_all_rpcs() -> None:
             assert (code, "1001 vs. 1000" in details) == ("RESOURCE_EXHAUSTED", True)
 
 
-def test_an_idle_stream_that_nobody_minds_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_stream_that_nobody_minds_stays(monkeypatch) -> None:
     monkeypatch.setattr(call_pools, "STREAM_SILENCE_S", 0.1)
     with Rig() as rig:
         sender = Sender()

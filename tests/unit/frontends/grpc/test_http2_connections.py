@@ -9,7 +9,6 @@ import struct
 import subprocess
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -58,9 +57,7 @@ def test_a_silent_client_is_probed_and_given_up() -> None:
         assert farewell(dead) == (f.ErrorCode.NO_ERROR, b"keepalive timeout")
 
 
-def test_connections_wait_while_there_is_no_descriptor(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_wait_while_there_is_no_descriptor(caplog, monkeypatch) -> None:
     monkeypatch.setattr(open_connections, "CROWDED_IDLE_S", 60)
     with Rig() as rig:
         rig.client.infer()
@@ -85,9 +82,7 @@ def ended(raw: RawClient) -> bool:
         raw.sock.settimeout(WATCHDOG_S)
 
 
-def test_where_there_is_no_room_the_longest_idle_connection_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_there_is_no_room_the_longest_idle_connection_ends(monkeypatch) -> None:
     monkeypatch.setattr(open_connections, "CROWDED_IDLE_S", 0.2)
     gate = threading.Event()
     with Rig(max_connections=3, max_caller_share=1) as rig:
@@ -107,9 +102,7 @@ def test_where_there_is_no_room_the_longest_idle_connection_ends(
 
 
 @pytest.mark.parametrize("does", ["pings", "opens streams", "opens and resets streams"])
-def test_who_asks_for_nothing_does_not_keep_its_place(
-    does: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_for_nothing_does_not_keep_its_place(does: str, monkeypatch) -> None:
     monkeypatch.setattr(open_connections, "CROWDED_IDLE_S", 0.1)
     with Rig(max_connections=2, max_caller_share=1) as rig:
         idle, used = rig.raw(), rig.raw()
@@ -127,7 +120,7 @@ def test_who_asks_for_nothing_does_not_keep_its_place(
         assert not ended(used)
 
 
-def test_who_sends_a_message_slowly_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_sends_a_message_slowly_keeps_its_place(monkeypatch) -> None:
     monkeypatch.setattr(open_connections, "CROWDED_IDLE_S", 0.1)
     with Rig(max_connections=2, max_caller_share=1) as rig:
         sends, idle = rig.raw(), rig.raw()
@@ -142,9 +135,7 @@ def test_who_sends_a_message_slowly_keeps_its_place(monkeypatch: pytest.MonkeyPa
         assert not ended(sends)
 
 
-def test_one_caller_has_its_share_of_the_connections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_caller_has_its_share_of_the_connections(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(open_connections, "CROWDED_IDLE_S", 60)
     address = f"unix:{tmp_path}/grpc.sock"
     with (
@@ -194,9 +185,7 @@ def test_memory_of_calls_that_end_before_their_answer_comes_back() -> None:
         assert len(rig.dispatcher.calls) == 1
 
 
-def test_thousands_of_silent_streams_take_no_more_than_their_places(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_thousands_of_silent_streams_take_no_more_than_their_places(monkeypatch) -> None:
     monkeypatch.setattr(handlers, "MESSAGE_TIMEOUT_S", 3)
     with Rig(grpc_max_calls=50) as rig:
         raws = [rig.raw() for _ in range(4)]
@@ -256,9 +245,7 @@ def test_without_memory_the_message_is_copied_as_any() -> None:
 
 @pytest.mark.parametrize("end", ["reset", "close", "deadline", "timeout", "slow"])
 @pytest.mark.parametrize("ready", [True, False])
-def test_slots_come_back_however_a_message_ends(
-    end: Any, ready: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_come_back_however_a_message_ends(end: Any, ready: bool, monkeypatch) -> None:
     if end == "timeout":
         monkeypatch.setattr(handlers, "MESSAGE_TIMEOUT_S", 0.5)
     slow: dict[str, Any] = (
@@ -304,9 +291,7 @@ def changed(**fields: Any) -> Any:
     ],
     ids=["model", "input", "size", "elements", "restricted"],
 )
-def test_what_the_head_refuses_gets_no_memory(
-    message: Any, settings: dict[str, Any], status: int
-) -> None:
+def test_what_the_head_refuses_gets_no_memory(message, settings, status) -> None:
     with Rig(**settings) as rig:
         rig.dispatcher.memory.exhausted = True  # would be received on the heap, then
         raw = rig.raw()
@@ -466,7 +451,7 @@ def answers(raw: RawClient, count: int) -> dict[int, bytes]:
 
 
 @pytest.mark.needs("h2load")
-def test_another_client_of_many_streams(tmp_path: Path) -> None:
+def test_another_client_of_many_streams(tmp_path) -> None:
     body = tmp_path / "body"
     body.write_bytes(framed(request()))
     program = shutil.which("h2load")

@@ -7,9 +7,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
@@ -33,18 +31,18 @@ from tests.running_server import WATCHDOG_S, wait_until
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
+def rig():
     with Rig(max_request_bytes=1 << 20) as rig:
         yield rig
 
 
 @pytest.fixture
-def raw(rig: Rig) -> RawClient:
+def raw(rig):
     return rig.raw()
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
-def test_callers_are_known_by_their_socket(tmp_path: Path, kind: str) -> None:
+def test_callers_are_known_by_their_socket(tmp_path, kind: str) -> None:
     callers: list[Caller] = []
 
     def find_caller(context: RpcContext) -> Caller:
@@ -78,9 +76,7 @@ def test_callers_are_known_by_their_socket(tmp_path: Path, kind: str) -> None:
         ({":authority": ""}, {"grpc-status": "3"}),
     ],
 )
-def test_heads_that_are_refused(
-    raw: RawClient, changed: dict[str, Any], expected: dict[str, str]
-) -> None:
+def test_heads_that_are_refused(raw: RawClient, changed, expected) -> None:
     raw.call(b"", **changed)
     assert expected.items() <= raw.fields().items()
 
@@ -113,9 +109,7 @@ def test_compressed_messages_are_bounded(raw: RawClient, encoding: str) -> None:
 
 @pytest.mark.parametrize("changed", [{}, {"grpc_encoding": "identity"}])
 @pytest.mark.parametrize("size", [1, 1 << 20])
-def test_a_compressed_flag_without_an_encoding_is_an_error_of_the_protocol(
-    raw: RawClient, changed: dict[str, Any], size: int
-) -> None:
+def test_a_compressed_flag_without_an_encoding_is_an_error_of_the_protocol(raw, changed, size):
     raw.call(prefix(size, compressed=True) + b"x", **changed)
     fields = raw.fields()
     assert fields["grpc-status"] == "13"
@@ -199,9 +193,7 @@ def test_a_deadline_is_kept_by_the_server_too(rig: Rig, raw: RawClient) -> None:
     wait_until(lambda: rig.served.busy == 0, "nothing is left")
 
 
-def test_a_call_whose_message_never_ends_has_its_place_and_gives_it_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_call_whose_message_never_ends_has_its_place_and_gives_it_back(monkeypatch) -> None:
     monkeypatch.setattr(handlers, "MESSAGE_TIMEOUT_S", 0.5)
     with Rig(grpc_max_calls=1) as rig:
         raw = rig.raw()

@@ -129,14 +129,14 @@ def test_errors_of_models(client: Client) -> None:
     assert "boom returned" in error_of(client.infer({"inputs": [as_json([2])]}, path), 400)
 
 
-def test_unexpected_errors_show_nothing(client: Client, caplog: Any) -> None:
+def test_unexpected_errors_show_nothing(client: Client, caplog) -> None:
     with caplog.at_level(logging.ERROR):
         answer = client.infer({"inputs": [as_json([5])]}, "/v2/models/failing/infer")
     assert error_of(answer, 500) == "internal server error"
     assert "a secret of" in caplog.text
 
 
-def test_a_failure_is_one_line_with_an_id_that_the_client_has(client: Client, caplog: Any) -> None:
+def test_a_failure_is_one_line_with_an_id_that_the_client_has(client: Client, caplog) -> None:
     path = "/v2/models/failing/infer"
     answer = client.infer({"inputs": [as_json([1])]}, path, headers={"X-Request-ID": "mine-7"})
     assert answer.headers["x-request-id"] == "mine-7"
@@ -161,7 +161,7 @@ def test_an_id_that_was_brought_goes_with_the_answer_and_nothing_else_does(clien
         assert (answer.headers["x-request-id"] == given) is kept
 
 
-def test_no_line_of_the_log_is_a_clients(client: Client, caplog: Any) -> None:
+def test_no_line_of_the_log_is_a_clients(client: Client, caplog) -> None:
     def fails(request: FakeRequest) -> Outcome:
         raise ModelFailure("one\nforged line")
 
@@ -210,9 +210,7 @@ def test_regions_are_recognised_and_not_found(client: Client) -> None:
 
 @pytest.mark.parametrize("kind", ["system", "cuda"])
 @pytest.mark.parametrize("action", ["register", "unregister"])
-def test_an_empty_name_stands_for_no_region_and_not_for_all(
-    client: Client, kind: str, action: str
-) -> None:
+def test_an_empty_name_stands_for_no_region_and_not_for_all(client: Client, kind, action) -> None:
     error_of(client.ask("POST", f"/v2/{kind}sharedmemory/region//{action}", b"{}"), 404)
 
 

@@ -122,7 +122,7 @@ def test_what_is_wrong_is_named(client: Client, model: str, document: Any, reaso
     assert not client.dispatcher.calls or client.dispatcher.calls[-1].closed
 
 
-def test_limits(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits(client: Client, monkeypatch) -> None:
     monkeypatch.setattr(bounds, "MAX_INPUTS", 2)
     small = Client(Settings(max_json_bytes=20))
     assert "20" in error_of(generate(small, "identity", {"INPUT0": [1] * 20}), 413)

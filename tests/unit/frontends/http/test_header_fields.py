@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,7 +116,7 @@ def test_two_names_that_differ_in_hyphens_alone_decide_nothing(rule: str) -> Non
     assert status == 200, "nothing is decided by them there"
 
 
-def test_neither_do_they_where_keys_are(tmp_path: Path) -> None:
+def test_neither_do_they_where_keys_are(tmp_path) -> None:
     path = tmp_path / "keys.toml"
     end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
     path.write_text(entry_text("me", KEY, ("use",), end))

@@ -77,7 +77,7 @@ def report() -> Report:
 
 
 @pytest.fixture
-def client() -> Client:
+def client():
     made = Client(Settings(metrics_triton_names=True))
     made.dispatcher.coordinator.numbers = report()
     return made
@@ -196,9 +196,7 @@ def test_settings_that_are_refused(client: Client, path: str, body: bytes, statu
         "/v2/systemsharedmemory/region/r/register",
     ],
 )
-def test_a_body_that_is_too_large_is_told_the_limit(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_that_is_too_large_is_told_the_limit(path: str, monkeypatch) -> None:
     monkeypatch.setattr(body_reader, "MAX_SMALL_BODY_BYTES", 100)
     client = Client(Settings(model_control="explicit"))
     assert "setting" not in client.ask("POST", path, b'{"ready":' + b" " * 80).body.decode()
@@ -281,9 +279,7 @@ def test_metrics_of_their_own_are_for_those_who_may_have_them() -> None:
         ),
     ],
 )
-def test_addresses_that_metrics_and_the_agent_cannot_have(
-    environ: dict[str, str], text: str
-) -> None:
+def test_addresses_that_metrics_and_the_agent_cannot_have(environ, text) -> None:
     with pytest.raises(ConfigError, match=text):
         load({f"SHMSERVE_{name}": value for name, value in environ.items()})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +46,7 @@ class Request:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Connection, socket.socket]]:
+def pair():
     ours, theirs = socket.socketpair()
     theirs.settimeout(30)
     yield Connection(ours), theirs
@@ -173,9 +172,7 @@ def test_drain(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("text", "with_head"), [(b"5", 5), (b"90000", 8192), (b"-5", 0), (b"5,5", 0), (b"", 0)]
 )
-def test_the_json_part_of_a_large_body_is_taken_with_the_head(
-    pair: Pair, text: bytes, with_head: int
-) -> None:
+def test_the_json_part_of_a_large_body_is_taken_with_the_head(pair: Pair, text, with_head) -> None:
     connection, client = pair
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
     if text:
@@ -206,7 +203,7 @@ def test_chunked(pair: Pair) -> None:
     assert body.finished
 
 
-def test_chunked_limits(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_limits(pair: Pair, monkeypatch) -> None:
     monkeypatch.setattr(chunked_bodies, "MAX_CHUNKS", 3)
     connection, client = pair
     client.sendall(b"1\r\nx\r\n" * 4)
