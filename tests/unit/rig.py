@@ -80,7 +80,6 @@ class Coordinator:
                     return
                 if fd is self._listener:
                     accepted = channels.accept(self._listener)
-                    assert accepted is not None
                     clients[accepted.fileno()] = accepted
                 else:
                     try:

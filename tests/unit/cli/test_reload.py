@@ -42,7 +42,6 @@ def started(script: str, base: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "there\n"
     return process
 
@@ -54,8 +53,6 @@ def test_a_second_reload_is_for_the_generation_that_the_first_one_has_begun(
     monkeypatch.setenv("SHMSERVE_RELOAD", "handover")
     os.mkdir(tmp_path / "g1")
     with started(FIRST, tmp_path) as first, started(SECOND, tmp_path) as second:
-        assert first.stdin is not None
-        assert second.stdin is not None
         ends = threading.Timer(0.3, first.stdin.close)
         ends.start()
         try:
@@ -84,7 +81,6 @@ def test_the_running_service_decides_what_is_replaced(monkeypatch, capsys, tmp_p
     monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("SHMSERVE_RELOAD", other)
     with started(RUNNING, tmp_path) as master:
-        assert master.stdin is not None
         rundir.write_reload(str(tmp_path), rundir.ReloadTerms(running, 60.0, 10.0))
         try:
             assert reload.main(argparse.Namespace()) == 0

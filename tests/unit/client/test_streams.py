@@ -288,7 +288,6 @@ def test_a_request_that_a_lane_has_not_taken_goes_to_another() -> None:
     for final in (True, False):
         lanes = FewLanes(moved, wire.LaneAnswer(7, final=final))
         found = converse(cast(Lanes, lanes), ("m", ""), wire.LaneRequest(7, ()), True, soon())
-        assert found is not None
         answer, lane = found
         assert (answer.final, lane) == (final, lanes.lanes[1])
         assert lanes.back == ([lane] if final else []), "a stream keeps its lane"
@@ -328,7 +327,6 @@ def test_the_server_has_time_to_say_that_it_is_late() -> None:
     timer.start()
     found = converse(cast(Lanes, lanes), ("m", ""), wire.LaneRequest(7, ()), True, soon())
     timer.join()
-    assert found is not None
     assert found[0].error == late.error
     lanes.close()
 
@@ -421,7 +419,6 @@ class Lane:
         self.attempt, self.other = Attempt(), self.lanes.others[0]
         request = wire.LaneRequest(7, (), credit=4)
         found = converse(cast(Lanes, self.lanes), ("m", ""), request, True, soon())
-        assert found is not None
         self.lane = found[1]
         self.answers = LaneAnswers(
             *(cast(Lanes, self.lanes), found, cast(RequestAttempt, self.attempt), request),

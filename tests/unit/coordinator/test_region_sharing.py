@@ -251,7 +251,6 @@ def test_the_link_ends_with_the_generation_before_whoever_has_its_lock_then(tmp_
 
     def master() -> subprocess.Popen[str]:
         made = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True)
-        assert made.stdout is not None
         assert made.stdout.readline() == "True\n"
         return made
 

@@ -36,7 +36,6 @@ def test_values_belong_to_the_series_in_their_order() -> None:
         Family("nothing", "", GAUGE),
     )
     whole = with_values(families, [1, 2, 10, 11, 12, 13, 20, 21])
-    assert whole is not None
     assert [series.values for series in whole[0].series] == [(1,), (2,)]
     assert [series.values for series in whole[1].series] == [(10, 11, 12, 13), (20, 21)]
 

@@ -24,7 +24,6 @@ def test_what_is_written_is_read() -> None:
         key = keys.holder(found, "secret", now)
         assert (key.name if key else None) == name
     whole = keys.holder(found, "other", 1e12)
-    assert whole is not None
     assert whole.scopes == ACTIONS
     for wrong in ("", "Secret", "secret ", keys.digest("secret").hex(), "\udcff"):
         assert keys.holder(found, wrong, NOW) is None

@@ -508,7 +508,6 @@ def test_a_caller_and_a_model_have_bounds_of_their_own(tmp_path) -> None:
     assert all(not pool.in_flight and not pool.by_caller for pool in pools.values())
     ask(1)
     rows = request_counters.read(rig.dispatcher.counting.page.words)
-    assert rows is not None
     assert rows["m", "1"].failures[Reason.QUEUE_FULL] == 2
     rig.close()
 

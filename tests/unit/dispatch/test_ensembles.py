@@ -257,7 +257,6 @@ def test_an_ensemble_in_an_ensemble(made: Any) -> None:
 
 
 def streams(request: Request) -> None:
-    assert request.responses is not None
     for _ in range(2):
         request.responses.send(plus(0)(request))
     request.responses.send(None, final=True)
@@ -384,7 +383,6 @@ def test_a_model_that_is_replaced_by_another_version(made: Any) -> None:
 
 def counts(request: Request) -> None:
     """Answer n times, n being the first element: with n, n + 1, …; then an end without outputs."""
-    assert request.responses is not None
     first = request.inputs["IN"].numpy()[0]
     for number in range(int(first)):
         array = np.full(3, first + number, np.float32)
@@ -487,7 +485,6 @@ def test_an_error_behind_a_stream_ends_it(made: Any) -> None:
 
     def endless(request: Request) -> None:
         responses = request.responses
-        assert responses is not None
         while not request.cancelled:
             responses.send(Response((Output("OUT", "FP32", TWO),)))
         responses.send(None, final=True)
@@ -507,7 +504,6 @@ def test_who_leaves_a_stream_cancels_what_is_in_flight(made: Any) -> None:
     first, begun, ended = threading.Event(), threading.Event(), threading.Event()
 
     def told(request: Request) -> None:
-        assert request.responses is not None
         request.responses.send(plus(0)(request))
         first.wait(30)  # its executor has one thread: the second must not come before it
         request.responses.send(plus(1)(request), final=True)
@@ -535,7 +531,6 @@ def test_who_leaves_a_stream_cancels_what_is_in_flight(made: Any) -> None:
 
 def test_an_error_of_one_answer_of_the_last_step_leaves_the_others(made: Any) -> None:
     def told(request: Request) -> None:
-        assert request.responses is not None
         request.responses.send(Response(error=ModelFailure("no such luck")))
         request.responses.send(plus(1)(request), final=True)
 

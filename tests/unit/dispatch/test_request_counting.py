@@ -75,7 +75,6 @@ def send(rig: Rig, entry: ModelEntry, timeout_s: float | None = None) -> None:
 
 def counted(rig: Rig) -> RequestCounts:
     rows = request_counters.read(rig.dispatcher.counting.page.words)
-    assert rows is not None
     return rows.get(("m", "1"), RequestCounts())
 
 

@@ -86,7 +86,6 @@ def test_a_miss_never_waits_for_memory(make: Any) -> None:
     rig = make(response_cache_bytes=32 << 20)
     rig.serve(Counting(), spec=CACHED)
     memory, cache, asked = rig.dispatcher.memory, rig.dispatcher._cache, []
-    assert cache is not None
 
     def deny(_: Any, nbytes: int) -> Any:
         asked.append(nbytes)
@@ -132,7 +131,6 @@ def test_an_answer_of_another_revision_is_not_given_and_goes_for_the_next(make: 
     assert cache.by_model()["m", "1"][0] == 1
     assert cache.get(b"key", ("m/1@1",)) is None
     answer = cache.get(b"key", ("m/1@2",))
-    assert answer is not None
     cache.evict(1 << 30)
     assert used_slots(rig) == 1, "a reader has its lease"
     answer.give_back()
@@ -207,7 +205,6 @@ def test_memory_is_bounded_and_given_up_for_requests(make: Any) -> None:
     rig.serve(model, spec=CACHED)
     rig.coordinator.budget = 14 << 20
     cache = rig.dispatcher._cache
-    assert cache is not None
     make_room(rig, LARGE.nbytes, 5)
     for number in range(8):  # each takes an input and an answer of 2 MiB
         assert ask(rig, "m", LARGE + number)[1] == number + 1

@@ -407,7 +407,6 @@ def test_a_model_that_raises_ends_its_stream(rig: Rig) -> None:
         first, last = list(call.stream())
     assert len(first.outputs) == 1
     assert last.final
-    assert last.error is not None
     assert "secret" not in last.error.message
     all_slots_come_back(rig)
 
@@ -441,7 +440,6 @@ def test_an_abandoned_stream_ends_with_an_error(rig: Rig) -> None:
     entry = serve(rig, forgetful)
     with start(rig, entry, 0) as call:
         _, last = list(call.stream())
-    assert last.error is not None
     assert "final response" in last.error.message
     all_slots_come_back(rig)
 

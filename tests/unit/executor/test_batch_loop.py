@@ -160,7 +160,6 @@ def test_what_waits_meets_in_one_execution(rig: Rig, batching, model, width) -> 
         assert clients.batch_bytes[number] == gathered
     assert gate.rows == ([[1], [1, 3, 2]] if batching is BatchForm.LISTED else [[1], [6]])
     counts = read(rig.executors[0].status.counters)
-    assert counts is not None
     assert (counts.executions, counts.inferences, counts.requests) == (2, 7, 4)
     assert {size: values[0] for size, values in counts.batches.items()} == {1: 1, 6: 1}
     clients.assert_no_slots()

@@ -139,7 +139,6 @@ def test_an_answer_without_states_leaves_those_of_the_one_before(rig: Rig) -> No
         run = request.inputs["STATE"].numpy() + 1
         again = bool(run[0] < request.inputs["IN"].numpy()[0])
         answer = Output("OUT", "FP32", run)
-        assert request.responses is not None
         request.responses.send(Response((answer, Output("NEXT", "FP32", run))))
         request.responses.send(Response((answer,)), final=not again)
         request.reschedule(again)
@@ -248,7 +247,6 @@ def test_busy_means_that_nothing_moves(rig: Rig) -> None:
     def sends_later(request: Request) -> None:
         value = Output("OUT", "FP32", request.inputs["IN"].numpy().copy())
         responses = request.responses
-        assert responses is not None
 
         def work() -> None:
             for _ in range(4):

@@ -53,7 +53,6 @@ class Teller:
 
     def _tell(self, request: Request) -> None:
         responses, count = request.responses, int(request.inputs["IN"].numpy()[0])
-        assert responses is not None
         while count < 0 and not request.cancelled:
             threading.Event().wait(0.01)
             if count == -2:
@@ -102,9 +101,7 @@ def silent(lane: RawLane) -> bool:
 
 def counts(rig: Rig) -> RequestCounts:
     page = rig.executors[0].lanes._counting._page
-    assert page is not None
     found = request_counters.read(page.words)
-    assert found is not None
     return found.get(("m", "1"), RequestCounts())
 
 
@@ -198,7 +195,6 @@ def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(tmp_pa
 
     def stubborn(request: Request) -> None:
         responses = request.responses
-        assert responses is not None
         assert over.wait(30)
         responses.send(None, final=True)
 
@@ -279,7 +275,6 @@ def test_an_executor_ends_behind_its_streams(rig: Rig, teller: Teller) -> None:
 
 def test_errors_among_answers_and_at_the_end(rig: Rig) -> None:
     def model(request: Request) -> None:
-        assert request.responses is not None
         request.responses.send(answer(0))
         request.responses.send(Response((), error=InvalidArgument("not that one")))
         big = np.zeros(1024, np.float32)
@@ -352,7 +347,6 @@ def test_streams_go_on_while_another_request_is_read(rig: Rig, monkeypatch) -> N
     in_time: list[bool] = []
 
     def tell(request: Request) -> None:
-        assert request.responses is not None
         while not over.wait(0.1):
             request.responses.send(answer(0))
         request.responses.send(None, final=True)

@@ -115,7 +115,6 @@ def test_an_output_is_memory_of_the_called_executor(rig: Rig, calls: ModelCalls)
     rig.serve(double)
     large = CalledTensor("IN", "FP32", np.ones(LARGE, np.float32))
     answer = calls.begin(call("m", large), [Asking()]).next()
-    assert answer is not None
     array = answer.outputs[0].array
     assert (array == 2).all()
     assert not array.flags.writeable
@@ -138,7 +137,6 @@ def test_an_output_kept_for_long_comes_back_though_nothing_is_called(rig, calls,
     answer = running.next()
     del running
     dispatcher = calls._dispatcher
-    assert dispatcher is not None
     wait_until(lambda: dispatcher.rest.resting, "it does not rest")
     assert rig.executors[0].memory.rows("slots")
     del answer
@@ -149,12 +147,10 @@ def test_an_output_that_is_an_input_is_not_copied(rig: Rig, calls: ModelCalls) -
     rig.serve(echo)
     source = np.arange(LARGE, dtype=np.float32)
     answer = calls.begin(call("m", CalledTensor("IN", "FP32", source)), []).next()
-    assert answer is not None
     array = answer.outputs[0].array
     assert (array == source).all()
     assert rig.executors[0].memory.stats().used_bytes == 0
     dispatcher = calls._dispatcher
-    assert dispatcher is not None
     assert dispatcher.memory.stats().leased == 1
     del answer, array
     wait_until(lambda: nothing_is_held(rig, calls), "outputs come back")
@@ -168,7 +164,6 @@ def test_strings_go_both_ways_and_leave_nothing(rig: Rig, calls: ModelCalls) -> 
     rig.serve(upper, spec=TEXT)
     words = CalledTensor("IN", "BYTES", np.array([b"ab", "\u00e4"], object))
     answer = calls.begin(call("t", words), []).next()
-    assert answer is not None
     assert answer.outputs[0].array.tolist() == [b"AB", "\u00e4".encode()]
     wait_until(lambda: nothing_is_held(rig, calls), "outputs come back")
 
@@ -317,7 +312,6 @@ def counted(until: int, fails: bool = False) -> Callable[[Request], None]:
 
     def answer(request: Request) -> None:
         responses = request.responses
-        assert responses is not None
         for number in range(until):
             out = request.offer("OUT", "FP32", (1,))
             out[:] = number
@@ -405,7 +399,6 @@ def test_an_ensemble_may_be_called(rig: Rig, calls: ModelCalls) -> None:
     rig.models["line"] = {"1": ModelEntry(line, ModelState.LOADING)}
     rig.writer.publish(Snapshot("cafe0123", 0, models=composed(rig.models, {}), complete=True))
     answer = calls.begin(call("line"), [Asking()]).next()
-    assert answer is not None
     assert answer.outputs[0].array.tolist() == [4, 8]
     del answer
     with pytest.raises(Unavailable, match="model 'm' cannot be called"):

@@ -384,7 +384,6 @@ def test_shapes_that_do_not_go_together_are_the_clients_mistake(folder: Path) ->
     good = ask(backend, spec, A=np.ones(3, np.float32), B=np.ones(1, np.float32))
     assert arrays(good)["Y"].tolist() == [2, 2, 2]
     bad = ask(backend, spec, A=np.ones(3, np.float32), B=np.ones(2, np.float32))
-    assert bad.error is not None
     assert "/" not in bad.error.message
     assert ask(backend, spec, A=np.ones(1, np.float32)).error.code is Code.INVALID_ARGUMENT
     good = ask(backend, spec, A=np.ones(1, np.float32), B=np.ones(1, np.float32))

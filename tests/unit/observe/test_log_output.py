@@ -112,7 +112,6 @@ class Program:
         )
 
     def go_on(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
 

@@ -77,7 +77,6 @@ class Kept:
         self.pid = self.process.pid
 
     def says(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def master(self) -> int:
@@ -104,7 +103,6 @@ def kept(script: str, last_s: float = 600.0) -> Iterator[Kept]:
         for pid in (*made.children(), made.pid) if made.process.poll() is None else ():
             os.kill(pid, signal.SIGKILL)
         made.process.wait()
-        assert made.process.stdout is not None
         made.process.stdout.close()
 
 

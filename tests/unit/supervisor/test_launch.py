@@ -149,7 +149,6 @@ def master(run_dir: Path, state_dir: Path) -> subprocess.Popen[str]:
 def test_a_state_directory_is_one_services_alone(tmp_path) -> None:
     a, b, state = tmp_path / "a", tmp_path / "b", tmp_path / "state"
     with master(a, state) as first:
-        assert first.stdout is not None
         assert first.stdout.readline() == "prepared\n"
         wanted = f"is in use by another server (pid {first.pid})"
         for run_dir, theirs in ((b, state), (b, a), (state, b)):
@@ -182,7 +181,6 @@ class Beating:
         self.state = state
 
     def close(self) -> None:
-        assert self.state.lock is not None
         self.state.lock.release()
         for fd in self.state.report:
             os.close(fd)

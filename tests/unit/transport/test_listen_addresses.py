@@ -47,7 +47,6 @@ def listener(title: str, kind: str, place: object) -> subprocess.Popen[bytes]:
         [sys.executable, "-c", LISTEN, title, kind, str(place)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
-    assert process.stdout is not None
     assert process.stdout.readline() == b"listens\n"
     return process
 

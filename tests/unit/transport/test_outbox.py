@@ -28,7 +28,6 @@ def test_descriptors_are_copied_and_closed_once_sent() -> None:
     read, write = os.pipe()
     outbox.append(StoredRegions((1,)), [write])
     entry = outbox.first()
-    assert entry is not None
     assert write not in entry[1]
     outbox.sent(entry)
     assert not outbox

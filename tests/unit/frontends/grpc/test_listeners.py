@@ -75,7 +75,6 @@ def test_processes_of_one_service_share_a_port_but_not_a_number(bind: Bind, tmp_
         [sys.executable, "-c", HOLD, str(tmp_path), address, "0"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as other:  # fmt: skip
-        assert other.stdout is not None
         assert other.stdout.readline() == b"bound\n"
         with pytest.raises(AlreadyRuns):
             bind(0, grpc_bind=(address,), grpc_processes=2)

@@ -54,7 +54,6 @@ class Connections:
     @property
     def parameters(self) -> dict[str, Any]:
         request = self.dispatcher.calls[-1].request
-        assert request is not None
         return request.parameters
 
 
