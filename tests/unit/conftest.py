@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
+
 import pytest
 
 from tests.unit.rig import Rig
@@ -25,7 +27,12 @@ def _often():
 
 
 @pytest.fixture
-def rig(tmp_path):
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
+def rig_with(tmp_path):
+    """Maker of rigs with settings, which the end of the test closes."""
+    with ExitStack() as rigs:
+        yield lambda **settings: rigs.enter_context(closing(Rig(tmp_path, **settings)))
+
+
+@pytest.fixture
+def rig(rig_with):
+    return rig_with()

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from shmserve.protocol.control.span_messages import Span, Spans
 from shmserve.tensor import bytes_codec
 from tests.unit.dispatch.test_ensembles import BRANCHES, Models, sums
 from tests.unit.dispatch.test_pipelines import plus
-from tests.unit.rig import SPEC, Rig
+from tests.unit.rig import SPEC, Rig, feed
 
 ONES = np.ones(3, np.float32)
 COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
@@ -44,11 +45,9 @@ Flush = Callable[[Rig, Take], None]
 
 
 @pytest.fixture
-def rig(tmp_path, monkeypatch):
+def rig(rig_with, tmp_path, monkeypatch):
     monkeypatch.setattr(tracing, "MAX_TENSOR_BYTES", 100)
-    made = Rig(tmp_path, trace_file=str(tmp_path / "t.json"))
-    yield made
-    made.close()
+    return rig_with(trace_file=str(tmp_path / "t.json"))
 
 
 @pytest.fixture
@@ -71,9 +70,7 @@ def traced(entry: ModelEntry, **settings: Any) -> ModelEntry:
 
 def send(rig: Rig, entry: ModelEntry, array: Any = ONES, **options: Any) -> None:
     with rig.dispatcher.call(entry, RunOptions(**options)) as call:
-        reservation = call.reserve(array.nbytes)
-        reservation.view[:] = memoryview(array).cast("B")
-        call.add_input("IN", "FP32", array.shape, reservation)
+        feed(call, array)
         call.receipt.receive_ns = 1000
         call.execute()
         call.account.answered()
@@ -208,20 +205,16 @@ def test_without_a_coordinator_traces_are_lost(rig: Rig, flush: Flush, tmp_path,
     assert not (tmp_path / "t.json").exists()
 
 
-def test_steps_are_within_the_trace_of_their_ensemble(flush: Flush, tmp_path) -> None:
-    models = Models(tmp_path, BRANCHES, trace_file=str(tmp_path / "t.json"))
-    try:
-        models.serve(one=plus(1), ten=plus(10), sum=sums)
-        dispatcher = models.rig.dispatcher
-        ensemble = traced(dispatcher.ready_model("e"), tensors=True)
-        own = traced(dispatcher.ready_model("one"))
-        for entry in (ensemble, replace(ensemble, trace=None)):
-            send(models.rig, entry)
-            send(models.rig, own)
-        flush(models.rig, takes := Takes())
-        models.rig.assert_nothing_held()
-    finally:
-        models.rig.close()
+def test_steps_are_within_the_trace_of_their_ensemble(rig: Rig, flush: Flush, tmp_path) -> None:
+    models = Models(rig, BRANCHES)
+    models.serve(one=plus(1), ten=plus(10), sum=sums)
+    ensemble = traced(rig.dispatcher.ready_model("e"), tensors=True)
+    own = traced(rig.dispatcher.ready_model("one"))
+    for entry in (ensemble, replace(ensemble, trace=None)):
+        send(rig, entry)
+        send(rig, own)
+    flush(rig, takes := Takes())
+    rig.assert_nothing_held()
     assert takes.asked == [("e", 1, 4), ("one", 2, 2)]
     rows = rows_of(tmp_path / "t.json")
     heads = {row["id"]: row for row in rows if "model_name" in row}
@@ -267,17 +260,14 @@ class Exporter:
 
 
 @pytest.fixture
-def spanned(tmp_path):
-    made = Rig(tmp_path, **SPANS)
-    yield made
-    made.close()
+def spanned(rig_with):
+    return rig_with(**SPANS)
 
 
 @pytest.fixture
 def exporter(tmp_path):
-    made = Exporter(tmp_path)
-    yield made
-    made.close()
+    with closing(Exporter(tmp_path)) as made:
+        yield made
 
 
 def never(*_: object) -> GrantedTraces:
@@ -368,27 +358,22 @@ def test_what_finds_no_exporter_is_counted(spanned: Rig, tmp_path, flush: Flush,
     send(spanned, entry)
     flush(spanned, never)
     assert "spans are lost: the exporter is away" in caplog.text
-    exporter = Exporter(tmp_path)
-    try:
+    with closing(Exporter(tmp_path)) as exporter:
         send(spanned, entry)
         flush(spanned, never)
         assert exporter.take()
         assert exporter.dropped >= 8
-    finally:
-        exporter.close()
     send(spanned, entry)
     flush(spanned, never)  # it has gone: nothing waits, nothing fails
 
 
-def test_steps_are_spans_within_their_ensemble(exporter: Exporter, flush: Flush, tmp_path) -> None:
-    models = Models(tmp_path, BRANCHES, **SPANS)
-    try:
-        models.serve(one=plus(1), ten=plus(10), sum=sums)
-        send(models.rig, traced(models.rig.dispatcher.ready_model("e")))
-        flush(models.rig, never)
-        models.rig.assert_nothing_held()
-    finally:
-        models.rig.close()
+def test_steps_are_spans_within_their_ensemble(
+    spanned: Rig, exporter: Exporter, flush: Flush
+) -> None:
+    Models(spanned, BRANCHES).serve(one=plus(1), ten=plus(10), sum=sums)
+    send(spanned, traced(spanned.dispatcher.ready_model("e")))
+    flush(spanned, never)
+    spanned.assert_nothing_held()
     spans = exporter.take()
     assert len({span.trace_id for span in spans}) == 1
     assert sorted(tree(spans)["e"]) == ["one", "sum", "ten"]
@@ -442,16 +427,14 @@ def test_tensors_in_client_memory_are_not_there() -> None:
 
 @pytest.mark.parametrize(
     ("protocol", "first", "last"),
-    [
-        ("http", "HTTP_RECV_START", "HTTP_SEND_END"),
-        ("grpc", "GRPC_WAITREAD_START", "GRPC_SEND_END"),
-    ],
+    [("http", "HTTP_RECV", "HTTP_SEND"), ("grpc", "GRPC_WAITREAD", "GRPC_SEND")],
 )
 def test_times_are_called_after_their_frontend(protocol: str, first: str, last: str) -> None:
     trace = Trace(ModelEntry(SPEC, ModelState.READY), TraceSettings(on=True), "", 0)
     trace.times = timestamps(1, 5, Timing(1, 2, 3, 4), 9, 30, 40)
     stamps = [r["timestamps"][0] for r in entries_of(trace, 1, protocol) if "timestamps" in r]
-    assert (stamps[0], stamps[-1]) == ({"name": first, "ns": 1}, {"name": last, "ns": 40})
+    assert stamps[0] == {"name": f"{first}_START", "ns": 1}
+    assert stamps[-1] == {"name": f"{last}_END", "ns": 40}
     ends = {s["name"]: s["ns"] for s in stamps}
     assert ends["COMPUTE_END"] == ends["REQUEST_END"] == 15, "never before the model's end"
     inner = [r for r in entries_of(trace, 1, "model") if "timestamps" in r]

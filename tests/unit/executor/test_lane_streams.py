@@ -188,9 +188,9 @@ def test_a_program_that_goes_ends_its_streams(rig: Rig, teller: Teller) -> None:
     wait_until(lambda: counts(rig).failures[Reason.CANCELLED] == 2, "they are counted")
 
 
-def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(tmp_path) -> None:
+def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(rig_with) -> None:
     """Otherwise a program that opens lanes one after the other has any number of streams."""
-    rig, over = Rig(tmp_path), threading.Event()
+    rig, over = rig_with(), threading.Event()
     begun: list[Request] = []
 
     def stubborn(request: Request) -> None:
@@ -220,7 +220,6 @@ def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(tmp_pa
         lane.send(request(1, floats(1), credit=1))
         assert lane.receive().status == 200
     wait_until(lambda: not executor.lanes._waiting, "it counts for ever")
-    rig.close()
 
 
 def test_streams_have_deadlines_as_a_whole(rig: Rig, teller: Teller) -> None:
