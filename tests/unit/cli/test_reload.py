@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -36,12 +37,8 @@ sys.stdin.read()
 
 
 def started(script: str, base: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(base)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", script, str(base)]
+    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True)
     assert process.stdout.readline() == "there\n"
     return process
 

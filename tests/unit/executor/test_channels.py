@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shmserve.core.memory.slots import Slot
 from shmserve.errors import PeerDied
 from shmserve.executor.peers.channels import Channels
 from shmserve.executor.peers.frontend_connections import FrontendConnection
@@ -17,6 +20,7 @@ from shmserve.protocol.control.data_messages import (
     Answer,
     Cancel,
     Credit,
+    Descriptor,
     Execute,
     ExecutorHello,
     FrontendHello,
@@ -74,6 +78,13 @@ class Executor:
         assert len(events + self.channels.receive(0.02)) == count
         return events
 
+    def held_by(self, connection: FrontendConnection) -> tuple[Slot, Descriptor]:
+        """Return an output that a frontend holds."""
+        slot = self.memory.reserve(4096)
+        self.memory.seal_and_lease(slot)
+        connection.frontend.hold([(slot.number, slot.generation)])
+        return slot, self.memory.descriptor(slot)
+
     def close(self) -> None:
         self.channels.close()
         for frontend in self._frontends:
@@ -85,9 +96,8 @@ class Executor:
 
 @pytest.fixture
 def executor(tmp_path):
-    executor = Executor(tmp_path)
-    yield executor
-    executor.close()
+    with closing(Executor(tmp_path)) as executor:
+        yield executor
 
 
 def request(number: int, sent_ns: int = 0) -> Execute:
@@ -188,33 +198,25 @@ def test_what_a_frontend_has_no_room_for_is_kept_until_it_has(executor: Executor
         executor.channels.send(connection, answer, [])
     assert not executor.channels.settled
     executor.channels.refuse(set())
-    assert [read(frontend)]
-    taken = 1
-    while taken < len(answers):
+    for answer in answers:
+        assert read(frontend) == answer
         executor.channels.receive(0.02)
-        assert read(frontend) == answers[taken]
-        taken += 1
-    executor.channels.receive(0.02)
     assert executor.channels.settled
 
 
 def test_an_answer_that_is_too_long_is_told_as_an_error(executor: Executor) -> None:
     frontend, connection = executor.greeted()
     executor.channels.send(connection, Answer(1, parameters={"p": "x" * MAX_MESSAGE}), [])
-    answer = read(frontend)
-    assert isinstance(answer, Answer)
-    assert (answer.request, answer.parameters) == (1, {})
+    answer: Any = read(frontend)
+    assert (type(answer), answer.request, answer.parameters) == (Answer, 1, {})
     assert "more than the" in answer.error
 
 
 def test_slots_of_an_answer_that_nobody_gets_come_back(executor: Executor) -> None:
     frontend, connection = executor.greeted()
     executor.greeted()  # of the same process, so the outputs stay held
-    slot = executor.memory.reserve(1)
-    executor.memory.seal_and_lease(slot)
-    connection.frontend.hold([(slot.number, slot.generation)])
+    slot, at = executor.held_by(connection)
     frontend.close()
-    at = executor.memory.descriptor(slot)
     output = WireTensor("OUT", "UINT8", (1,), at)
     executor.channels.send(connection, Answer(1, (output,)), [slot.segment])
     assert executor.receive(1) == [(connection, None)]
@@ -224,10 +226,7 @@ def test_slots_of_an_answer_that_nobody_gets_come_back(executor: Executor) -> No
 def test_outputs_that_a_refused_frontend_holds_stay_until_the_end(executor: Executor) -> None:
     """A refused frontend closes its channel, and until then may read outputs."""
     frontend, connection = executor.greeted()
-    slot = executor.memory.reserve(4096)
-    executor.memory.seal_and_lease(slot)
-    connection.frontend.hold([(slot.number, slot.generation)])
-    at = executor.memory.descriptor(slot)
+    slot, at = executor.held_by(connection)
     executor.channels.refuse(set())
     frontend.close()
     assert executor.receive(1) == [(connection, None)]

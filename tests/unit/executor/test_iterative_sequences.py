@@ -22,7 +22,7 @@ from shmserve.executor.backend import Output, Request, Response
 from shmserve.tensor.config_document import ConfigDocument, OldestEntry, SequenceEntry, StateEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from tests.unit.dispatch.test_dispatch import slots_in_use, until
-from tests.unit.rig import SPEC, Rig
+from tests.unit.rig import SPEC, Rig, feed
 
 FOREVER = 1e9
 
@@ -77,14 +77,8 @@ def threads():
 
 def begin(rig: Rig, entry: ModelEntry, runs: float, timeout_s: float = 30, **told: Any) -> Call:
     call = rig.dispatcher.call(entry, RunOptions(parameters=told, timeout_s=timeout_s), True)
-    fill(call, runs)  # type: ignore[arg-type]
+    feed(call, np.array([runs], np.float32))
     return call  # type: ignore[return-value]
-
-
-def fill(call: Call, runs: float) -> None:
-    slot = call.reserve(4)
-    slot.view[:] = np.array([runs], np.float32).tobytes()
-    call.add_input("IN", "FP32", (1,), slot)
 
 
 def first(outcome: Any) -> float:
@@ -106,9 +100,7 @@ def ask(
 
 
 def counts(rig: Rig) -> ExecutorCounts:
-    found = read(rig.executors[0].status.counters)
-    assert found is not None
-    return found
+    return read(rig.executors[0].status.counters)
 
 
 def nothing_is_left(rig: Rig) -> Callable[[], bool]:

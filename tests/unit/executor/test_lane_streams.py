@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from typing import Any
 
@@ -19,7 +18,6 @@ from shmserve.errors import InvalidArgument, ShmserveError, Unimplemented
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.executor.peers.lane_gate import LaneGate
 from shmserve.executor.tensors.request import ExecutorRequest
-from shmserve.protocol.control.client_messages import LaneOpened
 from shmserve.protocol.control.data_messages import Execute
 from shmserve.protocol.control.lane_messages import (
     READ_AHEAD,
@@ -29,9 +27,9 @@ from shmserve.protocol.control.lane_messages import (
     LaneOutput,
     LaneWindow,
 )
-from shmserve.protocol.control.link_messages import LaneOffered
 from tests.integration.lane_client import RawLane, floats, request
 from tests.running_server import wait_until
+from tests.unit.executor.test_lane_channels import lane_to
 from tests.unit.rig import SPEC, Rig
 
 DECOUPLED = replace(SPEC, decoupled=True)
@@ -78,12 +76,6 @@ def teller(rig):
     wait_until(lambda: memory.stats().slots == memory.stats().free, "slots are held")
 
 
-def lane_to(rig: Rig) -> RawLane:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    rig.executors[0].channels.offer_lane(LaneOffered(7, 1, 1), theirs.detach())
-    return RawLane(ours, LaneOpened("1", "m/1/0", False, 0))
-
-
 def numbers(answers: list[LaneAnswer]) -> list[float]:
     return [float(np.frombuffer(a.outputs[0].at, "<f4")[0]) for a in answers]  # type: ignore[arg-type]
 
@@ -100,9 +92,8 @@ def silent(lane: RawLane) -> bool:
 
 
 def counts(rig: Rig) -> RequestCounts:
-    page = rig.executors[0].lanes._counting._page
-    found = request_counters.read(page.words)
-    return found.get(("m", "1"), RequestCounts())
+    words = rig.executors[0].lanes._counting._page.words
+    return request_counters.read(words).get(("m", "1"), RequestCounts())
 
 
 def test_answers_come_as_far_as_the_credit_goes(rig: Rig, teller: Teller) -> None:

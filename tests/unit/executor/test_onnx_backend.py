@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shmserve.errors import Code, ConfigError, InvalidArgument, ShmserveError
+from shmserve.errors import ArenaExhausted, Code, ConfigError, InvalidArgument, ShmserveError
 from shmserve.tensor.spec import TensorSpec
 from tests.backend_runner import FakeBackendRequest, arrays, ask, load
 
@@ -59,6 +59,14 @@ def adder(folder: Path, dims: Dims, kind: int = T.FLOAT, config: str | None = No
     node = helper.make_node("Add", ["X", "X"], ["Y"])
     ends = [value("X", kind, dims)], [value("Y", kind, dims)]
     return save(folder, [node], *ends, config=config)
+
+
+def parameters(**told: str) -> str:
+    """Return the part of a model configuration with these parameters."""
+    return "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}'
+        for key, text in told.items()
+    )
 
 
 @pytest.fixture
@@ -189,9 +197,8 @@ def test_missing_parts_of_entries_are_completed(folder: Path) -> None:
 
 
 def test_an_unknown_parameter_is_told_and_changes_nothing(folder: Path, caplog) -> None:
-    config = 'parameters { key: "speed" value { string_value: "9" } }'
     with caplog.at_level("INFO"):
-        load(adder(folder, ["N", 3], config=config))
+        load(adder(folder, ["N", 3], config=parameters(speed="9")))
     assert "parameters.speed: no effect (it is no option of backend onnxruntime)" in caplog.text
 
 
@@ -217,19 +224,10 @@ def test_an_input_the_configuration_lacks(folder: Path) -> None:
 
 
 def test_options_are_taken(folder: Path) -> None:
-    told = {
-        "intra_op_thread_count": "2",
-        "inter_op_thread_count": "0",
-        "execution_mode": "1",
-        "graph_optimization_level": "basic",
-        "enable_mem_arena": "0",
-        "enable_mem_pattern": "0",
-        "rerun": "true",
-    }
-    config = "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}'
-        for key, text in told.items()
-    )
+    config = parameters(
+        intra_op_thread_count="2", inter_op_thread_count="0", execution_mode="1", rerun="true",
+        graph_optimization_level="basic", enable_mem_arena="0", enable_mem_pattern="0",
+    )  # fmt: skip
     backend, spec = load(adder(folder, [2], config=config))
     options = backend._session.get_session_options()  # type: ignore[attr-defined]
     assert options.intra_op_num_threads == 2
@@ -240,12 +238,8 @@ def test_options_are_taken(folder: Path) -> None:
 
 def test_an_arena_that_is_off_cannot_shrink(folder: Path) -> None:
     told = {"memory.enable_memory_arena_shrinkage": "gpu:1;cpu:0", "enable_mem_arena": "0"}
-    config = "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}'
-        for key, text in told.items()
-    )
     with pytest.raises(ConfigError, match="'gpu:1;cpu:0': the arena of cpu:0 is off"):
-        load(adder(folder, [2], config=config))
+        load(adder(folder, [2], config=parameters(**told)))
 
 
 @pytest.mark.parametrize("count", [1, 2, 256])
@@ -391,8 +385,6 @@ def test_shapes_that_do_not_go_together_are_the_clients_mistake(folder: Path) ->
 
 
 def test_errors_of_the_request_pass(folder: Path) -> None:
-    from shmserve.errors import ArenaExhausted
-
     class Full(FakeBackendRequest):
         def offer(self, *_arguments: Any) -> Any:
             raise ArenaExhausted("no room")
