@@ -33,7 +33,6 @@ from tests.unit.executor.test_lane_channels import lane_to
 from tests.unit.rig import SPEC, Rig
 
 DECOUPLED = replace(SPEC, decoupled=True)
-MOST_NS = (1 << 63) - 1
 
 
 class Teller:

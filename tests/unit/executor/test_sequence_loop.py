@@ -19,7 +19,7 @@ from shmserve.shm.status_page import StatusView
 from shmserve.tensor.config_document import ConfigDocument, OldestEntry, SequenceEntry, StateEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from tests.unit.dispatch.test_dispatch import until
-from tests.unit.rig import SPEC, Rig
+from tests.unit.rig import SPEC, Rig, feed
 
 
 def spec_of(slots: int = 1, idle_us: int = 60_000_000) -> ModelSpec:
@@ -61,8 +61,7 @@ def ask(
     told = {f"sequence_{flag}": True for flag in flags.split()} | parameters
     options = RunOptions(parameters={"sequence_id": sequence, **told}, timeout_s=timeout_s)
     with rig.dispatcher.call(entry, options) as call:
-        slot = call.reserve(4)
-        call.add_input("IN", "FP32", (1,), slot)
+        feed(call, np.zeros(1, np.float32))
         (out,) = call.execute().outputs
         return int(np.frombuffer(bytes(out.view), np.float32)[0])
 
@@ -205,9 +204,7 @@ def test_a_sequence_that_begins_anew_and_fails_has_nothing_of_the_one_before(rig
     def step(value: float, start: bool = False) -> float:
         told = {"sequence_id": 1, "sequence_start": start}
         with rig.dispatcher.call(entry, RunOptions(parameters=told, timeout_s=30)) as call:  # type: ignore[arg-type]
-            slot = call.reserve(4)
-            slot.view[:] = np.array([value], np.float32).tobytes()
-            call.add_input("IN", "FP32", (1,), slot)
+            feed(call, np.array([value], np.float32))
             (out,) = call.execute().outputs
             return float(np.frombuffer(bytes(out.view), np.float32)[0])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.resources import Resource
@@ -48,32 +50,28 @@ class Scripted:
 
 @pytest.fixture
 def started(monkeypatch):
-    """To be closed in the end."""
+    """What the end of the test closes."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setattr(collectors, "_FIRST_PAUSE_S", 0.02)
-    made: list[Scripted | SpanExport] = []
-    yield made
-    for one in reversed(made):
-        if isinstance(one, SpanExport):
-            one.close(10)
-        else:
-            one.close()
+    with ExitStack() as made:
+        yield made
 
 
-def export(started: list[Scripted | SpanExport], *statuses: int) -> tuple[SpanExport, Scripted]:
+def export(started: ExitStack, *statuses: int) -> tuple[SpanExport, Scripted]:
     """Export three spans, one at a time, to a collector that answers with the given statuses."""
     scripted = Scripted(*statuses)
     settings = Settings(otlp_endpoint=scripted.url + "/", otlp_timeout_s=0.5)
     made = SpanExport(settings, Resource({}))
-    started += [scripted, made]
+    started.callback(scripted.close)
+    started.callback(made.close, 10)
     made.start()
     made.put(Spans(tuple(Span(name, "1" * 32, "2" * 16, "", 1, 2) for name in "abc"), dropped=4))
     return made, scripted
 
 
-def test_what_is_refused_is_not_sent_again(started: list[Scripted | SpanExport], caplog) -> None:
+def test_what_is_refused_is_not_sent_again(started: ExitStack, caplog) -> None:
     caplog.set_level("INFO")
     made, scripted = export(started, 200, 400, 302)
     wait_until(lambda: made.exported + made.refused == 3, "all that there was")
@@ -111,10 +109,8 @@ def test_what_the_sdk_sends_to_nobody_is_refused(caplog) -> None:
         def export(self, _: object) -> None: ...
 
     stop = threading.Event()
-    collector: collectors.Collector = collectors.Collector(
-        "spans", "traces", TooLarge, Settings(), stop
-    )
-    assert collector.send([]) is collectors.Fate.REFUSED
+    make: Any = collectors.Collector
+    assert make("spans", "traces", TooLarge, Settings(), stop).send([]) is collectors.Fate.REFUSED
     assert "the collector was not asked" in caplog.text
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -128,9 +127,8 @@ def test_metadata_beyond_the_limit_are_refused_with_a_text(rig: Rig, raw: RawCli
 
 def test_a_client_that_may_not_send_is_not_too_slow() -> None:
     """The stream's rpc takes no message for longer than a message's bytes may take."""
-    gate = threading.Event()
     with Rig(body_timeout_s=0.2, min_bytes_per_s=1 << 30) as rig:
-        rig.hold(gate)
+        gate = rig.hold()
         sender = Sender()
         call = rig.client.stream(sender)
         for _ in range(30):  # two windows of a stream
@@ -184,8 +182,7 @@ def private_bytes() -> int:
 
 
 def test_a_deadline_is_kept_by_the_server_too(rig: Rig, raw: RawClient) -> None:
-    gate = threading.Event()
-    rig.hold(gate)
+    gate = rig.hold()
     raw.infer(request(), grpc_timeout="100m")
     assert raw.fields()["grpc-status"] == "4"
     gate.set()
@@ -204,8 +201,7 @@ def test_a_call_whose_message_never_ends_has_its_place_and_gives_it_back(monkeyp
 
 
 def test_a_stop_says_goaway_and_finishes_what_runs(rig: Rig, raw: RawClient) -> None:
-    gate = threading.Event()
-    rig.hold(gate)
+    gate = rig.hold()
     raw.infer(request())
     wait_until(lambda: bool(rig.dispatcher.calls), "it runs")
     rig.served.server.stop(WATCHDOG_S)
@@ -244,9 +240,8 @@ def test_old_connections_are_asked_to_end() -> None:
 
 
 def test_a_client_that_sends_faster_than_its_stream_is_served_waits() -> None:
-    gate = threading.Event()
     with Rig() as rig:
-        rig.hold(gate)
+        gate = rig.hold()
         sender = Sender()
         call = rig.client.stream(sender)
         for _ in range(100):

@@ -14,12 +14,6 @@ from tests.running_server import WATCHDOG_S
 
 
 @pytest.fixture
-def rig():
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
 def read(monkeypatch):
     """A list with an item for each message whose fields were read."""
     seen: list[int] = []

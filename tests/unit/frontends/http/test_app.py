@@ -10,11 +10,9 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelState
-from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import ExecutorLost, ModelFailure, QueueFull
 from shmserve.tensor import bytes_codec
 from tests import fake_models
-from tests.fake_dispatch import FakeRequest
 from tests.log_lines import log_lines
 from tests.unit.http_client import (
     BINARY,
@@ -162,10 +160,7 @@ def test_an_id_that_was_brought_goes_with_the_answer_and_nothing_else_does(clien
 
 
 def test_no_line_of_the_log_is_a_clients(client: Client, caplog) -> None:
-    def fails(request: FakeRequest) -> Outcome:
-        raise ModelFailure("one\nforged line")
-
-    client.dispatcher.functions["identity"] = fails
+    client.fail(ModelFailure("one\nforged line"))
     client.infer(BINARY, tail=VALUES)
     assert "\n" not in log_lines(caplog)[-1]
     assert "one\\nforged line" in log_lines(caplog)[-1]
@@ -174,11 +169,7 @@ def test_no_line_of_the_log_is_a_clients(client: Client, caplog) -> None:
 def test_what_no_retry_mends_says_nothing_of_one(client: Client) -> None:
     refused = client.ask("POST", "/v2/repository/models/identity/load")
     assert (refused.status, "retry-after" in refused.headers) == (503, False)
-
-    def lost(request: FakeRequest) -> Outcome:
-        raise ExecutorLost("it died")
-
-    client.dispatcher.functions["identity"] = lost
+    client.fail(ExecutorLost("it died"))
     answer = client.infer(BINARY, tail=VALUES)
     error_of(answer, 502)
     assert "retry-after" not in answer.headers
@@ -190,11 +181,7 @@ def test_a_full_server_says_when_to_come_back(client: Client) -> None:
     error_of(answer, 503)
     assert answer.headers["retry-after"] == "1"
     client.dispatcher.budget = None
-
-    def full(request: FakeRequest) -> Outcome:
-        raise QueueFull("the queue is full")
-
-    client.dispatcher.functions["identity"] = full
+    client.fail(QueueFull("the queue is full"))
     assert client.infer(BINARY, tail=VALUES).headers["retry-after"] == "1"
 
 
