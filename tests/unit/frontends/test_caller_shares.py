@@ -34,9 +34,8 @@ def test_one_request_may_have_the_share_and_several_a_processs_part_of_it() -> N
     shares = CallerShares(settings, lambda: 1000)
     with pytest.raises(TooLarge, match=r"one caller may have 500 .*max_caller_share\)"):
         shares.of(1).hold(501)
-    with pytest.raises(
-        TooLarge, match=r"have 1001 bytes: the whole pool has 1000 \(setting pool_b"
-    ):
+    whole = r"have 1001 bytes: the whole pool has 1000 \(setting pool_b"
+    with pytest.raises(TooLarge, match=whole):
         shares.of(1).hold(1001)
     first, second, other = shares.of(1), shares.of(1), shares.of(2)
     first.hold(500)

@@ -20,6 +20,7 @@ from shmserve.errors import DeadlineExceeded, PeerDied, Unavailable
 from shmserve.frontends.hub import Hub
 from shmserve.frontends.side_threads import SideThreads
 from shmserve.transport.channel import Channel
+from tests.running_server import wait_until
 
 WATCHDOG_S = 30.0
 
@@ -207,10 +208,8 @@ def test_an_error_beside_is_freed_without_the_collector(loop: Loop) -> None:
     gc.disable()
     try:
         loop.run(heavy)
-        give_up = time.monotonic() + WATCHDOG_S
-        while gone[0]() is not None:  # the thread beside drops the call a moment later
-            assert time.monotonic() < give_up, "the error keeps what the call held"
-            time.sleep(0.01)
+        # the thread beside drops the call a moment later
+        wait_until(lambda: gone[0]() is None, "the error keeps what the call held")
     finally:
         gc.enable()
 
@@ -249,8 +248,8 @@ def test_events_are_set_by_any_thread_and_tasks_are_joined(loop: Loop) -> None:
 
 
 def test_a_descriptor_that_was_closed_and_is_another_now(loop: Loop) -> None:
-    def use(rounds: int) -> None:
-        for _ in range(rounds):
+    def use() -> None:
+        for _ in range(20):
             one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             channel, peer = Channel(one), Channel(other)
             assert channel.receive_within(0.001) is None
@@ -260,9 +259,7 @@ def test_a_descriptor_that_was_closed_and_is_another_now(loop: Loop) -> None:
             channel.close()
             peer.close()
 
-    loop.start(use, 20)
-    loop.start(use, 20)
-    loop.run()
+    loop.run(use, use)
 
 
 def test_what_is_told_of_a_closed_descriptor_ends_no_wait_for_its_successor(loop: Loop) -> None:
@@ -310,9 +307,8 @@ def test_who_is_called_for_a_descriptor_that_another_waited_for_before(loop: Loo
         right.send(text)
         loop.hub.run(time.monotonic() + WATCHDOG_S)
         assert got.pop() == text
-    loop.hub._descriptors.epoll.unregister(
-        fd
-    )  # as if by mistake: the owner can still close the descriptor
+    # as if by mistake: the owner can still close the descriptor
+    loop.hub._descriptors.epoll.unregister(fd)
     loop.hub.unhandle(fd)
     for sock in (other, left, right):
         sock.close()

@@ -138,14 +138,8 @@ def test_answers_are_those_of_the_package(extended: str) -> None:
 
 
 def test_errors_carry_codes_of_grpc() -> None:
-    requests = [
-        pb.ServerReflectionRequest(file_by_filename="nosuch.proto"),
-        pb.ServerReflectionRequest(),
-    ]
-    told = map(
-        pb.ServerReflectionResponse.FromString, serve([r.SerializeToString() for r in requests])
-    )
-    codes = [
-        (answer.error_response.error_code, answer.error_response.error_message) for answer in told
-    ]
+    asked = ({"file_by_filename": "nosuch.proto"}, {})
+    data = serve([pb.ServerReflectionRequest(**each).SerializeToString() for each in asked])
+    errors = [pb.ServerReflectionResponse.FromString(each).error_response for each in data]
+    codes = [(error.error_code, error.error_message) for error in errors]
     assert codes == [(5, "not found"), (3, "invalid argument")]
