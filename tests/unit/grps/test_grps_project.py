@@ -96,11 +96,8 @@ def test_what_the_files_say(tmp_path) -> None:
     make(tmp_path / "p")
     project = project_files.read(str(tmp_path / "p"), "1", "p")
     (model,) = project.models
-    assert (model.name, model.device, model.inferer_args) == (
-        "your_model-1.0.0",
-        "cpu",
-        {"pred_length": 3},
-    )
+    assert (model.name, model.device) == ("your_model-1.0.0", "cpu")
+    assert model.inferer_args == {"pred_length": 3}
     assert model.batching is None
     assert project.dag == ("your_model-1.0.0",)
     assert project.max_concurrency == 4
@@ -192,10 +189,8 @@ def test_the_published_configuration_may_be_loaded_again(tmp_path) -> None:
 
 def test_a_native_worker_that_says_it_wrongly_is_refused(tmp_path) -> None:
     native(tmp_path / "a", "tensors")
-    assert (
-        "parameters.grps is 'tensors'"
-        in (repository.find([str(tmp_path / "a")], "m").failures["1"])
-    )
+    failures = repository.find([str(tmp_path / "a")], "m").failures
+    assert "parameters.grps is 'tensors'" in failures["1"]
     folder = native(tmp_path / "b") / "m" / "config.pbtxt"
     folder.write_text(folder.read_text() + "max_batch_size: 4")
     assert "has no input" in repository.find([str(tmp_path / "b")], "m").failures["1"]

@@ -7,7 +7,7 @@ import fcntl
 import json
 import logging
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,8 @@ def test_writers_wait_for_one_another(tmp_path) -> None:
         for number in range(first, first + 50):
             writer.append(ALL_IN_ONE, [entry(number)])
 
-    threads = [threading.Thread(target=write, args=(50 * n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(0, 200, 50)))
     assert sorted(ids(path)) == list(range(200))
 
 

@@ -43,9 +43,7 @@ def contents(**fields: Any) -> Contents:
 
 
 def contents_of(data: bytes) -> Contents:
-    found = parse_request(data).inputs[0].contents
-    assert found is not None
-    return found
+    return parse_request(data).inputs[0].contents
 
 
 def written(source: Contents, datatype: str, count: int) -> bytes:

@@ -31,16 +31,13 @@ def request(
     message = pb.ModelInferRequest(model_name="m", raw_input_contents=raw)
     for index, kind in enumerate(inputs):
         tensor = message.inputs.add(name=f"IN{index}", datatype="FP32", shape=[1])
-        if "r" in kind:
-            tensor.parameters["shared_memory_region"].string_param = "region"
         if kind in "cR":
             tensor.contents.fp32_contents.append(1.0)
-        if kind == "R":
+        if kind in "rR":
             tensor.parameters["shared_memory_region"].string_param = "region"
     if change is not None:
         change(message)
-    data: bytes = message.SerializeToString()
-    return data
+    return message.SerializeToString()
 
 
 def test_raw_parts_go_to_the_inputs_outside_regions_in_order() -> None:
