@@ -138,7 +138,7 @@ def test_answers_are_those_of_the_package(extended: str) -> None:
 
 
 def test_errors_carry_codes_of_grpc() -> None:
-    asked = ({"file_by_filename": "nosuch.proto"}, {})
+    asked: tuple = ({"file_by_filename": "nosuch.proto"}, {})
     data = serve([pb.ServerReflectionRequest(**each).SerializeToString() for each in asked])
     errors = [pb.ServerReflectionResponse.FromString(each).error_response for each in data]
     codes = [(error.error_code, error.error_message) for error in errors]

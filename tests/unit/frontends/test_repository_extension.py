@@ -47,7 +47,7 @@ def dispatcher():
 
 @pytest.fixture
 def repository(dispatcher):
-    return Repository(dispatcher, EXPLICIT, Access(EXPLICIT, ME.uid))  # type: ignore[arg-type]
+    return Repository(dispatcher, EXPLICIT, Access(EXPLICIT, ME.uid))
 
 
 # --------------------------------------------------------------------------- load, unload

@@ -18,7 +18,8 @@ from tests.unit.grps.test_grps_frontend import OK, PREDICT, TEXT, Client, refuse
 def at(name: str, path: str, **parameters: str) -> ModelSpec:
     """A model that takes requests to a path as they are."""
     raw = {"grps_http_path": path, "grps_http_body": "true", "decoupled": "true"}
-    return models.spec(name, **raw, **parameters)
+    told: Any = {**raw, **parameters}
+    return models.spec(name, **told)
 
 
 def chat(run: Any = models.http_echo, **parameters: Any) -> Client:

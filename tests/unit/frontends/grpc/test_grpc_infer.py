@@ -125,7 +125,7 @@ def test_parameters_go_to_the_model_and_come_from_it() -> None:
 
     given: dict[str, Any] = {"custom": "x", "half": 0.5, "flag": True, "sequence_id": "s"}
     given |= {"priority": np.uint64(3), "timeout": 1000}
-    ours = {"binary_data_output": False, "triton_enable_empty_final_response": True}
+    ours: Any = {"binary_data_output": False, "triton_enable_empty_final_response": True}
     model = (fake_models.spec("identity", "FP32", (-1,)), tell)
     with Rig(FakeDispatcher([model])) as rig:
         answer = rig.client.infer(request(**given, **ours))

@@ -421,7 +421,7 @@ def test_metrics_of_models_stand_behind_the_servers_own(client: Client) -> None:
         others.append(Family(f"x{index}", "", MetricKind.GAUGE, (Series((), (), (number,)),)))
     custom = (
         InstanceMetrics("identity", "1", "identity/1/0", families),
-        InstanceMetrics("gone", "1", "gone/1/0", others),
+        InstanceMetrics("gone", "1", "gone/1/0", tuple(others)),
     )
     client.dispatcher.coordinator.numbers = msgspec.structs.replace(report(), custom=custom)
     text = client.get("/metrics").body.decode()

@@ -140,7 +140,7 @@ def test_deadline_is_set_while_waiting_only(connection, client) -> None:
 
     connection.sock.sendall(b"abcd")
     body = RequestBody(connection, 4)
-    connection.sock, original = Spy(), connection.sock  # type: ignore[assignment]
+    connection.sock, original = Spy(), connection.sock
     assert body.read(2) == b"ab"
     assert body.read(2) == b"cd"
     connection.sock = original
@@ -267,7 +267,7 @@ def test_the_deadline_grows_with_what_has_come(pair, client, read: str) -> None:
 
 
 def test_the_deadline_of_an_answer_grows_with_what_was_taken(pair, client) -> None:
-    connection = HttpConnection.__new__(HttpConnection)
+    connection: Any = HttpConnection.__new__(HttpConnection)
     connection.sock = pair[0].sock
     connection.settings = Settings(send_timeout_s=30.0, min_bytes_per_s=1 << 20)
     connection.watch = None
