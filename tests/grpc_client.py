@@ -155,14 +155,16 @@ class Rig:
         self.threads = ThreadPoolExecutor(16)
         self._raws: list[RawClient] = []
 
-    def hold(self, gate: threading.Event) -> None:
-        """Have the model `identity` wait for the gate."""
+    def hold(self) -> threading.Event:
+        """Have the model `identity` wait for the gate that is returned."""
+        gate = threading.Event()
 
         def wait(given: Any) -> Any:
             assert gate.wait(WATCHDOG_S)
             return fake_models.identity(given)
 
         self.dispatcher.functions["identity"] = wait
+        return gate
 
     def raw(self) -> RawClient:
         """Return a connection that sends exactly the given frames, closed at the rig's end."""

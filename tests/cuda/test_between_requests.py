@@ -18,7 +18,8 @@ from shmserve.executor.devices import Devices
 from shmserve.shm.mappings import Mappings
 from tests.cuda.test_running import NBYTES, NUMBERS, add_one
 from tests.unit import rig
-from tests.unit.dispatch.test_dispatch import feed, until
+from tests.unit.dispatch.test_dispatch import until
+from tests.unit.rig import feed
 
 
 def test_one_that_is_cancelled_then_leaves_nothing_on_the_device(
@@ -92,7 +93,7 @@ def test_what_idle_executors_have_pinned_is_let_go(
     try:
         entry = plane.serve(model, spec=structs.replace(rig.SPEC, decoupled=decoupled))
         with plane.dispatcher.call(entry) as call:
-            feed(call, np.zeros(1 << 16, np.float32))  # type: ignore[arg-type]
+            feed(call, np.zeros(1 << 16, np.float32))
             if decoupled:
                 assert len(list(call.stream())) == 1
             else:

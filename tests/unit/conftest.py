@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -19,7 +18,7 @@ ONCE_A_SECOND = (
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _often() -> Iterator[None]:
+def _often():
     """Shorten periods of one second, because tests wait for these checks."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ONCE_A_SECOND:
@@ -28,7 +27,12 @@ def _often() -> Iterator[None]:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
+def rig_with(tmp_path):
+    """Maker of rigs with settings, which the end of the test closes."""
+    with ExitStack() as rigs:
+        yield lambda **settings: rigs.enter_context(closing(Rig(tmp_path, **settings)))
+
+
+@pytest.fixture
+def rig(rig_with):
+    return rig_with()

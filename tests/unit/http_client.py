@@ -105,6 +105,14 @@ class Client:
             assert call.closed, "a call was not closed"
         return answer
 
+    def fail(self, error: Exception) -> None:
+        """Have the model `identity` fail."""
+
+        def model(_: FakeRequest) -> Any:
+            raise error
+
+        self.dispatcher.functions["identity"] = model
+
     def get(self, path: str, **kwargs: Any) -> Answer:
         return self.ask("GET", path, **kwargs)
 

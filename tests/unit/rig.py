@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from shmserve import config
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.core.stats import request_counters
+from shmserve.core.stats.request_counters import RequestCounts
 from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import Unavailable
 from shmserve.executor.backend import Backend, BatchForm, Context, Request, Response
@@ -80,7 +83,6 @@ class Coordinator:
                     return
                 if fd is self._listener:
                     accepted = channels.accept(self._listener)
-                    assert accepted is not None
                     clients[accepted.fileno()] = accepted
                 else:
                     try:
@@ -197,6 +199,13 @@ class ThreadExecutor:
         self.memory.close()
 
 
+def feed(call: Any, array: np.ndarray[Any, Any], name: str = "IN") -> None:
+    """Give a call an FP32 input."""
+    slot = call.reserve(array.nbytes)
+    slot.view[:] = array.data.cast("B") if array.nbytes else b""
+    call.add_input(name, "FP32", array.shape, slot)
+
+
 class Rig:
     """Dispatcher, stand-in coordinator and executors in one place."""
 
@@ -225,6 +234,15 @@ class Rig:
         self.models[spec.name] = {spec.version: entry}
         self.writer.publish(Snapshot("cafe0123", 0, models=self.models, complete=True))
         return entry
+
+    def counts(self) -> dict[tuple[str, str], RequestCounts]:
+        """Return the frontend's counts of requests, by model and version."""
+        return request_counters.read(self.dispatcher.counting.page.words) or {}
+
+    def cut_off(self, executor: int = 0) -> None:
+        """End the connections of an executor, as its death does."""
+        for connection in list(self.executors[executor].channels._connections.values()):
+            connection.channel._socket.shutdown(2)
 
     def assert_nothing_held(self) -> None:
         memory = self.dispatcher.memory

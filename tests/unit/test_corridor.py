@@ -27,7 +27,7 @@ CEILINGS = {
 
 
 @pytest.fixture(scope="module")
-def measured() -> Any:
+def measured():
     # In a process of its own: threads and settings of other tests would be measured, too
     command = [sys.executable, "-m", "bench.corridor", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)

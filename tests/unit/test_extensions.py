@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,7 @@ from shmserve.errors import ConfigError
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object]:
+def install(monkeypatch, tmp_path):
     """Entry points of a distribution, as (name, target) of one group."""
     caches = (extensions.names, extensions.load, extensions._installed)
 
@@ -62,18 +60,14 @@ def test_an_extension_is_found_by_its_name(install: object) -> None:
         ([("Other-Thing", "other:thing")], "'Other-Thing' of shmserve.backends: not a name"),
     ],
 )
-def test_a_name_that_cannot_be_used_stops_the_start(
-    install: object, points: list[tuple[str, str]], why: str
-) -> None:
+def test_a_name_that_cannot_be_used_stops_the_start(install: object, points, why) -> None:
     install(extensions.BACKENDS, *points)  # type: ignore[operator]
     with pytest.raises(ConfigError, match=why):
         config.load({})
 
 
 @pytest.mark.parametrize("target", ["no_such_module:x", "collections:no_such_thing"])
-def test_what_cannot_be_imported_is_told_without_paths(
-    install: object, target: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_imported_is_told_without_paths(install: object, target, caplog) -> None:
     install(extensions.BACKENDS, ("bad", target))  # type: ignore[operator]
     with pytest.raises(ConfigError) as told:
         extensions.load(extensions.BACKENDS, "bad")
@@ -91,7 +85,7 @@ class OtherSettings(ExtensionSettings, frozen=True):
     names: tuple[str, ...] = ()
 
 
-def test_settings_of_an_extension(install: object, tmp_path: Path) -> None:
+def test_settings_of_an_extension(install: object, tmp_path) -> None:
     install(extensions.SETTINGS, ("other", f"{__name__}:OtherSettings"))  # type: ignore[operator]
     file = tmp_path / "settings.toml"
     file.write_text("[other]\nlimit = 5\nopen = true\n[grps]\nonline = true\n")

@@ -142,7 +142,7 @@ def test_services_use_runtimes_that_are_there() -> None:
         assert framework in formats[predictor["model"]["runtime"]]
 
 
-def test_what_is_mounted_is_served_under_the_service_s_name(tmp_path: Path) -> None:
+def test_what_is_mounted_is_served_under_the_service_s_name(tmp_path) -> None:
     """One model's files, as left by the storage initializer."""
     (_, container, _), *_ = pods()
     mounted = tmp_path / "models"

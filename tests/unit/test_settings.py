@@ -34,7 +34,7 @@ def in_file(folder: Path, text: str) -> dict[str, str]:
         ("2t", 2 << 40),
     ],
 )
-def test_sizes_may_have_units(text: str, nbytes: int, tmp_path: Path) -> None:
+def test_sizes_may_have_units(text: str, nbytes: int, tmp_path) -> None:
     assert config.load({"SHMSERVE_POOL_BYTES": text}).pool_bytes == nbytes
     assert config.load(in_file(tmp_path, f'pool_bytes = "{text}"')).pool_bytes == nbytes
 
@@ -72,7 +72,7 @@ def test_sizes_are_shown_as_they_may_be_given() -> None:
         assert int(kinds.without_unit("x_bytes", text)) == nbytes
 
 
-def test_all_that_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_told_with_its_place(tmp_path) -> None:
     text = (
         'model_control = "often"\n\n[http]\nworkrs = 3\nworkers = 0\n[pipelines]\none = ["a", 7]\n'
     )
@@ -95,19 +95,19 @@ def test_all_that_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
     assert len(told) == 5
 
 
-def test_the_environment_wins_and_is_what_is_named(tmp_path: Path) -> None:
+def test_the_environment_wins_and_is_what_is_named(tmp_path) -> None:
     environ = {**in_file(tmp_path, "http_workers = 0"), "SHMSERVE_HTTP_WORKERS": "5"}
     reading = config.read(environ)
     assert reading.settings.http_workers == 5
     assert reading.origins == {"http_workers": "SHMSERVE_HTTP_WORKERS in the environment"}
 
 
-def test_tables_are_prefixes_however_deep(tmp_path: Path) -> None:
+def test_tables_are_prefixes_however_deep(tmp_path) -> None:
     settings = config.load(in_file(tmp_path, '[http]\nworkers = 3\n[http.tls]\ncert = "x.pem"\n'))
     assert (settings.http_workers, settings.http_tls_cert) == (3, "x.pem")
 
 
-def test_what_is_set_both_ways_is_refused(tmp_path: Path) -> None:
+def test_what_is_set_both_ways_is_refused(tmp_path) -> None:
     environ = in_file(tmp_path, "http_workers = 3\n[http]\nworkers = 3\n")
     path = environ["SHMSERVE_CONFIG"]
     assert problems(environ) == [f"http_workers is set twice: {path}, line 1, and {path}, line 3"]
@@ -118,21 +118,21 @@ def test_a_former_name_is_named_as_it_was_written() -> None:
     assert line.startswith("bad setting pipelines = 'x' (SHMSERVE_GRPS_PIPELINES in the environ")
 
 
-def test_secrets_are_not_shown(tmp_path: Path) -> None:
+def test_secrets_are_not_shown(tmp_path) -> None:
     [line] = problems(in_file(tmp_path, 'http_restricted_api = ["a:b=hush", 7]'))
     assert "hush" not in line
     assert "http_restricted_api[1] = (not shown)" in line
 
 
 @pytest.mark.parametrize("text", [b"x = ", b"x = '\xff'"])
-def test_a_file_that_is_no_toml_is_named(tmp_path: Path, text: bytes) -> None:
+def test_a_file_that_is_no_toml_is_named(tmp_path, text: bytes) -> None:
     environ = in_file(tmp_path, "")
     (tmp_path / "s.toml").write_bytes(text)
     [line] = problems(environ)
     assert line.startswith(f"the file named by SHMSERVE_CONFIG is not TOML: {tmp_path}/s.toml: ")
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
     environ = {"SHMSERVE_CONFIG": str(tmp_path / "none.toml")}
     assert problems(environ) == [
         f"cannot read the file named by SHMSERVE_CONFIG: {tmp_path}/none.toml: "
@@ -251,7 +251,7 @@ def test_a_refusal_tells_at_once_all_that_an_upgrade_takes_away(given: str) -> N
     assert "OTEL_BSP_SCHEDULE_DELAY" in told[1]
 
 
-def test_the_environment_wins_for_retired_settings_too(tmp_path: Path) -> None:
+def test_the_environment_wins_for_retired_settings_too(tmp_path) -> None:
     in_toml = in_file(tmp_path, "max_events = 5")
     (warning,) = config.read({**in_toml, "SHMSERVE_MAX_EVENTS": "1000"}).warnings
     assert warning.startswith("max_events (SHMSERVE_MAX_EVENTS in the environment) has no effect")
@@ -260,7 +260,7 @@ def test_the_environment_wins_for_retired_settings_too(tmp_path: Path) -> None:
     assert line.startswith("max_events = '5' (SHMSERVE_MAX_EVENTS in the environment) is refused")
 
 
-def test_no_setting_is_offered_that_is_no_more(tmp_path: Path) -> None:
+def test_no_setting_is_offered_that_is_no_more(tmp_path) -> None:
     for name in ("executor_oom_score_ad", "max_metric_familie"):
         (line,) = problems({f"SHMSERVE_{name.upper()}": "1"})
         assert line == f"unknown setting SHMSERVE_{name.upper()} in the environment"

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def nowhere(monkeypatch, tmp_path):
     """Settings of a server that does not run."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -57,13 +57,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return text
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        cli.main(["--version"])
-    assert capsys.readouterr().out == f"shmserve {shmserve.__version__}\n"
-
-
-def test_the_package_is_a_program(monkeypatch, capsys) -> None:
+def test_the_package_is_a_program_that_tells_its_version(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["shmserve", "--version"])
     with pytest.raises(SystemExit, match="0"):
         runpy.run_module("shmserve", run_name="__main__")
@@ -97,7 +91,7 @@ def test_errors_are_one_line_that_names_what_was_wrong(nowhere, monkeypatch, cap
     assert what in told(capsys, *words)
 
 
-def test_ready_says_no(nowhere: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ready_says_no(nowhere: None, capsys) -> None:
     assert cli.main(["ready", "m"]) == 1
     assert capsys.readouterr().out.startswith("m is not ready: no answer from the server")
 
@@ -141,7 +135,7 @@ def test_settings_are_shown_with_where_they_are_from(monkeypatch, capsys) -> Non
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completions_know_the_commands(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+def test_completions_know_the_commands(capsys, shell: str) -> None:
     assert cli.main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "measure" in script
@@ -179,9 +173,7 @@ def test_check_lists_all_that_an_upgrade_takes_away(monkeypatch, capsys) -> None
     assert "max_keys (SHMSERVE_MAX_KEYS in the environment) has no effect" in told
 
 
-def test_a_repository_with_examples_is_made_and_can_be_checked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repository_with_examples_is_made_and_can_be_checked(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("SHMSERVE_CONFIG", "")
     folder = tmp_path / 'a "b'
     assert cli.main(["init", str(folder)]) == 0
@@ -199,13 +191,7 @@ def test_a_repository_with_examples_is_made_and_can_be_checked(
     [("all", "FAIL", 1), ("any", "warn", 0), ("noop", "warn", 0), ("noop,broken", "FAIL", 1)],
 )
 def test_a_broken_model_matters_where_readiness_wants_it(
-    nowhere: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    requires: str,
-    finding: str,
-    status: int,
+    nowhere: None, monkeypatch, tmp_path, capsys, requires: str, finding: str, status: int
 ) -> None:
     shutil.copytree(init.examples() / "noop", tmp_path / "r/noop")
     (tmp_path / "r/broken/1").mkdir(parents=True)
@@ -233,7 +219,7 @@ def test_where_a_server_is_found() -> None:
         server_address.grpc(Settings(grpc_processes=0), None)
 
 
-def test_inputs_are_made_from_what_a_model_says(tmp_path: Path) -> None:
+def test_inputs_are_made_from_what_a_model_says(tmp_path) -> None:
     def tensor(name: str, datatype: str, *shape: int) -> dict[str, object]:
         return {"name": name, "datatype": datatype, "shape": list(shape)}
 
@@ -269,14 +255,14 @@ def test_lines_are_drawn() -> None:
     assert drawing.count("<polyline") == 1
 
 
-def test_code_that_is_no_python_is_found_with_its_place(tmp_path: Path) -> None:
+def test_code_that_is_no_python_is_found_with_its_place(tmp_path) -> None:
     (tmp_path / "model.py").write_text("import nothing_here\n")
     assert try_load.code_problem(tmp_path) == ""
     (tmp_path / "model.py").write_text("x = 1\ndef f(:\n")
     assert try_load.code_problem(tmp_path).startswith(f"{tmp_path}/model.py, line 2: ")
 
 
-def test_the_line_of_the_model_that_failed_is_found_behind_other_errors(tmp_path: Path) -> None:
+def test_the_line_of_the_model_that_failed_is_found_behind_other_errors(tmp_path) -> None:
     path = tmp_path / "model.py"
     path.write_text("def load():\n    return 1 / 0\n")
     names: dict[str, Callable[[], None]] = {}
@@ -374,7 +360,7 @@ def test_a_measurement_ends_with_its_time_and_with_too_many_failures() -> None:
     assert 20 <= len(result.failures) <= 21
 
 
-def test_latencies_are_drawn_over_time(tmp_path: Path) -> None:
+def test_latencies_are_drawn_over_time(tmp_path) -> None:
     arguments = limits(model="m", svg=str(tmp_path / "m.svg"))
     ends = [(n / 100, 1.0) for n in range(100)]
     measure.draw(arguments, [Measurement("lane", 1.0, ends=ends), Measurement("grpc")])

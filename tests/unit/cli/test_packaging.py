@@ -17,7 +17,7 @@ def install(folder: Path, app: Path = Path("/srv/app")) -> None:
     subprocess.run(words, cwd=ROOT, check=True, timeout=60)
 
 
-def test_units_are_installed_for_the_environment_that_runs_them(tmp_path: Path) -> None:
+def test_units_are_installed_for_the_environment_that_runs_them(tmp_path) -> None:
     install(tmp_path)
     units = tmp_path / "usr/lib/systemd/system"
     shipped = {path.name for path in (ROOT / "deploy/systemd").iterdir()}
@@ -37,7 +37,7 @@ def written(folder: Path) -> dict[str, str]:
     }
 
 
-def test_the_command_writes_what_make_installs(tmp_path: Path) -> None:
+def test_the_command_writes_what_make_installs(tmp_path) -> None:
     app = tmp_path / "opt/shmserve-0.1"  # the name of the environment in the templates is a part
     (app / "bin").mkdir(parents=True)
     (app / "bin/shmserve").touch()
@@ -50,7 +50,7 @@ def test_the_command_writes_what_make_installs(tmp_path: Path) -> None:
     assert f"ExecStart={app}/bin/shmserve serve\n" in service
 
 
-def test_the_settings_of_an_installation_stay(tmp_path: Path) -> None:
+def test_the_settings_of_an_installation_stay(tmp_path) -> None:
     install(tmp_path)
     settings = tmp_path / "etc/shmserve/shmserve.toml"
     assert not any(table for table in tomllib.loads(settings.read_text()).values())

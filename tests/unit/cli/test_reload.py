@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -36,26 +37,19 @@ sys.stdin.read()
 
 
 def started(script: str, base: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(base)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+    command = [sys.executable, "-c", script, str(base)]
+    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True)
     assert process.stdout.readline() == "there\n"
     return process
 
 
 def test_a_second_reload_is_for_the_generation_that_the_first_one_has_begun(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch, capsys, tmp_path
 ) -> None:
     monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("SHMSERVE_RELOAD", "handover")
     os.mkdir(tmp_path / "g1")
     with started(FIRST, tmp_path) as first, started(SECOND, tmp_path) as second:
-        assert first.stdin is not None
-        assert second.stdin is not None
         ends = threading.Timer(0.3, first.stdin.close)
         ends.start()
         try:
@@ -79,17 +73,11 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("running", ["workers", "handover"])
-def test_the_running_service_decides_what_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    running: str,
-) -> None:
+def test_the_running_service_decides_what_is_replaced(monkeypatch, capsys, tmp_path, running):
     other = {"workers": "handover", "handover": "workers"}[running]
     monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("SHMSERVE_RELOAD", other)
     with started(RUNNING, tmp_path) as master:
-        assert master.stdin is not None
         rundir.write_reload(str(tmp_path), rundir.ReloadTerms(running, 60.0, 10.0))
         try:
             assert reload.main(argparse.Namespace()) == 0

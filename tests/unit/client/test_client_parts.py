@@ -62,7 +62,7 @@ class OnAGpu:
         return 2, 0
 
 
-def test_a_gpu_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_cupy(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ImportError, match=r"shmserve-client\[gpu\]"):
         ClientTensor("x", OnAGpu())

@@ -7,8 +7,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -219,9 +217,7 @@ def test_the_request_as_json() -> None:
         ({"id": np.zeros(1)}, MODEL, "input 'id'"),
     ],
 )
-def test_what_has_no_place_in_json(
-    inputs: dict[str, Any], model: DescribedModel, words: str
-) -> None:
+def test_what_has_no_place_in_json(inputs, model, words) -> None:
     with pytest.raises(InferenceError, match=words) as caught:
         generate_request(call(inputs, request_id="q"), model)
     assert caught.value.status == 0
@@ -292,7 +288,6 @@ def test_a_request_that_a_lane_has_not_taken_goes_to_another() -> None:
     for final in (True, False):
         lanes = FewLanes(moved, wire.LaneAnswer(7, final=final))
         found = converse(cast(Lanes, lanes), ("m", ""), wire.LaneRequest(7, ()), True, soon())
-        assert found is not None
         answer, lane = found
         assert (answer.final, lane) == (final, lanes.lanes[1])
         assert lanes.back == ([lane] if final else []), "a stream keeps its lane"
@@ -332,7 +327,6 @@ def test_the_server_has_time_to_say_that_it_is_late() -> None:
     timer.start()
     found = converse(cast(Lanes, lanes), ("m", ""), wire.LaneRequest(7, ()), True, soon())
     timer.join()
-    assert found is not None
     assert found[0].error == late.error
     lanes.close()
 
@@ -383,9 +377,7 @@ class Changing(SlowServer):
         raise InferenceError(404, "it is gone")
 
 
-def test_what_is_known_of_a_model_is_forgotten_with_a_refused_stream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_known_of_a_model_is_forgotten_with_a_refused_stream(monkeypatch) -> None:
     server = Changing()
     no_memory = SharedMemoryPools(cast(Transport, server), "", 0, 0)
     over_http = Requester(cast(Transport, server), no_memory, None)
@@ -427,7 +419,6 @@ class Lane:
         self.attempt, self.other = Attempt(), self.lanes.others[0]
         request = wire.LaneRequest(7, (), credit=4)
         found = converse(cast(Lanes, self.lanes), ("m", ""), request, True, soon())
-        assert found is not None
         self.lane = found[1]
         self.answers = LaneAnswers(
             *(cast(Lanes, self.lanes), found, cast(RequestAttempt, self.attempt), request),
@@ -454,7 +445,7 @@ def one(number: int, final: bool = False) -> wire.LaneAnswer:
 
 
 @pytest.fixture
-def lane() -> Iterator[Lane]:
+def lane():
     lane = Lane(one(0))
     yield lane
     lane.lanes.close()
@@ -580,9 +571,7 @@ def test_events_however_they_are_cut(size: int) -> None:
         assert kept.kept == 1
 
 
-def test_opening_a_lane_is_bounded_by_the_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_a_lane_is_bounded_by_the_call(tmp_path, monkeypatch) -> None:
     """A stopped coordinator's listener accepts connections and stays silent."""
     monkeypatch.setattr(client_connection, "_ANSWER_S", 3600.0)
     path = str(tmp_path / "c.sock")

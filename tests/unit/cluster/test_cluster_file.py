@@ -42,7 +42,7 @@ def problems(folder: Path, text: str) -> list[str]:
     return [line.replace(str(folder), "") for line in told.value.message.splitlines()]
 
 
-def test_it_is_read_with_units(tmp_path: Path) -> None:
+def test_it_is_read_with_units(tmp_path) -> None:
     file = cluster_file.read(written(tmp_path, GOOD))
     rule = file.rules()["digits"]
     assert (rule.memory, rule.scaling.least, rule.scaling.most) == (2 << 30, 2, 8)
@@ -107,18 +107,16 @@ def test_it_is_read_with_units(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(
-    tmp_path: Path, before: str, after: str, told: str
-) -> None:
+def test_what_is_wrong_is_told_with_its_place(tmp_path, before: str, after: str, told: str) -> None:
     assert before in GOOD
     assert told in problems(tmp_path, GOOD.replace(before, after))
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_told_at_once(tmp_path) -> None:
     assert len(problems(tmp_path, GOOD.replace("2GiB", "x").replace("20ms", "y"))) == 2
 
 
-def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_none(tmp_path, capsys) -> None:
     assert cli.main(["cluster", "up", str(tmp_path / "none.toml")]) == 2
     assert "cannot read the file named by the command" in capsys.readouterr().err
     [line] = problems(tmp_path, "[models")
@@ -126,7 +124,7 @@ def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "models: there are none" in problems(tmp_path, "")[0]
 
 
-def test_the_one_in_the_document_is_read_and_has_the_defaults_it_says(tmp_path: Path) -> None:
+def test_the_one_in_the_document_is_read_and_has_the_defaults_it_says(tmp_path) -> None:
     text = (ROOT / "docs/cluster.md").read_text().split("```toml\n")[1].split("```")[0]
     file = cluster_file.read(written(tmp_path, text))
     assert file.models.keys() == {"resnet"}
@@ -136,7 +134,7 @@ def test_the_one_in_the_document_is_read_and_has_the_defaults_it_says(tmp_path: 
         assert given or shown[name] == default, name
 
 
-def test_the_balancers_configuration_has_a_backend_for_each_model(tmp_path: Path) -> None:
+def test_the_balancers_configuration_has_a_backend_for_each_model(tmp_path) -> None:
     text = haproxy_config.text(cluster_file.read(written(tmp_path, GOOD)))
     for door in ("http", "grpc"):
         assert f"backend {door}_model_digits\n" in text
@@ -146,13 +144,13 @@ def test_the_balancers_configuration_has_a_backend_for_each_model(tmp_path: Path
     assert "stats socket /run/haproxy/admin.sock group haproxy mode 660 level admin\n" in text
 
 
-def test_the_balancers_socket_may_be_an_address(tmp_path: Path) -> None:
+def test_the_balancers_socket_may_be_an_address(tmp_path) -> None:
     text = GOOD.replace("/run/haproxy/admin.sock", "[::1]:9")
     made = haproxy_config.text(cluster_file.read(written(tmp_path, text)))
     assert "stats socket [::1]:9 level admin\n" in made
 
 
-def test_a_model_may_be_called_as_the_backend_of_all_nodes(tmp_path: Path) -> None:
+def test_a_model_may_be_called_as_the_backend_of_all_nodes(tmp_path) -> None:
     text = haproxy_config.text(
         cluster_file.read(written(tmp_path, GOOD.replace("digits", "nodes")))
     )

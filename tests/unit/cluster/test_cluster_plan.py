@@ -104,15 +104,13 @@ def test_a_model_whose_runs_are_longer_than_a_look_gets_replicas() -> None:
 
 
 @pytest.fixture(scope="module")
-def simulated() -> Simulation:
+def simulated():
     simulation = Simulation(SHORT)
     simulation.run()
     return simulation
 
 
-def test_in_a_simulated_cluster_every_model_is_served_within_the_memory(
-    simulated: Simulation,
-) -> None:
+def test_in_a_simulated_cluster_every_model_is_served_within_the_memory(simulated) -> None:
     found = figures(simulated.series, SHORT)
     assert found["over_memory"] == 0
     assert found["flaps"] == 0

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
-
-import pytest
 
 from shmserve.cli.serving import cluster as cluster_command
 from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings, ModelTable
@@ -79,7 +76,7 @@ def test_nobody_gets_orders_before_all_have_said_what_they_hold() -> None:
     assert nodes.held == {"a": frozenset(), "b": {"one"}}
 
 
-def test_a_balancer_that_is_not_there_is_a_problem_and_nothing_else(tmp_path: Path) -> None:
+def test_a_balancer_that_is_not_there_is_a_problem_and_nothing_else(tmp_path) -> None:
     nodes = ObedientNodes("a")
     settings = ClusterSettings(haproxy_sockets=(f"{tmp_path}/h.sock",), drain_s=0.01)
     made = Controller(ClusterFile(settings, {"one": ModelTable(10)}), nodes)
@@ -119,7 +116,7 @@ def test_other_models_take_the_place_of_those_before() -> None:
     assert nodes.held == {"a": {"two"}}
 
 
-def test_what_people_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_people_are_shown(capsys) -> None:
     nodes = ObedientNodes("a" * 56)
     made = controller(nodes, one=60, two=60)
     made.tick()

@@ -51,9 +51,7 @@ def test_the_list_of_servers_is_read() -> None:
 @pytest.mark.parametrize(
     "wanted", [{}, {A: 1}, {A: 128, B: 3}, {B: 5, C: 6}, {A: 1, B: 2, C: 3}, {D: 256}]
 )
-def test_slots_become_what_is_wanted_and_then_nothing_more_is_said(
-    wanted: dict[Address, int],
-) -> None:
+def test_slots_become_what_is_wanted_and_then_nothing_more_is_said(wanted) -> None:
     commands, problems = changes(slots(STATE), {"b": wanted})
     after = obeyed(slots(STATE), commands)
     assert serving(after) == {address.host: weight for address, weight in wanted.items()}

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.needs("haproxy")
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> ClusterSettings:
+def settings(tmp_path):
     return ClusterSettings(
         haproxy_sockets=(str(tmp_path / "h.sock"),),
         haproxy_slots=3,
@@ -35,7 +34,7 @@ def settings(tmp_path: Path) -> ClusterSettings:
 
 
 @pytest.fixture
-def balancer(tmp_path: Path, settings: ClusterSettings) -> Iterator[Balancer]:
+def balancer(tmp_path, settings):
     file = ClusterFile(settings, {"digits": ModelTable(1), "a.b-c_D": ModelTable(1)})
     (tmp_path / "haproxy.cfg").write_text(haproxy_config.text(file))
     process = subprocess.Popen(
@@ -83,9 +82,7 @@ def test_what_it_refuses_is_told_in_its_words(balancer: Balancer) -> None:
     assert problems == ["Absolute weight can only be between 0 and 256 inclusive."]
 
 
-def test_one_that_says_nothing_is_a_problem_and_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_says_nothing_is_a_problem_and_holds_nobody_up(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(haproxy_socket, "_TIMEOUT_S", 0.3)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "h.sock"))
@@ -98,7 +95,7 @@ def test_one_that_says_nothing_is_a_problem_and_holds_nobody_up(
         assert "timed out" in told.problems[0]
 
 
-def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_one_that_is_not_there_is_named(tmp_path) -> None:
     with pytest.raises(Unavailable, match=r"balancer .*none\.sock: No such file"):
         Balancer(str(tmp_path / "none.sock")).route({})
     with pytest.raises(Unavailable, match=r"balancer 127\.0\.0\.1:1: "):
@@ -145,9 +142,7 @@ def one_model() -> Iterator[Address]:
         server.server_close()
 
 
-def test_who_goes_ends_the_request_it_has_when_its_model_is_not_ready_any_more(
-    settings: ClusterSettings, balancer: Balancer
-) -> None:
+def test_who_goes_ends_the_request_it_has_when_its_model_is_not_ready_any_more(settings, balancer):
     name = "http_model_digits"
     with one_model() as address:
         balancer.route({name: {address: 1}})

@@ -9,7 +9,6 @@ import socketserver
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
@@ -23,7 +22,7 @@ from tests.running_server import ROOT, segments_left, wait_until
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeService]:
+def node(tmp_path):
     for name in ("echo", "pair"):
         shutil.copytree(ROOT / "tests/repositories/basic" / name, tmp_path / name)
     (tmp_path / "broken/1").mkdir(parents=True)
@@ -69,9 +68,7 @@ def test_it_holds_what_it_is_told_and_comes_again(node: NodeService) -> None:
     assert not Path(f"/proc/{again.pid}").exists()
 
 
-def test_a_node_whose_service_does_not_come_up_has_no_room_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_whose_service_does_not_come_up_has_no_room_and_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(node_service, "_ABSENT_S", 0.1)
     settings = ClusterSettings(service_config=str(tmp_path / "none.toml"))
     service = NodeService(settings, "127.0.0.1", 100, str(tmp_path / "run"))
@@ -112,9 +109,7 @@ class StubbornService(BaseHTTPRequestHandler):
         pass
 
 
-def test_what_fails_is_tried_again_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_is_tried_again_after_a_while(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(NodeService, "_keep_alive", lambda self: None)
     monkeypatch.setattr(node_service, "_LOOK_S", 0.2)
     run_dir = tmp_path / "run"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import selectors
 import socket
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +62,7 @@ class Agent:
 
 
 @pytest.fixture
-def agent() -> Iterator[Agent]:
+def agent():
     made = Agent()
     yield made
     for key in list(made.selector.get_map().values()):
@@ -202,7 +201,5 @@ def test_instances_that_are_missing_count_and_those_that_leave_do_not() -> None:
         ([_frontend(8, slot_bytes=900), _executor(0, 0)], 10),  # the scarcer of both
     ],
 )
-def test_what_waits_and_what_is_held_lowers_it(
-    readings: list[CounterReading], percent: int
-) -> None:
+def test_what_waits_and_what_is_held_lowers_it(readings, percent) -> None:
     assert free_percent(_sources(_instance(True), readings=tuple(readings)), READY) == percent

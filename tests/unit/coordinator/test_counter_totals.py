@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -134,7 +133,7 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path):
     made = World(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     yield made
@@ -250,7 +249,7 @@ def test_a_new_supervisor_is_given_all_pages(world: World) -> None:
     assert list(world.stored) == [page.owner]
 
 
-def test_after_a_restart_reports_wait_for_the_pages_that_are_kept(tmp_path: Path) -> None:
+def test_after_a_restart_reports_wait_for_the_pages_that_are_kept(tmp_path) -> None:
     counters = CounterTotals(str(tmp_path), "cafe0123", lambda *_: None, 2, settle_until=10.0)
     assert not counters.settled(9.0)
     assert counters.settled(10.0)

@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -14,16 +15,9 @@ from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.errors import NotFound, Unavailable
 from shmserve.executor.backend import Request, Response
-from tests.unit.dispatch.test_dispatch import (
-    feed,
-    into_offer,
-    its_input,
-    own_array,
-    run,
-    slots_in_use,
-    until,
-)
-from tests.unit.rig import SPEC, Rig
+from tests.unit.dispatch import test_dispatch
+from tests.unit.dispatch.test_dispatch import into_offer, its_input, own_array, run, until
+from tests.unit.rig import SPEC, Rig, feed
 
 ONES = np.ones(3, np.float32)
 
@@ -68,22 +62,20 @@ def test_no_request_is_lost_however_often_executors_change(rig: Rig, model: Any)
         thread.join(30)
     assert failed == []
     assert len(ran) == sum(done), "each request ran exactly once"
-    until(lambda: slots_in_use(rig) == 0, "slots are left")
+    until(lambda: test_dispatch.slots_in_use(rig) == 0, "slots are left")
 
 
 def test_a_request_that_was_looked_up_before_goes_to_the_successor(rig: Rig) -> None:
     entry = rig.serve(into_offer)
     with rig.dispatcher.call(entry) as call:
-        feed(call, ONES)  # type: ignore[arg-type]
+        feed(call, ONES)
         rig.serve(own_array)
         rig.executors.pop(0).close()
         (output,) = call.execute().outputs
         assert (np.frombuffer(output.view, np.float32) == 2).all()
 
 
-def test_a_request_that_does_not_suit_the_successor_goes_to_the_old_while_it_is_there(
-    rig: Rig,
-) -> None:
+def test_a_request_that_does_not_suit_the_successor_goes_to_the_old_while_it_is_there(rig) -> None:
     entry = rig.serve(into_offer)
     rig.serve(own_array, spec=msgspec.structs.replace(SPEC, max_batch_size=4))
     assert (run(rig, entry, ONES) == 1).all()
@@ -103,7 +95,7 @@ def test_a_request_for_what_is_unloaded_is_told_so(rig: Rig) -> None:
         run(rig, entry, ONES)
     with pytest.raises(NotFound, match="has no available versions"):
         rig.dispatcher.ready_model("m")
-    assert slots_in_use(rig) == 0
+    assert test_dispatch.slots_in_use(rig) == 0
 
 
 def test_an_executor_that_has_ended_its_loop_leaves_no_request_unanswered(rig: Rig) -> None:
@@ -119,12 +111,8 @@ def test_an_executor_that_has_ended_its_loop_leaves_no_request_unanswered(rig: R
     assert (run(rig, entry, ONES) == 2).all()
 
 
-def test_what_was_sent_before_the_end_is_answered(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, begun = threading.Event(), threading.Event()
-    sent: list[int] = []
-
+def test_what_was_sent_before_the_end_is_answered(rig: Rig, monkeypatch) -> None:
+    gate, sent = test_dispatch.Gate(), list[int]()
     send = ExecutorPool.send
 
     def counted(*arguments: Any) -> None:
@@ -132,23 +120,11 @@ def test_what_was_sent_before_the_end_is_answered(
         sent.append(1)
 
     monkeypatch.setattr(ExecutorPool, "send", counted)
-
-    def waits(request: Request) -> Response:
-        begun.set()
-        assert gate.wait(30)
-        return own_array(request)
-
-    entry = rig.serve(waits)
-    answers: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(run(rig, entry, ONES)[0])) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    assert begun.wait(30)
-    until(lambda: len(sent) == 4, "not all were sent")
-    rig.executors[0].loop.stop()
-    gate.set()
-    for thread in threads:
-        thread.join(30)
-    assert answers == [2, 2, 2, 2]
+    entry = rig.serve(gate)
+    with ThreadPoolExecutor() as threads:
+        answers = [threads.submit(run, rig, entry, ONES) for _ in range(4)]
+        assert gate.begun.wait(30)
+        until(lambda: len(sent) == 4, "not all were sent")
+        rig.executors[0].loop.stop()
+        gate.open()
+    assert [answer.result()[0] for answer in answers] == [2, 2, 2, 2]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from shmserve.coordinator.stats.history_file import HistoryFile, decode
 from shmserve.core.stats.time_series import SavedSeries
@@ -14,9 +11,7 @@ from shmserve.core.stats.time_series import SavedSeries
 _SAVED = SavedSeries(5.0, 7, (), ())
 
 
-def test_room_for_the_next_history_is_there_beforehand(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_room_for_the_next_history_is_there_beforehand(tmp_path, caplog) -> None:
     monitoring: Any = SimpleNamespace(saved=lambda _: _SAVED)
     file = HistoryFile(str(tmp_path), monitoring, lambda work: work(), 0.0)
     coming = tmp_path / "history.new"

@@ -63,7 +63,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
+def desk():
     return Desk(entry("1", "a", "b"))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -58,7 +57,7 @@ class Executor:
 
 
 @pytest.fixture
-def executor() -> Iterator[Executor]:
+def executor():
     executor = Executor()
     yield executor
     executor.socket.close()

@@ -119,7 +119,6 @@ class Service:
 
     def column(self, name: str) -> list[float | None]:
         report = self.monitoring.report(AskHistory(1, 0), self.now)
-        assert report is not None
         (model,) = report.models
         return list(model.columns[name])
 

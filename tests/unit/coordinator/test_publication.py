@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from msgspec import structs
 
 from shmserve.config import Settings
@@ -21,28 +22,40 @@ from shmserve.tensor.spec import ModelSpec
 ROLES = {"http-1-aa": "http", "grpc-1-aa": "grpc", "executor-1-aa": "executor", "cli-1-aa": "cli"}
 
 
-def test_frontends_are_told_once_it_can_be_read(tmp_path: Path) -> None:
-    writer, reader = RegistryWriter(str(tmp_path), "e1"), RegistryReader(str(tmp_path))
-    processes = {name: SimpleNamespace(name=name, role=role) for name, role in ROLES.items()}
+@pytest.fixture
+def writer(tmp_path):
+    with closing(RegistryWriter(str(tmp_path), "e1")) as writer:
+        yield writer
+
+
+def made(
+    writer: Any, send: Any, take: Any = None, flags: Any = None, regions_told: Any = lambda: None
+) -> Publication:
+    """Return the publication of a coordinator with a process for each role."""
     reconciler: Any = SimpleNamespace(
-        processes=processes, snapshot=lambda epoch: Snapshot(epoch, 0, complete=True)
+        processes={name: SimpleNamespace(name=name, role=role) for name, role in ROLES.items()},
+        snapshot=take or (lambda epoch: Snapshot(epoch, 0, complete=True)),
     )
-    regions: Any = SimpleNamespace(book=RegionBook(Settings(), 0), published=lambda: None)
+    regions: Any = SimpleNamespace(book=RegionBook(Settings(), 0), published=regions_told)
     settings: Any = SimpleNamespace(traced=lambda models: models, current=RuntimeSettings())
+    return Publication(writer, reconciler, regions, settings, flags or {}, {}, send)
+
+
+def test_frontends_are_told_once_it_can_be_read(writer, tmp_path) -> None:
+    reader = RegistryReader(str(tmp_path))
     heard: list[tuple[str, object, int]] = []
 
     def send(process: str, message: object) -> None:
         heard.append((process, message, reader.current().generation))
 
-    publication = Publication(writer, reconciler, regions, settings, {}, {}, send)
+    publication = made(writer, send)
     publication.publish()
     publication.publish()
     both = ("http-1-aa", "grpc-1-aa")
     assert heard == [(name, RegistryChanged(), number) for number in (1, 2) for name in both]
-    writer.close()
 
 
-def test_models_that_end_with_the_service_are_no_events(monkeypatch: Any, tmp_path: Path) -> None:
+def test_models_that_end_with_the_service_are_no_events(monkeypatch, writer) -> None:
     events: list[tuple[str, ...]] = []
     monkeypatch.setattr(flight_recorder, "record", lambda *event: events.append(event))
     spec = ModelSpec("m", "1", "", "python", 0, (), ())
@@ -51,31 +64,17 @@ def test_models_that_end_with_the_service_are_no_events(monkeypatch: Any, tmp_pa
     ended = structs.replace(entry, reason="its executor ended: status 0")
     down = structs.replace(up, draining=True, models={"m": {"1": ended}})
     snapshots = iter((up, down))
-    reconciler: Any = SimpleNamespace(processes={}, snapshot=lambda epoch: next(snapshots))
-    regions: Any = SimpleNamespace(book=RegionBook(Settings(), 0), published=lambda: None)
-    settings: Any = SimpleNamespace(traced=lambda models: models, current=RuntimeSettings())
-    writer = RegistryWriter(str(tmp_path), "e1")
-    publication = Publication(writer, reconciler, regions, settings, {}, {}, lambda *_: None)
+    publication = made(writer, lambda *_: None, lambda _: next(snapshots))
     publication.publish()
     publication.publish()
     assert [event for event in events if event[1] == "m/1"] == [("model ready", "m/1", "")]
-    writer.close()
 
 
-def test_what_could_not_be_published_is_published_once_it_can_be(tmp_path: Path) -> None:
-    writer, reader = RegistryWriter(str(tmp_path), "e1"), RegistryReader(str(tmp_path))
-    flags: dict[str, bool] = {"flag": False}
-    http = SimpleNamespace(name="http-1-aa", role="http")
-    reconciler: Any = SimpleNamespace(
-        processes={http.name: http}, snapshot=lambda epoch: Snapshot(epoch, 0, complete=True)
-    )
-    told: list[str] = []
-    regions: Any = SimpleNamespace(
-        book=RegionBook(Settings(), 0), published=lambda: told.append("regions")
-    )
-    settings: Any = SimpleNamespace(traced=lambda models: models, current=RuntimeSettings())
-    publication = Publication(
-        writer, reconciler, regions, settings, flags, {}, lambda process, _: told.append(process)
+def test_what_could_not_be_published_is_published_once_it_can_be(writer, tmp_path) -> None:
+    reader, told = RegistryReader(str(tmp_path)), list[str]()
+    publication = made(
+        *(writer, lambda process, _: told.append(process), None, {"flag": False}),
+        regions_told=lambda: told.append("regions"),
     )
     assert publication.publish()
     coming = tmp_path / "registry.msgpack.new"
@@ -89,5 +88,4 @@ def test_what_could_not_be_published_is_published_once_it_can_be(tmp_path: Path)
     publication.look()
     publication.look()
     assert (reader.current().generation, reader.current().flags) == (2, {"flag": True})
-    assert told == ["regions", "http-1-aa"]
-    writer.close()
+    assert told == ["regions", "http-1-aa", "grpc-1-aa"]

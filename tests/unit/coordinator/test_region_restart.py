@@ -3,52 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shmserve.config import Settings
-from shmserve.coordinator.regions.owners import Owners
-from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.core.caller import Caller
-from shmserve.core.control.reconciler import Reconciler
-from shmserve.core.memory.budget import Ledger
 from shmserve.core.region_kinds import MEMFD
 from shmserve.core.registry import Snapshot
-from shmserve.protocol.control.region_messages import (
-    NeedRegion,
-    RegionGiven,
-    RegisterRegion,
-    StoredRegions,
-)
+from shmserve.protocol.control.region_messages import NeedRegion, RegionGiven, StoredRegions
 from tests.integration.region_client import Memory
 from tests.integration.test_client_socket import memfd
+from tests.unit.coordinator.test_region_sharing import UID, Coordinator
 
-UID = os.geteuid()
 
-
-class Desk:
+class Desk(Coordinator):
     """A coordinator's regions, and the messages to executors."""
 
-    def __init__(self, run_dir: Path, previous: Snapshot | None = None) -> None:
-        owners = Owners(lambda *_: None, lambda _: None, True)
-        reconciler = Reconciler(Ledger(1000, 0), 60.0, 60.0)
+    def __init__(self, run_dir: Path) -> None:
         self.given: list[RegionGiven] = []
-        self.regions = RegionRegistrations(
-            Settings(), str(run_dir), reconciler, self._send, owners, lambda: 0
-        )
-        if previous is not None:
-            self.regions.restore(previous, 0.0)
+        super().__init__(run_dir)
 
     def _send(self, process: str, message: Any, fds: tuple[int, ...]) -> None:
         if isinstance(message, RegionGiven):
             assert len(fds) == (not message.error_code)
             self.given.append(message)
-
-    def names(self) -> set[str]:
-        return {region.name for region in self.regions.book.regions.values()}
 
     def turn(self, now: float) -> list[str]:
         """Return the names of regions given to executors by `now`; "" for an unknown region."""
@@ -59,23 +38,23 @@ class Desk:
 
 
 @pytest.fixture
-def fd() -> Iterator[int]:
+def fd():
     fd = memfd()
     yield fd
     os.close(fd)
 
 
 @pytest.fixture
-def desk(tmp_path: Path, fd: int) -> Iterator[Desk]:
+def desk(tmp_path, fd):
     """The successor of a coordinator with two regions, and an executor's question about the
     regions."""
     first = Desk(tmp_path)
     with Memory(4096) as memory:
         first.regions.system.register_passed(Caller(UID), "sealed", 0, 64, os.dup(fd), MEMFD)
-        message = RegisterRegion(1, "named", memory.name, 0, 64, UID, 0, 0)
-        first.regions.handle("http-1", "http", message, 0.0)
-        book = first.regions.book
-        desk = Desk(tmp_path, Snapshot("e", 1, regions=book.regions, next_region=book.next_number))
+        first.register(1, "named", memory.name)
+        book, desk = first.regions.book, Desk(tmp_path)
+        before = Snapshot("e", 1, regions=book.regions, next_region=book.next_number)
+        desk.regions.restore(before, 0.0)
         for region in book.regions.values():
             asked = NeedRegion(region.number, region.number)
             desk.regions.handle("executor-1", "executor", asked, 0.0)

@@ -6,7 +6,6 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -102,13 +101,13 @@ def talk(*pair: Coordinator) -> None:
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
+def memory():
     with Memory(4096) as made:
         yield made
 
 
 @pytest.fixture
-def old(tmp_path: Path, memory: Memory) -> Iterator[Coordinator]:
+def old(tmp_path, memory):
     """A coordinator with a named and a sealed region."""
     made = Coordinator(tmp_path)
     made.register(1, "named", memory.name)
@@ -119,7 +118,7 @@ def old(tmp_path: Path, memory: Memory) -> Iterator[Coordinator]:
 
 
 @pytest.fixture
-def new(tmp_path: Path, old: Coordinator) -> Iterator[Coordinator]:
+def new(tmp_path, old):
     """The next generation's coordinator, linked to `old`."""
     made = Coordinator(tmp_path)
     old.regions.sharing.begin(old.say, True)
@@ -135,9 +134,7 @@ def test_the_next_generation_knows_what_is_registered(old: Coordinator, new: Coo
     assert {r.name for s in new.stored for r in s.regions} == {"named", "sealed"}
 
 
-def test_both_hear_what_comes_and_goes_and_their_numbers_differ(
-    old: Coordinator, new: Coordinator, memory: Memory
-) -> None:
+def test_both_hear_what_comes_and_goes_and_their_numbers_differ(old, new, memory) -> None:
     talk(old, new)
     old.register(2, "late", memory.name)
     new.register(3, "early", memory.name)
@@ -151,9 +148,7 @@ def test_both_hear_what_comes_and_goes_and_their_numbers_differ(
     assert (old.answers, new.answers) == ([1, 2, 5], [3, 4])
 
 
-def test_clients_hear_of_it_when_both_have_published(
-    old: Coordinator, new: Coordinator, memory: Memory
-) -> None:
+def test_clients_hear_of_it_when_both_have_published(old, new, memory) -> None:
     talk(old, new)
     old.register(2, "late", memory.name)
     old.settle()
@@ -169,9 +164,7 @@ def test_clients_hear_of_it_when_both_have_published(
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_nobody_waits_for_one_that_ends_or_hangs(
-    old: Coordinator, new: Coordinator, memory: Memory, monkeypatch: Any, ended: bool
-) -> None:
+def test_nobody_waits_for_one_that_ends_or_hangs(old, new, memory, monkeypatch, ended) -> None:
     talk(old, new)
     monkeypatch.setattr(region_sharing, "_PATIENCE_S", 0.0)
     old.register(2, "late", memory.name)
@@ -192,9 +185,7 @@ def reconnect(old: Coordinator, new: Coordinator) -> None:
     new.regions.sharing.begin(new.say, True)
 
 
-def test_after_a_new_connection_both_know_what_has_come_and_gone_without_one(
-    old: Coordinator, new: Coordinator, memory: Memory
-) -> None:
+def test_after_a_new_connection_both_know_what_has_come_and_gone_without_one(old, new, memory):
     talk(old, new)
     old.regions.sharing.end()
     old.unregister(2, "named")
@@ -211,7 +202,7 @@ def test_after_a_new_connection_both_know_what_has_come_and_gone_without_one(
 
 
 def test_a_coordinator_that_was_started_again_hears_what_went_without_it(
-    old: Coordinator, new: Coordinator, tmp_path: Path, memory: Memory
+    old: Coordinator, new: Coordinator, tmp_path, memory: Memory
 ) -> None:
     talk(old, new)
     regions = dict(old.regions.book.regions)
@@ -252,9 +243,7 @@ sys.stdin.read()
 """
 
 
-def test_the_link_ends_with_the_generation_before_whoever_has_its_lock_then(
-    tmp_path: Path, new: Coordinator
-) -> None:
+def test_the_link_ends_with_the_generation_before_whoever_has_its_lock_then(tmp_path, new) -> None:
     """The next master takes the lock at once."""
     gc.collect()  # closes descriptors left by earlier tests
     before = open_fds(os.getpid())
@@ -262,7 +251,6 @@ def test_the_link_ends_with_the_generation_before_whoever_has_its_lock_then(
 
     def master() -> subprocess.Popen[str]:
         made = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True)
-        assert made.stdout is not None
         assert made.stdout.readline() == "True\n"
         return made
 
@@ -285,9 +273,7 @@ def test_the_link_ends_with_the_generation_before_whoever_has_its_lock_then(
     assert open_fds(os.getpid()) == before
 
 
-def test_a_name_that_both_have_given_is_the_later_ones(
-    old: Coordinator, new: Coordinator, memory: Memory
-) -> None:
+def test_a_name_that_both_have_given_is_the_later_ones(old, new, memory) -> None:
     talk(old, new)
     old.register(2, "same", memory.name)
     old.settle()
@@ -296,9 +282,7 @@ def test_a_name_that_both_have_given_is_the_later_ones(
     assert old.names() == new.names()
 
 
-def test_what_systemd_has_kept_is_registered_again(
-    old: Coordinator, tmp_path: Path, memory: Memory
-) -> None:
+def test_what_systemd_has_kept_is_registered_again(old, tmp_path, memory) -> None:
     regions = tuple(old.regions.book.regions.values())
     numbers = tuple(region.number for region in regions)
     fds = {number: fd for number, fd in old.regions._fds.items()}
@@ -317,7 +301,7 @@ def test_what_systemd_has_kept_is_registered_again(
     next_service.regions.close()
 
 
-def test_of_a_process_that_has_ended_nothing_is_registered_again(tmp_path: Path) -> None:
+def test_of_a_process_that_has_ended_nothing_is_registered_again(tmp_path) -> None:
     first = Coordinator(tmp_path)
     fd = memfd()
     caller = Caller(UID)

@@ -53,9 +53,7 @@ def test_without_addresses_nothing_is_asked() -> None:
         ({"model_control": "explicit"}, ()),  # clients may ask for the repository's index
     ],
 )
-def test_the_first_round_is_for_all_that_is_wanted(
-    settings: dict[str, Any], names: tuple[str, ...]
-) -> None:
+def test_the_first_round_is_for_all_that_is_wanted(settings, names) -> None:
     desk = Desk(**settings)
     desk.models.hello("f")
     desk.models.tick(0.0)

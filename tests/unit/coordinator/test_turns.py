@@ -46,9 +46,7 @@ class Router:
 
 
 @pytest.mark.parametrize(("limit_s", "patience_s", "questions"), [(1, 2, 2), (20, 20, 3)])
-def test_silence_is_noticed_after_the_patience(
-    limit_s: float, patience_s: float, questions: int
-) -> None:
+def test_silence_is_noticed_after_the_patience(limit_s, patience_s, questions) -> None:
     router = Router(limit_s)
     router.turns(patience_s)
     assert router.asked == questions

@@ -36,16 +36,11 @@ def named(values: list[float], columns: tuple[str, ...]) -> dict[str, float]:
     return dict(zip(columns, values, strict=True))
 
 
-def test_of_one_request_the_slowest_is_its_very_time() -> None:
-    assert aggregation.slowest_ns(counted(3_141_592)) == 3_141_592
-
-
-def test_of_requests_in_one_bucket_the_slowest_is_no_more_than_its_bound() -> None:
-    assert aggregation.slowest_ns(counted(*[4 * MS] * 50)) == 5 * MS
-
-
-def test_of_requests_beyond_all_bounds_the_sum_tells_the_slowest() -> None:
-    assert aggregation.slowest_ns(counted(1 * MS, 60_000 * MS)) <= 60_001 * MS
+def test_the_slowest_request() -> None:
+    assert aggregation.slowest_ns(counted(3_141_592)) == 3_141_592, "of one it is its very time"
+    assert aggregation.slowest_ns(counted(*[4 * MS] * 50)) == 5 * MS, "the bound of its bucket"
+    beyond = counted(1 * MS, 60_000 * MS)  # beyond all bounds, the sum tells
+    assert aggregation.slowest_ns(beyond) <= 60_001 * MS
 
 
 def test_without_requests_there_is_no_slowest() -> None:
@@ -110,10 +105,7 @@ def test_reasons_stages_and_buckets_are_told_apart() -> None:
     assert row["bucket_7"] == 7.0
 
 
-def test_growth_is_never_negative() -> None:
+def test_growth_is_never_negative_and_percents_are_as_many_as_grps_numbers() -> None:
     assert aggregation.growth([5, 1, 3], [2, 4, 3]) == [3, 0, 0]
-
-
-def test_there_are_as_many_percents_as_grps_numbers() -> None:
     assert len(aggregation.PERCENTS) == 20
     assert len(aggregation.distribution_ms(counted(MS), MS)) == 20

@@ -95,15 +95,8 @@ def test_the_policy_of_a_configuration() -> None:
     plain = batch_policy(ConfigDocument(max_batch_size=8, dynamic_batching=BatchingEntry()))
     assert plain == BatchPolicy(8, frozenset((8,)))
     assert not plain.is_bounded
-    entry = BatchingEntry(
-        (2, 4),
-        250,
-        UNSET,
-        2,
-        2,
-        QueuePolicyEntry("DELAY", 30, True, 9),
-        {"1": QueuePolicyEntry(max_queue_size=5)},
-    )
+    policies = QueuePolicyEntry("DELAY", 30, True, 9), {"1": QueuePolicyEntry(max_queue_size=5)}
+    entry = BatchingEntry((2, 4), 250, UNSET, 2, 2, *policies)
     policy = batch_policy(ConfigDocument(max_batch_size=4, dynamic_batching=entry))
     levels = (QueuePolicy(max_size=5), QueuePolicy(True, 30 * US, True, 9))
     assert policy == BatchPolicy(4, frozenset((2, 4)), 250 * US, levels, 1)

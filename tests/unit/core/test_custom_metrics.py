@@ -19,6 +19,8 @@ from shmserve.core.stats.custom_metrics import (
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind
 A, B = (("a", "1"),), (("b", "2"), ("a", "1"))
+MANY = tuple(map(float, range(MAX_BUCKETS + 1)))
+LABELS = tuple((f"l{number}", "") for number in range(MAX_LABELS + 1))
 
 
 def part(instance: str, *families: Family) -> InstanceMetrics:
@@ -36,7 +38,6 @@ def test_values_belong_to_the_series_in_their_order() -> None:
         Family("nothing", "", GAUGE),
     )
     whole = with_values(families, [1, 2, 10, 11, 12, 13, 20, 21])
-    assert whole is not None
     assert [series.values for series in whole[0].series] == [(1,), (2,)]
     assert [series.values for series in whole[1].series] == [(10, 11, 12, 13), (20, 21)]
 
@@ -60,19 +61,8 @@ def test_values_belong_to_the_series_in_their_order() -> None:
         ([Family("n", "", HISTOGRAM, (Series((), (1.0, 1.0)),))], [1, 2, 3, 4]),
         ([Family("n", "", HISTOGRAM, (Series((), (nan,)),))], [1, 2, 3]),
         ([Family("n", "", HISTOGRAM, (Series((), (inf,)),))], [1, 2, 3]),
-        (
-            [Family("n", "", HISTOGRAM, (Series((), tuple(map(float, range(MAX_BUCKETS + 1)))),))],
-            [0.0] * (MAX_BUCKETS + 3),
-        ),
-        (
-            [
-                Family(
-                    *("n", "", COUNTER),
-                    (Series(tuple((f"l{i}", "") for i in range(MAX_LABELS + 1))),),
-                )
-            ],
-            [1],
-        ),
+        ([Family("n", "", HISTOGRAM, (Series((), MANY),))], [0] * (len(MANY) + 2)),
+        ([Family("n", "", COUNTER, (Series(LABELS),))], [1]),
     ],
 )
 def test_what_makes_no_sense_is_no_metric(families: list[Family], values: list[float]) -> None:

@@ -104,9 +104,7 @@ CHAIN = (step("IN", "a"), step("a", "OUT", "n"))
         ({"decoupled": True}, {}, {}, ""),
     ],
 )  # fmt: skip
-def test_models(
-    first: dict[str, Any], second: dict[str, Any], changes: dict[str, Any], problem: str
-) -> None:
+def test_models(first, second, changes, problem) -> None:
     spec, models = ensemble(*CHAIN, **changes), (model(**first), model("n", **second))
     if problem:
         with pytest.raises(ConfigError, match=f"ensemble 'e': {problem}"):
@@ -139,9 +137,7 @@ def test_what_an_ensemble_has_of_its_models() -> None:
         ([step("IN", "OUT"), step("OUT", "b")], None),
     ],
 )
-def test_the_last_step_gives_all_and_to_nobody_else(
-    steps: list[EnsembleStep], last: int | None
-) -> None:
+def test_the_last_step_gives_all_and_to_nobody_else(steps, last) -> None:
     assert ensemble_graph.last_step(ensemble(*steps)) == last
 
 
@@ -183,9 +179,7 @@ def test_what_is_behind_a_decoupled_step() -> None:
         (linked("passes", "part", "OUT"), "an answer would consist of"),
     ],
 )
-def test_tensors_of_two_decoupled_steps_do_not_meet(
-    pair: tuple[EnsembleStep, ModelSpec], who: str
-) -> None:
+def test_tensors_of_two_decoupled_steps_do_not_meet(pair, who) -> None:
     steps, models = zip(pair, SPLITS, linked("again", "IN", "other", decoupled=True), strict=True)
     outputs = (tensor("OUT"), tensor("other"))[: 2 if who.startswith("an") else 1]
     with pytest.raises(ConfigError, match=f"'e': {who} .*'splits'.*'again'.*decoupled"):

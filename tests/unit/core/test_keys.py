@@ -24,7 +24,6 @@ def test_what_is_written_is_read() -> None:
         key = keys.holder(found, "secret", now)
         assert (key.name if key else None) == name
     whole = keys.holder(found, "other", 1e12)
-    assert whole is not None
     assert whole.scopes == ACTIONS
     for wrong in ("", "Secret", "secret ", keys.digest("secret").hex(), "\udcff"):
         assert keys.holder(found, wrong, NOW) is None
@@ -48,7 +47,7 @@ def test_what_is_written_is_read() -> None:
         ("[a]\n[b]\n[c]\n", "more than 2 keys"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_used(text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_used(text: str, told: str, monkeypatch) -> None:
     monkeypatch.setattr(keys, "MAX_KEYS", 2)
     with pytest.raises(ConfigError, match=told) as caught:
         keys.parse(text.encode("latin-1"))

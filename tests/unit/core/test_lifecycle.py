@@ -62,11 +62,8 @@ def test_a_process_that_ran_long_enough_restarts_at_once():
     assert restarts.ended(20.0) == 20.0
 
 
-def test_a_chosen_exit_waits_even_the_first_time():
+def test_a_chosen_exit_waits_even_the_first_time_and_many_do_not_overflow():
     assert Restarts(base_s=0.5).ended(7.0, at_once=False) == 7.5
-
-
-def test_many_failures_do_not_overflow():
     restarts = Restarts(cap_s=30.0)
     for _ in range(5000):
         due = restarts.ended(0.0)

@@ -32,6 +32,21 @@ def bring_up(reconciler, name="m/1/0", pid=10, process="executor-1-aa"):
     return reconciler.loaded(process, SPEC, f"{process}.sock", 2.0)
 
 
+def started():
+    """Return a reconciler to which the only executor has said hello; the executor loads."""
+    reconciler = make(["m/1/0"])
+    reconciler.started("m/1/0", 10, 1.0)
+    reconciler.hello("executor-1-aa", "executor", 10, 0, "m/1/0", 1.5)
+    return reconciler
+
+
+def up(names=NAMES):
+    """Return a reconciler with an executor that has loaded."""
+    reconciler = make(names)
+    bring_up(reconciler)
+    return reconciler
+
+
 def entry(reconciler):
     return reconciler.snapshot("e").models["m"]["1"]
 
@@ -49,8 +64,7 @@ def test_a_version_is_ready_with_its_first_instance_and_takes_its_spec():
 
 
 def test_an_executor_that_disconnects_is_unpublished_at_once():
-    reconciler = make()
-    bring_up(reconciler)
+    reconciler = up()
     assert Publish() in reconciler.gone("executor-1-aa", 3.0)
     assert entry(reconciler).state is ModelState.READY
     assert entry(reconciler).instances == ()
@@ -61,22 +75,17 @@ def test_an_executor_that_disconnects_is_unpublished_at_once():
 
 
 def test_a_failed_load_is_definitive():
-    reconciler = make(["m/1/0"])
-    reconciler.started("m/1/0", 10, 1.0)
-    reconciler.hello("executor-1-aa", "executor", 10, 0, "m/1/0", 1.5)
+    reconciler = started()
     assert Desire() in reconciler.load_failed("executor-1-aa", "no such file", 2.0)
     reconciler.gone("executor-1-aa", 2.1)
     reconciler.exited("m/1/0", 10, "status 1", 2.2)
     assert reconciler.desired() == []
-    assert (entry(reconciler).state, entry(reconciler).reason) == (
-        ModelState.UNAVAILABLE,
-        "no such file",
-    )
+    assert entry(reconciler).state is ModelState.UNAVAILABLE
+    assert entry(reconciler).reason == "no such file"
 
 
 def test_one_failed_instance_of_two_leaves_the_version_ready():
-    reconciler = make()
-    bring_up(reconciler)
+    reconciler = up()
     reconciler.hello("executor-2-bb", "executor", 11, 0, "m/1/1", 2.0)
     reconciler.load_failed("executor-2-bb", "out of memory", 3.0)
     assert entry(reconciler).state is ModelState.READY
@@ -84,8 +93,7 @@ def test_one_failed_instance_of_two_leaves_the_version_ready():
 
 
 def test_the_watchdog_takes_an_instance_out_until_it_has_ended():
-    reconciler = make(["m/1/0"])
-    bring_up(reconciler)
+    reconciler = up(["m/1/0"])
     assert reconciler.busy("executor-1-aa", 2000, 5.0) == []
     assert Desire() in reconciler.busy("executor-1-aa", 2001, 5.0)
     assert reconciler.desired() == []
@@ -97,9 +105,7 @@ def test_the_watchdog_takes_an_instance_out_until_it_has_ended():
 
 
 def test_an_instance_that_never_loads_is_given_up():
-    reconciler = make(["m/1/0"])
-    reconciler.started("m/1/0", 10, 1.0)
-    reconciler.hello("executor-1-aa", "executor", 10, 0, "m/1/0", 1.5)
+    reconciler = started()
     assert reconciler.tick(10.0) == []
     effects = reconciler.tick(10.1)
     assert Desire() in effects
@@ -111,8 +117,7 @@ def test_an_instance_that_never_loads_is_given_up():
 
 
 def test_an_instance_that_had_loaded_is_never_given_up():
-    reconciler = make(["m/1/0"])
-    bring_up(reconciler)
+    reconciler = up(["m/1/0"])
     for turn in range(5):
         reconciler.gone("executor-1-aa", 3.0 + turn)
         reconciler.exited("m/1/0", 10, "signal SIGKILL", 3.1 + turn)
@@ -140,15 +145,13 @@ def test_processes_that_end_while_they_load_are_started_a_bounded_number_of_time
 
 
 def test_an_old_process_end_does_not_touch_the_new():
-    reconciler = make(["m/1/0"])
-    bring_up(reconciler)
+    reconciler = up(["m/1/0"])
     assert reconciler.exited("m/1/0", 9, "signal SIGKILL", 3.0) == []
     assert len(entry(reconciler).instances) == 1
 
 
 def test_of_two_executors_the_supervisors_latest_stays():
-    reconciler = make(["m/1/0"])
-    bring_up(reconciler)
+    reconciler = up(["m/1/0"])
     effects = reconciler.started("m/1/0", 20, 3.0)
     assert [e.process for e in effects if isinstance(e, Dismiss)] == ["executor-1-aa"]
     assert reconciler.loaded("executor-1-aa", SPEC, "executor-1-aa.sock", 3.1) == []
@@ -159,8 +162,7 @@ def test_of_two_executors_the_supervisors_latest_stays():
 
 
 def test_a_rival_nobody_started_is_dismissed():
-    reconciler = make(["m/1/0"])
-    bring_up(reconciler)
+    reconciler = up(["m/1/0"])
     effects = reconciler.hello("executor-9-zz", "executor", 99, 0, "m/1/0", 3.0)
     assert [e.process for e in effects if isinstance(e, Dismiss)] == ["executor-9-zz"]
     assert [i.pid for i in entry(reconciler).instances] == [10]
@@ -176,30 +178,24 @@ def test_what_a_dead_executor_had_still_sent_is_not_credited_to_its_successor():
 
 
 def test_a_failed_load_counts_even_if_the_end_of_its_process_overtakes_it():
-    reconciler = make(["m/1/0"])
-    reconciler.started("m/1/0", 10, 0.5)
-    reconciler.hello("executor-1-aa", "executor", 10, 0, "m/1/0", 1.0)
-    reconciler.exited("m/1/0", 10, "status 1", 1.1)
-    assert Desire() in reconciler.load_failed("executor-1-aa", "no such file", 1.2)
+    reconciler = started()
+    reconciler.exited("m/1/0", 10, "status 1", 1.6)
+    assert Desire() in reconciler.load_failed("executor-1-aa", "no such file", 1.7)
     assert reconciler.desired() == []
     assert entry(reconciler).reason == "no such file"
 
 
 def test_an_executor_cannot_change_its_instance():
-    reconciler = make()
-    bring_up(reconciler)
+    reconciler = up()
     again = restarted(reconciler)
     with pytest.raises(ProtocolViolation, match="ran another instance"):
         again.hello("executor-1-aa", "executor", 10, 0, "m/1/1", 100.1)
 
 
-def test_an_executor_of_nothing_known_is_dismissed():
-    effects = make().hello("executor-9-zz", "executor", 99, 0, "other/1/0", 3.0)
-    assert effects == [Dismiss("executor-9-zz", "not wanted")]
-
-
-def test_an_executor_that_does_not_say_what_it_runs_is_known_by_its_pid():
+def test_an_executor_of_nothing_known_is_dismissed_unless_its_pid_is_known():
     reconciler = make()
+    effects = reconciler.hello("executor-9-zz", "executor", 99, 0, "other/1/0", 3.0)
+    assert effects == [Dismiss("executor-9-zz", "not wanted")]
     reconciler.started("m/1/1", 31, 1.0)
     reconciler.hello("executor-1-aa", "executor", 31, 0, "", 1.5)
     assert reconciler.instances["m/1/1"].state is State.LOADING
@@ -212,8 +208,7 @@ def restarted(reconciler):
 
 
 def test_after_a_restart_what_was_published_stays_for_the_grace():
-    reconciler = make()
-    bring_up(reconciler)
+    reconciler = up()
     bring_up(reconciler, "m/1/1", 11, "executor-2-bb")
     again = restarted(reconciler)
     assert again.awaiting
@@ -229,8 +224,7 @@ def test_after_a_restart_what_was_published_stays_for_the_grace():
 
 
 def test_a_new_supervisor_adopts_what_has_a_link_and_forgets_the_rest():
-    reconciler = make()
-    bring_up(reconciler)
+    reconciler = up()
     reconciler.started("m/1/1", 11, 1.0)  # by a supervisor that died before its executor said hello
     assert Desire() in reconciler.hello("supervisor-2-aa", "supervisor", 5, 0, "", 3.0)
     assert reconciler.running() == [("m/1/0", 10, "executor-1-aa")]
@@ -238,8 +232,7 @@ def test_a_new_supervisor_adopts_what_has_a_link_and_forgets_the_rest():
 
 
 def test_a_stopped_instance_whose_supervisor_died_is_wanted_again():
-    reconciler = make(["m/1/0"])
-    bring_up(reconciler)
+    reconciler = up(["m/1/0"])
     reconciler.busy("executor-1-aa", 5000, 3.0)
     reconciler.gone("executor-1-aa", 4.0)
     assert reconciler.desired() == []
@@ -248,8 +241,7 @@ def test_a_stopped_instance_whose_supervisor_died_is_wanted_again():
 
 
 def test_a_drain_is_published_and_told_to_executors_once():
-    reconciler = make()
-    bring_up(reconciler)
+    reconciler = up()
     effects = reconciler.drain()
     assert Publish() in effects
     assert Dismiss("executor-1-aa", "drain") in effects

@@ -89,9 +89,7 @@ DONE: list[tuple[FromCoordinator, Callable[[CoordinatorClient], object]]] = [
 
 
 @pytest.mark.parametrize(("answer", "act"), DONE)
-def test_the_coordinators_own_fault_is_no_models(
-    answer: FromCoordinator, act: Callable[[CoordinatorClient], object]
-) -> None:
+def test_the_coordinators_own_fault_is_no_models(answer, act) -> None:
     coordinator, _ = client((answer, []))
     with pytest.raises(Internal, match="broken") as raised:
         act(coordinator)
@@ -140,7 +138,7 @@ def test_a_model_that_is_not_available_is_no_deadline() -> None:
         coordinator.load_model("m", None, {})
 
 
-def test_what_comes_with_a_load_is_in_a_folder_of_the_run_directory(tmp_path: Path) -> None:
+def test_what_comes_with_a_load_is_in_a_folder_of_the_run_directory(tmp_path) -> None:
     coordinator, link = client((ModelAnswer(1), []), str(tmp_path))
     coordinator.load_model("m", "{}", {"1/model.py": b"code"})
     message = link.asked[0]
@@ -151,7 +149,7 @@ def test_what_comes_with_a_load_is_in_a_folder_of_the_run_directory(tmp_path: Pa
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_files_that_contradict_are_refused_and_removed(tmp_path: Path) -> None:
+def test_files_that_contradict_are_refused_and_removed(tmp_path) -> None:
     coordinator, link = client((ModelAnswer(1), []), str(tmp_path))
     with pytest.raises(InvalidArgument, match="contradict"):
         coordinator.load_model("m", "{}", {"1": b"a file", "1/model.py": b"code"})

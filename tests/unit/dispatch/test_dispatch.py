@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -15,10 +14,8 @@ import numpy as np
 import pytest
 
 from shmserve.core.registry import ModelEntry, Snapshot
-from shmserve.core.stats import request_counters
 from shmserve.core.stats.request_counters import Reason
 from shmserve.dispatch.calls.attempt import Attempt
-from shmserve.dispatch.calls.call import Call
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
     ArenaExhausted,
@@ -34,31 +31,21 @@ from shmserve.errors import (
     Unavailable,
 )
 from shmserve.executor.backend import Output, Request, Response
-from tests.unit.rig import SPEC, Rig
+from tests.running_server import wait_until
+from tests.unit.rig import SPEC, Rig, feed
 
 Array = np.ndarray[Any, Any]
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
+until = wait_until
 
 
-def feed(call: Call, array: Array) -> None:
-    reservation = call.reserve(array.nbytes)
-    reservation.view[:] = array.data.cast("B")
-    call.add_input("IN", "FP32", array.shape, reservation)
-
-
-def caller_that_sees(error: type[Exception], call: Call) -> threading.Thread:
-    """Start a thread that executes; joining the thread fails the test if the error did not
-    occur."""
+def caller_that_sees(error: type[Exception], act: Callable[[], object]) -> threading.Thread:
+    """Start a thread that acts; the test fails if the error does not occur."""
 
     def work() -> None:
         with pytest.raises(error):
-            call.execute()
+            act()
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -72,7 +59,7 @@ def slots_in_use(rig: Rig) -> int:
 
 def run(rig: Rig, entry: ModelEntry, array: Array) -> Array:
     with rig.dispatcher.call(entry) as call:
-        feed(call, array)  # type: ignore[arg-type]
+        feed(call, array)
         (output,) = call.execute().outputs
         return np.frombuffer(bytes(output.view), np.float32).reshape(output.shape)
 
@@ -92,18 +79,29 @@ def its_input(request: Request) -> Response:
     return Response((Output("OUT", "FP32", request.inputs["IN"].numpy()),))
 
 
+class Gate:
+    """A model that answers once opened."""
+
+    def __init__(self) -> None:
+        self.begun, self._event = threading.Event(), threading.Event()
+        self.open = self._event.set
+
+    def __call__(self, request: Request) -> Response:
+        self.begun.set()
+        assert self._event.wait(60)
+        return own_array(request)
+
+
 @pytest.mark.parametrize("size", [0, 1, 100, 5000, 1 << 18, (1 << 20) + 3])
 @pytest.mark.parametrize(
     ("model", "plus", "copied"),
     [(into_offer, 0, False), (own_array, 1, True), (its_input, 0, None)],
 )
-def test_every_size_arrives_and_every_slot_comes_back(
-    rig: Rig, size: int, model: Callable[[Request], Response], plus: int, copied: bool | None
-) -> None:
+def test_every_size_arrives_and_every_slot_comes_back(rig: Rig, size, model, plus, copied) -> None:
     entry = rig.serve(model)
     array = np.arange(size, dtype=np.float32)
     with rig.dispatcher.call(entry) as call:
-        feed(call, array)  # type: ignore[arg-type]
+        feed(call, array)
         (output,) = call.execute().outputs
         np.testing.assert_array_equal(np.frombuffer(output.view, np.float32), array + plus)
         if copied is not None:
@@ -126,11 +124,8 @@ def test_many_threads_each_get_their_own_answer(rig: Rig) -> None:
             if not (np.array_equal(answer, array) or np.array_equal(answer, array + 1)):
                 wrong.append((seed, i))
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
     assert wrong == []
     assert slots_in_use(rig) == 0
 
@@ -198,19 +193,14 @@ def test_an_output_the_model_keeps_is_not_written_over(rig: Rig) -> None:
 
 
 def test_a_deadline_frees_the_waiter_and_the_late_answer_frees_the_slots(rig: Rig) -> None:
-    gate = threading.Event()
-
-    def slow(request: Request) -> Response:
-        gate.wait(30)
-        return own_array(request)
-
-    entry = rig.serve(slow)
+    gate = Gate()
+    entry = rig.serve(gate)
     with rig.dispatcher.call(entry, RunOptions(timeout_s=0.2)) as call:
-        feed(call, np.ones(5000, np.float32))  # type: ignore[arg-type]
+        feed(call, np.ones(5000, np.float32))
         with pytest.raises(DeadlineExceeded):
             call.execute()
     assert slots_in_use(rig) == 1  # the executor may still read the slot
-    gate.set()
+    gate.open()
     until(lambda: slots_in_use(rig) == 0, "the late answer did not free the input")
     assert (run(rig, entry, np.zeros(3, np.float32)) == 1).all()
 
@@ -229,7 +219,7 @@ def test_a_cancelled_request_that_has_not_started_never_runs(rig: Rig) -> None:
     first.start()
     until(lambda: len(ran) == 1, "the first request did not start")
     with rig.dispatcher.call(entry, RunOptions("second", on_wait=lambda: False)) as call:
-        feed(call, np.ones(3, np.float32))  # type: ignore[arg-type]
+        feed(call, np.ones(3, np.float32))
         with pytest.raises(Cancelled):
             call.execute()
     gate.set()
@@ -250,13 +240,12 @@ def test_a_running_model_can_see_that_it_was_cancelled(rig: Rig) -> None:
 
     entry = rig.serve(patient)
     with rig.dispatcher.call(entry, RunOptions("first", on_wait=lambda: False)) as call:
-        feed(call, np.ones(5000, np.float32))  # type: ignore[arg-type]
+        feed(call, np.ones(5000, np.float32))
         with pytest.raises(Cancelled):
             call.execute()
-    with rig.dispatcher.call(
-        entry, RunOptions("second")
-    ) as call:  # what comes after it is not cancelled
-        feed(call, np.ones(3, np.float32))  # type: ignore[arg-type]
+    # what comes after it is not cancelled
+    with rig.dispatcher.call(entry, RunOptions("second")) as call:
+        feed(call, np.ones(3, np.float32))
         assert len(call.execute().outputs) == 1
     assert seen == ["first"]
     until(lambda: slots_in_use(rig) == 0, "the late answer did not free the input")
@@ -275,11 +264,10 @@ def test_a_running_model_can_see_that_its_frontend_has_gone(rig: Rig) -> None:
     running = threading.Event()
     entry = rig.serve(patient)
     with rig.dispatcher.call(entry) as call:
-        feed(call, np.ones(5000, np.float32))  # type: ignore[arg-type]
-        caller = caller_that_sees(ExecutorLost, call)  # type: ignore[arg-type]
+        feed(call, np.ones(5000, np.float32))
+        caller = caller_that_sees(ExecutorLost, call.execute)
         assert running.wait(30)
-        (connection,) = rig.executors[0].channels._connections.values()
-        connection.channel._socket.shutdown(2)
+        rig.cut_off()
         caller.join()
     until(lambda: seen == [True], "the model did not see it")
     until(lambda: not rig.executors[0].memory.rows("slots"), "output slots are held")
@@ -296,8 +284,8 @@ def test_an_ordinary_call_can_be_cancelled_at_once(rig: Rig) -> None:
 
     entry = rig.serve(patient)
     with rig.dispatcher.call(entry, cancellable=True) as call:
-        feed(call, np.ones(5, np.float32))  # type: ignore[arg-type]
-        caller = caller_that_sees(Cancelled, call)  # type: ignore[arg-type]
+        feed(call, np.ones(5, np.float32))
+        caller = caller_that_sees(Cancelled, call.execute)
         assert running.wait(30)
         call.cancel()
         caller.join()
@@ -330,48 +318,29 @@ def test_a_request_waits_for_a_restart_and_runs(rig: Rig) -> None:
     assert not rig.dispatcher.executors._waiting
 
 
-def test_who_waits_for_a_restart_is_bounded_and_can_be_cancelled(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, max_model_requests=1, restart_wait_s=60.0)
-    try:
-        entry = rig.serve(own_array)
-        rig.executors.pop().close()
-        with rig.dispatcher.call(entry, cancellable=True) as call:
-            caller = caller_that_sees(Cancelled, call)  # type: ignore[arg-type]
-            until(lambda: bool(rig.dispatcher.executors._waiting), "nobody waits")
-            with pytest.raises(QueueFull, match="wait for a restart of model 'm'"):
-                run(rig, entry, np.ones(3, np.float32))
-            call.cancel()
-            caller.join()
-        with (
-            rig.dispatcher.call(entry, RunOptions(timeout_s=0.1)) as call,
-            pytest.raises(DeadlineExceeded, match=r"gave no answer within 0\.1 s"),
-        ):
-            call.execute()
-    finally:
-        rig.close()
-
-
-def test_what_may_run_again_and_finds_nobody_is_lost_and_not_refused(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, restart_wait_s=0.0)
-
-    def dies(request: Request) -> Response:
-        for connection in list(rig.executors[0].channels._connections.values()):
-            connection.channel._socket.shutdown(2)
-        return own_array(request)
-
-    try:
-        entry = rig.serve(dies, spec=msgspec.structs.replace(SPEC, rerun=True))
-        with pytest.raises(ExecutorLost):
+def test_who_waits_for_a_restart_is_bounded_and_can_be_cancelled(rig_with) -> None:
+    rig = rig_with(max_model_requests=1, restart_wait_s=60.0)
+    entry = rig.serve(own_array)
+    rig.executors.pop().close()
+    with rig.dispatcher.call(entry, cancellable=True) as call:
+        caller = caller_that_sees(Cancelled, call.execute)
+        until(lambda: bool(rig.dispatcher.executors._waiting), "nobody waits")
+        with pytest.raises(QueueFull, match="wait for a restart of model 'm'"):
             run(rig, entry, np.ones(3, np.float32))
-    finally:
-        rig.close()
+        call.cancel()
+        caller.join()
+    with (
+        rig.dispatcher.call(entry, RunOptions(timeout_s=0.1)) as call,
+        pytest.raises(DeadlineExceeded, match=r"gave no answer within 0\.1 s"),
+    ):
+        call.execute()
 
 
-def test_what_may_run_again_and_whose_model_is_gone_is_lost(rig: Rig) -> None:
+def test_what_may_run_again_and_finds_nobody_is_lost_and_not_refused(rig_with) -> None:
+    rig = rig_with(restart_wait_s=0.0)
+
     def dies(request: Request) -> Response:
-        rig.writer.publish(Snapshot("cafe0123", 0, models={}, complete=True))
-        for connection in list(rig.executors[0].channels._connections.values()):
-            connection.channel._socket.shutdown(2)
+        rig.cut_off()
         return own_array(request)
 
     entry = rig.serve(dies, spec=msgspec.structs.replace(SPEC, rerun=True))
@@ -379,9 +348,18 @@ def test_what_may_run_again_and_whose_model_is_gone_is_lost(rig: Rig) -> None:
         run(rig, entry, np.ones(3, np.float32))
 
 
-def test_what_has_run_once_is_not_refused_by_another(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_may_run_again_and_whose_model_is_gone_is_lost(rig: Rig) -> None:
+    def dies(request: Request) -> Response:
+        rig.writer.publish(Snapshot("cafe0123", 0, models={}, complete=True))
+        rig.cut_off()
+        return own_array(request)
+
+    entry = rig.serve(dies, spec=msgspec.structs.replace(SPEC, rerun=True))
+    with pytest.raises(ExecutorLost):
+        run(rig, entry, np.ones(3, np.float32))
+
+
+def test_what_has_run_once_is_not_refused_by_another(rig: Rig, monkeypatch) -> None:
     """A refusal would allow a retry, on the ground that nothing of the request has run."""
     wait = Attempt._wait
 
@@ -393,8 +371,7 @@ def test_what_has_run_once_is_not_refused_by_another(
 
     def dies(request: Request) -> Response:
         ran.append(request)
-        for connection in list(rig.executors[0].channels._connections.values()):
-            connection.channel._socket.shutdown(2)
+        rig.cut_off()
         return own_array(request)
 
     monkeypatch.setattr(Attempt, "_wait", refused)
@@ -413,8 +390,7 @@ def test_what_has_run_is_lost_and_nothing_else_is(rig: Rig) -> None:
     """A model's own "unavailable" is no promise that nothing has run."""
 
     def dies(request: Request) -> Response:
-        for connection in list(rig.executors[0].channels._connections.values()):
-            connection.channel._socket.shutdown(2)
+        rig.cut_off()
         return own_array(request)
 
     def refuses(request: Request) -> Response:
@@ -423,11 +399,8 @@ def test_what_has_run_is_lost_and_nothing_else_is(rig: Rig) -> None:
     entry = rig.serve(dies)
     with pytest.raises(ExecutorLost) as lost:
         run(rig, entry, np.ones(3, np.float32))
-    assert (lost.value.http_status, lost.value.grpc_status, lost.value.retry_after_s) == (
-        502,
-        10,
-        0,
-    )
+    error = lost.value
+    assert (error.http_status, error.grpc_status, error.retry_after_s) == (502, 10, 0)
     entry = rig.serve(refuses, spec=msgspec.structs.replace(SPEC, name="refuses"))
     with pytest.raises(Unavailable) as refused:
         run(rig, entry, np.ones(3, np.float32))
@@ -435,62 +408,41 @@ def test_what_has_run_is_lost_and_nothing_else_is(rig: Rig) -> None:
 
 
 def test_a_request_runs_again_elsewhere_where_the_model_allows(rig: Rig) -> None:
-    victim: list[Any] = []
-
     def dies(request: Request) -> Response:
-        for connection in list(victim[0].channels._connections.values()):
-            connection.channel._socket.shutdown(2)
+        rig.cut_off()
         return own_array(request)
 
-    spec = msgspec.structs.replace(SPEC, rerun=True)
-    entry = rig.serve(dies, own_array, spec=spec)
-    victim.append(rig.executors[0])
+    entry = rig.serve(dies, own_array, spec=msgspec.structs.replace(SPEC, rerun=True))
     for _ in range(4):
         assert (run(rig, entry, np.ones(3, np.float32)) == 2).all()
     assert slots_in_use(rig) == 0
 
 
-def test_the_queue_is_bounded(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, max_queue=2)
-    gate = threading.Event()
-
-    def slow(request: Request) -> Response:
-        gate.wait(30)
-        return own_array(request)
-
-    entry = rig.serve(slow)
-    threads = [
-        threading.Thread(target=run, args=(rig, entry, np.ones(3, np.float32))) for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    peers = rig.dispatcher.executors.pools
-    until(lambda: [p.in_flight for p in list(peers.values())] == [2], "requests not in flight")
-    with pytest.raises(QueueFull):
-        run(rig, entry, np.ones(3, np.float32))
-    gate.set()
-    for thread in threads:
-        thread.join()
+def test_the_queue_is_bounded(rig_with) -> None:
+    rig = rig_with(max_queue=2)
+    gate = Gate()
+    entry = rig.serve(gate)
+    with ThreadPoolExecutor() as threads:
+        asked = [threads.submit(run, rig, entry, np.ones(3, np.float32)) for _ in range(2)]
+        peers = rig.dispatcher.executors.pools
+        until(lambda: [p.in_flight for p in list(peers.values())] == [2], "requests not in flight")
+        with pytest.raises(QueueFull):
+            run(rig, entry, np.ones(3, np.float32))
+        gate.open()
+    assert [each.result().tolist() for each in asked] == [[2, 2, 2]] * 2
     assert slots_in_use(rig) == 0
-    rig.close()
 
 
-def test_a_caller_and_a_model_have_bounds_of_their_own(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, max_queue=4, max_model_requests=5, max_caller_share=0.5)
-    gate = threading.Event()
-
-    def slow(request: Request) -> Response:
-        gate.wait(30)
-        return own_array(request)
-
-    entry = rig.serve(slow, slow)  # two instances
+def test_a_caller_and_a_model_have_bounds_of_their_own(rig_with) -> None:
+    rig = rig_with(max_queue=4, max_model_requests=5, max_caller_share=0.5)
+    gate = Gate()
+    entry = rig.serve(gate, gate)  # two instances
     pools = rig.dispatcher.executors.pools
     threads: list[threading.Thread] = []
 
     def ask(caller: int) -> None:
         with rig.dispatcher.call(entry, RunOptions(caller_number=caller)) as call:
-            slot = call.reserve(4)
-            call.add_input("IN", "FP32", (1,), slot)
+            feed(call, np.ones(1, np.float32))
             call.execute()
 
     def begin(caller: int) -> None:
@@ -507,45 +459,35 @@ def test_a_caller_and_a_model_have_bounds_of_their_own(tmp_path: Path) -> None:
     begin(0)
     with pytest.raises(QueueFull, match=r"model 'm' has 5 requests .*\(max_model_requests\)"):
         ask(2)
-    gate.set()
+    gate.open()
     for thread in threads:
         thread.join()
     assert all(not pool.in_flight and not pool.by_caller for pool in pools.values())
     ask(1)
-    rows = request_counters.read(rig.dispatcher.counting.page.words)
-    assert rows is not None
-    assert rows["m", "1"].failures[Reason.QUEUE_FULL] == 2
-    rig.close()
+    assert rig.counts()["m", "1"].failures[Reason.QUEUE_FULL] == 2
 
 
-def test_who_may_have_all_is_told_of_the_model_and_of_no_share(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, max_model_requests=1, max_caller_share=1)
-    began, gate = threading.Event(), threading.Event()
-
-    def slow(request: Request) -> Response:
-        began.set()
-        gate.wait(30)
-        return own_array(request)
-
-    entry = rig.serve(slow)
+def test_who_may_have_all_is_told_of_the_model_and_of_no_share(rig_with) -> None:
+    rig = rig_with(max_model_requests=1, max_caller_share=1)
+    gate = Gate()
+    entry = rig.serve(gate)
 
     def ask() -> None:
         with rig.dispatcher.call(entry, RunOptions(caller_number=1)) as call:
-            feed(call, np.ones(3, np.float32))  # type: ignore[arg-type]
+            feed(call, np.ones(3, np.float32))
             call.execute()
 
     first = threading.Thread(target=ask)
     first.start()
-    assert began.wait(30)
+    assert gate.begun.wait(30)
     with pytest.raises(QueueFull, match="max_model_requests"):
         ask()
-    gate.set()
+    gate.open()
     first.join()
-    rig.close()
 
 
-def test_the_pool_is_bounded_and_recovers(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, budget=6 << 20)
+def test_the_pool_is_bounded_and_recovers(rig_with) -> None:
+    rig = rig_with(budget=6 << 20)
     entry = rig.serve(into_offer)
     with rig.dispatcher.call(entry) as call:
         call.reserve(4 << 20)
@@ -554,20 +496,19 @@ def test_the_pool_is_bounded_and_recovers(tmp_path: Path) -> None:
     rig.dispatcher.memory.trim()
     with rig.dispatcher.call(entry) as call:
         call.reserve(5 << 20)
-    rig.close()
 
 
 def test_parameters_too_long_to_pass_on_are_refused_and_nothing_leaks(rig: Rig) -> None:
     entry = rig.serve(into_offer)
     with rig.dispatcher.call(entry, RunOptions(parameters={"p": "x" * 200_000})) as call:
-        feed(call, np.ones(3, np.float32))  # type: ignore[arg-type]
+        feed(call, np.ones(3, np.float32))
         with pytest.raises(InvalidArgument):
             call.execute()
     assert slots_in_use(rig) == 0
     assert len(run(rig, entry, np.ones(3, np.float32))) == 3
 
 
-def test_nothing_is_left_open(tmp_path: Path) -> None:
+def test_nothing_is_left_open(tmp_path) -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-import pytest
-
 from shmserve.core.scheduling.ensemble_progress import GraphProgress, Run
 from shmserve.dispatch.ensembles import ensemble_runs
 from shmserve.dispatch.ensembles.ensemble_runs import StepRuns, StepThreads
@@ -19,7 +17,7 @@ STEPS = (
 )
 
 
-def test_who_waits_takes_what_no_other_thread_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_takes_what_no_other_thread_can(monkeypatch) -> None:
     monkeypatch.setattr(ensemble_runs, "_TICK_S", 60.0)
     both = threading.Barrier(2)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +14,6 @@ from shmserve.coordinator.state.publication import composed
 from shmserve.core.memory.slots import SlotState
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.core.scheduling.ensemble_progress import ONCE
-from shmserve.core.stats import request_counters
 from shmserve.dispatch.calls.attempt import Attempt
 from shmserve.dispatch.calls.step_call import StepTensor
 from shmserve.dispatch.outcome import Outcome, RunOptions
@@ -34,9 +31,9 @@ from shmserve.errors import (
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.tensor.config_document import ConfigDocument
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
-from tests.unit.dispatch.test_dispatch import until
+from tests.unit.dispatch.test_dispatch import caller_that_sees, until
 from tests.unit.dispatch.test_pipelines import plus, spec
-from tests.unit.rig import Model, Rig
+from tests.unit.rig import Model, Rig, feed
 
 Array = np.ndarray[Any, Any]
 
@@ -70,8 +67,8 @@ def sums(request: Request) -> Response:
 class Models:
     """Executors by model name, and ensembles of the models."""
 
-    def __init__(self, folder: Path, *ensembles: ModelSpec, **settings: Any) -> None:
-        self.rig = Rig(folder, **settings)
+    def __init__(self, rig: Rig, *ensembles: ModelSpec) -> None:
+        self.rig = rig
         self.ensembles = ensembles
         self.entries: dict[str, ModelEntry] = {}
 
@@ -89,9 +86,7 @@ class Models:
         dispatcher = self.rig.dispatcher
         call = dispatcher.call(dispatcher.ready_model(name), RunOptions(**options), True)
         for tensor, array in inputs.items():
-            slot = call.reserve(array.nbytes)
-            slot.view[:] = array.data.cast("B")
-            call.add_input(tensor, "FP32", array.shape, slot)
+            feed(call, array, tensor)
         return call
 
     def run(self, name: str, inputs: dict[str, Array], **options: Any) -> dict[str, Array]:
@@ -101,17 +96,12 @@ class Models:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    models: list[Models] = []
-
+def made(rig_with, monkeypatch):
     def make(*ensembles: ModelSpec, threads: int = 64, **settings: Any) -> Models:
         monkeypatch.setattr(dispatcher, "STEP_THREADS", threads)
-        models.append(Models(tmp_path, *ensembles, **settings))
-        return models[-1]
+        return Models(rig_with(**settings), *ensembles)
 
-    yield make
-    for each in models:
-        each.rig.close()
+    return make
 
 
 WIDE = ensemble("e", "IN EXTRA?", "OUT a", step("one", "IN", "a"), step("ten", "EXTRA", "b"), SUM)
@@ -154,9 +144,7 @@ def test_a_step_that_is_sent_has_begun(made: Any) -> None:
     failed.set()
 
 
-def test_a_refusal_of_the_only_step_that_was_sent_is_none_of_others(
-    made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_of_the_only_step_that_was_sent_is_none_of_others(made: Any, monkeypatch) -> None:
     """Also for an ensemble inside: steps count in the ensemble that sends them."""
     wait = Attempt._wait
 
@@ -186,9 +174,7 @@ def test_independent_steps_meet(made: Any) -> None:
     def meets(number: int) -> Model:
         def model(request: Request) -> Response:
             both.wait(30)
-            answer = plus(number)(request)
-            assert answer is not None
-            return answer
+            return plus(number)(request)
 
         return model
 
@@ -254,13 +240,12 @@ def test_an_ensemble_in_an_ensemble(made: Any) -> None:
     models.serve(one=plus(1), ten=plus(10), sum=sums)
     np.testing.assert_array_equal(models.run("outer", {"IN": ARRAY})["OUT"], 3 * (ARRAY + 1) + 12)
     models.rig.assert_nothing_held()
-    rows = request_counters.read(models.rig.dispatcher.counting.page.words)
+    rows = models.rig.counts()
     counts = {name: rows[name, "1"].succeeded for name in ("outer", "e", "one", "ten", "sum")}
     assert counts == {"outer": 1, "e": 1, "one": 2, "ten": 1, "sum": 2}
 
 
 def streams(request: Request) -> None:
-    assert request.responses is not None
     for _ in range(2):
         request.responses.send(plus(0)(request))
     request.responses.send(None, final=True)
@@ -274,9 +259,7 @@ def slow(request: Request) -> Response | None:
 STREAM = ensemble("e", "IN", "OUT", step("one", "IN", "a"), step("told", "a", "OUT"))
 
 
-def test_later_answers_have_as_long_as_those_of_any_stream(
-    made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_answers_have_as_long_as_those_of_any_stream(made: Any, monkeypatch) -> None:
     deadlines: list[int] = []
     following = Attempt.next
     monkeypatch.setattr(
@@ -324,7 +307,7 @@ def test_an_error_ends_the_steps_beside_it(made: Any) -> None:
         models.run("e", {"IN": ARRAY})
     assert ended.wait(30)
     models.rig.assert_nothing_held()
-    rows = request_counters.read(models.rig.dispatcher.counting.page.words)
+    rows = models.rig.counts()
     assert rows["e", "1"].failed == 1
     assert ("sum", "1") not in rows
 
@@ -340,16 +323,10 @@ def test_cancelling_ends_all_that_run(made: Any) -> None:
     models = made(BRANCHES)
     models.serve(one=waits, ten=waits, sum=sums)
     with models.call("e", {"IN": ARRAY}) as call:
-
-        def cancel() -> None:
-            begun.acquire(timeout=30)
-            begun.acquire(timeout=30)
-            call.cancel()
-
-        thread = threading.Thread(target=cancel)
-        thread.start()
-        with pytest.raises(Cancelled):
-            call.execute()
+        thread = caller_that_sees(Cancelled, call.execute)
+        for _ in range(2):
+            assert begun.acquire(timeout=30)
+        call.cancel()
         thread.join()
     models.rig.assert_nothing_held()
 
@@ -389,7 +366,6 @@ def test_a_model_that_is_replaced_by_another_version(made: Any) -> None:
 
 def counts(request: Request) -> None:
     """Answer n times, n being the first element: with n, n + 1, …; then an end without outputs."""
-    assert request.responses is not None
     first = request.inputs["IN"].numpy()[0]
     for number in range(int(first)):
         array = np.full(3, first + number, np.float32)
@@ -434,7 +410,7 @@ def test_steps_behind_one_that_streams(made: Any, threads: int) -> None:
     assert streamed(models, {"IN": TWO}, outputs=("once",)) == [[3]]
     assert streamed(models, {"IN": 0 * TWO}) == []
     models.rig.assert_nothing_held()
-    rows = request_counters.read(models.rig.dispatcher.counting.page.words)
+    rows = models.rig.counts()
     assert {name: rows[name, "1"].succeeded for name in ("e", "told", "ten", "sum", "one")} == {
         "e": 5, "told": 5, "ten": 8, "sum": 8, "one": 5,
     }  # fmt: skip
@@ -492,7 +468,6 @@ def test_an_error_behind_a_stream_ends_it(made: Any) -> None:
 
     def endless(request: Request) -> None:
         responses = request.responses
-        assert responses is not None
         while not request.cancelled:
             responses.send(Response((Output("OUT", "FP32", TWO),)))
         responses.send(None, final=True)
@@ -504,7 +479,7 @@ def test_an_error_behind_a_stream_ends_it(made: Any) -> None:
         streamed(models, {"IN": TWO})
     assert ended.wait(30)
     models.rig.assert_nothing_held()
-    rows = request_counters.read(models.rig.dispatcher.counting.page.words)
+    rows = models.rig.counts()
     assert (rows["e", "1"].failed, rows["told", "1"].failed) == (1, 1)
 
 
@@ -512,7 +487,6 @@ def test_who_leaves_a_stream_cancels_what_is_in_flight(made: Any) -> None:
     first, begun, ended = threading.Event(), threading.Event(), threading.Event()
 
     def told(request: Request) -> None:
-        assert request.responses is not None
         request.responses.send(plus(0)(request))
         first.wait(30)  # its executor has one thread: the second must not come before it
         request.responses.send(plus(1)(request), final=True)
@@ -540,7 +514,6 @@ def test_who_leaves_a_stream_cancels_what_is_in_flight(made: Any) -> None:
 
 def test_an_error_of_one_answer_of_the_last_step_leaves_the_others(made: Any) -> None:
     def told(request: Request) -> None:
-        assert request.responses is not None
         request.responses.send(Response(error=ModelFailure("no such luck")))
         request.responses.send(plus(1)(request), final=True)
 

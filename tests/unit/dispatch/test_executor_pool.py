@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import pytest
 
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.errors import PeerDied
 from shmserve.executor.backend import Request, Response
 from tests.unit.dispatch.test_dispatch import into_offer, run, slots_in_use, until
-from tests.unit.rig import Rig
+from tests.unit.rig import Rig, feed
 
 ONES = np.ones(16 * 1024, np.float32)  # 64 KiB
 LARGE = np.ones(1 << 20, np.float32)
@@ -25,9 +25,7 @@ def held(rig: Rig) -> int:
     return len(rig.executors[0].memory.rows("slots"))
 
 
-def test_requests_are_admitted_while_a_flush_waits_for_its_connection(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_are_admitted_while_a_flush_waits_for_its_connection(rig, monkeypatch) -> None:
     entry = rig.serve(into_offer)
     run(rig, entry, ONES)
     pool = rig.dispatcher.executors.pools["x0"]
@@ -43,22 +41,14 @@ def test_requests_are_admitted_while_a_flush_waits_for_its_connection(
 
     monkeypatch.setattr(ExecutorPool, "_connect", slow)
     run(rig, entry, ONES)  # whose output is to be released
-    flushing = threading.Thread(target=flush, args=(pool,))
-    flushing.start()
-    assert waiting.wait(30), "there was nothing to flush"
-    asking = threading.Thread(target=run, args=(rig, entry, ONES))
-    asking.start()
-    asking.join(30)
-    admitted = not asking.is_alive()
-    gate.set()
-    for thread in (asking, flushing):
-        thread.join(30)
-    assert admitted
+    with ThreadPoolExecutor() as threads:
+        threads.submit(flush, pool)
+        assert waiting.wait(30), "there was nothing to flush"
+        threads.submit(run, rig, entry, ONES).result(30)
+        gate.set()
 
 
-def test_small_outputs_are_released_with_the_next_request(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_outputs_are_released_with_the_next_request(rig: Rig, monkeypatch) -> None:
     monkeypatch.setattr(ExecutorPool, "flush", lambda self: None)
     entry = rig.serve(into_offer)
     connections: list[Any] = []
@@ -72,9 +62,7 @@ def test_small_outputs_are_released_with_the_next_request(
     assert len(connections) == 1
 
 
-def test_large_outputs_are_released_at_once_without_another_connection(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_outputs_are_released_at_once_without_another_connection(rig, monkeypatch) -> None:
     monkeypatch.setattr(ExecutorPool, "flush", lambda self: None)
     entry = rig.serve(into_offer)
     run(rig, entry, ONES)
@@ -87,9 +75,7 @@ def test_large_outputs_are_released_at_once_without_another_connection(
     until(lambda: held(rig) == 0, "the output was not released")
 
 
-def test_news_of_freed_slots_may_come_ahead_of_an_answer(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_news_of_freed_slots_may_come_ahead_of_an_answer(rig: Rig, monkeypatch) -> None:
     monkeypatch.setattr(ExecutorPool, "flush", lambda self: None)
     kept: list[Any] = []
 
@@ -103,9 +89,7 @@ def test_news_of_freed_slots_may_come_ahead_of_an_answer(
     run(rig, entry, ONES)
     assert slots_in_use(rig) == 1
     with rig.dispatcher.call(entry) as call:
-        slot = call.reserve(LARGE.nbytes)
-        slot.view[:] = LARGE.data.cast("B")
-        call.add_input("IN", "FP32", LARGE.shape, slot)
+        feed(call, LARGE)
         call.execute()
         kept.clear()
         gc.collect()  # closing the call releases the output, which makes the executor tell

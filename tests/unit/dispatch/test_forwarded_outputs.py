@@ -24,7 +24,7 @@ class Segment:
         self.view = memoryview(bytes(self.size))
 
 
-def test_segments_are_offered_all_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_are_offered_all_or_not_at_all(monkeypatch) -> None:
     memory = ForwardingMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
     segments: list[Any] = [Segment(), Segment()]
     at = Descriptor(0, 0, 0, 0, 16)
@@ -53,9 +53,7 @@ def test_segments_are_offered_all_or_not_at_all(monkeypatch: pytest.MonkeyPatch)
     memory.close()
 
 
-def test_a_call_that_cannot_be_cancelled_for_want_of_descriptors_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_call_that_cannot_be_cancelled_for_want_of_descriptors_is_refused(monkeypatch) -> None:
     def none_left(*_: int) -> int:
         raise OSError(24, "Too many open files")
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from shmserve.core.stats import request_counters
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.executor.backend import Output, Request, Response
@@ -62,19 +60,16 @@ class Held:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path, max_streams=1)
-    yield rig
-    rig.close()
+def rig(rig_with):
+    return rig_with(max_streams=1)
 
 
 def pending(rig: Rig) -> int:
     """Return the pending requests of the model "m", as the coordinator reports them."""
     (executor,) = rig.executors
-    rows = request_counters.read(rig.dispatcher.counting.page.words) or {}
     words = executor.status.words
     owner = PageOwner(executor.instance.process, "executor", os.getpid(), "m", "1")
-    models = [ModelReport(*key, requests={"http": counts}) for key, counts in rows.items()]
+    models = [ModelReport(*key, requests={"http": counts}) for key, counts in rig.counts().items()]
     process = ProcessReport(owner, Gauges(), words[DEPTH], 0, words[RUNNING])
     return Report(tuple(models), (process,), {}, {}).pending().get(("m", "1"), 0)
 
@@ -98,16 +93,12 @@ def test_what_waits_is_pending_and_what_runs_is_not(rig: Rig, kind: str, model: 
         whole = replace(spec, name=model, platform="ensemble", steps=(step,))
         rig.serve(spec=replace(whole, config=ConfigDocument(model)))
     rig.serve(held, spec=spec)
-    asking = [threading.Thread(target=ask, args=(rig, model, 0))]
-    asking[0].start()
-    assert held.begun.acquire(timeout=30)
-    asking += [threading.Thread(target=ask, args=(rig, model, n)) for n in range(1, WAITING + 1)]
-    for thread in asking[1:]:
-        thread.start()
-    until(lambda: pending(rig) == WAITING, "they do not wait")
-    held.go.set()
-    for thread in asking:
-        thread.join(30)
+    with ThreadPoolExecutor() as threads:
+        asking = [threads.submit(ask, rig, model, 0)]
+        assert held.begun.acquire(timeout=30)
+        asking += [threads.submit(ask, rig, model, n) for n in range(1, WAITING + 1)]
+        until(lambda: pending(rig) == WAITING, "they do not wait")
+        held.go.set()
+    assert [each.result() for each in asking] == [None] * (1 + WAITING)
     until(lambda: pending(rig) == 0, "something waits")
-    rows = request_counters.read(rig.dispatcher.counting.page.words) or {}
-    assert {key: row.in_flight for key, row in rows.items() if row.in_flight} == {}
+    assert not any(row.in_flight for row in rig.counts().values())

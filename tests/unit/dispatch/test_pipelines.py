@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ from shmserve import config
 from shmserve.coordinator.state.publication import composed
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.core.scheduling import ensemble_graph, pipeline_wiring
-from shmserve.core.stats import request_counters
 from shmserve.core.stats.request_counters import COPIES
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
@@ -32,7 +30,7 @@ from shmserve.errors import (
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from tests.unit.dispatch.test_dispatch import into_offer, its_input, until
-from tests.unit.rig import SPEC, Model, Rig
+from tests.unit.rig import SPEC, Model, Rig, feed
 
 Array = np.ndarray[Any, Any]
 
@@ -57,9 +55,9 @@ def plus(number: int) -> Model:
 class Line:
     """A rig whose models are the steps of one pipeline, "line"."""
 
-    def __init__(self, run_dir: Path, *models: Model, **settings: Any) -> None:
+    def __init__(self, rig: Rig, *models: Model) -> None:
         names = tuple("abcdef"[: len(models)])
-        self.rig = Rig(run_dir, **settings)
+        self.rig = rig
         self.specs = {name: spec(name) for name in names}
         self.entries = {
             name: self.rig.serve(model, spec=self.specs[name])
@@ -79,33 +77,16 @@ class Line:
     def run(self, array: Array, timeout_s: float | None = None) -> tuple[Array, dict[str, Any]]:
         """The answer and the receipt."""
         with self.call(timeout_s) as call:
-            self.feed(call, array)
+            feed(call, array)
             (output,) = call.execute().outputs
             assert output.name == "OUT"
             answer = np.frombuffer(bytes(output.view), np.float32).reshape(output.shape)
             return answer, call.receipt.as_dict()
 
-    def feed(self, call: Any, array: Array) -> None:
-        reservation = call.reserve(array.nbytes)
-        reservation.view[:] = array.data.cast("B")
-        call.add_input("IN", "FP32", array.shape, reservation)
-
 
 @pytest.fixture
-def made() -> Iterator[list[Line]]:
-    lines: list[Line] = []
-    yield lines
-    for line in lines:
-        line.rig.close()
-
-
-@pytest.fixture
-def line(made: list[Line], tmp_path: Path) -> Any:
-    def make(*models: Model, **settings: Any) -> Line:
-        made.append(Line(tmp_path, *models, **settings))
-        return made[-1]
-
-    return make
+def line(rig_with):
+    return lambda *models: Line(rig_with(), *models)
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000, (1 << 20) + 3])
@@ -123,7 +104,7 @@ def test_tensors_stay_in_the_slots_of_who_wrote_them(line: Any, size: int) -> No
 def test_what_the_frontend_copies_counts_for_the_whole(line: Any) -> None:
     whole = line(into_offer, into_offer, into_offer)
     with whole.call() as call:
-        whole.feed(call, np.ones(3, np.float32))
+        feed(call, np.ones(3, np.float32))
         call.receipt.copied_in += 5
         call.execute()
         call.receipt.copied_out += 7
@@ -131,7 +112,7 @@ def test_what_the_frontend_copies_counts_for_the_whole(line: Any) -> None:
         assert call.receipt.as_dict()["copied_bytes"] == {
             "in": 5, "batch": 0, "out": 7, "device": 0
         }  # fmt: skip
-    rows = request_counters.read(whole.rig.dispatcher.counting.page.words)
+    rows = whole.rig.counts()
     of = {name: rows[name, "1"].copied for name in ("line", "a", "b", "c")}
     assert [copied[COPIES.index("in")] for copied in of.values()] == [5, 0, 0, 0]
     assert [copied[COPIES.index("out")] for copied in of.values()] == [7, 0, 0, 0]
@@ -140,9 +121,7 @@ def test_what_the_frontend_copies_counts_for_the_whole(line: Any) -> None:
 @pytest.mark.parametrize(
     "models", [(its_input, plus(1), its_input), (plus(1), its_input, its_input), (its_input,) * 3]
 )
-def test_outputs_that_are_inputs_are_passed_on_as_well(
-    line: Any, models: tuple[Model, ...]
-) -> None:
+def test_outputs_that_are_inputs_are_passed_on_as_well(line: Any, models) -> None:
     whole = line(*models)
     array = np.arange(5000, dtype=np.float32)
     added = 1 if its_input is not models[0] or its_input is not models[1] else 0
@@ -162,11 +141,8 @@ def test_many_threads_at_once(line: Any) -> None:
             if not (whole.run(array)[0] == array + 11).all():
                 wrong.append((seed, i))
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(work, range(6)))
     assert not wrong
     whole.rig.assert_nothing_held()
 
@@ -196,8 +172,7 @@ def test_what_a_later_model_keeps_is_not_written_over(line: Any) -> None:
 
 
 def test_a_deadline_in_a_later_model_keeps_the_earlier_ones_output(line: Any) -> None:
-    gate = threading.Event()
-    seen: list[float] = []
+    gate, seen = threading.Event(), list[float]()
 
     def slow(request: Request) -> Response:
         gate.wait(30)
@@ -209,9 +184,8 @@ def test_a_deadline_in_a_later_model_keeps_the_earlier_ones_output(line: Any) ->
         whole.run(np.full(5000, 3, np.float32), timeout_s=0.3)
     memory = whole.rig.dispatcher.memory
     assert memory.forwarded == 1  # the second executor may still read the output
-    first = whole.entries["a"]
-    with whole.rig.dispatcher.call(first) as call:  # the first model goes on writing
-        whole.feed(call, np.zeros(5000, np.float32))
+    with whole.rig.dispatcher.call(whole.entries["a"]) as call:  # the first model goes on writing
+        feed(call, np.zeros(5000, np.float32))
         call.execute()
     gate.set()
     until(lambda: not memory.forwarded, "the late answer did not let go of the output")
@@ -233,17 +207,13 @@ def test_an_error_of_any_model_is_the_pipelines(line: Any, models: tuple[Model, 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_an_executors_death_gives_everything_back(line: Any, victim: int) -> None:
-    lines: list[Line] = []
-
     def dies(request: Request) -> Response:
-        for connection in list(lines[0].rig.executors[victim].channels._connections.values()):
-            connection.channel._socket.shutdown(2)
+        whole.rig.cut_off(victim)
         return into_offer(request)
 
     models = [plus(1), plus(1)]
     models[victim] = dies
     whole = line(*models)
-    lines.append(whole)
     with pytest.raises(ExecutorLost, match=f"executor of model '{'ab'[victim]}' died"):
         whole.run(np.ones(5000, np.float32))
     memory = whole.rig.dispatcher.memory
@@ -252,14 +222,11 @@ def test_an_executors_death_gives_everything_back(line: Any, victim: int) -> Non
 
 
 def test_the_first_executors_death_does_not_matter_to_the_second(line: Any) -> None:
-    lines: list[Line] = []
-
     def survives(request: Request) -> Response:
-        lines[0].rig.executors[0].close()
+        whole.rig.executors[0].close()
         return plus(1)(request)
 
     whole = line(plus(1), survives)
-    lines.append(whole)
     answer, _ = whole.run(np.ones(5000, np.float32))
     assert (answer == 3).all()
     assert not whole.rig.dispatcher.memory.forwarded
@@ -283,11 +250,11 @@ def test_segments_that_are_gone_are_forgotten_by_those_who_were_given_them(line:
     assert not before & set(frontend.segments._mappings)
 
 
-def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+def test_no_descriptor_is_left_open(tmp_path) -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        whole = Line(tmp_path, plus(1), plus(1))
+        whole = Line(Rig(tmp_path), plus(1), plus(1))
         for size in (10, 5000, 2 << 20):
             whole.run(np.ones(size, np.float32))
         whole.rig.close()
@@ -364,7 +331,7 @@ def test_a_shape_that_only_shows_when_it_runs(line: Any) -> None:
     assert "at most 4 in a batch" in ensemble_graph.misfit(taker, "IN", "OUT", (5, 2))
 
 
-def test_pipelines_in_the_settings(tmp_path: Path) -> None:
+def test_pipelines_in_the_settings(tmp_path) -> None:
     environ = {"SHMSERVE_GRPS_PIPELINES": "one = a, b/2 ; two=c"}
     expected = {"one": ("a", "b/2"), "two": ("c",)}
     assert config.load(environ).pipelines == expected

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from shmserve.config import Settings
 from shmserve.core.live_settings import TraceSettings
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
-from shmserve.core.stats import executor_counters, request_counters
+from shmserve.core.stats import executor_counters
 from shmserve.core.stats.counter_pages import read_gauges
 from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
 from shmserve.core.stats.request_counters import Reason, RequestCounts
@@ -33,16 +32,14 @@ from shmserve.errors import (
     ShmserveError,
     Unavailable,
 )
-from shmserve.executor.backend import Output, Request, Response
+from shmserve.executor.backend import Request, Response
 from shmserve.observe.logs import TRACES
 from shmserve.tensor.spec import ModelSpec
-from tests.unit.rig import SPEC, Rig
+from tests.unit.dispatch.test_dispatch import Gate
+from tests.unit.dispatch.test_dispatch import own_array as answer
+from tests.unit.rig import SPEC, Rig, feed
 
 ONES = np.ones(3, np.float32)
-
-
-def answer(request: Request) -> Response:
-    return Response((Output("OUT", "FP32", request.inputs["IN"].numpy() + 1),))
 
 
 def fail(request: Request) -> Response:
@@ -53,37 +50,19 @@ def refuse(request: Request) -> Response:
     return Response((), error=InvalidArgument("the model's own idea of wrong"))
 
 
-class Gate:
-    """A model that answers once opened."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.open = self._event.set
-
-    def __call__(self, request: Request) -> Response:
-        assert self._event.wait(60)
-        return answer(request)
-
-
 def send(rig: Rig, entry: ModelEntry, timeout_s: float | None = None) -> None:
     with rig.dispatcher.call(entry, RunOptions(timeout_s=timeout_s)) as call:
-        reservation = call.reserve(ONES.nbytes)
-        reservation.view[:] = ONES.data.cast("B")
         call.receipt.copied_in += ONES.nbytes
-        call.add_input("IN", "FP32", ONES.shape, reservation)
+        feed(call, ONES)
         call.execute()
 
 
 def counted(rig: Rig) -> RequestCounts:
-    rows = request_counters.read(rig.dispatcher.counting.page.words)
-    assert rows is not None
-    return rows.get(("m", "1"), RequestCounts())
+    return rig.counts().get(("m", "1"), RequestCounts())
 
 
 def ran(rig: Rig, index: int = 0) -> executor_counters.ExecutorCounts:
-    counts = executor_counters.read(rig.executors[index].status.counters)
-    assert counts is not None
-    return counts
+    return executor_counters.read(rig.executors[index].status.counters)
 
 
 def failures(rig: Rig) -> dict[str, int]:
@@ -139,27 +118,23 @@ def test_a_deadline_counts_once_although_the_answer_comes_late(rig: Rig) -> None
     assert ran(rig).requests == 2  # the executor ran both; nobody waited for the first
 
 
-def test_a_full_queue_and_no_executor(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, max_queue=1)
-    try:
-        gate = Gate()
-        entry = rig.serve(gate)
-        first = threading.Thread(target=send, args=(rig, entry))
-        first.start()
-        while not rig.executors[0].status.busy_since:
-            time.sleep(0.001)
-        with pytest.raises(QueueFull):
-            send(rig, entry)
-        gate.open()
-        first.join()
-        none = ModelEntry(entry.spec, entry.state)
-        rig.writer.publish(Snapshot("cafe0123", 0, models={"m": {"1": none}}, complete=True))
-        with pytest.raises(Unavailable):
-            send(rig, none)
-        assert failures(rig) == {"QUEUE_FULL": 1, "NO_EXECUTOR": 1}
-        assert counted(rig).requests == 3
-    finally:
-        rig.close()
+def test_a_full_queue_and_no_executor(rig_with) -> None:
+    rig = rig_with(max_queue=1)
+    gate = Gate()
+    entry = rig.serve(gate)
+    first = threading.Thread(target=send, args=(rig, entry))
+    first.start()
+    assert gate.begun.wait(30)
+    with pytest.raises(QueueFull):
+        send(rig, entry)
+    gate.open()
+    first.join()
+    none = ModelEntry(entry.spec, entry.state)
+    rig.writer.publish(Snapshot("cafe0123", 0, models={"m": {"1": none}}, complete=True))
+    with pytest.raises(Unavailable):
+        send(rig, none)
+    assert failures(rig) == {"QUEUE_FULL": 1, "NO_EXECUTOR": 1}
+    assert counted(rig).requests == 3
 
 
 def test_what_fails_outside_of_execute_counts_once(rig: Rig) -> None:
@@ -192,7 +167,7 @@ def test_what_clients_were_told_is_kept_once_by_model_and_reason(rig: Rig) -> No
 def test_an_answer_that_cannot_be_written_is_no_success(rig: Rig) -> None:
     entry = rig.serve(answer)
     call = rig.dispatcher.call(entry)
-    call.add_input("IN", "FP32", ONES.shape, call.reserve(ONES.nbytes))
+    feed(call, ONES)
     call.execute()
     call.account.failed(InvalidArgument("FP16 has no JSON form"))
     call.close()
@@ -277,7 +252,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == TRACES]
 
 
-def test_one_of_so_many_requests_is_traced(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_of_so_many_requests_is_traced(rig: Rig, caplog) -> None:
     caplog.set_level("INFO", TRACES)
     entry = traced(rig.serve(answer), rate=3)
     for _ in range(7):
@@ -287,7 +262,7 @@ def test_one_of_so_many_requests_is_traced(rig: Rig, caplog: pytest.LogCaptureFi
     assert '"executor":"m/1/0"' in lines(caplog)[0]
 
 
-def test_a_limit_is_the_coordinators_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limit_is_the_coordinators_word(caplog) -> None:
     caplog.set_level("INFO", TRACES)
     tracer = Tracer("http-1", "http", Settings())
     entry = ModelEntry(SPEC, ModelState.READY, trace=TraceSettings(True, 1, 5))
@@ -319,14 +294,11 @@ def test_a_limit_is_the_coordinators_word(caplog: pytest.LogCaptureFixture) -> N
         ("", {}),
     ],
 )
-def test_a_trace_tells_of_which_one_it_is_part(
-    rig: Rig, caplog: pytest.LogCaptureFixture, traceparent: str, ids: dict[str, str]
-) -> None:
+def test_a_trace_tells_of_which_one_it_is_part(rig: Rig, caplog, traceparent, ids) -> None:
     caplog.set_level("INFO", TRACES)
     entry = traced(rig.serve(answer), rate=1)
     with rig.dispatcher.call(entry, RunOptions("7", traceparent=traceparent)) as call:
-        reservation = call.reserve(ONES.nbytes)
-        call.add_input("IN", "FP32", ONES.shape, reservation)
+        feed(call, ONES)
         call.execute()
     rig.dispatcher.tracer.flush(lambda model, wanted: wanted)  # type: ignore[arg-type, misc]
     told = json.loads(lines(caplog)[0].removeprefix("trace "))
@@ -334,7 +306,7 @@ def test_a_trace_tells_of_which_one_it_is_part(
     assert told["request"] == "7"
 
 
-def test_times_of_a_trace_are_in_order(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_times_of_a_trace_are_in_order(rig: Rig, caplog) -> None:
     caplog.set_level("INFO", TRACES)
     send(rig, traced(rig.serve(answer), rate=1))
     rig.dispatcher.tracer.flush(everything)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
-from shmserve.core.stats import request_counters
 from shmserve.dispatch.cache.response_cache import ResponseCache
 from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions
 from shmserve.errors import ArenaExhausted, ModelFailure, ShmserveError
@@ -19,8 +16,8 @@ from shmserve.executor.backend import Output, Request, Response
 from shmserve.protocol.control.data_messages import RegionRef
 from shmserve.tensor.config_document import ConfigDocument
 from shmserve.tensor.spec import EnsembleStep, ModelSpec
-from tests.unit.dispatch.test_dispatch import until
-from tests.unit.rig import SPEC, Rig
+from tests.unit.dispatch.test_dispatch import slots_in_use, until
+from tests.unit.rig import SPEC, Rig, feed
 
 Array = np.ndarray[Any, Any]
 CACHED = replace(SPEC, config=ConfigDocument("m", response_cache={"enable": True}))
@@ -41,35 +38,23 @@ class Counting:
         return Response((Output("OUT", "FP32", array + 1),), parameters={"run": self.runs})
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Any]:
-    rigs: list[Rig] = []
-
-    def made(**settings: Any) -> Rig:
-        rigs.append(Rig(tmp_path, **settings))
-        return rigs[-1]
-
-    yield made
-    for rig in rigs:
-        rig.close()
-
-
 def ask(rig: Rig, name: str, array: Array, **options: Any) -> tuple[Array, Any]:
     dispatcher = rig.dispatcher
     with dispatcher.call(dispatcher.ready_model(name), RunOptions(**options)) as call:
-        slot = call.reserve(array.nbytes)
-        slot.view[:] = array.data.cast("B")
-        call.add_input("IN", "FP32", array.shape, slot)
-        outcome = call.execute()
-        found = np.frombuffer(bytes(outcome.outputs[0].view), np.float32)
-        return found, outcome.parameters.get("run")
+        feed(call, array)
+        answer = call.execute()
+        found = np.frombuffer(bytes(answer.outputs[0].view), np.float32)
+        return found, answer.parameters.get("run")
 
 
 def counts(rig: Rig, name: str = "m") -> tuple[int, int, int]:
     """Answered, found, not found."""
-    rows = request_counters.read(rig.dispatcher.counting.page.words) or {}
-    row = rows[name, "1"]
+    row = rig.counts()[name, "1"]
     return row.succeeded, row.cache[0], row.cache[2]
+
+
+def outcome(array: Array) -> Outcome:
+    return Outcome((OutputTensor("OUT", "FP32", array.shape, array.data.cast("B")),), {})
 
 
 def make_room(rig: Rig, nbytes: int, count: int) -> None:
@@ -79,70 +64,56 @@ def make_room(rig: Rig, nbytes: int, count: int) -> None:
         memory.reclaim(slot)
 
 
-def used_slots(rig: Rig) -> int:
-    stats = rig.dispatcher.memory.stats()
-    return stats.slots - stats.free
-
-
-def test_a_miss_never_waits_for_memory(make: Any) -> None:
-    rig = make(response_cache_bytes=32 << 20)
+def test_a_miss_never_waits_for_memory(rig_with) -> None:
+    rig = rig_with(response_cache_bytes=32 << 20)
     rig.serve(Counting(), spec=CACHED)
     memory, cache, asked = rig.dispatcher.memory, rig.dispatcher._cache, []
-    assert cache is not None
 
     def deny(_: Any, nbytes: int) -> Any:
         asked.append(nbytes)
         raise ArenaExhausted("as it was told")
 
-    output = OutputTensor("OUT", "FP32", LARGE.shape, LARGE.data.cast("B"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(memory), "reserve", deny)
-        assert cache.put(b"key", (), ("m", "1"), Outcome((output,), {})) == 0
+        assert cache.put(b"key", (), ("m", "1"), outcome(LARGE)) == 0
         cache.grow()  # or the maintenance thread has
     assert asked == [LARGE.nbytes]
     # Whoever comes when there is memory finds it made
-    until(
-        lambda: cache.put(b"key", (), ("m", "1"), Outcome((output,), {})) > 0,
-        "none is ever made for it",
-    )
+    until(lambda: cache.put(b"key", (), ("m", "1"), outcome(LARGE)) > 0, "none is made for it")
 
 
-def test_an_answer_beyond_the_limit_is_not_copied(make: Any) -> None:
-    rig = make()
+def test_an_answer_beyond_the_limit_is_not_copied(rig_with) -> None:
+    rig = rig_with()
     rig.serve(Counting(), spec=CACHED)
     make_room(rig, SMALL.nbytes, 1)
     cache = ResponseCache(rig.dispatcher.memory, LARGE.nbytes + 512)  # it is not its bytes alone
-    output = OutputTensor("OUT", "FP32", LARGE.shape, LARGE.data.cast("B"))
-    assert cache.put(b"key", (), ("m", "1"), Outcome((output,), {})) == 0
-    small = OutputTensor("OUT", "FP32", SMALL.shape, SMALL.data.cast("B"))
+    assert cache.put(b"key", (), ("m", "1"), outcome(LARGE)) == 0
     for number in range(4):
-        cache.put(b"%d" % number, (), ("m", "1"), Outcome((small,), {}))
+        cache.put(b"%d" % number, (), ("m", "1"), outcome(SMALL))
     assert cache.nbytes > 4 * (SMALL.nbytes + 1024)
     cache.evict(1 << 30)
-    assert used_slots(rig) == 0
+    assert slots_in_use(rig) == 0
 
 
-def test_an_answer_of_another_revision_is_not_given_and_goes_for_the_next(make: Any) -> None:
-    rig = make()
+def test_an_answer_of_another_revision_is_not_given_and_goes_for_the_next(rig_with) -> None:
+    rig = rig_with()
     rig.serve(Counting(), spec=CACHED)
     make_room(rig, SMALL.nbytes, 2)
     cache = ResponseCache(rig.dispatcher.memory, 1 << 20)
-    outcome = Outcome((OutputTensor("OUT", "FP32", SMALL.shape, SMALL.data.cast("B")),), {})
-    assert cache.put(b"key", ("m/1@1",), ("m", "1"), outcome)
+    assert cache.put(b"key", ("m/1@1",), ("m", "1"), outcome(SMALL))
     assert cache.get(b"key", ("m/1@2",)) is None
-    assert cache.put(b"key", ("m/1@2",), ("m", "1"), outcome)
+    assert cache.put(b"key", ("m/1@2",), ("m", "1"), outcome(SMALL))
     assert cache.by_model()["m", "1"][0] == 1
     assert cache.get(b"key", ("m/1@1",)) is None
     answer = cache.get(b"key", ("m/1@2",))
-    assert answer is not None
     cache.evict(1 << 30)
-    assert used_slots(rig) == 1, "a reader has its lease"
+    assert slots_in_use(rig) == 1, "a reader has its lease"
     answer.give_back()
-    assert used_slots(rig) == 0
+    assert slots_in_use(rig) == 0
 
 
-def test_what_ran_while_its_model_was_loaded_anew_is_not_kept(make: Any) -> None:
-    rig = make(response_cache_bytes=1 << 20)
+def test_what_ran_while_its_model_was_loaded_anew_is_not_kept(rig_with) -> None:
+    rig = rig_with(response_cache_bytes=1 << 20)
     cache = rig.dispatcher._cache
     assert cache is not None
 
@@ -160,8 +131,8 @@ def test_what_ran_while_its_model_was_loaded_anew_is_not_kept(make: Any) -> None
 
 
 @pytest.mark.parametrize("array", [SMALL, LARGE], ids=["small", "large"])
-def test_an_answer_is_given_again_without_its_executor(make: Any, array: Array) -> None:
-    rig, model = make(response_cache_bytes=32 << 20), Counting()
+def test_an_answer_is_given_again_without_its_executor(rig_with, array: Array) -> None:
+    rig, model = rig_with(response_cache_bytes=32 << 20), Counting()
     entry = rig.serve(model, spec=CACHED)
     make_room(rig, array.nbytes, 6)
     for _ in range(3):
@@ -179,18 +150,18 @@ def test_an_answer_is_given_again_without_its_executor(make: Any, array: Array) 
     models = {"m": {"1": replace(entry, instances=tuple(again))}}
     rig.writer.publish(Snapshot("cafe0123", 0, models=models, complete=True))
     assert ask(rig, "m", array)[1] == 4
-    until(lambda: used_slots(rig) == 3, "more is held than what is kept")
+    until(lambda: slots_in_use(rig) == 3, "more is held than what is kept")
 
 
-def test_nothing_is_kept_that_was_not_asked_for(make: Any) -> None:
-    rig, model = make(), Counting()
+def test_nothing_is_kept_that_was_not_asked_for(rig_with) -> None:
+    rig, model = rig_with(), Counting()
     rig.serve(model, spec=CACHED)  # the server keeps none
     assert [ask(rig, "m", SMALL)[1] for _ in range(2)] == [1, 2]
     assert counts(rig) == (2, 0, 0)
 
 
-def test_errors_are_not_kept_and_neither_is_what_nobody_can_know(make: Any) -> None:
-    rig, model = make(response_cache_bytes=1 << 20), Counting()
+def test_errors_are_not_kept_and_neither_is_what_nobody_can_know(rig_with) -> None:
+    rig, model = rig_with(response_cache_bytes=1 << 20), Counting()
     rig.serve(model, spec=CACHED)
     for _ in range(2):
         with pytest.raises(ModelFailure):
@@ -201,15 +172,14 @@ def test_errors_are_not_kept_and_neither_is_what_nobody_can_know(make: Any) -> N
         with pytest.raises(ShmserveError):
             call.execute()
     assert counts(rig) == (0, 0, 2)
-    assert used_slots(rig) == 0
+    assert slots_in_use(rig) == 0
 
 
-def test_memory_is_bounded_and_given_up_for_requests(make: Any) -> None:
-    rig, model = make(response_cache_bytes=9 << 20, budget=1 << 20), Counting()
+def test_memory_is_bounded_and_given_up_for_requests(rig_with) -> None:
+    rig, model = rig_with(response_cache_bytes=9 << 20, budget=1 << 20), Counting()
     rig.serve(model, spec=CACHED)
     rig.coordinator.budget = 14 << 20
     cache = rig.dispatcher._cache
-    assert cache is not None
     make_room(rig, LARGE.nbytes, 5)
     for number in range(8):  # each takes an input and an answer of 2 MiB
         assert ask(rig, "m", LARGE + number)[1] == number + 1
@@ -224,15 +194,13 @@ def test_memory_is_bounded_and_given_up_for_requests(make: Any) -> None:
     assert rig.dispatcher.memory.held_bytes < held
 
 
-def test_an_answer_that_is_being_sent_outlives_its_eviction(make: Any) -> None:
-    rig, model = make(response_cache_bytes=1 << 20), Counting()
+def test_an_answer_that_is_being_sent_outlives_its_eviction(rig_with) -> None:
+    rig, model = rig_with(response_cache_bytes=1 << 20), Counting()
     rig.serve(model, spec=CACHED)
     ask(rig, "m", SMALL)
     dispatcher = rig.dispatcher
     with dispatcher.call(dispatcher.ready_model("m")) as call:
-        slot = call.reserve(SMALL.nbytes)
-        slot.view[:] = SMALL.data.cast("B")
-        call.add_input("IN", "FP32", SMALL.shape, slot)
+        feed(call, SMALL)
         (out,) = call.execute().outputs
         give_back = call.lend()
     dispatcher._trim(1 << 20)
@@ -241,7 +209,7 @@ def test_an_answer_that_is_being_sent_outlives_its_eviction(make: Any) -> None:
     assert np.array_equal(np.frombuffer(out.view, np.float32), SMALL + 1)
     give_back()
     dispatcher._trim(1 << 20)
-    assert used_slots(rig) == 0
+    assert slots_in_use(rig) == 0
 
 
 def step(model: str, takes: str, gives: str) -> EnsembleStep:
@@ -249,8 +217,8 @@ def step(model: str, takes: str, gives: str) -> EnsembleStep:
 
 
 @pytest.mark.parametrize("cached", ["a", "b", "e"])
-def test_ensembles_and_their_steps_keep_what_they_are_told_to(make: Any, cached: str) -> None:
-    rig = make(response_cache_bytes=1 << 20)
+def test_ensembles_and_their_steps_keep_what_they_are_told_to(rig_with, cached: str) -> None:
+    rig = rig_with(response_cache_bytes=1 << 20)
 
     def spec(name: str, **changes: Any) -> ModelSpec:
         cache: dict[str, Any] = {"response_cache": {"enable": True}} if name == cached else {}
@@ -269,11 +237,11 @@ def test_ensembles_and_their_steps_keep_what_they_are_told_to(make: Any, cached:
     assert counts(rig, cached) == (3, 2, 1)
     assert counts(rig, "e")[0] == 3
     until(lambda: not rig.dispatcher.memory.forwarded, "outputs are still passed on")
-    until(lambda: used_slots(rig) == 1, "more is held than what is kept")
+    until(lambda: slots_in_use(rig) == 1, "more is held than what is kept")
 
 
-def test_what_ran_while_an_ensemble_in_it_was_wired_anew_is_not_kept(make: Any) -> None:
-    rig = make(response_cache_bytes=1 << 20)
+def test_what_ran_while_an_ensemble_in_it_was_wired_anew_is_not_kept(rig_with) -> None:
+    rig = rig_with(response_cache_bytes=1 << 20)
     cache = rig.dispatcher._cache
     assert cache is not None
 

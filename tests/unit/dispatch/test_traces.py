@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from shmserve.protocol.control.span_messages import Span, Spans
 from shmserve.tensor import bytes_codec
 from tests.unit.dispatch.test_ensembles import BRANCHES, Models, sums
 from tests.unit.dispatch.test_pipelines import plus
-from tests.unit.rig import SPEC, Rig
+from tests.unit.rig import SPEC, Rig, feed
 
 ONES = np.ones(3, np.float32)
 COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
@@ -44,15 +45,13 @@ Flush = Callable[[Rig, Take], None]
 
 
 @pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+def rig(rig_with, tmp_path, monkeypatch):
     monkeypatch.setattr(tracing, "MAX_TENSOR_BYTES", 100)
-    made = Rig(tmp_path, trace_file=str(tmp_path / "t.json"))
-    yield made
-    made.close()
+    return rig_with(trace_file=str(tmp_path / "t.json"))
 
 
 @pytest.fixture
-def flush(monkeypatch: pytest.MonkeyPatch) -> Flush:
+def flush(monkeypatch):
     """Only these tests flush: the maintenance would ask a coordinator that does not exist."""
     flush = Tracer.flush
     monkeypatch.setattr(Tracer, "flush", lambda *_: None)
@@ -71,9 +70,7 @@ def traced(entry: ModelEntry, **settings: Any) -> ModelEntry:
 
 def send(rig: Rig, entry: ModelEntry, array: Any = ONES, **options: Any) -> None:
     with rig.dispatcher.call(entry, RunOptions(**options)) as call:
-        reservation = call.reserve(array.nbytes)
-        reservation.view[:] = memoryview(array).cast("B")
-        call.add_input("IN", "FP32", array.shape, reservation)
+        feed(call, array)
         call.receipt.receive_ns = 1000
         call.execute()
         call.account.answered()
@@ -106,7 +103,7 @@ def times_of(rows: list[Row], number: int) -> dict[str, int]:
     return {stamp["name"]: stamp["ns"] for stamp in stamps}
 
 
-def test_a_trace_file_is_tritons(rig: Rig, flush: Flush, tmp_path: Path) -> None:
+def test_a_trace_file_is_tritons(rig: Rig, flush: Flush, tmp_path) -> None:
     entry = traced(rig.serve(answer), tensors=True)
     send(rig, entry, request_id="r")
     send(rig, entry)
@@ -138,9 +135,7 @@ def tensor(name: str, data: str, shape: str, dtype: str = "FP32") -> Row:
     return {"name": name, "data": data, "shape": shape, "dtype": dtype}
 
 
-def test_only_levels_that_are_wanted_and_tensors_that_are_small(
-    rig: Rig, flush: Flush, tmp_path: Path
-) -> None:
+def test_only_levels_that_are_wanted_and_tensors_that_are_small(rig, flush, tmp_path) -> None:
     entry = rig.serve(answer)
     send(rig, traced(entry, on=False, tensors=True))
     send(rig, traced(entry, tensors=True), np.ones(26, np.float32))
@@ -152,9 +147,7 @@ def test_only_levels_that_are_wanted_and_tensors_that_are_small(
     assert {row["id"] for row in rows if "activity" in row} == {1}
 
 
-def test_files_have_as_many_traces_as_the_frequency_says(
-    rig: Rig, flush: Flush, tmp_path: Path
-) -> None:
+def test_files_have_as_many_traces_as_the_frequency_says(rig: Rig, flush: Flush, tmp_path) -> None:
     entry, takes = traced(rig.serve(answer), log_frequency=2), Takes(2)
     for count in (3, 2):
         for _ in range(count):
@@ -165,9 +158,7 @@ def test_files_have_as_many_traces_as_the_frequency_says(
     assert not (tmp_path / "t.json").exists()
 
 
-def test_what_fails_is_not_traced_and_one_of_so_many_is(
-    rig: Rig, flush: Flush, tmp_path: Path
-) -> None:
+def test_what_fails_is_not_traced_and_one_of_so_many_is(rig: Rig, flush: Flush, tmp_path) -> None:
     entry = traced(rig.serve(answer), rate=3)
     for _ in range(7):
         send(rig, entry)
@@ -180,9 +171,7 @@ def test_what_fails_is_not_traced_and_one_of_so_many_is(
     assert {row["id"] for row in rows_of(tmp_path / "t.json")} == {1, 2}
 
 
-def test_an_answer_that_cannot_be_read_is_not_traced(
-    rig: Rig, flush: Flush, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_cannot_be_read_is_not_traced(rig: Rig, flush: Flush, monkeypatch) -> None:
     def refuse(*_: object) -> OutputTensor:
         raise ProtocolViolation("an output aliases an input that is not there")
 
@@ -198,7 +187,7 @@ def test_an_answer_that_cannot_be_read_is_not_traced(
     assert take.asked[0][:2] == ("m", 1)
 
 
-def test_no_more_than_the_coordinator_grants(rig: Rig, flush: Flush, tmp_path: Path) -> None:
+def test_no_more_than_the_coordinator_grants(rig: Rig, flush: Flush, tmp_path) -> None:
     entry = traced(rig.serve(answer), count=9)
     for _ in range(5):
         send(rig, entry)
@@ -206,9 +195,7 @@ def test_no_more_than_the_coordinator_grants(rig: Rig, flush: Flush, tmp_path: P
     assert {row["id"] for row in rows_of(tmp_path / "t.json")} == {1, 2}
 
 
-def test_without_a_coordinator_traces_are_lost(
-    rig: Rig, flush: Flush, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_coordinator_traces_are_lost(rig: Rig, flush: Flush, tmp_path, caplog) -> None:
     def away(*_: object) -> GrantedTraces:
         raise Unavailable("the coordinator is away")
 
@@ -218,20 +205,16 @@ def test_without_a_coordinator_traces_are_lost(
     assert not (tmp_path / "t.json").exists()
 
 
-def test_steps_are_within_the_trace_of_their_ensemble(flush: Flush, tmp_path: Path) -> None:
-    models = Models(tmp_path, BRANCHES, trace_file=str(tmp_path / "t.json"))
-    try:
-        models.serve(one=plus(1), ten=plus(10), sum=sums)
-        dispatcher = models.rig.dispatcher
-        ensemble = traced(dispatcher.ready_model("e"), tensors=True)
-        own = traced(dispatcher.ready_model("one"))
-        for entry in (ensemble, replace(ensemble, trace=None)):
-            send(models.rig, entry)
-            send(models.rig, own)
-        flush(models.rig, takes := Takes())
-        models.rig.assert_nothing_held()
-    finally:
-        models.rig.close()
+def test_steps_are_within_the_trace_of_their_ensemble(rig: Rig, flush: Flush, tmp_path) -> None:
+    models = Models(rig, BRANCHES)
+    models.serve(one=plus(1), ten=plus(10), sum=sums)
+    ensemble = traced(rig.dispatcher.ready_model("e"), tensors=True)
+    own = traced(rig.dispatcher.ready_model("one"))
+    for entry in (ensemble, replace(ensemble, trace=None)):
+        send(rig, entry)
+        send(rig, own)
+    flush(rig, takes := Takes())
+    rig.assert_nothing_held()
     assert takes.asked == [("e", 1, 4), ("one", 2, 2)]
     rows = rows_of(tmp_path / "t.json")
     heads = {row["id"]: row for row in rows if "model_name" in row}
@@ -277,17 +260,14 @@ class Exporter:
 
 
 @pytest.fixture
-def spanned(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path, **SPANS)
-    yield made
-    made.close()
+def spanned(rig_with):
+    return rig_with(**SPANS)
 
 
 @pytest.fixture
-def exporter(tmp_path: Path) -> Iterator[Exporter]:
-    made = Exporter(tmp_path)
-    yield made
-    made.close()
+def exporter(tmp_path):
+    with closing(Exporter(tmp_path)) as made:
+        yield made
 
 
 def never(*_: object) -> GrantedTraces:
@@ -302,9 +282,7 @@ def tree(spans: list[Span]) -> dict[str, list[str]]:
     return found
 
 
-def test_a_trace_is_spans_within_what_its_client_has_begun(
-    spanned: Rig, exporter: Exporter, flush: Flush
-) -> None:
+def test_a_trace_is_spans_within_what_its_client_has_begun(spanned, exporter, flush) -> None:
     entry = traced(spanned.serve(answer), rate=1000)
     send(spanned, entry, request_id="r", traceparent=PARENT)
     send(spanned, entry, traceparent=PARENT.replace("-01", "-00"))
@@ -344,9 +322,7 @@ def test_failures_have_spans_too(spanned: Rig, exporter: Exporter, flush: Flush)
     assert failed["InferRequest"].parent_id == ""
 
 
-def test_refused_requests_are_sampled_and_bounded_as_others(
-    spanned: Rig, exporter: Exporter, flush: Flush
-) -> None:
+def test_refused_requests_are_sampled_and_bounded_as_others(spanned, exporter, flush) -> None:
     tracer, taken = spanned.dispatcher.tracer, []
     status: dict[str, str | int] = {"http.response.status_code": 503}
     one_of_two = TraceSettings(on=True, rate=2)
@@ -369,9 +345,7 @@ def test_refused_requests_are_sampled_and_bounded_as_others(
     assert taken == [("", 3, 3)]
 
 
-def test_a_rate_of_0_traces_for_clients_that_say_so(
-    spanned: Rig, exporter: Exporter, flush: Flush
-) -> None:
+def test_a_rate_of_0_traces_for_clients_that_say_so(spanned, exporter, flush) -> None:
     entry = traced(spanned.serve(answer), rate=0)
     send(spanned, entry)
     send(spanned, entry, traceparent=PARENT)
@@ -379,36 +353,27 @@ def test_a_rate_of_0_traces_for_clients_that_say_so(
     assert [span.name for span in exporter.take()].count("InferRequest") == 1
 
 
-def test_what_finds_no_exporter_is_counted(
-    spanned: Rig, tmp_path: Path, flush: Flush, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_finds_no_exporter_is_counted(spanned: Rig, tmp_path, flush: Flush, caplog) -> None:
     entry = traced(spanned.serve(answer))
     send(spanned, entry)
     flush(spanned, never)
     assert "spans are lost: the exporter is away" in caplog.text
-    exporter = Exporter(tmp_path)
-    try:
+    with closing(Exporter(tmp_path)) as exporter:
         send(spanned, entry)
         flush(spanned, never)
         assert exporter.take()
         assert exporter.dropped >= 8
-    finally:
-        exporter.close()
     send(spanned, entry)
     flush(spanned, never)  # it has gone: nothing waits, nothing fails
 
 
 def test_steps_are_spans_within_their_ensemble(
-    exporter: Exporter, flush: Flush, tmp_path: Path
+    spanned: Rig, exporter: Exporter, flush: Flush
 ) -> None:
-    models = Models(tmp_path, BRANCHES, **SPANS)
-    try:
-        models.serve(one=plus(1), ten=plus(10), sum=sums)
-        send(models.rig, traced(models.rig.dispatcher.ready_model("e")))
-        flush(models.rig, never)
-        models.rig.assert_nothing_held()
-    finally:
-        models.rig.close()
+    Models(spanned, BRANCHES).serve(one=plus(1), ten=plus(10), sum=sums)
+    send(spanned, traced(spanned.dispatcher.ready_model("e")))
+    flush(spanned, never)
+    spanned.assert_nothing_held()
     spans = exporter.take()
     assert len({span.trace_id for span in spans}) == 1
     assert sorted(tree(spans)["e"]) == ["one", "sum", "ten"]
@@ -418,9 +383,7 @@ def test_steps_are_spans_within_their_ensemble(
         assert ensemble.start_ns <= step.start_ns <= step.end_ns
 
 
-def test_a_model_knows_what_its_own_calls_are_part_of(
-    spanned: Rig, exporter: Exporter, flush: Flush
-) -> None:
+def test_a_model_knows_what_its_own_calls_are_part_of(spanned, exporter, flush) -> None:
     seen: list[str] = []
 
     def noting(request: Request) -> Response:
@@ -464,25 +427,21 @@ def test_tensors_in_client_memory_are_not_there() -> None:
 
 @pytest.mark.parametrize(
     ("protocol", "first", "last"),
-    [
-        ("http", "HTTP_RECV_START", "HTTP_SEND_END"),
-        ("grpc", "GRPC_WAITREAD_START", "GRPC_SEND_END"),
-    ],
+    [("http", "HTTP_RECV", "HTTP_SEND"), ("grpc", "GRPC_WAITREAD", "GRPC_SEND")],
 )
 def test_times_are_called_after_their_frontend(protocol: str, first: str, last: str) -> None:
     trace = Trace(ModelEntry(SPEC, ModelState.READY), TraceSettings(on=True), "", 0)
     trace.times = timestamps(1, 5, Timing(1, 2, 3, 4), 9, 30, 40)
     stamps = [r["timestamps"][0] for r in entries_of(trace, 1, protocol) if "timestamps" in r]
-    assert (stamps[0], stamps[-1]) == ({"name": first, "ns": 1}, {"name": last, "ns": 40})
+    assert stamps[0] == {"name": f"{first}_START", "ns": 1}
+    assert stamps[-1] == {"name": f"{last}_END", "ns": 40}
     ends = {s["name"]: s["ns"] for s in stamps}
     assert ends["COMPUTE_END"] == ends["REQUEST_END"] == 15, "never before the model's end"
     inner = [r for r in entries_of(trace, 1, "model") if "timestamps" in r]
     assert inner[0]["timestamps"][0]["name"] == "REQUEST_START"
 
 
-def test_what_waits_is_bounded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_waits_is_bounded(monkeypatch, caplog) -> None:
     monkeypatch.setattr("shmserve.dispatch.traces.tracing._MOST_WAITING", 3)
     monkeypatch.setattr("shmserve.dispatch.traces.tracing._MOST_WAITING_BYTES", 10)
     caplog.set_level("INFO", TRACES)
@@ -490,7 +449,6 @@ def test_what_waits_is_bounded(
     entry = ModelEntry(SPEC, ModelState.READY, trace=TraceSettings(True, 1, tensors=True))
     for size in (8, 8, 0, 0, 0):
         trace = tracer.begin(entry, RunOptions())
-        assert trace is not None
         trace.times = timestamps(1, 2, None, 3, 4, 5)
         trace.add_tensors("A", [OutputTensor("T", "UINT8", (size,), memoryview(bytes(size)))])
         tracer.end(trace)

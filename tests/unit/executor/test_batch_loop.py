@@ -21,7 +21,7 @@ from shmserve.executor.backend import BatchForm, Output, Request, Response
 from shmserve.tensor.config_document import BatchingEntry, ConfigDocument, QueuePolicyEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from tests.unit.dispatch.test_dispatch import until
-from tests.unit.rig import SPEC, FunctionBackend, Rig
+from tests.unit.rig import SPEC, FunctionBackend, Rig, feed
 
 Array = np.ndarray[Any, Any]
 
@@ -54,10 +54,7 @@ class Gate(FunctionBackend):
     def execute(self, requests: Sequence[Request]) -> list[Response]:
         self.entered += 1
         # Asking for `cancelled` makes the executor take in arrived messages.
-        until(
-            lambda: requests[0].cancelled or self.open.acquire(blocking=False),
-            "nobody let it go on",
-        )
+        until(lambda: requests[0].cancelled or self.open.acquire(False), "nobody let it go on")
         self.rows.append([request.inputs["IN"].shape[0] for request in requests])
         return [self.model(request) for request in requests]
 
@@ -69,14 +66,21 @@ def doubled(request: Request) -> Response:
     return Response((Output("OUT", "FP32", out),))
 
 
+def failed_with(result: object, kind: type[ShmserveError], message: str) -> bool:
+    return isinstance(result, kind) and result.message == message
+
+
 def own_doubled(request: Request) -> Response:
     return Response((Output("OUT", "FP32", request.inputs["IN"].numpy() * 2),))
 
 
 class Clients:
-    """Requests from separate threads; results by request number, in the order of completion."""
+    """Requests from separate threads; results by request number, in the order of completion.
 
-    def __init__(self, rig: Rig, spec: ModelSpec, gate: Gate) -> None:
+    block: True: the model is busy with a request of one row from the beginning.
+    """
+
+    def __init__(self, rig: Rig, spec: ModelSpec, gate: Gate, block: bool = True) -> None:
         self.rig = rig
         self.gate = gate
         self.entry = rig.serve(gate, spec=spec)  # type: ignore[arg-type]
@@ -85,6 +89,9 @@ class Clients:
         self.calls: dict[int, Call] = {}
         self.batch_bytes: dict[int, int] = {}
         self._threads: list[threading.Thread] = []
+        if block:
+            self.ask(-1, np.zeros((1, 1), np.float32))
+            until(lambda: self.gate.entered == 1, "the model does not run")
 
     def ask(self, number: int, array: Array, **parameters: int) -> None:
         thread = threading.Thread(target=self._run, args=(number, array, parameters))
@@ -98,18 +105,11 @@ class Clients:
             self.ask(number, array, **parameters)
             until(lambda waiting=waiting: self.loop.queued > waiting, f"{number} is not queued")  # type: ignore[misc]
 
-    def block(self) -> None:
-        """Keep the model busy with a request of one row."""
-        self.ask(-1, np.zeros((1, 1), np.float32))
-        until(lambda: self.gate.entered == 1, "the model does not run")
-
     def _run(self, number: int, array: Array, parameters: dict[str, int]) -> None:
         options = RunOptions(parameters=dict(parameters))
         with self.rig.dispatcher.call(self.entry, options, cancellable=True) as call:
             self.calls[number] = call  # type: ignore[assignment]
-            slot = call.reserve(array.nbytes)
-            slot.view[:] = array.data.cast("B") if array.nbytes else b""
-            call.add_input("IN", "FP32", array.shape, slot)
+            feed(call, array)
             try:
                 outcome = call.execute()
                 (out,) = outcome.outputs
@@ -145,24 +145,18 @@ PLAIN = BatchingEntry()
 @pytest.mark.parametrize("batching", [BatchForm.LISTED, BatchForm.STACKED])
 @pytest.mark.parametrize("model", [doubled, own_doubled])
 @pytest.mark.parametrize("width", [0, 3, 3000])
-def test_what_waits_meets_in_one_execution(
-    rig: Rig, batching: BatchForm, model: Callable[[Request], Response], width: int
-) -> None:
+def test_what_waits_meets_in_one_execution(rig: Rig, batching, model, width) -> None:
     gate = Gate(model, batching)
     clients = Clients(rig, spec_of(PLAIN), gate)
-    clients.block()
     arrays = [rows(count, width, count) for count in (1, 3, 2)]
     clients.queue(*arrays)
     clients.finish()
     for number, array in enumerate(arrays):
-        result = clients.results[number]
-        assert isinstance(result, np.ndarray), result
-        np.testing.assert_array_equal(result, array * 2)
+        np.testing.assert_array_equal(clients.results[number], array * 2)
         gathered = array.nbytes if batching is BatchForm.STACKED else 0
         assert clients.batch_bytes[number] == gathered
     assert gate.rows == ([[1], [1, 3, 2]] if batching is BatchForm.LISTED else [[1], [6]])
     counts = read(rig.executors[0].status.counters)
-    assert counts is not None
     assert (counts.executions, counts.inferences, counts.requests) == (2, 7, 4)
     assert {size: values[0] for size, values in counts.batches.items()} == {1: 1, 6: 1}
     clients.assert_no_slots()
@@ -171,7 +165,6 @@ def test_what_waits_meets_in_one_execution(
 def test_a_batch_is_not_larger_than_allowed_and_needs_equal_shapes(rig: Rig) -> None:
     gate = Gate(doubled)
     clients = Clients(rig, spec_of(PLAIN, max_batch_size=4), gate)
-    clients.block()
     clients.queue(rows(2), rows(2), rows(2), rows(1, 5), rows(1, 5))
     clients.finish()
     assert gate.rows == [[1], [2, 2], [2], [1, 1]]
@@ -185,14 +178,10 @@ def test_an_error_of_one_is_that_ones_only(rig: Rig) -> None:
         return doubled(request)
 
     clients = Clients(rig, spec_of(PLAIN), Gate(model))
-    clients.block()
     clients.queue(rows(1), rows(1, value=13), rows(1))
     clients.finish()
-    error = clients.results[1]
-    assert isinstance(error, ModelFailure)
-    assert error.message == "unlucky"
-    assert isinstance(clients.results[0], np.ndarray)
-    assert isinstance(clients.results[2], np.ndarray)
+    assert failed_with(clients.results[1], ModelFailure, "unlucky")
+    assert all(isinstance(clients.results[number], np.ndarray) for number in (0, 2))
     clients.assert_no_slots()
 
 
@@ -205,7 +194,6 @@ def test_what_the_model_raises_is_everybodys_error(rig: Rig, batching: BatchForm
         return doubled(request)
 
     clients = Clients(rig, spec_of(PLAIN), Gate(model, batching))
-    clients.block()
     clients.queue(rows(1), rows(1))
     clients.finish()
     assert [getattr(clients.results[n], "message", "") for n in (-1, 0, 1)] == ["", "no", "no"]
@@ -226,7 +214,6 @@ def test_answers_that_are_missing_are_errors(rig: Rig, lacking: str) -> None:
 
     batching = BatchForm.LISTED if lacking == "response" else BatchForm.STACKED
     clients = Clients(rig, spec_of(PLAIN), Short(doubled, batching))
-    clients.block()
     clients.queue(rows(1), rows(1))
     clients.finish()
     expected = (
@@ -251,7 +238,6 @@ def test_a_batch_that_the_model_keeps_stays_as_it_is(rig: Rig, what: str) -> Non
         return Response((Output("OUT", "FP32", out),))
 
     clients = Clients(rig, spec_of(PLAIN), Gate(model, BatchForm.STACKED))
-    clients.block()
     clients.queue(rows(2, 3000), rows(3, 3000))
     clients.finish()
     memory = rig.executors[0].memory
@@ -270,7 +256,6 @@ def test_a_batch_that_the_model_keeps_stays_as_it_is(rig: Rig, what: str) -> Non
 def test_what_is_cancelled_before_it_began_never_runs(rig: Rig) -> None:
     gate = Gate(doubled)
     clients = Clients(rig, spec_of(PLAIN), gate)
-    clients.block()
     clients.queue(rows(1), rows(2), rows(3))
     clients.calls[1].cancel()
     until(lambda: clients.loop.queued == 2, "the cancelled one waits still")
@@ -284,7 +269,7 @@ def test_a_small_batch_waits_for_company(rig: Rig) -> None:
     batching = BatchingEntry(max_queue_delay_microseconds=int(delay_s * 1e6))
     gate = Gate(doubled)
     gate.open.release(100)
-    clients = Clients(rig, spec_of(batching, max_batch_size=2), gate)
+    clients = Clients(rig, spec_of(batching, max_batch_size=2), gate, block=False)
     begun = time.monotonic()
     clients.ask(0, rows(1))
     clients.finish()
@@ -304,7 +289,6 @@ def test_urgent_requests_run_first(rig: Rig) -> None:
         return doubled(request)
 
     clients = Clients(rig, spec_of(batching, max_batch_size=1), Gate(model))
-    clients.block()
     clients.queue(rows(1, value=3), first=3, priority=3)
     clients.queue(rows(1, value=2), first=2)
     clients.queue(rows(1, value=1), first=1, priority=1)
@@ -316,13 +300,11 @@ def test_a_full_queue_refuses_at_once(rig: Rig) -> None:
     batching = BatchingEntry(default_queue_policy=QueuePolicyEntry(max_queue_size=2))
     gate = Gate(doubled)
     clients = Clients(rig, spec_of(batching), gate)
-    clients.block()
     clients.queue(rows(1), rows(1))
     clients.ask(2, rows(1))
     until(lambda: 2 in clients.results, "it is not refused while the model runs")
-    error = clients.results[2]
-    assert isinstance(error, QueueFull)
-    assert error.message == "[request id: <id_unknown>] Exceeds maximum queue size"
+    full = "[request id: <id_unknown>] Exceeds maximum queue size"
+    assert failed_with(clients.results[2], QueueFull, full)
     clients.finish()
     assert gate.rows == [[1], [1, 1]]
     clients.assert_no_slots()
@@ -333,13 +315,10 @@ def test_who_waits_too_long(rig: Rig, action: str) -> None:
     policy = QueuePolicyEntry(action, 60_000_000, True)
     gate = Gate(doubled)
     clients = Clients(rig, spec_of(BatchingEntry(default_queue_policy=policy)), gate)
-    clients.block()
     if action == "REJECT":
         clients.ask(0, rows(1), timeout=100_000)
         until(lambda: 0 in clients.results, "it is not rejected while the model runs")
-        error = clients.results[0]
-        assert isinstance(error, QueueFull)
-        assert error.message == "Request timeout expired"
+        assert failed_with(clients.results[0], QueueFull, "Request timeout expired")
         clients.queue(rows(2), first=1)
     else:
         clients.queue(rows(1), timeout=100_000)
@@ -354,7 +333,7 @@ def test_what_was_taken_is_answered_when_the_loop_stops(rig: Rig) -> None:
     batching = BatchingEntry(max_queue_delay_microseconds=60_000_000)
     gate = Gate(doubled)
     gate.open.release(100)
-    clients = Clients(rig, spec_of(batching), gate)
+    clients = Clients(rig, spec_of(batching), gate, block=False)
     clients.queue(rows(1), rows(2))
     clients.loop.stop()
     clients.finish()
@@ -363,9 +342,7 @@ def test_what_was_taken_is_answered_when_the_loop_stops(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("batching", [BatchForm.LISTED, BatchForm.STACKED])
-def test_client_memory_that_is_gone_is_its_own_clients_trouble(
-    rig: Rig, batching: BatchForm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_memory_that_is_gone_is_its_own_clients_trouble(rig, batching, monkeypatch) -> None:
     gate = Gate(doubled, batching)
     clients = Clients(rig, spec_of(PLAIN, max_batch_size=16), gate)
     workspace = clients.loop._workspace
@@ -380,13 +357,10 @@ def test_client_memory_that_is_gone_is_its_own_clients_trouble(
         return ordinary(*arguments)
 
     monkeypatch.setattr(workspace, name, without_seven)
-    clients.block()
     clients.queue(rows(2, value=2), rows(7), rows(3, value=3))
     gate.open.release(50)
     clients.finish()
     assert getattr(clients.results[1], "message", "") == "gone"
     for number, count in ((0, 2), (2, 3)):
-        result = clients.results[number]
-        assert isinstance(result, np.ndarray)
-        np.testing.assert_array_equal(result, rows(count, value=2 * count))
+        np.testing.assert_array_equal(clients.results[number], rows(count, value=2 * count))
     clients.assert_no_slots()

@@ -33,9 +33,7 @@ def test_the_channels_have_one_thread_at_a_time() -> None:
     watch.serve(serve)
 
 
-def test_a_defect_in_the_second_thread_ends_the_first_and_closes_the_channels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_defect_in_the_second_thread_ends_the_first_and_closes_the_channels(monkeypatch) -> None:
     disconnected = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 

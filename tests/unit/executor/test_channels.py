@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shmserve.core.memory.slots import Slot
 from shmserve.errors import PeerDied
 from shmserve.executor.peers.channels import Channels
 from shmserve.executor.peers.frontend_connections import FrontendConnection
@@ -18,6 +20,7 @@ from shmserve.protocol.control.data_messages import (
     Answer,
     Cancel,
     Credit,
+    Descriptor,
     Execute,
     ExecutorHello,
     FrontendHello,
@@ -75,6 +78,13 @@ class Executor:
         assert len(events + self.channels.receive(0.02)) == count
         return events
 
+    def held_by(self, connection: FrontendConnection) -> tuple[Slot, Descriptor]:
+        """Return an output that a frontend holds."""
+        slot = self.memory.reserve(4096)
+        self.memory.seal_and_lease(slot)
+        connection.frontend.hold([(slot.number, slot.generation)])
+        return slot, self.memory.descriptor(slot)
+
     def close(self) -> None:
         self.channels.close()
         for frontend in self._frontends:
@@ -85,10 +95,9 @@ class Executor:
 
 
 @pytest.fixture
-def executor(tmp_path: Path) -> Iterator[Executor]:
-    executor = Executor(tmp_path)
-    yield executor
-    executor.close()
+def executor(tmp_path):
+    with closing(Executor(tmp_path)) as executor:
+        yield executor
 
 
 def request(number: int, sent_ns: int = 0) -> Execute:
@@ -126,9 +135,7 @@ def read(frontend: Channel) -> object:
     ],
     ids=["no hello", "version", "unreadable", "gone"],
 )
-def test_who_does_not_say_hello_is_not_let_in(
-    executor: Executor, first: Callable[[Channel], None]
-) -> None:
+def test_who_does_not_say_hello_is_not_let_in(executor: Executor, first) -> None:
     other, connection = executor.greeted()
     gc.collect()  # descriptors left by earlier tests must not be closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
@@ -154,9 +161,7 @@ def test_first_requests_of_new_channels_are_there_at_once(executor: Executor) ->
 
 
 @pytest.mark.parametrize("data", [b"?", messages.encode(HELLO)], ids=["unreadable", "hello"])
-def test_a_frontend_that_breaks_the_protocol_loses_its_channel_alone(
-    executor: Executor, data: bytes
-) -> None:
+def test_a_frontend_that_breaks_the_protocol_loses_its_channel_alone(executor, data) -> None:
     first, connection = executor.greeted()
     second, other = executor.greeted()
     first.send(data)
@@ -193,33 +198,25 @@ def test_what_a_frontend_has_no_room_for_is_kept_until_it_has(executor: Executor
         executor.channels.send(connection, answer, [])
     assert not executor.channels.settled
     executor.channels.refuse(set())
-    assert [read(frontend)]
-    taken = 1
-    while taken < len(answers):
+    for answer in answers:
+        assert read(frontend) == answer
         executor.channels.receive(0.02)
-        assert read(frontend) == answers[taken]
-        taken += 1
-    executor.channels.receive(0.02)
     assert executor.channels.settled
 
 
 def test_an_answer_that_is_too_long_is_told_as_an_error(executor: Executor) -> None:
     frontend, connection = executor.greeted()
     executor.channels.send(connection, Answer(1, parameters={"p": "x" * MAX_MESSAGE}), [])
-    answer = read(frontend)
-    assert isinstance(answer, Answer)
-    assert (answer.request, answer.parameters) == (1, {})
+    answer: Any = read(frontend)
+    assert (type(answer), answer.request, answer.parameters) == (Answer, 1, {})
     assert "more than the" in answer.error
 
 
 def test_slots_of_an_answer_that_nobody_gets_come_back(executor: Executor) -> None:
     frontend, connection = executor.greeted()
     executor.greeted()  # of the same process, so the outputs stay held
-    slot = executor.memory.reserve(1)
-    executor.memory.seal_and_lease(slot)
-    connection.frontend.hold([(slot.number, slot.generation)])
+    slot, at = executor.held_by(connection)
     frontend.close()
-    at = executor.memory.descriptor(slot)
     output = WireTensor("OUT", "UINT8", (1,), at)
     executor.channels.send(connection, Answer(1, (output,)), [slot.segment])
     assert executor.receive(1) == [(connection, None)]
@@ -229,10 +226,7 @@ def test_slots_of_an_answer_that_nobody_gets_come_back(executor: Executor) -> No
 def test_outputs_that_a_refused_frontend_holds_stay_until_the_end(executor: Executor) -> None:
     """A refused frontend closes its channel, and until then may read outputs."""
     frontend, connection = executor.greeted()
-    slot = executor.memory.reserve(4096)
-    executor.memory.seal_and_lease(slot)
-    connection.frontend.hold([(slot.number, slot.generation)])
-    at = executor.memory.descriptor(slot)
+    slot, at = executor.held_by(connection)
     executor.channels.refuse(set())
     frontend.close()
     assert executor.receive(1) == [(connection, None)]
@@ -274,9 +268,7 @@ def test_what_was_sent_before_an_end_is_taken_and_nothing_afterwards(executor: E
     assert read(frontend) == Answer(5)
 
 
-def test_without_descriptors_nobody_is_let_in_and_everybody_else_is_served(
-    executor: Executor,
-) -> None:
+def test_without_descriptors_nobody_is_let_in_and_everybody_else_is_served(executor) -> None:
     first, connection = executor.greeted()
     late = executor.connect(HELLO, request(1))
     with no_descriptors():
@@ -287,9 +279,7 @@ def test_without_descriptors_nobody_is_let_in_and_everybody_else_is_served(
     assert read(late) == OURS
 
 
-def test_without_descriptors_for_its_welcome_a_frontend_loses_its_channel(
-    executor: Executor,
-) -> None:
+def test_without_descriptors_for_its_welcome_a_frontend_loses_its_channel(executor) -> None:
     first, connection = executor.greeted()
     late = executor.connect(HELLO)
     with no_descriptors(but=1):  # a descriptor for the channel; the status page needs another
@@ -300,9 +290,7 @@ def test_without_descriptors_for_its_welcome_a_frontend_loses_its_channel(
     assert executor.receive(1) == [(connection, Cancel(3))]
 
 
-def test_an_answer_that_cannot_be_kept_for_want_of_a_descriptor_costs_its_channel(
-    executor: Executor,
-) -> None:
+def test_an_answer_that_cannot_be_kept_for_want_of_a_descriptor_costs_its_channel(executor) -> None:
     _, connection = executor.greeted()
     slot = executor.memory.reserve(1000)
     answers = 0

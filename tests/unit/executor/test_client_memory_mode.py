@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from shmserve import repository
 from shmserve.executor.custom_metrics import registry
 from shmserve.executor.process.__main__ import Executor
-from tests.unit.rig import Rig
 
 MODEL = Path(__file__).resolve().parents[3] / "workers" / "identity"
 
@@ -28,10 +27,10 @@ MODEL = Path(__file__).resolve().parents[3] / "workers" / "identity"
     ],
 )
 def test_the_parameter_of_a_model_narrows_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_server: str, of_model: str, copies: bool
+    rig_with, monkeypatch, of_server: str, of_model: str, copies: bool
 ) -> None:
     monkeypatch.setattr(registry, "publish", lambda *_: None)  # its page ends with the test
-    rig = Rig(tmp_path, client_shm_mode=of_server)
+    rig = rig_with(client_shm_mode=of_server)
     (instance,) = repository.read_folder(str(MODEL)).instances()
     parameters = {"client_shm_mode": of_model} if of_model else {}
     instance = replace(instance, spec=replace(instance.spec, parameters=parameters))
@@ -41,4 +40,3 @@ def test_the_parameter_of_a_model_narrows_the_setting(
     finally:
         executor.memory.close()
         executor.status.close()
-        rig.close()

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from shmserve import repository
 from shmserve.executor.custom_metrics import registry
 from shmserve.executor.process.__main__ import Executor
-from tests.unit.rig import Rig
 
 MODEL = Path(__file__).resolve().parents[3] / "workers" / "identity"
 
 
-def test_the_coordinator_is_told_what_an_executor_begins_with_and_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_coordinator_is_told_what_an_executor_begins_with_and_keeps(rig_with, monkeypatch):
     # the executor's page ends with the test
     monkeypatch.setattr(registry, "publish", lambda *_: None)
-    rig = Rig(tmp_path)
+    rig = rig_with()
     (instance,) = repository.read_folder(str(MODEL)).instances()
     executor = Executor(instance, "executor-cafe0123", rig.settings)
     memory = executor.memory
@@ -35,4 +30,3 @@ def test_the_coordinator_is_told_what_an_executor_begins_with_and_keeps(
         executor.link.close()
         memory.close()
         executor.status.close()
-        rig.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,7 +22,7 @@ from shmserve.executor.backend import Output, Request, Response
 from shmserve.tensor.config_document import ConfigDocument, OldestEntry, SequenceEntry, StateEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from tests.unit.dispatch.test_dispatch import slots_in_use, until
-from tests.unit.rig import SPEC, Rig
+from tests.unit.rig import SPEC, Rig, feed
 
 FOREVER = 1e9
 
@@ -70,21 +70,15 @@ class Countdown:
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
+def threads():
     with ThreadPoolExecutor(4) as executor:
         yield executor
 
 
 def begin(rig: Rig, entry: ModelEntry, runs: float, timeout_s: float = 30, **told: Any) -> Call:
     call = rig.dispatcher.call(entry, RunOptions(parameters=told, timeout_s=timeout_s), True)
-    fill(call, runs)  # type: ignore[arg-type]
+    feed(call, np.array([runs], np.float32))
     return call  # type: ignore[return-value]
-
-
-def fill(call: Call, runs: float) -> None:
-    slot = call.reserve(4)
-    slot.view[:] = np.array([runs], np.float32).tobytes()
-    call.add_input("IN", "FP32", (1,), slot)
 
 
 def first(outcome: Any) -> float:
@@ -106,9 +100,7 @@ def ask(
 
 
 def counts(rig: Rig) -> ExecutorCounts:
-    found = read(rig.executors[0].status.counters)
-    assert found is not None
-    return found
+    return read(rig.executors[0].status.counters)
 
 
 def nothing_is_left(rig: Rig) -> Callable[[], bool]:
@@ -139,7 +131,6 @@ def test_an_answer_without_states_leaves_those_of_the_one_before(rig: Rig) -> No
         run = request.inputs["STATE"].numpy() + 1
         again = bool(run[0] < request.inputs["IN"].numpy()[0])
         answer = Output("OUT", "FP32", run)
-        assert request.responses is not None
         request.responses.send(Response((answer, Output("NEXT", "FP32", run))))
         request.responses.send(Response((answer,)), final=not again)
         request.reschedule(again)
@@ -181,9 +172,7 @@ def test_an_error_ends_it(rig: Rig, decoupled: bool) -> None:
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_who_goes_on_for_ever_is_cancelled_between_runs(
-    rig: Rig, threads: ThreadPoolExecutor, decoupled: bool
-) -> None:
+def test_who_goes_on_for_ever_is_cancelled_between_runs(rig, threads, decoupled) -> None:
     model = Countdown()
     entry = rig.serve(model, spec=spec_of(1, decoupled))
     with begin(rig, entry, FOREVER) as call:
@@ -250,7 +239,6 @@ def test_busy_means_that_nothing_moves(rig: Rig) -> None:
     def sends_later(request: Request) -> None:
         value = Output("OUT", "FP32", request.inputs["IN"].numpy().copy())
         responses = request.responses
-        assert responses is not None
 
         def work() -> None:
             for _ in range(4):

@@ -48,9 +48,9 @@ class Model:
         return Response((Output("OUT", "FP32", x * 2),))
 
 
-def lane_to(rig: Rig, uid: int = 7) -> RawLane:
+def lane_to(rig: Rig) -> RawLane:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    rig.executors[0].channels.offer_lane(LaneOffered(uid, 1, 1), theirs.detach())
+    rig.executors[0].channels.offer_lane(LaneOffered(7, 1, 1), theirs.detach())
     return RawLane(ours, LaneOpened("1", "m/1/0", False, 0))
 
 
@@ -115,9 +115,7 @@ def test_an_executor_that_ends_answers_what_it_was_sent(rig: Rig) -> None:
             assert later.receive().status == 200, "it has been told to move, not to end"
 
 
-def test_a_lane_that_finds_no_descriptor_is_refused_alone(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lane_that_finds_no_descriptor_is_refused_alone(rig: Rig, monkeypatch) -> None:
     model = Model()
     model.go.set()
     rig.serve(model)

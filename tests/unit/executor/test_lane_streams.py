@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,6 @@ from shmserve.errors import InvalidArgument, ShmserveError, Unimplemented
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.executor.peers.lane_gate import LaneGate
 from shmserve.executor.tensors.request import ExecutorRequest
-from shmserve.protocol.control.client_messages import LaneOpened
 from shmserve.protocol.control.data_messages import Execute
 from shmserve.protocol.control.lane_messages import (
     READ_AHEAD,
@@ -31,13 +27,12 @@ from shmserve.protocol.control.lane_messages import (
     LaneOutput,
     LaneWindow,
 )
-from shmserve.protocol.control.link_messages import LaneOffered
 from tests.integration.lane_client import RawLane, floats, request
 from tests.running_server import wait_until
+from tests.unit.executor.test_lane_channels import lane_to
 from tests.unit.rig import SPEC, Rig
 
 DECOUPLED = replace(SPEC, decoupled=True)
-MOST_NS = (1 << 63) - 1
 
 
 class Teller:
@@ -55,7 +50,6 @@ class Teller:
 
     def _tell(self, request: Request) -> None:
         responses, count = request.responses, int(request.inputs["IN"].numpy()[0])
-        assert responses is not None
         while count < 0 and not request.cancelled:
             threading.Event().wait(0.01)
             if count == -2:
@@ -71,7 +65,7 @@ def answer(number: int) -> Response:
 
 
 @pytest.fixture
-def teller(rig: Rig) -> Iterator[Teller]:
+def teller(rig):
     teller = Teller()
     rig.serve(teller, spec=DECOUPLED)
     yield teller
@@ -79,12 +73,6 @@ def teller(rig: Rig) -> Iterator[Teller]:
         thread.join(30)
     memory = rig.executors[0].memory
     wait_until(lambda: memory.stats().slots == memory.stats().free, "slots are held")
-
-
-def lane_to(rig: Rig) -> RawLane:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    rig.executors[0].channels.offer_lane(LaneOffered(7, 1, 1), theirs.detach())
-    return RawLane(ours, LaneOpened("1", "m/1/0", False, 0))
 
 
 def numbers(answers: list[LaneAnswer]) -> list[float]:
@@ -103,11 +91,8 @@ def silent(lane: RawLane) -> bool:
 
 
 def counts(rig: Rig) -> RequestCounts:
-    page = rig.executors[0].lanes._counting._page
-    assert page is not None
-    found = request_counters.read(page.words)
-    assert found is not None
-    return found.get(("m", "1"), RequestCounts())
+    words = rig.executors[0].lanes._counting._page.words
+    return request_counters.read(words).get(("m", "1"), RequestCounts())
 
 
 def test_answers_come_as_far_as_the_credit_goes(rig: Rig, teller: Teller) -> None:
@@ -138,9 +123,7 @@ def test_answers_come_as_far_as_the_credit_goes(rig: Rig, teller: Teller) -> Non
 
 
 @pytest.mark.parametrize("wrong", [2, 0, -1])
-def test_credit_for_what_has_not_come_ends_the_lane_alone(
-    rig: Rig, teller: Teller, wrong: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_credit_for_what_has_not_come_ends_the_lane_alone(rig, teller, wrong, caplog) -> None:
     with lane_to(rig) as lane, lane_to(rig) as other:
         other.send(request(1, floats(3), credit=1))
         lane.send(request(1, floats(3), credit=1))
@@ -195,14 +178,13 @@ def test_a_program_that_goes_ends_its_streams(rig: Rig, teller: Teller) -> None:
     wait_until(lambda: counts(rig).failures[Reason.CANCELLED] == 2, "they are counted")
 
 
-def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(tmp_path: Path) -> None:
+def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(rig_with) -> None:
     """Otherwise a program that opens lanes one after the other has any number of streams."""
-    rig, over = Rig(tmp_path), threading.Event()
+    rig, over = rig_with(), threading.Event()
     begun: list[Request] = []
 
     def stubborn(request: Request) -> None:
         responses = request.responses
-        assert responses is not None
         assert over.wait(30)
         responses.send(None, final=True)
 
@@ -228,7 +210,6 @@ def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(tmp_pa
         lane.send(request(1, floats(1), credit=1))
         assert lane.receive().status == 200
     wait_until(lambda: not executor.lanes._waiting, "it counts for ever")
-    rig.close()
 
 
 def test_streams_have_deadlines_as_a_whole(rig: Rig, teller: Teller) -> None:
@@ -283,7 +264,6 @@ def test_an_executor_ends_behind_its_streams(rig: Rig, teller: Teller) -> None:
 
 def test_errors_among_answers_and_at_the_end(rig: Rig) -> None:
     def model(request: Request) -> None:
-        assert request.responses is not None
         request.responses.send(answer(0))
         request.responses.send(Response((), error=InvalidArgument("not that one")))
         big = np.zeros(1024, np.float32)
@@ -351,14 +331,11 @@ def test_a_stream_s_model_never_writes_where_its_client_may_read(rig: Rig) -> No
     offered.clear()
 
 
-def test_streams_go_on_while_another_request_is_read(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_go_on_while_another_request_is_read(rig: Rig, monkeypatch) -> None:
     reading, go_on, over = threading.Event(), threading.Event(), threading.Event()
     in_time: list[bool] = []
 
     def tell(request: Request) -> None:
-        assert request.responses is not None
         while not over.wait(0.1):
             request.responses.send(answer(0))
         request.responses.send(None, final=True)

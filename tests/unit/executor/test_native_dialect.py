@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,7 @@ X = np.arange(4, dtype=np.float32)
 # ------------------------------------------------------------- native dialect
 
 
-def test_native_context_and_close(make: Make, tmp_path: Path) -> None:
+def test_native_context_and_close(make: Make, tmp_path) -> None:
     code = f"""
     class Model:
         def __init__(self, context):

@@ -14,7 +14,7 @@ from tests.unit.rig import SPEC
 
 
 @pytest.fixture
-def check() -> OutputCheck:
+def check():
     outputs = (
         TensorSpec("PAIRS", "FP32", (-1, 2)),
         TensorSpec("HALF", "BF16", (1,)),

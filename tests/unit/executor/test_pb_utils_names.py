@@ -55,7 +55,7 @@ def test_numbers_are_those_of_triton() -> None:
     ] == [1, 2, 1, 1, 2]
 
 
-def test_both_of_tritons_modules_are_there(tmp_path: Path) -> None:
+def test_both_of_tritons_modules_are_there(tmp_path) -> None:
     body = """
     import c_python_backend_utils
     assert c_python_backend_utils.Tensor is pb.Tensor

@@ -114,7 +114,7 @@ def test_an_unknown_backend(make: Make) -> None:
         create(type(spec)(**{**fields, "backend": "other"}))
 
 
-def test_model_errors_show_no_inside(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_model_errors_show_no_inside(make: Make, caplog) -> None:
     code = native("raise ValueError(f'bad /etc/shadow in {__file__} at 0x7f00deadbeef\\nmore')")
     backend, spec = load(make(code))
     with caplog.at_level(logging.ERROR):
@@ -155,7 +155,7 @@ def test_sanitised_texts() -> None:
     assert describe(Broken()) == "Broken"
 
 
-def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch(tmp_path, monkeypatch) -> None:
     directory = model_maker(tmp_path)("", CONFIG.replace("python", "pytorch"))
     (Path(directory) / "1" / "model.pt").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "torch", None)

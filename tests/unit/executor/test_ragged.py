@@ -3,7 +3,6 @@ outputs."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ SHORT: Any = None  # value that the model gives for Y instead
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(tmp_path, monkeypatch):
     SEEN.clear()
     monkeypatch.setattr(f"{__name__}.SHORT", None)
     return model_maker(tmp_path)
@@ -78,9 +77,7 @@ def requests() -> list[FakeBackendRequest]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("datatype", ["INT32", "FP32"])
-def test_a_ragged_batch_is_flat_and_its_outputs_are_each_requests_own(
-    make: Make, kind: str, datatype: str
-) -> None:
+def test_a_ragged_batch_is_flat_and_its_outputs_are_each_requests_own(make, kind, datatype) -> None:
     backend, spec = load(make(MODEL, CONFIG % (kind, datatype)))
     assert [tensor.name for tensor in spec.inputs] == ["X", "W"]  # T is nobody's to send
     assert spec.inputs[0].shape == (-1, -1)
@@ -99,9 +96,7 @@ def test_a_ragged_batch_is_flat_and_its_outputs_are_each_requests_own(
         np.testing.assert_array_equal(outputs["TOLD"], request.inputs["W"].numpy() + 1)
 
 
-def test_an_output_of_another_size_is_everybodys_error(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_of_another_size_is_everybodys_error(make: Make, monkeypatch) -> None:
     backend, _ = load(make(MODEL, CONFIG % ("BATCH_ELEMENT_COUNT", "INT32")))
     monkeypatch.setattr(f"{__name__}.SHORT", np.zeros(7, np.float32))
     with pytest.raises(Internal, match=r"output 'Y' has shape \[7\], but the batch has 9 elements"):
@@ -114,7 +109,7 @@ def test_a_model_that_takes_requests_one_by_one_is_refused(make: Make) -> None:
         load(make(model, CONFIG % ("BATCH_ELEMENT_COUNT", "INT32")))
 
 
-def test_onnx(tmp_path: Path) -> None:
+def test_onnx(tmp_path) -> None:
     """The graph has one dimension where the client has two."""
     values = {
         name: helper.make_tensor_value_info(name, kind, shape)  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ from shmserve.dispatch.calls.call import Call
 from shmserve.errors import Cancelled, ShmserveError
 from shmserve.executor.backend import Request, Response
 from shmserve.shm.status_page import StatusView
-from tests.unit.dispatch.test_dispatch import feed, own_array, until
-from tests.unit.rig import Rig
+from tests.unit.dispatch.test_dispatch import own_array, until
+from tests.unit.rig import Rig, feed
 
 
 def test_depth_and_business_are_published_with_every_change(rig: Rig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,7 @@ import pytest
 
 from shmserve.errors import ShmserveError
 from shmserve.executor.backend import Response
-from tests.backend_runner import (
-    FakeBackendRequest,
-    FakeResponses,
-    arrays,
-    ask,
-    ask_stream,
-    load,
-)
+from tests.backend_runner import FakeBackendRequest, FakeResponses, arrays, ask, ask_stream, load
 from tests.backend_runner import failure as failure_of
 from tests.model_files import X_TO_Y as CONFIG
 from tests.model_files import Make, native, triton
@@ -177,7 +170,7 @@ EMPTY = (
 
 
 @pytest.fixture
-def tried() -> Iterator[Callable[[], list[str]]]:
+def tried():
     """Results recorded by a model that begins with `TRIED`."""
     yield lambda: builtins.tried  # type: ignore[attr-defined]
     del builtins.tried  # type: ignore[attr-defined]
@@ -190,9 +183,7 @@ def test_nothing_is_sent_after_the_final_flag(make: Make, tried: Callable[[], li
     assert tried() == ["sent", CLOSED, CLOSED]
 
 
-def test_nothing_is_sent_after_a_decoupled_execute_has_failed(
-    make: Make, tried: Callable[[], list[str]]
-) -> None:
+def test_nothing_is_sent_after_a_decoupled_execute_has_failed(make, tried) -> None:
     body = TRIED + "attempt(answer)\nself.attempt = attempt, answer\nraise ValueError('mine')"
     more = "\n    def finalize(self):\n        self.attempt[0](self.attempt[1])\n"
     backend, spec = load(make(triton(body, more), DECOUPLED))
@@ -297,9 +288,7 @@ def test_ordinary_models_may_send_their_response(make: Make, body: str) -> None:
         ("attempt(answer)\nself.kept = sender", ["sent"]),
     ],
 )
-def test_the_first_response_of_an_ordinary_model_is_its_answer(
-    make: Make, tried: Callable[[], list[str]], body: str, told: list[str]
-) -> None:
+def test_the_first_response_of_an_ordinary_model_is_its_answer(make, tried, body, told) -> None:
     backend, spec = load(make(triton(TRIED + body)))
     assert arrays(ask(backend, spec, ("Y",), X=X))["Y"].tolist() == [1]
     assert tried() == told
@@ -309,9 +298,7 @@ def test_the_first_response_of_an_ordinary_model_is_its_answer(
     ("end", "told"),
     [("return [answer]", [SECOND, CLOSED]), ("raise ValueError('mine')", [CLOSED, EMPTY])],
 )
-def test_what_an_ordinary_model_sends_late_is_refused(
-    make: Make, tried: Callable[[], list[str]], end: str, told: list[str]
-) -> None:
+def test_what_an_ordinary_model_sends_late_is_refused(make, tried, end, told) -> None:
     more = (
         "\n    def finalize(self):\n        attempt, answer = self.kept\n"
         f"        attempt(answer)\n        attempt(flags={FINAL})\n"

@@ -242,7 +242,7 @@ def test_a_state_that_clients_are_told_of_is_theirs_too(make: Make) -> None:
         assert {k: v.item() for k, v in arrays(response).items()} == {"T": expected, "Y": expected}
 
 
-def test_an_onnx_model_describes_itself_without_its_states(tmp_path: Path) -> None:
+def test_an_onnx_model_describes_itself_without_its_states(tmp_path) -> None:
     folder = tmp_path / "m"
     (folder / "1").mkdir(parents=True)
     values = [

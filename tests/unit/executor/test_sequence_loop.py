@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
@@ -20,7 +19,7 @@ from shmserve.shm.status_page import StatusView
 from shmserve.tensor.config_document import ConfigDocument, OldestEntry, SequenceEntry, StateEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from tests.unit.dispatch.test_dispatch import until
-from tests.unit.rig import SPEC, Rig
+from tests.unit.rig import SPEC, Rig, feed
 
 
 def spec_of(slots: int = 1, idle_us: int = 60_000_000) -> ModelSpec:
@@ -45,7 +44,7 @@ class Named:
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
+def threads():
     with ThreadPoolExecutor(4) as executor:
         yield executor
 
@@ -62,8 +61,7 @@ def ask(
     told = {f"sequence_{flag}": True for flag in flags.split()} | parameters
     options = RunOptions(parameters={"sequence_id": sequence, **told}, timeout_s=timeout_s)
     with rig.dispatcher.call(entry, options) as call:
-        slot = call.reserve(4)
-        call.add_input("IN", "FP32", (1,), slot)
+        feed(call, np.zeros(1, np.float32))
         (out,) = call.execute().outputs
         return int(np.frombuffer(bytes(out.view), np.float32)[0])
 
@@ -90,9 +88,7 @@ def test_sequences_begin_where_there_is_room_and_stay(rig: Rig) -> None:
     assert ask(rig, entry, 5, "start") == homes[1]
 
 
-def test_a_sequence_that_lives_somewhere_waits_for_no_stranger(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_that_lives_somewhere_waits_for_no_stranger(rig: Rig, monkeypatch) -> None:
     entry = rig.serve(Named(0), spec=spec_of())
     assert ask(rig, entry, 1, "start") == 0
     entry = rig.serve(Named(1), spec=spec_of())  # the frontend has not heard of this executor yet
@@ -113,9 +109,7 @@ def test_a_sequence_that_lives_somewhere_waits_for_no_stranger(
     assert sorted(asked) == ["x0", "x1"]
 
 
-def test_who_has_no_slot_waits_and_too_many_are_refused(
-    rig: Rig, threads: ThreadPoolExecutor
-) -> None:
+def test_who_has_no_slot_waits_and_too_many_are_refused(rig, threads) -> None:
     entry = rig.serve(Named(7), spec=spec_of())
     loop = rig.executors[0].loop
     ask(rig, entry, 1, "start")
@@ -133,9 +127,7 @@ def test_who_has_no_slot_waits_and_too_many_are_refused(
     assert (loop.queued, loop.executed, free_slots(rig)) == (0, 6, [1])
 
 
-def test_what_never_began_is_refused_with_what_would_have_begun_it(
-    rig: Rig, threads: ThreadPoolExecutor
-) -> None:
+def test_what_never_began_is_refused_with_what_would_have_begun_it(rig, threads) -> None:
     entry = rig.serve(Named(7), spec=spec_of())
     loop = rig.executors[0].loop
     ask(rig, entry, 1, "start")
@@ -149,9 +141,7 @@ def test_what_never_began_is_refused_with_what_would_have_begun_it(
     assert ask(rig, entry, 1, "end") == 7
 
 
-def test_a_timeout_ends_a_sequence_that_waits_for_a_slot(
-    rig: Rig, threads: ThreadPoolExecutor
-) -> None:
+def test_a_timeout_ends_a_sequence_that_waits_for_a_slot(rig, threads) -> None:
     entry = rig.serve(Named(7), spec=spec_of())
     loop = rig.executors[0].loop
     ask(rig, entry, 1, "start")
@@ -214,9 +204,7 @@ def test_a_sequence_that_begins_anew_and_fails_has_nothing_of_the_one_before(rig
     def step(value: float, start: bool = False) -> float:
         told = {"sequence_id": 1, "sequence_start": start}
         with rig.dispatcher.call(entry, RunOptions(parameters=told, timeout_s=30)) as call:  # type: ignore[arg-type]
-            slot = call.reserve(4)
-            slot.view[:] = np.array([value], np.float32).tobytes()
-            call.add_input("IN", "FP32", (1,), slot)
+            feed(call, np.array([value], np.float32))
             (out,) = call.execute().outputs
             return float(np.frombuffer(bytes(out.view), np.float32)[0])
 

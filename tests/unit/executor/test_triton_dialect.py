@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -37,7 +38,7 @@ def test_triton_identity_is_an_alias(make: Make) -> None:
         assert np.shares_memory(arrays(response)["Y"], request.inputs["X"].memory)
 
 
-def test_triton_initialize_and_finalize(make: Make, tmp_path: Path) -> None:
+def test_triton_initialize_and_finalize(make: Make, tmp_path) -> None:
     more = f"""
     def initialize(self, args):
         import json
@@ -70,34 +71,31 @@ def test_triton_initialize_and_finalize(make: Make, tmp_path: Path) -> None:
     assert (tmp_path / "final").exists()
 
 
-def test_triton_instance_kind_is_that_of_its_group(make: Make) -> None:
-    groups = "instance_group [ { kind: KIND_MODEL }, { kind: KIND_CPU } ]"
-    more = "\n    def initialize(self, args):\n        self.kind = args['model_instance_kind']\n"
-    body = "return [pb.InferenceResponse([pb.Tensor('S', np.array([self.kind, ''], object))])]"
-    directory = make(triton(body, more), CONFIG + groups)
+def of_instances(directory: str) -> list[str]:
+    """Return the words that each instance of a model answers."""
     found = []
     for instance in repository.read_folder(directory).instances():
         backend = create(instance.spec)
         spec = backend.load(Context(instance.spec, directory, instance.name, instance.device))
-        found.append(arrays(ask(backend, spec, ("S",), X=X))["S"][0])
-    assert found == ["MODEL", "CPU"]
+        found.append(" ".join(arrays(ask(backend, spec, ("S",), X=X))["S"]))
+    return found
 
 
-def test_triton_instances_on_gpus_are_told_their_device(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_triton_instance_kind_is_that_of_its_group(make: Make) -> None:
+    groups = "instance_group [ { kind: KIND_MODEL }, { kind: KIND_CPU } ]"
+    more = "\n    def initialize(self, args):\n        self.kind = args['model_instance_kind']\n"
+    body = "return [pb.InferenceResponse([pb.Tensor('S', np.array([self.kind, ''], object))])]"
+    assert of_instances(make(triton(body, more), CONFIG + groups)) == ["MODEL ", "CPU "]
+
+
+def test_triton_instances_on_gpus_are_told_their_device(make: Make, monkeypatch) -> None:
     monkeypatch.setattr(model_folder.gpus, "visible_devices", lambda: ("0", "1"))  # type: ignore[attr-defined]
     monkeypatch.setattr(model_folder.util, "find_spec", lambda name: object())  # type: ignore[attr-defined]
     groups = "instance_group [ { kind: KIND_CPU }, { kind: KIND_GPU count: 2 name: 'g' } ]"
     keys = "('model_instance_name', 'model_instance_kind', 'model_instance_device_id')"
     more = f"\n    def initialize(self, args):\n        self.told = [args[k] for k in {keys}]\n"
     body = "return [pb.InferenceResponse([pb.Tensor('S', np.array(self.told, object))])]"
-    directory = make(triton(body, more), CONFIG + groups)
-    found = []
-    for instance in repository.read_folder(directory).instances():
-        backend = create(instance.spec)
-        spec = backend.load(Context(instance.spec, directory, instance.name, instance.device))
-        found.append(" ".join(arrays(ask(backend, spec, ("S",), X=X))["S"]))
+    found = of_instances(make(triton(body, more), CONFIG + groups))
     assert found == ["m_0_0 CPU 0", "g_0 GPU 0", "g_0 GPU 1", "g_1 GPU 0", "g_1 GPU 1"]
 
 
@@ -122,15 +120,9 @@ def test_triton_request_methods(make: Make) -> None:
     return [response]
     """
     backend, spec = load(make(triton(body)))
-    parameters = {
-        "sequence_id": 9,
-        "sequence_start": True,
-        "sequence_end": True,
-        "timeout": 50,
-        "priority": 2,
-        "own": True,
-    }
-    response = ask(backend, spec, ("Y",), parameters, X=X)  # type: ignore[arg-type]
+    told: Any = {"sequence_id": 9, "sequence_start": True, "sequence_end": True}
+    told |= {"timeout": 50, "priority": 2, "own": True}
+    response = ask(backend, spec, ("Y",), told, X=X)
     assert arrays(response)["Y"].tolist() == [1, 2, 3, 4]
     assert response.parameters == {"k": 1}
 
@@ -229,9 +221,7 @@ def test_one_bad_response_does_not_spoil_the_others(make: Make) -> None:
     assert bad.error is not None
 
 
-def test_outputs_are_taken_as_the_model_gives_them(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_outputs_are_taken_as_the_model_gives_them(make: Make, caplog) -> None:
     body = """
     y = pb.Tensor("Y", np.zeros((2, 2)))
     s = pb.Tensor("S", np.array([1, 2.5, b"x", "y"], object))
@@ -272,20 +262,14 @@ def test_byte_tensors_are_framed_and_read_back() -> None:
     assert pb.serialize_byte_tensor(np.zeros(2)) is None
 
 
-def test_log_lines_have_their_level(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_have_their_level(make: Make, caplog) -> None:
     body = "for f in 'info warn error verbose'.split(): getattr(pb.Logger, 'log_' + f)(f)\n"
     body += "pb.Logger.log('told', pb.Logger.WARNING)\n" + IDENTITY
     backend, spec = load(make(triton(body)))
     with caplog.at_level("DEBUG", "shmserve.model"):
         ask(backend, spec, ("Y",), X=X)
-    got = [(r.levelname, r.message) for r in caplog.records if r.name == "shmserve.model"]
-    assert got == [
-        ("INFO", "info"),
-        ("WARNING", "warn"),
-        ("ERROR", "error"),
-        ("DEBUG", "verbose"),
-        ("WARNING", "told"),
-    ]
+    got = [f"{r.levelname} {r.message}" for r in caplog.records if r.name == "shmserve.model"]
+    assert got == ["INFO info", "WARNING warn", "ERROR error", "DEBUG verbose", "WARNING told"]
 
 
 def test_a_file_of_another_name_has_its_neighbours(make: Make) -> None:
@@ -296,7 +280,7 @@ def test_a_file_of_another_name_has_its_neighbours(make: Make) -> None:
     load(str(directory))
 
 
-def test_files_beside_the_model(make: Make, tmp_path: Path) -> None:
+def test_files_beside_the_model(make: Make, tmp_path) -> None:
     more = """
     def initialize(self, args):
         import os, pathlib
@@ -399,12 +383,8 @@ def test_auto_complete_config_is_checked(make: Make, line: str, reason: str) -> 
 
 
 def test_labels_survive_auto_complete_config(make: Make) -> None:
-    directory = Path(
-        make(
-            triton(IDENTITY, AUTO % ""),
-            'backend: "python" output [ { name: "Y" label_filename: "names" } ]',
-        )
-    )
+    config = 'backend: "python" output [ { name: "Y" label_filename: "names" } ]'
+    directory = Path(make(triton(IDENTITY, AUTO % ""), config))
     (directory / "names").write_text("a\nb\n")
     _, spec = load(str(directory))
     assert (spec.outputs[0].labels, spec.outputs[0].shape) == (("a", "b"), (-1, -1))
@@ -422,14 +402,9 @@ def test_auto_complete_config_completes_an_entry(make: Make) -> None:
     config = 'backend: "python" input [ { name: "X" } ] output [ { name: "Y" dims: [ -1 ] } ]'
     _, spec = load(make(triton(IDENTITY, AUTO % ""), config))
     assert spec.inputs[0].shape == (-1, -1)
+    config += 'output [ { name: "S" data_type: TYPE_INT8 dims: 1 } ]'
     with pytest.raises(ShmserveError, match="input 'X': data_type or dims is missing"):
-        load(
-            make(
-                triton(IDENTITY),
-                config + 'output [ { name: "S" data_type: TYPE_INT8 dims: 1 } ]',
-                name="n",
-            )
-        )
+        load(make(triton(IDENTITY), config, name="n"))
 
 
 # --------------------------------------------------------------------- DLPack

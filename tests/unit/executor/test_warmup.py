@@ -29,7 +29,7 @@ request.output("Y", request.input("X").shape)[...] = 0
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def make(tmp_path):
     SEEN.clear()
     return model_maker(tmp_path)
 
@@ -60,18 +60,21 @@ def test_strings(make: Make, data: str, empty: bool) -> None:
     assert [element == b"" for element in SEEN[0]] == [empty] * 3
 
 
-FILE = "input_data_file: 'x.raw'"
+def with_file(make: Make, kind: str, data: bytes | None, name: str = "m") -> str:
+    """Return a model whose sample is in a file, which None leaves out."""
+    directory = make(native(BODY), config(kind, "input_data_file: 'x.raw'"), name=name)
+    if data is not None:
+        (Path(directory) / "warmup").mkdir()
+        (Path(directory) / "warmup" / "x.raw").write_bytes(data)
+    return directory
 
 
-def test_a_file(make: Make, tmp_path: Path) -> None:
+def test_a_file(make: Make, tmp_path) -> None:
     for name, kind, data in (
         ("number", "FP32", np.arange(3, dtype=np.float32).tobytes()),
         ("text", "STRING", bytes_codec.encode([b"a", "ä", b""])),
     ):
-        directory = make(native(BODY), config(kind, FILE), name=name)
-        (Path(directory) / "warmup").mkdir()
-        (Path(directory) / "warmup" / "x.raw").write_bytes(data)
-        load(directory)
+        load(with_file(make, kind, data, name))
     assert [seen.tolist() for seen in SEEN] == [[0, 1, 2], [b"a", "ä".encode(), b""]]
 
 
@@ -84,10 +87,7 @@ def test_a_file(make: Make, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file(make: Make, kind: str, data: bytes | None, reason: str) -> None:
-    directory = make(native(BODY), config(kind, FILE))
-    if data is not None:
-        (Path(directory) / "warmup").mkdir()
-        (Path(directory) / "warmup" / "x.raw").write_bytes(data)
+    directory = with_file(make, kind, data)
     with pytest.raises(ConfigError, match=reason) as caught:
         load(directory)
     assert "model 'm': model_warmup 'w': input 'X'" in caught.value.message

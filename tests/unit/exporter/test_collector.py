@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.resources import Resource
@@ -48,35 +49,29 @@ class Scripted:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scripted | SpanExport]]:
-    """To be closed in the end."""
+def started(monkeypatch):
+    """What the end of the test closes."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setattr(collectors, "_FIRST_PAUSE_S", 0.02)
-    made: list[Scripted | SpanExport] = []
-    yield made
-    for one in reversed(made):
-        if isinstance(one, SpanExport):
-            one.close(10)
-        else:
-            one.close()
+    with ExitStack() as made:
+        yield made
 
 
-def export(started: list[Scripted | SpanExport], *statuses: int) -> tuple[SpanExport, Scripted]:
+def export(started: ExitStack, *statuses: int) -> tuple[SpanExport, Scripted]:
     """Export three spans, one at a time, to a collector that answers with the given statuses."""
     scripted = Scripted(*statuses)
     settings = Settings(otlp_endpoint=scripted.url + "/", otlp_timeout_s=0.5)
     made = SpanExport(settings, Resource({}))
-    started += [scripted, made]
+    started.callback(scripted.close)
+    started.callback(made.close, 10)
     made.start()
     made.put(Spans(tuple(Span(name, "1" * 32, "2" * 16, "", 1, 2) for name in "abc"), dropped=4))
     return made, scripted
 
 
-def test_what_is_refused_is_not_sent_again(
-    started: list[Scripted | SpanExport], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_refused_is_not_sent_again(started: ExitStack, caplog) -> None:
     caplog.set_level("INFO")
     made, scripted = export(started, 200, 400, 302)
     wait_until(lambda: made.exported + made.refused == 3, "all that there was")
@@ -89,9 +84,7 @@ def test_what_is_refused_is_not_sent_again(
     assert caplog.text.count("more spans are lost") == 1
 
 
-def test_a_collector_that_is_busy_is_asked_again(
-    started: list[Scripted | SpanExport], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_collector_that_is_busy_is_asked_again(started, caplog) -> None:
     caplog.set_level("INFO")
     made, scripted = export(started, 503, 429, 200)
     wait_until(lambda: made.exported == 3, "all that there was")
@@ -101,9 +94,7 @@ def test_a_collector_that_is_busy_is_asked_again(
     assert "the collector takes spans again" in caplog.text
 
 
-def test_the_end_waits_for_nobody_and_tells_what_is_left(
-    started: list[Scripted | SpanExport], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_end_waits_for_nobody_and_tells_what_is_left(started, caplog) -> None:
     made, scripted = export(started, 503)
     wait_until(lambda: bool(scripted.paths), "a first attempt")
     made.close(0.1)
@@ -111,21 +102,19 @@ def test_the_end_waits_for_nobody_and_tells_what_is_left(
     assert "7 more spans are lost; in all exported=0 lost=7 refused=0" in log_lines(caplog)
 
 
-def test_what_the_sdk_sends_to_nobody_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_sdk_sends_to_nobody_is_refused(caplog) -> None:
     class TooLarge:
         def __init__(self, url: str, **_: object) -> None: ...
 
         def export(self, _: object) -> None: ...
 
     stop = threading.Event()
-    collector: collectors.Collector = collectors.Collector(
-        "spans", "traces", TooLarge, Settings(), stop
-    )
-    assert collector.send([]) is collectors.Fate.REFUSED
+    make: Any = collectors.Collector
+    assert make("spans", "traces", TooLarge, Settings(), stop).send([]) is collectors.Fate.REFUSED
     assert "the collector was not asked" in caplog.text
 
 
-def test_queues_are_as_opentelemetrys_variables_say(caplog: pytest.LogCaptureFixture) -> None:
+def test_queues_are_as_opentelemetrys_variables_say(caplog) -> None:
     spans = [Span(name, "1" * 32, "2" * 16, "", 1, 2) for name in "abcd"]
     few = {"OTEL_BSP_MAX_QUEUE_SIZE": "3", "OTEL_BSP_SCHEDULE_DELAY": "1"}
     queue = queue_of_environment(few)
@@ -139,9 +128,7 @@ def test_queues_are_as_opentelemetrys_variables_say(caplog: pytest.LogCaptureFix
     assert "OTEL_BSP_MAX_QUEUE_SIZE is not a whole number" in warned.getMessage()
 
 
-def test_what_is_used_of_opentelemetrys_variables_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_is_used_of_opentelemetrys_variables_is_logged(caplog) -> None:
     caplog.set_level("INFO")
     queue_of_environment({"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "9", "OTEL_BSP_MAX_QUEUE_SIZE": "3"})
     warned, told = caplog.records

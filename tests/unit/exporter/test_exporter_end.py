@@ -6,9 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
-
-import pytest
 
 from shmserve.exporter import __main__ as exporter
 from shmserve.protocol.control.span_messages import Span
@@ -19,7 +16,7 @@ from tests.running_server import wait_until
 from tests.unit.exporter.test_collector import Scripted
 
 
-def test_it_takes_spans_after_the_masters_end_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_it_takes_spans_after_the_masters_end_until_it_is_told_to_end(tmp_path) -> None:
     run_dir = str(tmp_path / "run")
     rundir.prepare(run_dir)
     collector, sender = Scripted(200), SpanSender(run_dir)
@@ -55,7 +52,7 @@ def test_it_takes_spans_after_the_masters_end_until_it_is_told_to_end(tmp_path: 
     assert collector.paths == ["/v1/traces"]
 
 
-def test_without_master_and_supervisor_it_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_master_and_supervisor_it_ends_by_itself(monkeypatch) -> None:
     monkeypatch.setattr(exporter, "_WITHOUT_MASTER_S", 0.05)
     stop = exporter.Ending()
     assert not stop.begun

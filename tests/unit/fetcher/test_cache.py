@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ def snapshots(cache: Cache) -> set[str]:
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> Iterator[tuple[Cache, Cache]]:
+def both(tmp_path):
     """The caches of two services in one folder."""
     made = Cache(str(tmp_path / "cache"), 100, "a"), Cache(str(tmp_path / "cache"), 100, "b")
     yield made
@@ -44,7 +43,7 @@ def both(tmp_path: Path) -> Iterator[tuple[Cache, Cache]]:
 
 
 @pytest.fixture
-def cache(both: tuple[Cache, Cache]) -> Cache:
+def cache(both):
     return both[0]
 
 
@@ -96,9 +95,7 @@ def test_an_old_lease_counts_while_its_fetcher_lives(both: tuple[Cache, Cache]) 
         assert theirs.leased() == {first}
 
 
-def test_what_is_being_fetched_counts_as_a_whole_and_is_nobody_elses(
-    both: tuple[Cache, Cache],
-) -> None:
+def test_what_is_being_fetched_counts_as_a_whole_and_is_nobody_elses(both) -> None:
     ours, theirs = both
     with ours.incoming(digest("1"), time.monotonic()):
         ours.claim(digest("1"), 70)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ def test_marks(scheme: str, info: dict[str, Any], mark: str) -> None:
 
 
 @pytest.mark.parametrize("mark", [f"md5:{MD5}", f"sha256:{SHA256.upper()}", f"git:{GIT}"])
-def test_a_file_is_held_against_its_mark(mark: str, tmp_path: Path) -> None:
+def test_a_file_is_held_against_its_mark(mark: str, tmp_path) -> None:
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
     assert checksums.proves(mark)

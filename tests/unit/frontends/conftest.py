@@ -8,6 +8,6 @@ from tests.unit.http_client import Client
 
 
 @pytest.fixture
-def client() -> Client:
+def client():
     """Client of the application over the fake dispatcher."""
     return Client()

@@ -95,9 +95,7 @@ class Accepting:
         return socket.create_connection(self.address, WATCHDOG_S)
 
 
-def test_after_an_error_a_process_goes_on_accepting_a_little_later(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_after_an_error_a_process_goes_on_accepting_a_little_later(caplog) -> None:
     failures = [RuntimeError("of one connection")]
 
     def fail_once(_: socket.socket) -> None:
@@ -162,9 +160,7 @@ def test_the_pause_before_accepting_is_for_connections_that_last() -> None:
         )
 
 
-def test_a_grpc_connection_that_cannot_be_set_up_is_closed_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_grpc_connection_that_cannot_be_set_up_is_closed_alone(monkeypatch) -> None:
     begin = ServerConnection.__init__
 
     def first_fails(connection: ServerConnection, *arguments: Any) -> None:

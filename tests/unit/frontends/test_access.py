@@ -80,10 +80,8 @@ def test_the_table(settings: dict[str, Any], expected: dict[Action, str], who: s
 
 
 def test_a_refusal_names_its_setting() -> None:
-    with pytest.raises(
-        errors.PermissionDenied,
-        match=r"is for .* own user on its host \(setting model_files_from\)",
-    ):
+    words = r"is for .* own user on its host \(setting model_files_from\)"
+    with pytest.raises(errors.PermissionDenied, match=words):
         Access(Settings(), SERVER).check("send models", CALLERS["local"])
 
 
@@ -114,9 +112,8 @@ def test_hosts_that_are_set() -> None:
     for host in ("models.example:443", "[::1]"):
         check(host)
     for host in ("localhost", "box", "127.0.0.1", "x.models.example"):
-        with pytest.raises(
-            errors.PermissionDenied, match=r"header Host: .* \(setting allowed_hosts\)"
-        ):
+        words = r"header Host: .* \(setting allowed_hosts\)"
+        with pytest.raises(errors.PermissionDenied, match=words):
             check(host)
     Origins(Settings(allowed_hosts=("*",)), HERE, "box").check_host("anything.example")
 

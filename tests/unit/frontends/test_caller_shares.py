@@ -34,9 +34,8 @@ def test_one_request_may_have_the_share_and_several_a_processs_part_of_it() -> N
     shares = CallerShares(settings, lambda: 1000)
     with pytest.raises(TooLarge, match=r"one caller may have 500 .*max_caller_share\)"):
         shares.of(1).hold(501)
-    with pytest.raises(
-        TooLarge, match=r"have 1001 bytes: the whole pool has 1000 \(setting pool_b"
-    ):
+    whole = r"have 1001 bytes: the whole pool has 1000 \(setting pool_b"
+    with pytest.raises(TooLarge, match=whole):
         shares.of(1).hold(1001)
     first, second, other = shares.of(1), shares.of(1), shares.of(2)
     first.hold(500)
@@ -54,9 +53,7 @@ def test_one_request_may_have_the_share_and_several_a_processs_part_of_it() -> N
 
 
 @pytest.mark.parametrize(("share", "pool"), [(1.0, 1 << 40), (0.5, 0)])
-def test_nobody_is_refused_where_all_may_have_all_or_the_pool_is_not_known(
-    share: float, pool: int
-) -> None:
+def test_nobody_is_refused_where_all_may_have_all_or_the_pool_is_not_known(share, pool) -> None:
     shares = CallerShares(Settings(max_caller_share=share), lambda: pool)
     for _ in range(2):
         shares.of(1).hold(1 << 40)
@@ -65,9 +62,7 @@ def test_nobody_is_refused_where_all_may_have_all_or_the_pool_is_not_known(
 @pytest.mark.parametrize(
     ("pool", "limit"), [(SIZE, "max_caller_share)"), (SIZE - 1, "the whole pool has")]
 )
-def test_over_http_inputs_count_before_they_are_received(
-    client: Client, pool: int, limit: str
-) -> None:
+def test_over_http_inputs_count_before_they_are_received(client: Client, pool, limit) -> None:
     document, tail = body_of(SIZE)
     client.dispatcher.pool_bytes = pool
     answer = client.infer(document, tail=tail)

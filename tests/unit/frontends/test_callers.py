@@ -38,17 +38,14 @@ def tcp(request):
 
 
 def addresses(sock):
-    return peer_credentials._address(sock.getpeername()), peer_credentials._address(
-        sock.getsockname()
-    )
+    return [peer_credentials._address(name) for name in (sock.getpeername(), sock.getsockname())]
 
 
 def test_loopback(tcp):
     _, server = tcp()
     assert caller_of(server).uid == os.geteuid()
-    assert peer_credentials._ask_kernel(*addresses(server)) == peer_credentials._look_up(
-        *addresses(server)
-    )
+    ends = addresses(server)
+    assert peer_credentials._ask_kernel(*ends) == peer_credentials._look_up(*ends)
 
 
 @pytest.mark.needs("root")

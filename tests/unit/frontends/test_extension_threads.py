@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from time import monotonic
 
-import pytest
-
 from shmserve import waiting
 from shmserve.errors import Unavailable
 from shmserve.frontends.extension_threads import ExtensionThreads
@@ -17,9 +15,7 @@ def no_thread(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_without_a_thread_a_call_is_refused_and_never_runs_on_the_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_thread_a_call_is_refused_and_never_runs_on_the_loop(monkeypatch) -> None:
     hub, threads = Hub(1, "some_threads"), ExtensionThreads(1, "some_threads", 60.0)
     ran_in, told = [], []
 

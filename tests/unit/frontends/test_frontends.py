@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import closing
 from math import inf
 from pathlib import Path
 
@@ -36,11 +36,9 @@ class Keeper:
     """`Frontends` with a watcher for ended processes, like the supervisor's."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        master = pidfd_open(os.getpid())
-        assert master is not None
-        self.master = master
+        self.master = pidfd_open(os.getpid())
         command = [sys.executable, "-c", STAND_IN]
-        self.frontends = Frontends(str(folder), "web", command, count, master)
+        self.frontends = Frontends(str(folder), "web", command, count, self.master)
         self.now = time.monotonic()
 
     def turn(self) -> list[Child]:
@@ -63,26 +61,23 @@ class Keeper:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     return tmp_path
 
 
 @pytest.fixture
-def keeper(folder: Path) -> Iterator[Keeper]:
-    keeper = Keeper(folder, 2)
-    yield keeper
-    keeper.close()
+def keeper(folder):
+    with closing(Keeper(folder, 2)) as keeper:
+        yield keeper
 
 
 def holds(folder: Path, number: int) -> int | None:
     return rundir.lock(str(folder), f"web-{number}").holder()
 
 
-def test_as_many_as_there_should_be_and_killed_ones_again_at_once(
-    keeper: Keeper, folder: Path
-) -> None:
+def test_as_many_as_there_should_be_and_killed_ones_again_at_once(keeper, folder) -> None:
     assert len(keeper.turn()) == 2
     assert keeper.turn() == []
     before = keeper.pids()
@@ -99,12 +94,9 @@ def test_one_that_cannot_start_is_not_tried_again_and_again(keeper: Keeper, fold
     (folder / "fail").touch()
     keeper.turn()
     wait_until(lambda: not keeper.turn() and not keeper.pids(), "both have ended")
-    due = keeper.frontends.next_due()
-    assert due is not None
     pauses = []
     for _ in range(4):
         due = keeper.frontends.next_due()
-        assert due is not None
         pauses.append(due - keeper.now)
         keeper.now = due
         wait_until(lambda: bool(keeper.turn()), "another try")
@@ -118,15 +110,12 @@ def test_a_successor_adopts(keeper: Keeper, folder: Path) -> None:
     keeper.turn()
     pids = keeper.pids()
     wait_until(lambda: {holds(folder, 0), holds(folder, 1)} == set(pids.values()), "their locks")
-    successor = Keeper(folder, 2)
-    try:
+    with closing(Keeper(folder, 2)) as successor:
         assert len(successor.turn()) == 2
         assert successor.pids() == pids
         os.kill(pids["web 1"], signal.SIGKILL)  # not a child of this process
         wait_until(lambda: bool(successor.turn()), "another")
         assert successor.pids()["web 0"] == pids["web 0"]
-    finally:
-        successor.close()
 
 
 def test_none_are_started_after_a_halt(keeper: Keeper) -> None:

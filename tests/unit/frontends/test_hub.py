@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from shmserve.errors import DeadlineExceeded, PeerDied, Unavailable
 from shmserve.frontends.hub import Hub
 from shmserve.frontends.side_threads import SideThreads
 from shmserve.transport.channel import Channel
+from tests.running_server import wait_until
 
 WATCHDOG_S = 30.0
 
@@ -57,7 +58,7 @@ class Loop:
 
 
 @pytest.fixture
-def loop() -> Iterator[Loop]:
+def loop():
     loop = Loop()
     waiting.install(loop.hub)
     try:
@@ -68,7 +69,7 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
+def ends():
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channels = Channel(one), Channel(other)
     yield channels
@@ -93,9 +94,7 @@ def test_who_waits_gives_way(loop: Loop, ends: tuple[Channel, Channel]) -> None:
     assert told == ["asked", "sends", "one", "two"]
 
 
-def test_what_came_when_nobody_waited_is_found_later(
-    loop: Loop, ends: tuple[Channel, Channel]
-) -> None:
+def test_what_came_when_nobody_waited_is_found_later(loop, ends) -> None:
     def ask() -> None:
         ends[1].send(b"one")
         assert ends[0].receive(WATCHDOG_S)[0] == b"one"
@@ -111,9 +110,7 @@ def test_what_came_when_nobody_waited_is_found_later(
     loop.run(ask)
 
 
-def test_waits_end_in_the_order_of_their_deadlines(
-    loop: Loop, ends: tuple[Channel, Channel]
-) -> None:
+def test_waits_end_in_the_order_of_their_deadlines(loop, ends) -> None:
     over: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -135,9 +132,7 @@ def test_waits_end_in_the_order_of_their_deadlines(
     assert over == [0.05, 0.1, 0.2]
 
 
-def test_a_send_waits_for_room_and_for_no_longer_than_its_limit(
-    loop: Loop, ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_send_waits_for_room_and_for_no_longer_than_its_limit(loop, ends, monkeypatch) -> None:
     monkeypatch.setattr("shmserve.transport.channel._SEND_TIMEOUT_S", 0.3)
     got: list[int] = []
 
@@ -213,10 +208,8 @@ def test_an_error_beside_is_freed_without_the_collector(loop: Loop) -> None:
     gc.disable()
     try:
         loop.run(heavy)
-        give_up = time.monotonic() + WATCHDOG_S
-        while gone[0]() is not None:  # the thread beside drops the call a moment later
-            assert time.monotonic() < give_up, "the error keeps what the call held"
-            time.sleep(0.01)
+        # the thread beside drops the call a moment later
+        wait_until(lambda: gone[0]() is None, "the error keeps what the call held")
     finally:
         gc.enable()
 
@@ -255,8 +248,8 @@ def test_events_are_set_by_any_thread_and_tasks_are_joined(loop: Loop) -> None:
 
 
 def test_a_descriptor_that_was_closed_and_is_another_now(loop: Loop) -> None:
-    def use(rounds: int) -> None:
-        for _ in range(rounds):
+    def use() -> None:
+        for _ in range(20):
             one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             channel, peer = Channel(one), Channel(other)
             assert channel.receive_within(0.001) is None
@@ -266,9 +259,7 @@ def test_a_descriptor_that_was_closed_and_is_another_now(loop: Loop) -> None:
             channel.close()
             peer.close()
 
-    loop.start(use, 20)
-    loop.start(use, 20)
-    loop.run()
+    loop.run(use, use)
 
 
 def test_what_is_told_of_a_closed_descriptor_ends_no_wait_for_its_successor(loop: Loop) -> None:
@@ -316,9 +307,8 @@ def test_who_is_called_for_a_descriptor_that_another_waited_for_before(loop: Loo
         right.send(text)
         loop.hub.run(time.monotonic() + WATCHDOG_S)
         assert got.pop() == text
-    loop.hub._descriptors.epoll.unregister(
-        fd
-    )  # as if by mistake: the owner can still close the descriptor
+    # as if by mistake: the owner can still close the descriptor
+    loop.hub._descriptors.epoll.unregister(fd)
     loop.hub.unhandle(fd)
     for sock in (other, left, right):
         sock.close()
@@ -373,7 +363,7 @@ def test_what_waits_for_a_thread_has_a_bound() -> None:
     assert over.acquire(timeout=WATCHDOG_S)
 
 
-def test_an_error_ends_its_greenlet_alone(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_ends_its_greenlet_alone(loop: Loop, caplog) -> None:
     loop.hub.spawn(lambda: 1 // 0)
     loop.start(waiting.sleep, 0.01)
     loop.run()

@@ -58,7 +58,7 @@ class Waiting:
 
 
 @pytest.fixture
-def dispatcher() -> FakeDispatcher:
+def dispatcher():
     return fake_models.dispatcher()
 
 
@@ -86,13 +86,8 @@ def test_a_request_that_does_not_fit_reserves_nothing(dispatcher: FakeDispatcher
 
 
 def test_what_fails_on_the_way_in_is_counted_and_given_back(dispatcher: FakeDispatcher) -> None:
-    client = Waiting()
-    inference = Inference(
-        dispatcher,  # type: ignore[arg-type]
-        dispatcher.ready_model("identity"),
-        Source(fill=DeadlineExceeded("late")),
-        client,
-    )
+    client, source = Waiting(), Source(fill=DeadlineExceeded("late"))
+    inference = Inference(dispatcher, dispatcher.ready_model("identity"), source, client)  # type: ignore[arg-type]
     with pytest.raises(DeadlineExceeded), inference:
         inference.run()
     (call,) = dispatcher.calls

@@ -9,7 +9,7 @@ import pytest
 from shmserve.config import Settings
 from shmserve.core.live_settings import initial
 from shmserve.dispatch.outcome import Outcome
-from shmserve.errors import InvalidArgument, ShmserveError, Unimplemented
+from shmserve.errors import InvalidArgument, Unimplemented
 from shmserve.frontends.oip.log_and_trace import ServerSettings
 from tests.fake_dispatch import FakeDispatcher
 from tests.unit.rig import SPEC
@@ -25,7 +25,7 @@ OFF = {
 
 
 @pytest.fixture
-def server() -> ServerSettings:
+def server():
     dispatcher = FakeDispatcher([(SPEC, lambda request: Outcome())])
     return ServerSettings(dispatcher, Settings())  # type: ignore[arg-type]
 
@@ -90,9 +90,7 @@ def test_null_and_nothing_clear(server: ServerSettings) -> None:
         ({"trace_colour": "red"}, InvalidArgument, "there is no trace setting 'trace_colour'"),
     ],
 )
-def test_what_cannot_be_traced_is_refused_by_name_and_changes_nothing(
-    server: ServerSettings, update: Any, error: type[ShmserveError], text: str
-) -> None:
+def test_what_cannot_be_traced_is_refused_by_name_and_changes_nothing(server, update, error, text):
     with pytest.raises(error, match=text):
         server.trace("", {"trace_rate": "5", **update})
     assert server.trace() == OFF
@@ -175,9 +173,7 @@ def test_null_leaves_a_log_setting_alone(server: ServerSettings) -> None:
         ({"log_level": "info"}, InvalidArgument, "there is no log setting 'log_level'"),
     ],
 )
-def test_what_cannot_be_logged_is_refused_by_name_and_changes_nothing(
-    server: ServerSettings, update: Any, error: type[ShmserveError], text: str
-) -> None:
+def test_what_cannot_be_logged_is_refused_by_name_and_changes_nothing(server, update, error, text):
     before = server.logging()
     with pytest.raises(error, match=text):
         server.logging({"log_error": False, **update})

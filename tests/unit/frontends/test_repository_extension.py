@@ -27,7 +27,7 @@ from shmserve.frontends.oip.restricted_apis import CATEGORIES, Restricted, check
 from shmserve.frontends.presented_keys import PresentedKeys
 from tests import fake_models
 from tests.fake_dispatch import FakeDispatcher
-from tests.unit.http_client import INFER, Answer, Client, as_json
+from tests.unit.http_client import Answer, Client, as_json, error_of
 
 EXPLICIT = Settings(model_control="explicit", max_override_bytes=100)
 
@@ -41,13 +41,13 @@ def caller() -> Caller:
 
 
 @pytest.fixture
-def dispatcher() -> FakeDispatcher:
+def dispatcher():
     return fake_models.dispatcher()
 
 
 @pytest.fixture
-def repository(dispatcher: FakeDispatcher) -> Repository:
-    return Repository(dispatcher, EXPLICIT, Access(EXPLICIT, ME.uid))  # type: ignore[arg-type]
+def repository(dispatcher):
+    return Repository(dispatcher, EXPLICIT, Access(EXPLICIT, ME.uid))
 
 
 # --------------------------------------------------------------------------- load, unload
@@ -88,9 +88,7 @@ def test_what_is_wrong_with_a_name_is_told(repository: Repository, name: Any, pa
         assert "traversal" not in caught.value.message
 
 
-def test_an_unknown_model_is_unloaded_already(
-    repository: Repository, dispatcher: FakeDispatcher
-) -> None:
+def test_an_unknown_model_is_unloaded_already(repository, dispatcher) -> None:
     repository.unload("a..b_+-.c")
     assert dispatcher.coordinator.unloads == ["a..b_+-.c"]
 
@@ -125,9 +123,7 @@ def test_a_file_stays_inside_the_model(repository: Repository, path: str) -> Non
         ({"config": "x" * (1 << 20) + "x"}, "'config' has more than"),
     ],
 )
-def test_overrides_are_checked(
-    repository: Repository, dispatcher: FakeDispatcher, parameters: Any, text: str
-) -> None:
+def test_overrides_are_checked(repository, dispatcher, parameters, text) -> None:
     with pytest.raises(InvalidArgument, match=text):
         repository.load("m", parameters, caller)
     assert dispatcher.coordinator.loads == []
@@ -135,15 +131,11 @@ def test_overrides_are_checked(
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
 def test_without_explicit_control_nothing_is_loaded(dispatcher: FakeDispatcher, mode: Any) -> None:
-    repository = Repository(
-        dispatcher,  # type: ignore[arg-type]
-        settings := Settings(model_control=mode),
-        Access(settings, ME.uid),
-    )
-    with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
-        repository.load("m", {}, caller)
-    with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
-        repository.unload("m")
+    settings = Settings(model_control=mode)
+    repository = Repository(dispatcher, settings, Access(settings, ME.uid))  # type: ignore[arg-type]
+    for act in (lambda: repository.load("m", {}, caller), lambda: repository.unload("m")):
+        with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
+            act()
 
 
 # ------------------------------------------------------------------------------- index
@@ -285,11 +277,8 @@ def test_a_route_without_a_category_is_refused_at_start() -> None:
 def test_restrictions_over_http() -> None:
     settings = Settings(model_control="explicit", http_restricted_api=RULES)
     client = Client(settings)
-    refused = client.ask("POST", "/v2/repository/index", b"")
-    assert (refused.status, refused.json) == (
-        403,
-        {"error": "This API is restricted, expecting header 'x-admin'"},
-    )
+    refused = error_of(client.ask("POST", "/v2/repository/index", b""), 403)
+    assert refused == "This API is restricted, expecting header 'x-admin'"
     assert client.ask("POST", "/v2/repository/index", b"", {"X-Admin": "s=cret"}).status == 200
     assert client.get("/v2/health/live").status == 403
     assert client.get("/v2/models/identity").status == 200
@@ -300,28 +289,22 @@ def test_restrictions_over_http() -> None:
 
 def test_headers_become_parameters() -> None:
     client = Client(Settings(http_header_forward_pattern="^x-user|TRACE"))
-    body = json.dumps(
-        {"inputs": [as_json([1])], "parameters": {"x-user": "forged", "own": 1}}
-    ).encode()
-    answer = client.ask("POST", INFER, body, {"X-User": "me", "Trace-Id": "7", "Other": "no"})
+    asked = {"inputs": [as_json([1])], "parameters": {"x-user": "forged", "own": 1}}
+    answer = client.infer(asked, headers={"X-User": "me", "Trace-Id": "7", "Other": "no"})
     assert answer.status == 200, answer.body
-    request = client.request
-    assert request.parameters == {"x-user": "me", "own": 1, "trace-id": "7"}
+    assert client.request.parameters == {"x-user": "me", "own": 1, "trace-id": "7"}
 
 
 @pytest.mark.parametrize("key", ["priority", "triton-x", "sequence-id"])
 def test_reserved_parameters_are_not_forwarded(key: str) -> None:
-    pattern = compiled(".*")
-    assert pattern is not None
     with pytest.raises(InvalidArgument, match="reserved for Triton usage"):
-        forwarded(pattern, [(key, "1")])
+        forwarded(compiled(".*"), [(key, "1")])
 
 
 def test_a_pattern_must_be_one() -> None:
     assert compiled("") is None
-    check_settings(
-        Settings(http_header_forward_pattern="^x-", grpc_header_forward_pattern="(?-i)X")
-    )
+    patterns = {"http_header_forward_pattern": "^x-", "grpc_header_forward_pattern": "(?-i)X"}
+    check_settings(Settings(**patterns))  # type: ignore[arg-type]
     for name in ("http_header_forward_pattern", "grpc_header_forward_pattern"):
         with pytest.raises(ConfigError, match=name):
             check_settings(Settings(**{name: "("}))  # type: ignore[arg-type]

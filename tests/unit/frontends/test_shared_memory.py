@@ -43,7 +43,5 @@ def test_users_have_regions_of_their_own() -> None:
         (REMOTE, {"client_shm_allow_remote": True}),
     ],
 )
-def test_who_has_the_same_regions_as_the_servers_user(
-    caller: Caller, settings: dict[str, Any]
-) -> None:
+def test_who_has_the_same_regions_as_the_servers_user(caller, settings) -> None:
     assert as_of(caller, **settings) == as_of(Caller(OWN), **settings)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,9 +32,8 @@ class Stream:
     """A request of a client that reads every response."""
 
     def __init__(self, parameters: dict[str, Any], **inputs: bytes) -> None:
-        self.request = backend_runner.FakeBackendRequest(
-            ("grps", "http", "http_body"), parameters, **arrays(inputs)
-        )
+        names = ("grps", "http", "http_body")
+        self.request = backend_runner.FakeBackendRequest(names, parameters, **arrays(inputs))
         self.request.responses = self  # type: ignore[assignment]
         self._sent: queue.Queue[tuple[Response | None, bool]] = queue.Queue()
 
@@ -67,14 +67,13 @@ class Project:
 
     def stream(self, text: str, model: str = "") -> list[Any]:
         """Texts of a stream's messages; an error as the error."""
-        message = grps_pb2.GrpsMessage(str_data=text, model=model).SerializeToString()
-        stream = self.start(Stream({"grps_streaming": True}, grps=message))
+        sent = _wire(str_data=text, model=model)
+        stream = self.start(Stream({"grps_streaming": True}, grps=sent))
         return [r.error or _message(r).str_data for r in stream.all()]
 
-    def ask(self, message: Any) -> Any:
+    def ask(self, **fields: Any) -> Any:
         """The answer to a message."""
-        stream = Stream({}, grps=message.SerializeToString())
-        (response,) = self.start(stream).all()
+        (response,) = self.start(Stream({}, grps=_wire(**fields))).all()
         return _message(response)
 
     def http(
@@ -82,10 +81,13 @@ class Project:
     ) -> list[tuple[HttpAnswer | None, bytes]]:
         headers = (("Content-Type", "application/json"), ("User-Agent", "me"))
         request = RequestHead(method, "/v1/chat/completions", headers=headers, **head)
-        stream = Stream(
-            {"grps_streaming": streaming}, http=custom_http.encode(request), http_body=body
-        )
+        told = {"http": custom_http.encode(request), "http_body": body}
+        stream = Stream({"grps_streaming": streaming}, **told)
         return [_part(response) for response in self.start(stream).all()]
+
+
+def _wire(**fields: Any) -> bytes:
+    return grps_pb2.GrpsMessage(**fields).SerializeToString()
 
 
 def _message(response: Response) -> Any:
@@ -108,47 +110,43 @@ Load = Callable[[str | Path], Project]
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+def load(monkeypatch):
     """Load projects; changes to the process are undone afterwards."""
     monkeypatch.chdir(os.getcwd())
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", sys.dont_write_bytecode)
-    loaded: list[Project] = []
 
     def loader(name: str | Path) -> Project:
         for module in [m for m in sys.modules if m.partition(".")[0] in ("src", "grps_framework")]:
             del sys.modules[module]
-        loaded.append(Project(name))
-        return loaded[-1]
+        project = Project(name)
+        ends.callback(project.backend.close)
+        return project
 
-    yield loader
-    for project in loaded:
-        project.backend.close()
+    with contextlib.ExitStack() as ends:
+        yield loader
 
 
 def test_a_project_echoes_every_kind_of_message(load: Load) -> None:
     project = load("echo")
-    answer = project.ask(grps_pb2.GrpsMessage(str_data="hi"))
+    answer = project.ask(str_data="hi")
     assert answer.str_data == "hi!"
     assert (answer.status.code, answer.status.msg) == (200, "OK")
     assert answer.status.status == grps_pb2.Status.SUCCESS
-    assert project.ask(grps_pb2.GrpsMessage(str_data="greet")).str_data == "hello!"
-    message = grps_pb2.GrpsMessage(bin_data=b"\0\1")
-    assert project.ask(message).bin_data == b"\0\1"
-    message = grps_pb2.GrpsMessage()
-    message.gtensors.tensors.add(name="x", dtype="DT_INT64", shape=[2], flat_int64=[1, -1])
-    assert project.ask(message).gtensors == message.gtensors
-    message = grps_pb2.GrpsMessage()
-    message.gmap.s_b["k"] = b"v"
-    assert project.ask(message).gmap == message.gmap
+    assert project.ask(str_data="greet").str_data == "hello!"
+    assert project.ask(bin_data=b"\0\1").bin_data == b"\0\1"
+    tensor = {"name": "x", "dtype": "DT_INT64", "shape": [2], "flat_int64": [1, -1]}
+    tensors = grps_pb2.GenericTensorData(tensors=[tensor])
+    assert project.ask(gtensors=tensors).gtensors == tensors
+    mapped = grps_pb2.GenericMapData(s_b={"k": b"v"})
+    assert project.ask(gmap=mapped).gmap == mapped
 
 
 def test_the_model_may_be_named_and_other_names_are_the_workers(load: Load) -> None:
-    project = load("chain")
-    ask = project.ask
-    assert ask(grps_pb2.GrpsMessage(str_data="x", model="first-1.0.0")).str_data == "xa"
-    assert ask(grps_pb2.GrpsMessage(str_data="x", model="second-1.0.0")).str_data == "xb/1"
-    assert ask(grps_pb2.GrpsMessage(str_data="x", model="chain")).str_data == "xab/1"
+    ask = load("chain").ask
+    assert ask(str_data="x", model="first-1.0.0").str_data == "xa"
+    assert ask(str_data="x", model="second-1.0.0").str_data == "xb/1"
+    assert ask(str_data="x", model="chain").str_data == "xab/1"
 
 
 def test_a_stream_arrives_whole_and_in_order(load: Load) -> None:
@@ -157,9 +155,7 @@ def test_a_stream_arrives_whole_and_in_order(load: Load) -> None:
     assert project.stream(" ".join(words)) == [f"{word}!" for word in words]
     assert project.stream("") == []
     assert project.stream("a done b") == ["a!", "done"]
-    stream = Stream(
-        {"grps_streaming": True}, grps=grps_pb2.GrpsMessage(str_data="tensor").SerializeToString()
-    )
+    stream = Stream({"grps_streaming": True}, grps=_wire(str_data="tensor"))
     (response,) = project.start(stream).all()
     assert _message(response).gtensors.tensors[0].flat_float32 == [1.5, 2.5]
     assert _message(response).status.msg == "OK"
@@ -179,18 +175,15 @@ def test_an_error_follows_what_was_sent(load: Load, text: str, sent: list[str], 
     assert last.message == error
 
 
-def test_errors_are_short_for_clients_and_whole_in_the_log(
-    load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_errors_are_short_for_clients_and_whole_in_the_log(load: Load, caplog) -> None:
     project = load("echo")
     with pytest.raises(ShmserveError, match="cannot echo this, see <path>") as caught:
-        project.ask(grps_pb2.GrpsMessage(str_data="raise"))
+        project.ask(str_data="raise")
     assert caught.value.http_status == 500
     assert "customized_inferer.py" in caplog.text
     with pytest.raises(ShmserveError, match=r"^bad words are not echoed$"):
-        project.ask(grps_pb2.GrpsMessage(str_data="bad"))
-    stream = Stream({}, grps=b"\xff\xff")
-    (response,) = project.start(stream).all()
+        project.ask(str_data="bad")
+    (response,) = project.start(Stream({}, grps=b"\xff\xff")).all()
     assert backend_runner.failure(response).message == "the request is no GrpsMessage"
 
 
@@ -204,22 +197,19 @@ def test_nobody_is_asked_for_an_answer_that_nobody_wants(load: Load) -> None:
 
 def test_requests_run_side_by_side_and_in_batches(load: Load) -> None:
     project = load("chain")
-    wire = [grps_pb2.GrpsMessage(str_data=f"{i}").SerializeToString() for i in range(4)]
-    streams = [project.start(Stream({}, grps=data)) for data in wire]
+    streams = [project.start(Stream({}, grps=_wire(str_data=f"{i}"))) for i in range(4)]
     texts = [_message(stream.all()[0]).str_data for stream in streams]
     assert texts == [f"{i}ab/4" for i in range(4)]
 
 
 def test_an_error_of_a_batch_is_everybodys(load: Load) -> None:
     project = load("chain")
-    texts = ["poison", "x"]
-    wire = [grps_pb2.GrpsMessage(str_data=text).SerializeToString() for text in texts]
-    streams = [project.start(Stream({}, grps=data)) for data in wire]
-    for stream in streams:
+    wire = [_wire(str_data=text) for text in ("poison", "x")]
+    for stream in [project.start(Stream({}, grps=data)) for data in wire]:
         (response,) = stream.all()
         assert backend_runner.failure(response).message == "the batch failed"
     with pytest.raises(ShmserveError, match="the first model failed"):
-        project.ask(grps_pb2.GrpsMessage(str_data="fail"))
+        project.ask(str_data="fail")
 
 
 def test_custom_http(load: Load) -> None:
@@ -254,13 +244,11 @@ def test_custom_http_errors(load: Load) -> None:
 def test_values_of_the_models_own_are_kept(load: Load) -> None:
     project = load("echo")
     before = custom_metrics.registry.values.snapshot().get("echoed", {"total": 0})["total"]
-    project.ask(grps_pb2.GrpsMessage(str_data="hi"))
+    project.ask(str_data="hi")
     assert custom_metrics.registry.values.snapshot()["echoed"]["total"] == before + 1
 
 
-def test_what_server_yml_says_in_vain_is_logged(
-    load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_server_yml_says_in_vain_is_logged(load: Load, caplog) -> None:
     caplog.set_level(logging.INFO)
     load("echo")
     assert "interface.port is not used; the settings are http_bind" in caplog.text
@@ -303,15 +291,13 @@ def write(root: Path, load: str = "return True", result: str = "inp", more: str 
         ({"more": "import grps_framework.nothing\n"}, "No module named"),
     ],
 )
-def test_a_project_that_does_not_load(
-    load: Load, tmp_path: Path, parts: dict[str, str], text: str
-) -> None:
+def test_a_project_that_does_not_load(load: Load, tmp_path, parts, text) -> None:
     with pytest.raises(ShmserveError, match=text):
         load(write(tmp_path / "p", **parts))
     assert not list(tmp_path.rglob("__pycache__"))
 
 
-def test_a_name_that_nobody_registered(load: Load, tmp_path: Path) -> None:
+def test_a_name_that_nobody_registered(load: Load, tmp_path) -> None:
     root = write(tmp_path / "p")
     file = root / "conf/inference.yml"
     file.write_text(file.read_text().replace("inferer_name: chat", "inferer_name: other"))
@@ -319,9 +305,7 @@ def test_a_name_that_nobody_registered(load: Load, tmp_path: Path) -> None:
         load(root)
 
 
-def test_no_more_run_at_a_time_than_the_project_wants(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_run_at_a_time_than_the_project_wants(load: Load, tmp_path, monkeypatch) -> None:
     running: list[int] = []
     most: list[int] = []
     gate = threading.Semaphore(0)
@@ -348,13 +332,13 @@ def test_no_more_run_at_a_time_than_the_project_wants(
     assert max(most) <= 2
 
 
-def test_an_answer_that_is_no_message(load: Load, tmp_path: Path) -> None:
+def test_an_answer_that_is_no_message(load: Load, tmp_path) -> None:
     project = load(write(tmp_path / "p", result="{}"))
     with pytest.raises(ShmserveError, match=r"^Output type must be GrpsMessage\.$"):
-        project.ask(grps_pb2.GrpsMessage())
+        project.ask()
 
 
-def test_devices_of_projects_are_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_projects_are_the_services(monkeypatch) -> None:
     seen = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
     monkeypatch.setattr(torch_inferer, "import_torch", lambda: seen)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

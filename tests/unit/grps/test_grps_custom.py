@@ -10,22 +10,20 @@ from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.grps.protocol import custom_http
 from shmserve.grps.protocol.custom_http import HttpAnswer
 from shmserve.grps.settings import GrpsSettings
+from shmserve.tensor.spec import ModelSpec
 from tests.unit.grps import models_of_grps as models
 from tests.unit.grps.test_grps_frontend import OK, PREDICT, TEXT, Client, refused
 
 
+def at(name: str, path: str, **parameters: str) -> ModelSpec:
+    """A model that takes requests to a path as they are."""
+    raw = {"grps_http_path": path, "grps_http_body": "true", "decoupled": "true"}
+    told: Any = {**raw, **parameters}
+    return models.spec(name, **told)
+
+
 def chat(run: Any = models.http_echo, **parameters: Any) -> Client:
-    spec = models.spec(
-        "chat",
-        **{
-            "grps_http_path": "/v1/chat",
-            "grps_http_body": "true",
-            "decoupled": "true",
-            "grps_version": "1.0.0",
-            **parameters,
-        },
-    )
-    return Client((spec, run))
+    return Client((at("chat", "/v1/chat", grps_version="1.0.0", **parameters), run))
 
 
 def test_a_request_reaches_the_model_as_it_is() -> None:
@@ -36,8 +34,7 @@ def test_a_request_reaches_the_model_as_it_is() -> None:
     assert (answer.status_code, answer.content) == (201, b"POST \x00raw")
     assert answer.headers["content-type"] == "text/html"
     assert answer.headers["x-query"] == "(('a', '1'), ('a', '2'), ('b', ''))"
-    request = client.request
-    head = custom_http.decode_request(request.inputs["http"].view)
+    head = custom_http.decode_request(client.request.inputs["http"].view)
     assert (head.method, head.path) == ("POST", "/v1/chat")
     assert ("Content-Type", "x/y") in head.headers
     assert client.client.simulate_get("/v1/chat").content == b"GET "
@@ -57,12 +54,8 @@ def test_predict_leads_there_as_well() -> None:
 
 
 def test_a_request_with_a_message_is_for_others() -> None:
-    spec = models.spec("chat", grps_http_path="/c", grps_http_body="true", decoupled="true")
-    client = Client(
-        (spec, models.http_echo),
-        (TEXT, models.echo),
-        extensions={"grps": GrpsSettings(default_model="t-1")},
-    )
+    served = ((at("chat", "/c"), models.http_echo), (TEXT, models.echo))
+    client = Client(*served, extensions={"grps": GrpsSettings(default_model="t-1")})
     assert client.post({"str_data": "x", "model": "t-1"}).json["str_data"] == "x"
     refused(client.post({"str_data": "x", "model": "chat-1"}), 400, "name it in the query")
     by_query = client.client.simulate_post(PREDICT, query_string="model=chat-1", body=b"x")
@@ -155,17 +148,16 @@ def test_a_second_path_for_messages() -> None:
 def test_models_come_and_go() -> None:
     client = Client((TEXT, models.echo))
     assert client.client.simulate_get("/v1/late").status_code == 404
-    spec = models.spec("late", grps_http_path="/v1/late", grps_http_body="true", decoupled="true")
     client.fake.functions["late"] = models.http_echo
-    client.fake.put(spec, models.ModelState.READY)  # type: ignore[attr-defined]
+    client.fake.put(at("late", "/v1/late"), models.ModelState.READY)  # type: ignore[attr-defined]
     assert client.client.simulate_get("/v1/late").content == b"GET "
     del client.fake.entries["late"]
     assert client.client.simulate_get("/v1/late").status_code == 404
 
 
 def test_restricted_inference_covers_models_paths() -> None:
-    spec = models.spec("c", grps_http_path="/c", grps_http_body="true", decoupled="true")
-    client = Client((spec, models.http_echo), http_restricted_api=("inference:key=secret",))
+    restricted = ("inference:key=secret",)
+    client = Client((at("c", "/c"), models.http_echo), http_restricted_api=restricted)
     assert client.client.simulate_post("/c").status_code == 403
     refused(client.client.simulate_post(PREDICT), 403)
     assert client.client.simulate_post("/c", headers={"key": "secret"}).status_code == 201
@@ -173,6 +165,5 @@ def test_restricted_inference_covers_models_paths() -> None:
 
 
 def test_a_body_too_large() -> None:
-    spec = models.spec("c", grps_http_path="/c", grps_http_body="true", decoupled="true")
-    client = Client((spec, models.http_echo), max_tensor_bytes=4)
+    client = Client((at("c", "/c"), models.http_echo), max_tensor_bytes=4)
     assert client.client.simulate_post("/c", body=b"12345").status_code == 413

@@ -51,9 +51,7 @@ class Client:
     @property
     def request(self) -> FakeRequest:
         """The request of the last call."""
-        request = self.fake.calls[-1].request
-        assert request is not None
-        return request
+        return self.fake.calls[-1].request
 
     def get(self, path: str) -> falcon.testing.Result:
         return self.client.simulate_get(f"/grps/v1/{path}")
@@ -148,15 +146,12 @@ CASES: list[tuple[str, str, str, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("datatype", "dtype", "field", "values"), CASES)
-def test_every_datatype_comes_back(
-    datatype: str, dtype: str, field: str, values: list[Any]
-) -> None:
+def test_every_datatype_comes_back(datatype, dtype, field, values) -> None:
     spec = models.spec("m", [("IN", datatype, (-1,))], [("OUT", datatype, (-1,))])
     sent = {"name": "IN", "dtype": dtype, "shape": [len(values)], field: values}
     client = Client((spec, models.echo))
     assert client.post(gtensors(sent)).json["gtensors"]["tensors"] == [{**sent, "name": "OUT"}]
-    request = client.request
-    assert request.inputs["IN"].datatype == datatype
+    assert client.request.inputs["IN"].datatype == datatype
 
 
 @pytest.mark.parametrize(
@@ -242,9 +237,8 @@ def test_ndarrays_that_are_none(values: Any) -> None:
 def test_ndarray_wanted_of_something_else() -> None:
     answer = Client((TEXT, models.echo)).post({"str_data": "x"}, "?return-ndarray=true")
     refused(answer, 500, "No float32 tensors in output. Cannot convert to ndarray.")
-    answer = Client((FP32, models.echo)).post(
-        {"ndarray": [[1], [2]]}, "?return-ndarray=true&streaming=true"
-    )
+    both = "?return-ndarray=true&streaming=true"
+    answer = Client((FP32, models.echo)).post({"ndarray": [[1], [2]]}, both)
     refused(answer, 400, "Streaming and ret ndarray")
 
 
@@ -256,10 +250,8 @@ def test_text_meets_a_bytes_input() -> None:
     assert client.post({"str_data": "grüße"}).json == {"status": OK, "str_data": "grüße"}
     assert client.post({"str_data": ""}).json == {"status": OK, "str_data": ""}
     answer = client.binary(b"\xff\x00")
-    assert (answer.headers["content-type"], answer.content) == (
-        "application/octet-stream",
-        b"\xff\x00",
-    )
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.content == b"\xff\x00"
 
 
 def test_bytes_meet_a_uint8_input_without_a_copy() -> None:
@@ -329,16 +321,15 @@ def test_messages_pass_through(body: dict[str, Any]) -> None:
 def test_bytes_are_received_into_the_message() -> None:
     client = Client((models.message_spec(), models.echo))
     assert client.binary(b"\xff" * 1000).content == b"\xff" * 1000
-    request = client.request
-    message = message_wire.parse(request.inputs["grps"].view)
+    message = message_wire.parse(client.request.inputs["grps"].view)
     assert (message.which, bytes(message.bin_data or b"")) == ("bin_data", b"\xff" * 1000)
 
 
 def test_the_worker_is_told_what_was_asked() -> None:
     client = Client((models.message_spec(), models.echo))
     client.post({"str_data": "x"}, "?model=your_model-1.0.0&streaming=true")
-    request = client.request
-    assert request.parameters == {"grps_streaming": True, "grps_model": "your_model-1.0.0"}
+    told = {"grps_streaming": True, "grps_model": "your_model-1.0.0"}
+    assert client.request.parameters == told
 
 
 @pytest.mark.parametrize(
@@ -383,11 +374,8 @@ def test_a_stream_that_fails_says_so_at_its_end() -> None:
     assert answer.status_code == 200
     first, _, last = answer.text.partition("}{")
     assert json.loads(first + "}")["str_data"] == "first"
-    assert json.loads("{" + last)["status"] == {
-        "code": 500,
-        "msg": "the model broke",
-        "status": "FAILURE",
-    }
+    broken = {"code": 500, "msg": "the model broke", "status": "FAILURE"}
+    assert json.loads("{" + last)["status"] == broken
 
 
 def test_a_stream_that_fails_at_once_has_a_status() -> None:
@@ -498,11 +486,8 @@ def test_the_payloads_model_wins_over_the_querys() -> None:
 
 @pytest.mark.parametrize("name", ["t-1", "t"])
 def test_the_default_model(name: str) -> None:
-    client = Client(
-        (models.message_spec(), models.echo),
-        (TEXT, models.echo),
-        extensions={"grps": GrpsSettings(default_model=name)},
-    )
+    served = ((models.message_spec(), models.echo), (TEXT, models.echo))
+    client = Client(*served, extensions={"grps": GrpsSettings(default_model=name)})
     client.post({"str_data": "x"})
     assert client.fake.calls[-1].entry.spec.name == "t"
 
@@ -535,11 +520,8 @@ def test_a_request_too_large() -> None:
 
 def test_the_receipt() -> None:
     spec = models.spec("m", [("IN", "UINT8", (-1,))], [("OUT", "UINT8", (-1,))])
-    answer = Client((spec, models.echo)).client.simulate_post(
-        PREDICT,
-        body=b"abc",
-        headers={"Content-Type": "application/octet-stream", "shmserve-receipt": "1"},
-    )
+    kind = {"Content-Type": "application/octet-stream"}
+    answer = Client((spec, models.echo)).post(b"abc", **kind, **{"shmserve-receipt": "1"})
     assert json.loads(answer.headers["shmserve-receipt"])["copied_bytes"]["out"] == 0
 
 
@@ -589,15 +571,11 @@ def test_metadata_of_ordinary_models() -> None:
 
 def test_metadata_of_a_project() -> None:
     inference = "# ours\nmodels:\n  - {name: net, version: 2.1.0, device: cpu}\n"
-    spec = models.message_spec(
-        "folder",
-        grps_models="net-2.1.0",
-        grps_inference_yml=inference,
-        grps_server_yml="interface:\n  port: 1,2\n",
-    )
+    server = "interface:\n  port: 1,2\n"
+    files = {"grps_inference_yml": inference, "grps_server_yml": server}
+    spec = models.message_spec("folder", grps_models="net-2.1.0", **files)
     client = Client((spec, models.echo))
-    text = client.get("metadata/server").json["str_data"]
-    assert text == inference + "\ninterface:\n  port: 1,2\n"
+    assert client.get("metadata/server").json["str_data"] == f"{inference}\n{server}"
     answer = client.client.simulate_post("/grps/v1/metadata/model", json={"str_data": "net"})
     assert "version: 2.1.0" in answer.json["str_data"]
     client.post({"str_data": "x", "model": "net-2.1.0"})

@@ -25,11 +25,8 @@ def request(body: bytes = b"", content_type: str = "application/json; charset=ut
 def test_what_code_written_for_flask_looks_at() -> None:
     seen = request(b'{"k": [1]}')
     assert (seen.method, seen.path, seen.remote_addr) == ("POST", "/chat", "10.0.0.7")
-    assert (seen.args["a"], seen.args.get("a", type=int), seen.args.getlist("a")) == (
-        "1",
-        1,
-        ["1", "2"],
-    )
+    assert (seen.args["a"], seen.args.get("a", type=int)) == ("1", 1)
+    assert seen.args.getlist("a") == ["1", "2"]
     assert seen.args.get("none") is None
     assert seen.args.get("b", 7, int) == 7
     assert seen.args.to_dict() == {"a": "1", "b": "x y"}
@@ -44,10 +41,8 @@ def test_what_code_written_for_flask_looks_at() -> None:
     assert seen.content_length == 10
     assert seen.query_string == b"a=1&a=2&b=x+y"
     assert seen.full_path == "/chat?a=1&a=2&b=x+y"
-    assert request(b"x=1&y=", "application/x-www-form-urlencoded").form.to_dict() == {
-        "x": "1",
-        "y": "",
-    }
+    form = request(b"x=1&y=", "application/x-www-form-urlencoded").form
+    assert form.to_dict() == {"x": "1", "y": ""}
 
 
 def test_json_that_is_none() -> None:

@@ -58,10 +58,8 @@ def test_a_response_of_flask_stays_one_with_all_its_cookies() -> None:
     context.set_http_response(given)
     assert context.get_http_response() is given
     head, body = answer_of(given)
-    assert [value for name, value in head.headers if name == "Set-Cookie"] == [
-        "a=1; Path=/",
-        "b=2; Path=/",
-    ]
+    cookies = [value for name, value in head.headers if name == "Set-Cookie"]
+    assert cookies == ["a=1; Path=/", "b=2; Path=/"]
     assert body == b"hi"
 
 
@@ -190,7 +188,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_projects_own_unit_test_passes(tmp_path: Path) -> None:
+def test_a_projects_own_unit_test_passes(tmp_path) -> None:
     project = make(tmp_path / "p", INFERENCE, SERVER)
     (project / "src" / "customized_inferer.py").write_text(INFERER)
     (project / "src" / "customized_converter.py").write_text(CONVERTER)

@@ -49,9 +49,8 @@ def test_numbers_may_come_unpacked_and_in_pieces() -> None:
 
 
 def test_the_last_of_the_oneof_counts_and_unknown_fields_do_not() -> None:
-    wire = message_wire.encode(GrpsMessage(str_data="a")) + message_wire.encode(
-        GrpsMessage(bin_data=b"b")
-    )
+    messages = GrpsMessage(str_data="a"), GrpsMessage(bin_data=b"b")
+    wire = b"".join(map(message_wire.encode, messages))
     message = message_wire.parse(wire + b"\xa0\x06\x01" + b"\xaa\x06\x02xx")
     assert message.which == "bin_data"
     assert message.str_data is None

@@ -12,10 +12,8 @@ from tests.unit.grps import models_of_grps as models
 
 
 def entry(name: str, version: str, **parameters: Any) -> ModelEntry:
-    spec = msgspec.structs.replace(
-        models.spec(name, **parameters) if parameters else models.spec(name), version=version
-    )
-    return ModelEntry(spec, ModelState.READY)
+    spec = models.spec(name, **parameters)
+    return ModelEntry(msgspec.structs.replace(spec, version=version), ModelState.READY)
 
 
 def names(*entries: ModelEntry) -> Names:
@@ -61,9 +59,7 @@ def test_a_project_is_known_by_its_models() -> None:
 
 
 def test_a_path_is_the_first_models_that_wants_it() -> None:
-    known = names(
-        entry("b", "1", grps="message", grps_http_path="/x"),
-        entry("a", "1", grps="message", grps_http_path="/x"),
-    )
+    wants = {"grps": "message", "grps_http_path": "/x"}
+    known = names(entry("b", "1", **wants), entry("a", "1", **wants))
     assert known.paths["/x"].spec.name == "a"
     assert not known.takes_http

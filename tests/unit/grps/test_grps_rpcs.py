@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
 from typing import Any
 
 import grpc
@@ -53,16 +53,9 @@ class Rpcs:
 
 
 @pytest.fixture
-def start() -> Iterator[Any]:
-    started: list[Rpcs] = []
-
-    def make(*served: tuple[ModelSpec, Any], **settings: Any) -> Rpcs:
-        started.append(Rpcs(*served, **settings))
-        return started[-1]
-
-    yield make
-    for one in started:
-        one.close()
+def start():
+    with contextlib.ExitStack() as ends:
+        yield lambda *served, **more: ends.enter_context(contextlib.closing(Rpcs(*served, **more)))
 
 
 def refused(answer: pb.GrpsMessage, code: int, text: str = "") -> None:
@@ -122,12 +115,9 @@ def test_tensors_meet_tensor_models(start: Any) -> None:
         ("BYTES", 9, "flat_string", ["", "grüße"]),
     ],
 )
-def test_every_datatype(
-    start: Any, datatype: str, dtype: int, field: str, values: list[Any]
-) -> None:
-    rpcs = start(
-        (models.spec("m", [("IN", datatype, (-1,))], [("OUT", datatype, (-1,))]), models.echo)
-    )
+def test_every_datatype(start: Any, datatype, dtype, field, values) -> None:
+    spec = models.spec("m", [("IN", datatype, (-1,))], [("OUT", datatype, (-1,))])
+    rpcs = start((spec, models.echo))
     tensor = pb.GenericTensor(dtype=dtype, shape=[len(values)], **{field: values})
     answer = rpcs.call("Predict", gtensors=pb.GenericTensorData(tensors=[tensor]))
     succeeded(answer)

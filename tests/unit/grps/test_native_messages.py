@@ -56,7 +56,7 @@ Ask = Callable[..., Response]
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Ask:
+def ask(tmp_path):
     backend, spec = backend_runner.load(model_maker(tmp_path)(CODE, CONFIG))
 
     def asker(**inputs: bytes) -> Response:
@@ -101,27 +101,21 @@ def test_what_is_written_into_the_slot_is_counted(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"),
+    ("body", "status", "headers", "said"),
     [
-        (
-            b"abc",
-            (
-                HttpAnswer(201, (("X-Path", "/own"), ("Content-Type", "application/octet-stream"))),
-                b"cba",
-            ),
-        ),
-        (b"", (HttpAnswer(200, (("Content-Type", "text/plain"),)), b"PUT")),
+        (b"abc", 201, {"X-Path": "/own", "Content-Type": "application/octet-stream"}, b"cba"),
+        (b"", 200, {"Content-Type": "text/plain"}, b"PUT"),
     ],
 )
-def test_custom_http(ask: Ask, body: bytes, expected: Any) -> None:
+def test_custom_http(ask: Ask, body, status, headers, said) -> None:
     head = custom_http.encode(RequestHead("PUT", "/own"))
     outputs = backend_runner.arrays(ask(http=head, http_body=body))
     found = (custom_http.decode_answer(outputs["http"].tobytes()), outputs["http_body"].tobytes())
-    assert found == expected
+    assert found == (HttpAnswer(status, tuple(headers.items())), said)
 
 
 @pytest.fixture
-def talk() -> Callable[..., backend_runner.FakeResponses]:
+def talk():
     backend, spec = backend_runner.load(str(TALK))
 
     def talker(streaming: bool, **inputs: bytes) -> backend_runner.FakeResponses:

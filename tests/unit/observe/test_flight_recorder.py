@@ -1,8 +1,6 @@
 """Rings of events as files: bounded, and nobody's trouble."""
 
-import contextlib
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from shmserve.observe import flight_recorder
 from shmserve.supervisor.processes.children import Child
 from shmserve.supervisor.processes.life_watch import LifeWatch
 from shmserve.transport import rundir
+from tests.no_descriptors import no_descriptors
 
 
 @pytest.fixture
@@ -77,18 +76,6 @@ def test_a_full_disk_is_looked_at_again_a_second_later(tmp_path, recorder, monke
     recorder._again_at = 0.0
     recorder.add("kind", "kept", "")
     assert [row[2:] for row in seen(tmp_path)] == [("late", 100), ("kept", 1)]
-
-
-@contextlib.contextmanager
-def no_descriptors():
-    spare = os.open("/dev/null", os.O_RDONLY)
-    os.close(spare)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_process_without_descriptors_loses_no_event(tmp_path, recorder):

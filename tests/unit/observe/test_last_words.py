@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from shmserve.observe import last_words
 from tests.running_server import WATCHDOG_S
@@ -24,7 +23,7 @@ def full_pipe() -> tuple[int, int]:
     return reading, writing
 
 
-def test_a_program_whose_traceback_nobody_reads_ends(tmp_path: Path) -> None:
+def test_a_program_whose_traceback_nobody_reads_ends(tmp_path) -> None:
     (tmp_path / "program.py").write_text("raise ImportError('of no use')")
     reading, writing = full_pipe()
     with last_words.make() as words:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -33,7 +32,7 @@ class Pipe:
 
 
 @pytest.fixture
-def pipe() -> Iterator[Pipe]:
+def pipe():
     pipe = Pipe()
     yield pipe
     os.close(pipe.writing)
@@ -83,9 +82,7 @@ def test_a_relay_counts_lines_and_tells_the_count_before_a_long_text(pipe: Pipe)
     receiving.close()
 
 
-def test_a_receiver_goes_on_after_what_it_cannot_receive_or_place(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receiver_goes_on_after_what_it_cannot_receive_or_place(pipe: Pipe, monkeypatch) -> None:
     monkeypatch.setattr(log_relay, "_PAUSE_S", 0.0)
     sending, receiving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sending.send(b"\1of another descriptor\n")

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,7 +70,7 @@ def _ends(kind: str) -> tuple[int, int]:
 
 
 @pytest.fixture
-def output(request: pytest.FixtureRequest) -> Iterator[Output]:
+def output(request):
     kind = getattr(request, "param", "pipe")
     if kind == "pipe of another user" and os.geteuid():
         kind = "pipe"
@@ -113,7 +112,6 @@ class Program:
         )
 
     def go_on(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
 
@@ -176,7 +174,7 @@ def run(program: str, path: Path) -> str:
     return path.read_text()
 
 
-def test_the_order_of_lines_stays_whichever_stream_they_took(tmp_path: Path) -> None:
+def test_the_order_of_lines_stays_whichever_stream_they_took(tmp_path) -> None:
     program = """
 import logging, sys, warnings
 from shmserve.observe import logs
@@ -197,7 +195,7 @@ print("begun", end="")
     assert lines[-1] == "begun"
 
 
-def test_a_fork_writes_its_own_lines_and_not_those_of_its_parent(tmp_path: Path) -> None:
+def test_a_fork_writes_its_own_lines_and_not_those_of_its_parent(tmp_path) -> None:
     program = """
 import logging, os
 from shmserve.observe import logs
@@ -214,7 +212,7 @@ for _ in range(100):
     assert (text.count("y: parent"), text.count("y: child")) == (100, 100)
 
 
-def test_a_master_without_threads_hands_its_lines_to_another_process(tmp_path: Path) -> None:
+def test_a_master_without_threads_hands_its_lines_to_another_process(tmp_path) -> None:
     """In order; the master itself writes lines not received by the master's end."""
     program = """
 import logging, os, sys, threading, time

@@ -34,15 +34,15 @@ if "then" in told:
 """
 
 
+def output(program: str, *words: str) -> tuple[list[str], list[str]]:
+    """Run a program, and return its lines on standard output and on standard error."""
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
 def run(**told: object) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(told)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stderr.splitlines()
+    return output(PROGRAM, json.dumps(told))[1]
 
 
 def levels(lines: list[str], mark: str) -> list[str]:
@@ -104,12 +104,8 @@ except ValueError as ex:
 
 def test_what_models_print_has_their_names() -> None:
     program = PRINTS.replace('"m", "info", "json"', '"executor 100%/1/0", "info"')
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    line = done.stderr.splitlines()[0]
+    lines, (line, *_) = output(program)
     assert line.endswith(" x: failed request=r 1 pid=7 error=why name='a=b' from=http://")
-    lines = done.stdout.splitlines()
     assert [line.partition(" INFO ")[2] for line in lines] == [
         "executor 100%/1/0 stdout: printed",
         "executor 100%/1/0 stdout: by a model",
@@ -117,14 +113,9 @@ def test_what_models_print_has_their_names() -> None:
 
 
 def test_what_models_print_and_tracebacks_are_objects_too() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PRINTS], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert [json.loads(line)["message"] for line in done.stdout.splitlines()] == [
-        "printed",
-        "by a model",
-    ]
-    (failed,) = map(json.loads, done.stderr.splitlines())
+    printed, errors = output(PRINTS)
+    assert [json.loads(line)["message"] for line in printed] == ["printed", "by a model"]
+    (failed,) = map(json.loads, errors)
     assert (failed["request"], failed["message"], failed["error"]) == ("r 1", "failed", "why")
     assert (failed["name"], failed["from"], failed["other_pid"]) == ("a=b", "http://", 7)
     assert failed["pid"] != 7
@@ -140,13 +131,8 @@ logging.warning("x", extra={"fields": ["a"], "request": "r 1", "status": 503})
 
 
 def test_attributes_that_others_give_to_their_records() -> None:
-    def told(form: str) -> str:
-        command = [sys.executable, "-c", OTHERS, form]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        (line,) = done.stderr.splitlines()
-        return line
-
-    assert told("text").endswith(" WARNING m root: x")
-    line = json.loads(told("json"))
+    (text,), (found,) = output(OTHERS, "text")[1], output(OTHERS, "json")[1]
+    assert text.endswith(" WARNING m root: x")
+    line = json.loads(found)
     assert (line["message"], line["request"], line["status"]) == ("x", "r 1", 503)
     assert "fields" not in line

@@ -7,7 +7,7 @@ import fcntl
 import json
 import logging
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def ids(path: Path) -> list[int]:
     return [row["id"] for row in json.loads(path.read_text())]
 
 
-def test_a_file_is_a_whole_array_after_each_write(tmp_path: Path) -> None:
+def test_a_file_is_a_whole_array_after_each_write(tmp_path) -> None:
     path = tmp_path / "t.json"
     writer = TraceWriter(settings(path))
     for number in range(3):
@@ -43,7 +43,7 @@ def test_a_file_is_a_whole_array_after_each_write(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_writers_wait_for_one_another(tmp_path: Path) -> None:
+def test_writers_wait_for_one_another(tmp_path) -> None:
     path = tmp_path / "t.json"
 
     def write(first: int) -> None:
@@ -51,17 +51,12 @@ def test_writers_wait_for_one_another(tmp_path: Path) -> None:
         for number in range(first, first + 50):
             writer.append(ALL_IN_ONE, [entry(number)])
 
-    threads = [threading.Thread(target=write, args=(50 * n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(0, 200, 50)))
     assert sorted(ids(path)) == list(range(200))
 
 
-def test_what_does_not_fit_is_lost_and_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_is_lost_and_told_once(tmp_path, caplog, monkeypatch) -> None:
     monkeypatch.setattr(trace_files, "MAX_FILE_BYTES", 60)
     monkeypatch.setattr(trace_files, "MAX_FILES", 2)
     path = tmp_path / "t.json"
@@ -79,9 +74,7 @@ def test_what_does_not_fit_is_lost_and_told_once(
     assert "there are 2 files already" in told[1]
 
 
-def test_a_file_that_is_not_ours_stays_as_it_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_is_not_ours_stays_as_it_is(tmp_path, caplog) -> None:
     path = tmp_path / "t.json"
     path.write_text("[1, 2]")
     TraceWriter(settings(path)).append(ALL_IN_ONE, [entry(1)])
@@ -93,9 +86,7 @@ def test_a_file_that_is_not_ours_stays_as_it_is(
     assert len(caplog.records) == 2
 
 
-def test_a_disk_that_is_full_leaves_a_whole_array(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_is_full_leaves_a_whole_array(tmp_path, monkeypatch, caplog) -> None:
     path = tmp_path / "t.json"
     writer = TraceWriter(settings(path))
     writer.append(ALL_IN_ONE, [entry(1)])
@@ -120,9 +111,7 @@ def test_a_disk_that_is_full_leaves_a_whole_array(
 truncate = os.ftruncate
 
 
-def test_who_holds_the_file_is_not_waited_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_holds_the_file_is_not_waited_for_for_ever(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(trace_files, "_LOCK_S", 0.05)
     path = tmp_path / "t.json"
     with path.open("w") as file:
@@ -132,7 +121,7 @@ def test_who_holds_the_file_is_not_waited_for_for_ever(
     assert path.read_text() == ""
 
 
-def test_a_start_makes_room(tmp_path: Path) -> None:
+def test_a_start_makes_room(tmp_path) -> None:
     for name in ("t.json", "t.json.0", "t.json.17", "t.json.old", "other.json.1"):
         (tmp_path / name).write_text("x")
     begin(Settings())
@@ -142,7 +131,7 @@ def test_a_start_makes_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nosuch/t.json", "."])
-def test_a_place_that_cannot_be_written_is_refused_at_start(tmp_path: Path, name: str) -> None:
+def test_a_place_that_cannot_be_written_is_refused_at_start(tmp_path, name: str) -> None:
     with pytest.raises(ConfigError, match="trace_file: cannot be written: ") as caught:
         begin(settings(tmp_path / name))
     assert str(tmp_path) not in caught.value.message
@@ -174,9 +163,7 @@ def test_settings_that_make_no_sense(environ: dict[str, str], text: str) -> None
         load({f"SHMSERVE_{name}": value for name, value in environ.items()})
 
 
-def test_nothing_is_said_where_all_is_well(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_said_where_all_is_well(tmp_path, caplog) -> None:
     caplog.set_level(logging.DEBUG)
     TraceWriter(settings(tmp_path / "t.json")).append(ALL_IN_ONE, [entry(1)])
     assert not caplog.records

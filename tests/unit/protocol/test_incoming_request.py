@@ -117,7 +117,7 @@ def test_what_cannot_be_told_apart_is_left_as_it_is(data: bytes, received: bool)
     assert bytes(incoming.rest()) == data
 
 
-def test_limits_hold_before_a_place_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_hold_before_a_place_is_asked_for(monkeypatch) -> None:
     asked: list[int] = []
 
     def reserve(size: int) -> Memory:

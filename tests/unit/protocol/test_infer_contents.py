@@ -43,9 +43,7 @@ def contents(**fields: Any) -> Contents:
 
 
 def contents_of(data: bytes) -> Contents:
-    found = parse_request(data).inputs[0].contents
-    assert found is not None
-    return found
+    return parse_request(data).inputs[0].contents
 
 
 def written(source: Contents, datatype: str, count: int) -> bytes:
@@ -120,9 +118,7 @@ FLOAT, UINT = {"fp32_contents": [1.0]}, {"uint_contents": [1]}
         ({"bytes_contents": [b"a"]}, "BYTES", 2, f"expected 2 {STRINGS}, got 1"),
     ],
 )
-def test_contents_that_do_not_fit_the_input_are_refused(
-    fields: dict[str, list[Any]], datatype: str, count: int, message: str
-) -> None:
+def test_contents_that_do_not_fit_the_input_are_refused(fields, datatype, count, message) -> None:
     with pytest.raises(InvalidArgument) as caught:
         contents(**fields).nbytes(datatype, count)
     assert caught.value.message == message

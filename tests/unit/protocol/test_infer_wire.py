@@ -31,16 +31,13 @@ def request(
     message = pb.ModelInferRequest(model_name="m", raw_input_contents=raw)
     for index, kind in enumerate(inputs):
         tensor = message.inputs.add(name=f"IN{index}", datatype="FP32", shape=[1])
-        if "r" in kind:
-            tensor.parameters["shared_memory_region"].string_param = "region"
         if kind in "cR":
             tensor.contents.fp32_contents.append(1.0)
-        if kind == "R":
+        if kind in "rR":
             tensor.parameters["shared_memory_region"].string_param = "region"
     if change is not None:
         change(message)
-    data: bytes = message.SerializeToString()
-    return data
+    return message.SerializeToString()
 
 
 def test_raw_parts_go_to_the_inputs_outside_regions_in_order() -> None:
@@ -80,9 +77,7 @@ def test_raw_parts_that_come_before_the_inputs_are_paired_too() -> None:
         ),
     ],
 )
-def test_data_in_no_way_or_in_two_is_refused(
-    inputs: str, raw: tuple[bytes, ...], message: str
-) -> None:
+def test_data_in_no_way_or_in_two_is_refused(inputs, raw, message) -> None:
     parsed = parse_request(request(inputs, raw))
     with pytest.raises(InvalidArgument) as caught:
         check_data(parsed)
@@ -135,9 +130,7 @@ def _parameters(message: Any) -> None:
     ],
     ids=["inputs", "contents", "outputs", "parameters"],  # the order in a map differs each time
 )
-def test_more_than_max_inputs_of_anything_is_refused(
-    data: bytes, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_than_max_inputs_of_anything_is_refused(data: bytes, what: str, monkeypatch) -> None:
     parse_request(data)
     monkeypatch.setattr(bounds, "MAX_INPUTS", 2)
     with pytest.raises(InvalidArgument, match=what):
@@ -153,7 +146,7 @@ def test_more_than_max_inputs_of_anything_is_refused(
         request("c", (), lambda m: m.inputs[0].contents.bytes_contents.extend([b""] * 101)),
     ],
 )
-def test_more_than_max_fields_is_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_max_fields_is_refused(data: bytes, monkeypatch) -> None:
     parse_request(data)
     monkeypatch.setattr(bounds, "MAX_FIELDS", 100)
     with pytest.raises(InvalidArgument, match="more than 100 fields"):
@@ -206,7 +199,6 @@ def test_reading_a_request_copies_no_tensor() -> None:
     data = request("n", (bytes(16 * MIB),))
     assert 0 < _peak(lambda: parse_request(data)) < MIB
     raw = parse_request(data).inputs[0].raw
-    assert raw is not None
     assert raw.obj is data
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -252,7 +251,7 @@ def test_shipped_workers_stay_on_the_cpu(host):
             assert set(where(folder)) == {"cpu"}, folder.name
 
 
-def test_paths_of_the_repository_do_not_matter(host, model, tmp_path: Path):
+def test_paths_of_the_repository_do_not_matter(host, model, tmp_path):
     host("0")
     folder = model("{ kind: KIND_GPU }")
     assert folder.instances()[0].directory == str(tmp_path / "m")

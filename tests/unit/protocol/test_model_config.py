@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -76,9 +75,8 @@ def test_versions_by_policy() -> None:
     assert VersionPolicy("latest", count=9).select([2, 1]) == (1, 2)
     assert VersionPolicy("all").select([2, 10, 1]) == (1, 2, 10)
     assert VersionPolicy("specific", versions=(4,)).select([1]) == (4,)
-    assert (
-        parse(BASE + "version_policy { latest { num_versions: 3 } }", "m").version_policy.count == 3
-    )
+    latest = parse(BASE + "version_policy { latest { num_versions: 3 } }", "m")
+    assert latest.version_policy.count == 3
     assert parse(BASE + "version_policy { all {} }", "m").version_policy.kind == "all"
 
 
@@ -312,14 +310,8 @@ def test_model_kind_is_for_python_only() -> None:
 
 def test_json_form_is_complete_ordered_and_numeric() -> None:
     found = json.loads(parse(BASE, "m").document.json())
-    assert list(found)[:6] == [
-        "name",
-        "platform",
-        "backend",
-        "runtime",
-        "version_policy",
-        "max_batch_size",
-    ]
+    first = "name platform backend runtime version_policy max_batch_size"
+    assert list(found)[:6] == first.split()
     assert found["version_policy"] == {"latest": {"num_versions": 1}}
     assert found["input"][0] == {
         "name": "A",
@@ -338,10 +330,9 @@ def test_json_form_is_complete_ordered_and_numeric() -> None:
     assert found["parameters"] == {}
     versions = parse(BASE + "version_policy { specific { versions: [7] } }", "m").document.json()
     assert json.loads(versions)["version_policy"] == {"specific": {"versions": [7]}}
-    parameters = parse(
-        BASE + "parameters { key: 'a' value { string_value: 'b' } }", "m"
-    ).document.json()
-    assert json.loads(parameters)["parameters"] == {"a": {"string_value": "b"}}
+    parameters = parse(BASE + "parameters { key: 'a' value { string_value: 'b' } }", "m")
+    found = json.loads(parameters.document.json())
+    assert found["parameters"] == {"a": {"string_value": "b"}}
 
 
 def test_json_form_is_read_back() -> None:
@@ -359,13 +350,8 @@ def test_json_form_is_read_back() -> None:
 def test_completed_json_keeps_what_was_told() -> None:
     config = parse("backend: 'onnxruntime' max_batch_size: 2", "m")
     spec = config.spec("1")
-    complete = type(spec)(
-        **{
-            **{name: getattr(spec, name) for name in spec.__struct_fields__},
-            "inputs": (TensorSpec("X", "FP16", (-1, 3)),),
-            "outputs": (TensorSpec("Y", "BYTES", (-1,)),),
-        }
-    )
+    inputs, outputs = (TensorSpec("X", "FP16", (-1, 3)),), (TensorSpec("Y", "BYTES", (-1,)),)
+    complete = msgspec.structs.replace(spec, inputs=inputs, outputs=outputs)
     found = json.loads(document.completed(complete).config.json())
     assert found["input"][0]["dims"] == [3]
     assert found["input"][0]["data_type"] == "TYPE_FP16"
@@ -400,9 +386,7 @@ def test_completed_json_keeps_what_was_told() -> None:
         (config_document.OldestEntry, pb.ModelSequenceBatching.StrategyOldest),
     ],
 )
-def test_the_document_has_the_names_of_the_schema_in_its_order(
-    kind: type[msgspec.Struct], message: Any
-) -> None:
+def test_the_document_has_the_names_of_the_schema_in_its_order(kind, message) -> None:
     assert list(kind.__struct_fields__) == [field.name for field in message.DESCRIPTOR.fields]
 
 

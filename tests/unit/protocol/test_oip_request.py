@@ -192,7 +192,7 @@ def test_malformed_texts(text: bytes) -> None:
         parse_request(text, LIMITS)
 
 
-def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits(monkeypatch) -> None:
     limits = Settings(max_json_bytes=20)
     with pytest.raises(TooLarge, match="request JSON size of 21 bytes"):
         parse_request(b" " * 21, limits)

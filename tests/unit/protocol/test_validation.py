@@ -108,9 +108,7 @@ def test_sizes_come_from_shapes() -> None:
         ),
     ],
 )
-def test_misfits_are_named(
-    signature: ModelSignature, inputs: list[InferInput], message: str
-) -> None:
+def test_misfits_are_named(signature, inputs, message) -> None:
     with pytest.raises(InvalidArgument, match=message) as caught:
         check(signature, *inputs)
     assert caught.value.message.startswith("[request id: <id_unknown>] ")
@@ -283,7 +281,7 @@ def test_classification_takes_memory_for_what_is_wanted() -> None:
     assert most < array.nbytes / 2
 
 
-def test_more_classes_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_classes_than_the_limit_are_refused(monkeypatch) -> None:
     request = InferRequest((), (InferOutput("OUTPUT0", 5, True),))
     monkeypatch.setattr(bounds, "MAX_CLASSES", 5)
     assert check_outputs(IDENTITY, request, nowhere)

@@ -31,7 +31,7 @@ def make(root: Path, name: str, extra: str = "", versions: str = "1", label: str
     return folder
 
 
-def test_finds_models_of_several_paths(tmp_path: Path) -> None:
+def test_finds_models_of_several_paths(tmp_path) -> None:
     make(tmp_path / "one", "a", "instance_group [ { count: 2 } ]", "1 2 10")
     make(tmp_path / "two", "b", "version_policy { all {} }", "3 4")
     found = repository.scan([str(tmp_path / "one"), str(tmp_path / "two")])
@@ -47,7 +47,7 @@ def test_finds_models_of_several_paths(tmp_path: Path) -> None:
     assert instance.spec is a.specs[0]
 
 
-def test_shipped_workers(tmp_path: Path) -> None:
+def test_shipped_workers(tmp_path) -> None:
     found = repository.scan(["workers"])
     assert found.failures == {}
     assert set(found.models) >= {"digits", "add_sub", "identity", "identity_bytes", "noop"}
@@ -55,7 +55,7 @@ def test_shipped_workers(tmp_path: Path) -> None:
     assert labels == tuple("0123456789")
 
 
-def test_a_name_in_two_paths_is_a_failure(tmp_path: Path) -> None:
+def test_a_name_in_two_paths_is_a_failure(tmp_path) -> None:
     make(tmp_path / "one", "a")
     make(tmp_path / "two", "a")
     found = repository.scan([str(tmp_path / "one"), str(tmp_path / "two")])
@@ -65,14 +65,14 @@ def test_a_name_in_two_paths_is_a_failure(tmp_path: Path) -> None:
         repository.find([str(tmp_path / "one"), str(tmp_path / "two")], "a")
 
 
-def test_the_same_path_twice_is_no_duplicate(tmp_path: Path) -> None:
+def test_the_same_path_twice_is_no_duplicate(tmp_path) -> None:
     make(tmp_path / "one", "a")
     (tmp_path / "link").symlink_to(tmp_path / "one")
     found = repository.scan([str(tmp_path / "one"), str(tmp_path / "link")])
     assert set(found.models) == {"a"}
 
 
-def test_hidden_and_plain_files_are_left_out(tmp_path: Path) -> None:
+def test_hidden_and_plain_files_are_left_out(tmp_path) -> None:
     make(tmp_path, "a")
     (tmp_path / ".git").mkdir()
     (tmp_path / "README.md").write_text("")
@@ -83,9 +83,7 @@ def test_hidden_and_plain_files_are_left_out(tmp_path: Path) -> None:
     assert found.failures == {}
 
 
-def test_folders_that_are_no_models_are_skipped_and_told_in_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folders_that_are_no_models_are_skipped_and_told_in_one_line(tmp_path, caplog) -> None:
     make(tmp_path, "a")
     (tmp_path / "__pycache__/1").mkdir(parents=True)
     (tmp_path / "notes/drafts").mkdir(parents=True)
@@ -103,13 +101,13 @@ def test_folders_that_are_no_models_are_skipped_and_told_in_one_line(
 
 
 @pytest.mark.parametrize("there", ["config.pbtxt", "1/"])
-def test_what_may_be_meant_as_a_model_is_a_failure(tmp_path: Path, there: str) -> None:
+def test_what_may_be_meant_as_a_model_is_a_failure(tmp_path, there: str) -> None:
     (tmp_path / "m" / there).parent.mkdir(parents=True)
     (tmp_path / "m" / there).mkdir()
     assert set(repository.scan([str(tmp_path)]).failures) == {"m"}
 
 
-def test_bad_names_are_failures(tmp_path: Path) -> None:
+def test_bad_names_are_failures(tmp_path) -> None:
     (tmp_path / "bad name/1").mkdir(parents=True)
     os.makedirs(os.fsencode(tmp_path) + b"/\xff\xfe/1")
     found = repository.scan([str(tmp_path)])
@@ -121,7 +119,7 @@ def test_bad_names_are_failures(tmp_path: Path) -> None:
         reason.encode()
 
 
-def test_only_positive_numbers_are_versions(tmp_path: Path) -> None:
+def test_only_positive_numbers_are_versions(tmp_path) -> None:
     folder = make(tmp_path, "a", "version_policy { all {} }", "1")
     for name in ("0", "01", "-1", "x", "1.0", "training", "²", "9" * 30):
         (folder / name).mkdir()
@@ -131,13 +129,13 @@ def test_only_positive_numbers_are_versions(tmp_path: Path) -> None:
     assert found.failures == {}
 
 
-def test_no_version_at_all(tmp_path: Path) -> None:
+def test_no_version_at_all(tmp_path) -> None:
     folder = make(tmp_path, "a", versions="")
     with pytest.raises(ConfigError, match="no version folder"):
         repository.read_folder(str(folder))
 
 
-def test_missing_model_file_fails_that_version_only(tmp_path: Path) -> None:
+def test_missing_model_file_fails_that_version_only(tmp_path) -> None:
     folder = make(tmp_path, "a", "version_policy { all {} }", "1 2")
     (folder / "2" / "model.py").unlink()
     found = repository.read_folder(str(folder))
@@ -146,21 +144,21 @@ def test_missing_model_file_fails_that_version_only(tmp_path: Path) -> None:
     assert found.config.spec("2").version == "2"
 
 
-def test_specific_version_that_is_not_there(tmp_path: Path) -> None:
+def test_specific_version_that_is_not_there(tmp_path) -> None:
     folder = make(tmp_path, "a", "version_policy { specific { versions: [1, 5] } }", "1 2")
     found = repository.read_folder(str(folder))
     assert [spec.version for spec in found.specs] == ["1"]
     assert found.failures == {"5": "version 5 is not in the repository"}
 
 
-def test_model_file_of_another_name(tmp_path: Path) -> None:
+def test_model_file_of_another_name(tmp_path) -> None:
     folder = make(tmp_path, "a", 'default_model_filename: "other.py"')
     assert repository.read_folder(str(folder)).failures == {"1": "version 1 has no file 'other.py'"}
     (folder / "1" / "other.py").write_text("")
     assert repository.read_folder(str(folder)).failures == {}
 
 
-def test_config_is_optional_for_models_that_tell(tmp_path: Path) -> None:
+def test_config_is_optional_for_models_that_tell(tmp_path) -> None:
     onnx = tmp_path / "o" / "1"
     onnx.mkdir(parents=True)
     (onnx / "model.onnx").write_text("")
@@ -177,14 +175,14 @@ def test_config_is_optional_for_models_that_tell(tmp_path: Path) -> None:
         repository.read_folder(str(folder))
 
 
-def test_backend_is_guessed_from_the_file(tmp_path: Path) -> None:
+def test_backend_is_guessed_from_the_file(tmp_path) -> None:
     folder = make(tmp_path, "p")
     text = (folder / "config.pbtxt").read_text().replace('backend: "python"', "")
     (folder / "config.pbtxt").write_text(text)
     assert repository.read_folder(str(folder)).config.backend == "python"
 
 
-def test_configs_that_cannot_be_read(tmp_path: Path) -> None:
+def test_configs_that_cannot_be_read(tmp_path) -> None:
     folder = make(tmp_path, "a")
     config = folder / "config.pbtxt"
     config.write_bytes(b"\xff\xfe")
@@ -204,7 +202,7 @@ def test_configs_that_cannot_be_read(tmp_path: Path) -> None:
     assert str(tmp_path) not in caught.value.message
 
 
-def test_labels(tmp_path: Path) -> None:
+def test_labels(tmp_path) -> None:
     folder = make(tmp_path, "a", label='label_filename: "names/l.txt"')
     (folder / "names").mkdir()
     (folder / "names" / "l.txt").write_text("cat \r\ndog\n\n")
@@ -212,7 +210,7 @@ def test_labels(tmp_path: Path) -> None:
     assert spec.outputs[0].labels == ("cat", "dog")
 
 
-def test_labels_must_be_inside_and_there(tmp_path: Path) -> None:
+def test_labels_must_be_inside_and_there(tmp_path) -> None:
     folder = make(tmp_path, "a", label='label_filename: "l.txt"')
     with pytest.raises(ConfigError, match="of output 'B' cannot be read"):
         repository.read_folder(str(folder))
@@ -222,7 +220,7 @@ def test_labels_must_be_inside_and_there(tmp_path: Path) -> None:
         repository.read_folder(str(folder))
 
 
-def test_a_symlinked_repository_and_model(tmp_path: Path) -> None:
+def test_a_symlinked_repository_and_model(tmp_path) -> None:
     real = make(tmp_path / "real", "a", label='label_filename: "l.txt"')
     (real / "l.txt").write_text("x\ny\n")
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -247,13 +245,13 @@ def test_missing_repository_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["absent", "..", "../a", "a/1", "", ".git", "a\0b"])
-def test_find_refuses_what_is_no_model(tmp_path: Path, name: str) -> None:
+def test_find_refuses_what_is_no_model(tmp_path, name: str) -> None:
     make(tmp_path, "a")
     with pytest.raises(NotFound):
         repository.find([str(tmp_path)], name)
 
 
-def test_find_with_a_configuration_of_its_own(tmp_path: Path) -> None:
+def test_find_with_a_configuration_of_its_own(tmp_path) -> None:
     make(tmp_path, "a")
     assert repository.find([str(tmp_path)], "a").config.max_batch_size == 0
     override = '{"backend": "python", "max_batch_size": 4}'
@@ -268,7 +266,7 @@ def in_catalog(root: Path, **models: dict[str, str]) -> str:
     return str(path)
 
 
-def test_a_catalog_is_a_repository(tmp_path: Path) -> None:
+def test_a_catalog_is_a_repository(tmp_path) -> None:
     make(tmp_path / "cache/snapshots/d1", "a")
     path = in_catalog(
         tmp_path / "cache",
@@ -294,7 +292,7 @@ def test_a_catalog_is_a_repository(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{"])
-def test_without_a_catalog_everything_is_to_come(content: str | None, tmp_path: Path) -> None:
+def test_without_a_catalog_everything_is_to_come(content: str | None, tmp_path) -> None:
     path = tmp_path / "x.catalog"
     if content is not None:
         path.write_text(content)

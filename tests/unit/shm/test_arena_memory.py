@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,7 +21,7 @@ from tests.unit.rig import Unlimited
 
 
 @pytest.fixture
-def memory() -> Iterator[ArenaMemory]:
+def memory():
     memory = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
     yield memory
     memory.close()
@@ -42,9 +41,7 @@ def test_sealing_and_leasing_tells_what_a_reader_needs(memory: ArenaMemory) -> N
         memory.release(at.slot, at.generation)
 
 
-def test_memory_that_another_is_making_is_waited_for_no_longer_than_that(
-    memory: ArenaMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_another_is_making_is_waited_for_no_longer_than_that(memory, monkeypatch):
     monkeypatch.setattr("shmserve.shm.arena._GRANT_TIMEOUT_S", 0.02)
     with memory._growing, pytest.raises(ArenaExhausted, match="in time"):
         memory.reserve(1000)
@@ -55,7 +52,6 @@ def test_what_is_there_now_is_had_without_waiting(memory: ArenaMemory) -> None:
     assert memory.reserve_now(1000) is None
     memory.prepare()
     slot = memory.reserve_now(1000)
-    assert slot is not None
     assert len(slot.view) == 1000
     assert memory.reserve_now(2 << 20) is None  # needs a separate segment
     memory.reclaim(memory.reserve(2 << 20))
@@ -111,9 +107,7 @@ def test_after_close_slots_in_use_keep_their_memory_until_they_are_freed() -> No
     assert len(slot.view) == 0
 
 
-def test_without_descriptors_nothing_is_offered_and_nothing_taken_for_known(
-    memory: ArenaMemory,
-) -> None:
+def test_without_descriptors_nothing_is_offered_and_nothing_taken_for_known(memory) -> None:
     segments = [memory.reserve(1 << 20).segment for _ in range(2)]
     known: set[int] = set()
     with no_descriptors(but=1), pytest.raises(Unavailable, match="too many open files"):
@@ -128,9 +122,7 @@ def test_without_descriptors_nothing_is_offered_and_nothing_taken_for_known(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_segment_of_its_own_may_be_given_back_and_the_first_shared_one_not(
-    memory: ArenaMemory,
-) -> None:
+def test_a_segment_of_its_own_may_be_given_back_and_the_first_shared_one_not(memory) -> None:
     large = memory.reserve(2 << 20)
     assert not memory.may_shrink  # the memory is in use
     memory.reclaim(large)

@@ -20,7 +20,7 @@ def test_no_error_shows_a_key(key: str) -> None:
     assert_hidden(caught.value)
 
 
-def test_nor_where_it_leads_elsewhere_or_may_not_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_where_it_leads_elsewhere_or_may_not_be_opened(monkeypatch) -> None:
     link = Path("/dev/shm") / KEY
     link.symlink_to("/etc/passwd")
     try:

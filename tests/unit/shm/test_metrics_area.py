@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,14 +14,14 @@ from shmserve.shm.status_page import SIZE, StatusPage
 
 
 @pytest.fixture
-def page() -> Iterator[StatusPage]:
+def page():
     page = StatusPage("cafe0123")
     yield page
     page.close()
 
 
 @pytest.fixture
-def reader(page: StatusPage) -> Iterator[int]:
+def reader(page):
     """A reader's descriptor, opened before anything is published."""
     fd = page.segment.reader_fd()
     yield fd
@@ -80,9 +79,7 @@ def test_readers_wait_for_no_writer_that_died_while_it_wrote(page: StatusPage, r
         (3, 3, "truncated"),
     ],
 )
-def test_nonsense_is_unreadable(
-    page: StatusPage, reader: int, at: int, word: int, reason: str
-) -> None:
+def test_nonsense_is_unreadable(page: StatusPage, reader: int, at, word, reason) -> None:
     MetricsArea(page.segment.fd).write(counters(1), [1])
     os.pwrite(page.segment.fd, word.to_bytes(8, "little"), SIZE + 8 * at)
     with pytest.raises(UnreadableMessage, match=reason):

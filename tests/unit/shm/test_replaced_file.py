@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
-
-import pytest
 
 from shmserve.shm.replaced_file import ReplacedFile
 
 
-def test_room_for_the_next_content_is_there_beforehand(tmp_path: Path) -> None:
+def test_room_for_the_next_content_is_there_beforehand(tmp_path) -> None:
     file, coming = ReplacedFile(str(tmp_path / "file")), tmp_path / "file.new"
     for data in (b"x" * 100_000, b"", b"y" * 30_000):
         assert file.write(data)
@@ -18,7 +15,7 @@ def test_room_for_the_next_content_is_there_beforehand(tmp_path: Path) -> None:
         assert coming.stat().st_blocks * 512 >= len(data) + 16_384
 
 
-def test_content_that_was_read_never_changes(tmp_path: Path) -> None:
+def test_content_that_was_read_never_changes(tmp_path) -> None:
     file = ReplacedFile(str(tmp_path / "file"))
     file.write(b"first")
     with (tmp_path / "file").open("rb") as reader:
@@ -27,9 +24,7 @@ def test_content_that_was_read_never_changes(tmp_path: Path) -> None:
         assert reader.read() == b"first"
 
 
-def test_what_cannot_be_written_is_told_once_and_written_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_written_is_told_once_and_written_later(tmp_path, caplog) -> None:
     caplog.set_level(logging.WARNING)
     (tmp_path / "file.new").mkdir()  # no content can be written there
     file = ReplacedFile(str(tmp_path / "file"))

@@ -69,7 +69,7 @@ def _no_space(fd: int, offset: int, size: int) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_full_shared_memory_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_shared_memory_is_an_error_at_once(monkeypatch) -> None:
     monkeypatch.setattr(segments.os, "posix_fallocate", _no_space)  # type: ignore[attr-defined]
     fds = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ArenaExhausted):
@@ -78,9 +78,7 @@ def test_full_shared_memory_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch)
     assert _ours() == []
 
 
-def test_a_shortage_is_logged_once_until_it_is_over(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_shortage_is_logged_once_until_it_is_over(monkeypatch, caplog) -> None:
     Segment("cafe0123", 4096).close()  # an earlier shortage is over
     for shortage in (1, 2):
         with monkeypatch.context() as full:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +10,7 @@ from shmserve.shm.status_page import MOST_SEQUENCES, StatusPage, StatusView, dig
 
 
 @pytest.fixture
-def page() -> Iterator[StatusPage]:
+def page():
     page = StatusPage("cafe0123")
     yield page
     page.close()

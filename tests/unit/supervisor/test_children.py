@@ -6,14 +6,10 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from shmserve.supervisor.processes.children import Child
 
 
-def test_the_group_of_a_number_that_is_anothers_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_group_of_a_number_that_is_anothers_is_left_alone(monkeypatch) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     adopted = Child("m/1/0", process.pid, os.pidfd_open(process.pid), None, 0.0)
     # the process that inherited the child has reaped the child, so the pid may be given again
@@ -25,7 +21,7 @@ def test_the_group_of_a_number_that_is_anothers_is_left_alone(
     assert killed == []
 
 
-def test_what_a_child_has_forked_is_killed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_child_has_forked_is_killed_with_it(monkeypatch) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
     child = Child.of("m/1/0", process, 0.0)
     killed: list[int] = []

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -53,9 +52,7 @@ os._exit(Supervisor(settings, run_dir, "supervisor-0-a", inherited, commands, an
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_the_exporter_has_time_after_a_drain_that_took_all_of_its(
-    tmp_path: Path, killed: bool
-) -> None:
+def test_the_exporter_has_time_after_a_drain_that_took_all_of_its(tmp_path, killed: bool) -> None:
     run_dir, told, log = tmp_path / "run", tmp_path / "told", tmp_path / "log"
     rundir.prepare(str(run_dir))
     rundir.write_epoch(str(run_dir), "0" * 8)

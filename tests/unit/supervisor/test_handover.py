@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -17,7 +17,7 @@ Pipe = Callable[[], tuple[int, int]]
 
 
 @pytest.fixture
-def pipe() -> Iterator[Pipe]:
+def pipe():
     fds: list[int] = []
 
     def made() -> tuple[int, int]:

@@ -77,7 +77,6 @@ class Kept:
         self.pid = self.process.pid
 
     def says(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def master(self) -> int:
@@ -104,7 +103,6 @@ def kept(script: str, last_s: float = 600.0) -> Iterator[Kept]:
         for pid in (*made.children(), made.pid) if made.process.poll() is None else ():
             os.kill(pid, signal.SIGKILL)
         made.process.wait()
-        assert made.process.stdout is not None
         made.process.stdout.close()
 
 
@@ -306,7 +304,7 @@ def _is_zombie(pids: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("where", ["-D", "--daem", "environment", "file"])
-def test_a_service_that_is_kept_stays_in_the_foreground(where: str, tmp_path: Path) -> None:
+def test_a_service_that_is_kept_stays_in_the_foreground(where: str, tmp_path) -> None:
     file = tmp_path / "other.py"
     file.write_text("daemon = True")
     words = {"environment": [], "file": ["-c", str(file)]}.get(where, [where])

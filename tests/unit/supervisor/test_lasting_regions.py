@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -81,7 +80,7 @@ class Clients:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(tmp_path, monkeypatch):
     monkeypatch.setattr(lasting_regions, "_PATIENCE_S", 0.0)
     before = open_fds(os.getpid())
     made = Store(tmp_path / "notify")
@@ -91,7 +90,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 @pytest.fixture
-def clients(store: Store) -> Iterator[Clients]:
+def clients(store):
     made = Clients(4)
     yield made
     made.close()

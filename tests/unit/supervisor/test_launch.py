@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,7 @@ def test_all_taken_addresses_are_told_at_once() -> None:
     assert second.startswith(f"grpc_bind: cannot listen on 127.0.0.1:{grpc[1]}: ")
 
 
-def test_the_agents_address_is_kept_for_the_coordinators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agents_address_is_kept_for_the_coordinators(monkeypatch) -> None:
     """The coordinators listen on this address one after the other, and no other process in
     between."""
     monkeypatch.setattr(launch._state, "places", ())
@@ -62,7 +61,7 @@ def test_the_agents_address_is_kept_for_the_coordinators(monkeypatch: pytest.Mon
     launch.forked()
 
 
-def test_metrics_have_no_address_beside_sockets_of_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_have_no_address_beside_sockets_of_systemd(monkeypatch) -> None:
     """gunicorn binds nothing then."""
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
     monkeypatch.setenv("LISTEN_FDS", "1")
@@ -111,7 +110,7 @@ exec_with({command!r}, dict(os.environ), {passed!r})
 
 
 def test_a_folder_that_cannot_be_locked_does_not_keep_the_master_from_its_beat(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch, tmp_path
 ) -> None:
     """The folder of a following generation, which awaits the previous generation's lock."""
     (tmp_path / "state" / "master.lock").mkdir(parents=True)
@@ -147,10 +146,9 @@ def master(run_dir: Path, state_dir: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_state_directory_is_one_services_alone(tmp_path: Path) -> None:
+def test_a_state_directory_is_one_services_alone(tmp_path) -> None:
     a, b, state = tmp_path / "a", tmp_path / "b", tmp_path / "state"
     with master(a, state) as first:
-        assert first.stdout is not None
         assert first.stdout.readline() == "prepared\n"
         wanted = f"is in use by another server (pid {first.pid})"
         for run_dir, theirs in ((b, state), (b, a), (state, b)):
@@ -183,14 +181,13 @@ class Beating:
         self.state = state
 
     def close(self) -> None:
-        assert self.state.lock is not None
         self.state.lock.release()
         for fd in self.state.report:
             os.close(fd)
 
 
 @pytest.fixture
-def beating(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Beating]:
+def beating(monkeypatch, tmp_path):
     made = Beating(monkeypatch, tmp_path)
     yield made
     made.close()
@@ -226,7 +223,7 @@ def test_a_generation_that_serves_outlives_its_handover(beating: Beating) -> Non
     ids=["the first", "after a reload", "a reload failed", "systemd's"],
 )
 def test_files_of_http_sockets_go_with_the_generation_that_serves(
-    beating: Beating, tmp_path: Path, serves: bool, passed: bool, bound: bool, stays: bool
+    beating: Beating, tmp_path, serves: bool, passed: bool, bound: bool, stays: bool
 ) -> None:
     beating.state.passed, beating.state.bound = passed, bound
     beating.state.stopping_fd = os.eventfd(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,14 +78,14 @@ class Service:
 
 
 @pytest.fixture
-def services() -> Iterator[list[Service]]:
+def services():
     made: list[Service] = []
     yield made
     for service in made:
         service.close()
 
 
-def test_a_start_waits_for_the_first_that_listens(tmp_path: Path, services: list[Service]) -> None:
+def test_a_start_waits_for_the_first_that_listens(tmp_path, services: list[Service]) -> None:
     services.append(service := Service(tmp_path, "serve"))
     assert service.watch.reason == "no process has begun to listen yet"
     service.until(Started("grpc", 0))
@@ -108,7 +107,7 @@ def test_a_start_waits_for_the_first_that_listens(tmp_path: Path, services: list
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_start_without_any_fails(tmp_path: Path, services: list[Service], waits: bool) -> None:
+def test_a_start_without_any_fails(tmp_path, services: list[Service], waits: bool) -> None:
     services.append(service := Service(tmp_path, "fail", waits=waits))
     said: list[str] = []
     wait_until(lambda: bool(said.append(service.turn()) or said[-1]), "the start has failed")
@@ -117,14 +116,14 @@ def test_a_start_without_any_fails(tmp_path: Path, services: list[Service], wait
     assert service.turn() == "", "said once"
 
 
-def test_only_a_start_fails(tmp_path: Path, services: list[Service]) -> None:
+def test_only_a_start_fails(tmp_path, services: list[Service]) -> None:
     services.append(service := Service(tmp_path, "fail", begins=False))
     assert service.watch.reason == ""
     service.until(Exited("grpc", 0, STATUS))
     wait_until(lambda: service.turn() == "" and service.frontends.failures > 3, "many attempts")
 
 
-def test_one_that_never_listens_is_late(tmp_path: Path, services: list[Service]) -> None:
+def test_one_that_never_listens_is_late(tmp_path, services: list[Service]) -> None:
     services.append(service := Service(tmp_path, "sleep", waits=True))
     service.turn()
     service.later_s = 60.0
@@ -138,9 +137,7 @@ def test_one_that_never_listens_is_late(tmp_path: Path, services: list[Service])
     assert service.heard == [Exited("grpc", 0, "no process has begun to listen within 15 s")]
 
 
-def test_one_of_two_is_enough_and_none_may_be_wanted(
-    tmp_path: Path, services: list[Service]
-) -> None:
+def test_one_of_two_is_enough_and_none_may_be_wanted(tmp_path, services: list[Service]) -> None:
     services.append(service := Service(tmp_path, "serve", count=2))
     wait_until(lambda: service.turn() == "" and service.frontends.listening(), "both listen")
     service.what.write_text("fail")

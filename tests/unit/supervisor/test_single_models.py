@@ -37,7 +37,7 @@ def scanned(tmp_path: Path, *entries: str) -> repository.ScanResult:
 
 
 @pytest.mark.parametrize(("versions", "served"), [((), "1"), (("2", "7"), "7")])
-def test_with_and_without_versions(versions: tuple[str, ...], served: str, tmp_path: Path) -> None:
+def test_with_and_without_versions(versions: tuple[str, ...], served: str, tmp_path) -> None:
     path = make(tmp_path / "mnt/models", *versions)
     found = scanned(tmp_path, f"digits={path}")
     assert found.failures == {}
@@ -46,7 +46,7 @@ def test_with_and_without_versions(versions: tuple[str, ...], served: str, tmp_p
     assert spec.outputs[0].labels == ("no", "yes")
 
 
-def test_beside_others(tmp_path: Path) -> None:
+def test_beside_others(tmp_path) -> None:
     make(tmp_path / "repository/other", "1")
     one, two = make(tmp_path / "one"), make(tmp_path / "two", "1")
     found = scanned(tmp_path, f"a={one}", str(tmp_path / "repository"), f"b={two}")
@@ -54,7 +54,7 @@ def test_beside_others(tmp_path: Path) -> None:
     assert set(scanned(tmp_path, f"b={one}").models) == {"b"}
 
 
-def test_what_cannot_be(tmp_path: Path) -> None:
+def test_what_cannot_be(tmp_path) -> None:
     path = make(tmp_path / "one")
     with pytest.raises(ConfigError, match="'a=' is there twice"):
         scanned(tmp_path, f"a={path}", f"a={path}")
@@ -68,7 +68,7 @@ def test_a_path_with_the_sign_is_a_path() -> None:
     assert model_places.single_of("a=/srv/b=c") == ("a", "/srv/b=c")
 
 
-def test_to_look_it_over_nothing_of_a_service_is_touched(tmp_path: Path) -> None:
+def test_to_look_it_over_nothing_of_a_service_is_touched(tmp_path) -> None:
     path = make(tmp_path / "one")
     settings = Settings(model_repository=(f"a={path}",), run_dir=str(tmp_path / "run"))
     with single_models.laid_out_elsewhere(settings) as apart:

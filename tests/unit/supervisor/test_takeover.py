@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from math import inf
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -40,7 +38,7 @@ class Generation:
 
 
 @pytest.fixture
-def generation(tmp_path: Path) -> Iterator[Generation]:
+def generation(tmp_path):
     made = Generation(str(tmp_path))
     yield made
     made.writer.close()
@@ -64,9 +62,7 @@ def test_it_serves_when_all_models_are_ready_and_grpc_listens(generation: Genera
     assert not generation.side.pending
 
 
-def test_it_does_not_take_over_while_models_load_that_it_could_do_without(
-    generation: Generation,
-) -> None:
+def test_it_does_not_take_over_while_models_load_that_it_could_do_without(generation) -> None:
     generation.listening = True
     partly = msgspec.structs.replace(snapshot(a=READY, b=LOADING), requires=("any",))
     generation.turn(partly)
@@ -87,7 +83,7 @@ def test_a_shortage_of_memory_is_told(generation: Generation) -> None:
     assert generation.turn(short) == "too small"
 
 
-def test_it_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
+def test_it_ends_with_whoever_waits_for_it(tmp_path) -> None:
     generation = Generation(str(tmp_path))
     os.close(generation.reading)
     assert generation.turn() == "the reload has been given up"
@@ -96,7 +92,7 @@ def test_it_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
     generation.writer.close()
 
 
-def test_clients_wait_for_models_that_load_and_for_no_others(tmp_path: Path) -> None:
+def test_clients_wait_for_models_that_load_and_for_no_others(tmp_path) -> None:
     writer = RegistryWriter(str(tmp_path), "e1")
     waits = LoadingWatch(str(tmp_path), inf)
     assert not waits.settled()
@@ -113,7 +109,7 @@ def test_clients_wait_for_models_that_load_and_for_no_others(tmp_path: Path) -> 
     writer.close()
 
 
-def test_grpc_listens_at_once_where_nobody_waits(tmp_path: Path) -> None:
+def test_grpc_listens_at_once_where_nobody_waits(tmp_path) -> None:
     side = TakeOver(-1, LoadingWatch(str(tmp_path), 0.0))
     assert side.turn(lambda: True) == ""
     assert side.may_listen

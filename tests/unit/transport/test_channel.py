@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,7 @@ Pair = tuple[Channel, Channel]
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair():
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channels = Channel(left), Channel(right)
     yield channels
@@ -103,7 +101,6 @@ def test_channels_may_share_what_they_receive_into() -> None:
         left.send(text)
     for channel, text in zip(channels, (b"one", b"two"), strict=True):
         received = channel.receive_within()
-        assert received is not None
         assert bytes(received[0]) == text
     assert bytes(buffer[:3]) == b"two"
     pairs[0][0].send(b"x" * 1001)
@@ -146,13 +143,12 @@ def test_death_is_noticed_by_both_ways(pair: Pair) -> None:
         pair[0].send(b"x")
 
 
-def test_connect_and_accept_know_who_is_there(tmp_path: Path) -> None:
+def test_connect_and_accept_know_who_is_there(tmp_path) -> None:
     path = str(tmp_path / "s")
     listener = listen(path)
     assert accept(listener) is None
     client = Channel.connect(path)
     server = accept(listener)
-    assert server is not None
     assert server.peer_pid == os.getpid()
     assert server.peer_uid == os.getuid()
     assert os.stat(path).st_mode & 0o777 == 0o600
@@ -163,14 +159,12 @@ def test_connect_and_accept_know_who_is_there(tmp_path: Path) -> None:
     listen(path).close()  # replaces the stale file
 
 
-def test_a_path_too_long_for_a_socket_is_told(tmp_path: Path) -> None:
+def test_a_path_too_long_for_a_socket_is_told(tmp_path) -> None:
     with pytest.raises(OSError, match="too long"):
         listen(str(tmp_path / ("x" * 120)))
 
 
-def test_a_peer_that_cannot_be_called_for_want_of_a_descriptor_is_as_good_as_dead(
-    tmp_path: Path,
-) -> None:
+def test_a_peer_that_cannot_be_called_for_want_of_a_descriptor_is_as_good_as_dead(tmp_path) -> None:
     path = str(tmp_path / "x.sock")
     with listen(path):
         with no_descriptors(), pytest.raises(PeerDied):

@@ -6,8 +6,6 @@ import os
 import threading
 from types import SimpleNamespace
 
-import pytest
-
 from shmserve.transport import deferred_close
 from shmserve.transport.deferred_close import DeferredClose
 from tests.running_server import wait_until
@@ -22,7 +20,7 @@ def test_closes() -> None:
     assert not it.stuck
 
 
-def test_one_that_waits_for_ever_stops_the_intake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_waits_for_ever_stops_the_intake(monkeypatch) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(deferred_close, "os", SimpleNamespace(close=lambda fd: may_end.wait(60)))
     it = DeferredClose()

@@ -21,9 +21,7 @@ SPANS: dict[str, Any] = {"trace_mode": "opentelemetry"}
         ({"otlp_metrics_interval_s": 10.0}, "otlp_metrics_interval_s: needs opentelemetry-sdk"),
     ],
 )
-def test_a_start_without_the_extra_says_what_to_install(
-    settings: Any, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_without_the_extra_says_what_to_install(settings, what, monkeypatch) -> None:
     extras.require(Settings(**settings))
 
     def missing(name: str) -> str:

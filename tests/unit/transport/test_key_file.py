@@ -18,14 +18,14 @@ from shmserve.transport.trust.key_file import KeyFile
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     path = tmp_path / "keys.toml"
     path.write_text(entry_text("old", "first", ("use",), None))
     return path
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(key_file.time, "monotonic", lambda: now[0])  # type: ignore[attr-defined]
     return now
@@ -49,9 +49,7 @@ def test_a_change_is_seen_a_second_later(path: Path, clock: list[float]) -> None
 
 
 @pytest.mark.parametrize("broken", ["", "[old]\nsha256 = 1", None])
-def test_a_broken_file_keeps_the_keys(
-    path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, broken: str | None
-) -> None:
+def test_a_broken_file_keeps_the_keys(path: Path, clock: list[float], caplog, broken) -> None:
     keys = KeyFile(Settings(keys_file=str(path)))
     if broken is None:
         path.unlink()
@@ -70,9 +68,7 @@ def test_a_broken_file_keeps_the_keys(
     assert name_of(keys, "other") == "new"
 
 
-def test_a_reading_that_fails_is_tried_again(
-    path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reading_that_fails_is_tried_again(path: Path, clock: list[float], monkeypatch) -> None:
     keys = KeyFile(Settings(keys_file=str(path)))
     path.write_text(entry_text("new", "other", ("use",), None))
 
@@ -88,7 +84,7 @@ def test_a_reading_that_fails_is_tried_again(
     assert name_of(keys, "other") == "new"
 
 
-def test_what_keeps_a_server_from_starting(tmp_path: Path) -> None:
+def test_what_keeps_a_server_from_starting(tmp_path) -> None:
     for settings, told in (
         (Settings(keys_file=str(tmp_path / "none")), "cannot be read"),
         (Settings(keys_required_from="anyone"), "there are no keys without keys_file"),
@@ -98,7 +94,7 @@ def test_what_keeps_a_server_from_starting(tmp_path: Path) -> None:
         assert str(tmp_path) not in caught.value.message
 
 
-def test_the_command_makes_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_makes_keys(tmp_path, capsys) -> None:
     path = tmp_path / "made.toml"
     settings = Settings(keys_file=str(path))
     command.new(settings, None, "ci", ["use", "send-models"], 1)

@@ -26,6 +26,7 @@ from shmserve.tensor.spec import ModelSpec
 from shmserve.transport.channel import Channel, listen
 from shmserve.transport.link import Link, LinkHandlers, _retry_s
 from tests.log_lines import log_lines
+from tests.running_server import wait_until
 
 SPEC = ModelSpec("m", "1", "", "python", 0, (), ())
 
@@ -82,6 +83,12 @@ def coordinator(run_dir):
     coordinator.close()
 
 
+def handlers(**more) -> LinkHandlers:
+    """Callbacks of a link, of which those that are not given do nothing."""
+    idle = {"on_trim": lambda _: None, "on_stats": lambda _: {}, "held_bytes": lambda: 0}
+    return LinkHandlers(**{**idle, **more})
+
+
 class Process:
     """The callbacks of a link, and a record of their arguments."""
 
@@ -113,19 +120,12 @@ def process(run_dir):
     process.link.close()
 
 
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_it_says_hello_and_passes_on_what_it_is_told(coordinator, process):
     hello = coordinator.accept()
     assert hello == Hello(
         messages.VERSION, "executor", "executor-1-aa", os.getpid(), 7, None, "m/1/0", first_bytes=3
     )
-    wait_until(lambda: process.link.connected)
+    wait_until(lambda: process.link.connected, "the link")
     assert process.link.epoch == "e1"
     coordinator.send(Trim(5))
     coordinator.send(Stop("drain"))
@@ -161,7 +161,7 @@ def test_a_grant_waits_for_its_answer(coordinator, process, answer):
 
 def test_a_grant_that_comes_too_late_is_given_back(coordinator, process):
     coordinator.accept()
-    wait_until(lambda: process.link.connected)
+    wait_until(lambda: process.link.connected, "the link")
     assert process.link.grant(64, 0.05) is False
     grant = coordinator.receive()
     coordinator.send(Granted(grant.ticket, True))
@@ -184,7 +184,7 @@ def test_it_reconnects_and_asks_again(coordinator, process):
     thread, answers = in_thread(lambda: process.link.grant(64, 10.0))
     assert isinstance(coordinator.receive(), Grant)
     coordinator.go_away()  # before it answered
-    wait_until(lambda: not process.link.connected)
+    wait_until(lambda: not process.link.connected, "the end")
     process.link.give_back(3)  # the next hello tells
     process.held = 4
     coordinator.come()
@@ -218,7 +218,7 @@ def test_a_failed_load_reaches_the_coordinator_even_if_it_comes_later(run_dir):
 
 def test_closing_sends_what_is_left(coordinator, process):
     coordinator.accept()
-    wait_until(lambda: process.link.connected)
+    wait_until(lambda: process.link.connected, "the link")
     process.link.send(LoadFailed("m/1/0", "no"))
     process.link.close()
     assert coordinator.receive() == LoadFailed("m/1/0", "no")
@@ -242,7 +242,7 @@ def test_closing_before_there_was_a_connection_still_sends_what_is_left(run_dir,
 def test_another_version_is_refused_and_tried_again(coordinator, process, caplog):
     coordinator.accept(messages.VERSION + 1)
     coordinator.accept()
-    wait_until(lambda: process.link.connected)
+    wait_until(lambda: process.link.connected, "the link")
     assert "speaks another version" in log_lines(caplog)[0]
 
 
@@ -250,12 +250,7 @@ def test_a_callback_that_fails_does_not_cost_the_link(run_dir, coordinator, capl
     def fail(nbytes):
         raise ZeroDivisionError
 
-    link = Link(
-        run_dir,
-        "http",
-        "http-1-aa",
-        LinkHandlers(on_trim=fail, on_stats=lambda _: {}, held_bytes=lambda: 0),
-    )
+    link = Link(run_dir, "http", "http-1-aa", handlers(on_trim=fail))
     link.start()
     coordinator.accept()
     coordinator.send(Trim(1))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 from shmserve.protocol.control.link_messages import GiveBack, LoadFailed
 from shmserve.protocol.control.region_messages import StoredRegions
 from shmserve.transport import outbox as outboxes
@@ -30,7 +28,6 @@ def test_descriptors_are_copied_and_closed_once_sent() -> None:
     read, write = os.pipe()
     outbox.append(StoredRegions((1,)), [write])
     entry = outbox.first()
-    assert entry is not None
     assert write not in entry[1]
     outbox.sent(entry)
     assert not outbox
@@ -48,9 +45,7 @@ def test_what_is_for_one_coordinator_only_goes_with_it() -> None:
     assert nobody_else_has(read, write)
 
 
-def test_what_is_beyond_the_limit_is_lost_with_its_descriptors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_beyond_the_limit_is_lost_with_its_descriptors(monkeypatch) -> None:
     monkeypatch.setattr(outboxes, "_LIMIT", 2)
     outbox = Outbox()
     read, write = os.pipe()

@@ -1,7 +1,6 @@
 """Questions over a link: answers with fds, coordinators that die in between."""
 
 import os
-import threading
 
 import pytest
 
@@ -16,9 +15,9 @@ from shmserve.protocol.control.region_messages import (
     StoreRegions,
     UnregisterRegions,
 )
-from shmserve.transport.link import Link, LinkHandlers
+from shmserve.transport.link import Link
 from tests.running_server import wait_until
-from tests.unit.transport.test_link import Coordinator
+from tests.unit.transport.test_link import Coordinator, handlers, in_thread
 
 
 @pytest.fixture
@@ -31,17 +30,8 @@ def coordinator(tmp_path):
 @pytest.fixture
 def link(tmp_path, coordinator):
     stored = []
-    link = Link(
-        str(tmp_path),
-        "executor",
-        "executor-1-aa",
-        LinkHandlers(
-            on_trim=lambda nbytes: None,
-            on_stats=lambda what: {},
-            held_bytes=lambda: 0,
-            on_fds=lambda message, fds: stored.append((message, fds)),
-        ),
-    )
+    told = handlers(on_fds=lambda message, fds: stored.append((message, fds)))
+    link = Link(str(tmp_path), "executor", "executor-1-aa", told)
     link.stored = stored  # type: ignore[attr-defined]
     link.start()
     coordinator.accept()
@@ -50,18 +40,8 @@ def link(tmp_path, coordinator):
     link.close()
 
 
-def asked(link, results):
-    def run():
-        results.append(link.ask(lambda ticket, _: NeedRegion(ticket, 5), 10.0))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
 def test_an_answer_brings_its_fd(link, coordinator):
-    results: list = []
-    thread = asked(link, results)
+    thread, results = in_thread(lambda: link.ask(lambda ticket, _: NeedRegion(ticket, 5), 10.0))
     question = coordinator.receive()
     read, write = os.pipe()
     coordinator.channel.send(messages.encode(RegionGiven(question.ticket)), [write])
@@ -75,13 +55,10 @@ def test_an_answer_brings_its_fd(link, coordinator):
 
 
 def test_questions_are_asked_again(link, coordinator):
-    results = []
-
     def make(ticket, again):
         return UnregisterRegions(ticket, "again" if again else "first", 0)
 
-    thread = threading.Thread(target=lambda: results.append(link.ask(make, 10.0)))
-    thread.start()
+    thread, results = in_thread(lambda: link.ask(make, 10.0))
     assert coordinator.receive().name == "first"
     coordinator.channel.close()
     coordinator.accept()
@@ -146,17 +123,7 @@ def test_what_one_coordinator_was_not_told_of_fds_is_not_told_to_the_next(tmp_pa
         welcomes.append(message)
 
     welcomes = []
-    link = Link(
-        str(tmp_path),
-        "supervisor",
-        "supervisor-1-aa",
-        LinkHandlers(
-            on_trim=lambda nbytes: None,
-            on_stats=lambda what: {},
-            held_bytes=lambda: 0,
-            on_message=hand_over,
-        ),
-    )
+    link = Link(str(tmp_path), "supervisor", "supervisor-1-aa", handlers(on_message=hand_over))
     link.start()
     coordinator.accept()
     coordinator.accept()

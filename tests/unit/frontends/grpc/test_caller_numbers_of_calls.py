@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from shmserve.core.scheduling.caller_number import caller_number
 from tests.grpc_client import Client, Rig
 
 
-def test_requests_say_whose_they_are(tmp_path: Path) -> None:
+def test_requests_say_whose_they_are(tmp_path) -> None:
     address = f"unix:{tmp_path}/grpc.sock"
     with Rig(also=address) as rig, Client(address) as other:
         rig.client.infer()

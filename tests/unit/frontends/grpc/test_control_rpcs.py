@@ -27,16 +27,15 @@ LOAD = pb.RepositoryModelLoadRequest
 UNLOAD = pb.RepositoryModelUnloadRequest
 
 
-def test_the_index() -> None:
-    with Rig() as rig:
-        rig.dispatcher.put(fake_models.spec("loading", "FP32", (-1,)), ModelState.LOADING)
-        rows = rig.client.call("RepositoryIndex").models
-        told = {row.name: (row.version, row.state) for row in rows}
-        assert told["loading"] == ("1", "LOADING")
-        ready = rig.client.call("RepositoryIndex", pb.RepositoryIndexRequest(ready=True)).models
-        assert {row.state for row in ready} == {"READY"}
-        named = pb.RepositoryIndexRequest(repository_name="x")
-        assert rig.client.error("RepositoryIndex", named)[0] == "UNIMPLEMENTED"
+def test_the_index(rig: Rig) -> None:
+    rig.dispatcher.put(fake_models.spec("loading", "FP32", (-1,)), ModelState.LOADING)
+    rows = rig.client.call("RepositoryIndex").models
+    told = {row.name: (row.version, row.state) for row in rows}
+    assert told["loading"] == ("1", "LOADING")
+    ready = rig.client.call("RepositoryIndex", pb.RepositoryIndexRequest(ready=True)).models
+    assert {row.state for row in ready} == {"READY"}
+    named = pb.RepositoryIndexRequest(repository_name="x")
+    assert rig.client.error("RepositoryIndex", named)[0] == "UNIMPLEMENTED"
 
 
 def test_load_and_unload() -> None:
@@ -75,56 +74,51 @@ def test_loads_that_are_refused() -> None:
         assert rig.client.error("RepositoryModelLoad", LOAD(model_name="m"))[0] == "UNAVAILABLE"
 
 
-def test_statistics() -> None:
-    with Rig() as rig:
-        rig.dispatcher.coordinator.numbers = Report((ModelReport("identity", "1"),), (), {}, {})
-        asked = pb.ModelStatisticsRequest(name="identity", version="1")
-        (model,) = rig.client.call("ModelStatistics", asked).model_stats
-        assert (model.name, model.version) == ("identity", "1")
-        assert model.inference_stats.success.count == 0
-        assert len(rig.client.call("ModelStatistics").model_stats) > 1
-        for name, version in (("nosuch", ""), ("identity", "2"), ("identity", "abc")):
-            bad = pb.ModelStatisticsRequest(name=name, version=version)
-            assert rig.client.error("ModelStatistics", bad)[0] == "INVALID_ARGUMENT"
-        rig.dispatcher.coordinator.numbers = None
-        assert rig.client.error("ModelStatistics")[0] == "UNAVAILABLE"
+def test_statistics(rig: Rig) -> None:
+    rig.dispatcher.coordinator.numbers = Report((ModelReport("identity", "1"),), (), {}, {})
+    asked = pb.ModelStatisticsRequest(name="identity", version="1")
+    (model,) = rig.client.call("ModelStatistics", asked).model_stats
+    assert (model.name, model.version) == ("identity", "1")
+    assert model.inference_stats.success.count == 0
+    assert len(rig.client.call("ModelStatistics").model_stats) > 1
+    for name, version in (("nosuch", ""), ("identity", "2"), ("identity", "abc")):
+        bad = pb.ModelStatisticsRequest(name=name, version=version)
+        assert rig.client.error("ModelStatistics", bad)[0] == "INVALID_ARGUMENT"
+    rig.dispatcher.coordinator.numbers = None
+    assert rig.client.error("ModelStatistics")[0] == "UNAVAILABLE"
 
 
-def test_trace_settings() -> None:
+def test_trace_settings(rig: Rig) -> None:
     update = pb.TraceSettingRequest(model_name="identity")
     update.settings["trace_level"].value.append("TIMESTAMPS")
     update.settings["trace_rate"].value.append("7")
-    with Rig() as rig:
-        told = rig.client.call("TraceSetting", update).settings
-        assert (list(told["trace_level"].value), list(told["trace_rate"].value)) == (
-            ["TIMESTAMPS"],
-            ["7"],
-        )
-        clear = pb.TraceSettingRequest(model_name="identity")
-        clear.settings["trace_rate"].SetInParent()
-        told = rig.client.call("TraceSetting", clear).settings
-        assert list(told["trace_rate"].value) != ["7"]
-        assert list(told["trace_level"].value) == ["TIMESTAMPS"]
-        update.settings["nonsense"].value.append("1")
-        assert rig.client.error("TraceSetting", update)[0] == "INVALID_ARGUMENT"
+    told = rig.client.call("TraceSetting", update).settings
+    assert list(told["trace_level"].value) == ["TIMESTAMPS"]
+    assert list(told["trace_rate"].value) == ["7"]
+    clear = pb.TraceSettingRequest(model_name="identity")
+    clear.settings["trace_rate"].SetInParent()
+    told = rig.client.call("TraceSetting", clear).settings
+    assert list(told["trace_rate"].value) != ["7"]
+    assert list(told["trace_level"].value) == ["TIMESTAMPS"]
+    update.settings["nonsense"].value.append("1")
+    assert rig.client.error("TraceSetting", update)[0] == "INVALID_ARGUMENT"
 
 
-def test_log_settings() -> None:
+def test_log_settings(rig: Rig) -> None:
     update = pb.LogSettingsRequest()
     update.settings["log_info"].bool_param = False
     update.settings["log_verbose_level"].uint32_param = 2
     update.settings["log_format"].string_param = "ISO8601"
-    with Rig() as rig:
-        told = rig.client.call("LogSettings", update).settings
-        assert told["log_info"].WhichOneof("parameter_choice") == "bool_param"
-        assert not told["log_info"].bool_param
-        assert told["log_error"].bool_param
-        assert told["log_verbose_level"].uint32_param == 2
-        assert told["log_format"].string_param == "ISO8601"
-        assert rig.client.call("LogSettings").settings["log_verbose_level"].uint32_param == 2
-        empty = pb.LogSettingsRequest()
-        empty.settings["log_info"].SetInParent()
-        assert rig.client.error("LogSettings", empty)[0] == "INVALID_ARGUMENT"
+    told = rig.client.call("LogSettings", update).settings
+    assert told["log_info"].WhichOneof("parameter_choice") == "bool_param"
+    assert not told["log_info"].bool_param
+    assert told["log_error"].bool_param
+    assert told["log_verbose_level"].uint32_param == 2
+    assert told["log_format"].string_param == "ISO8601"
+    assert rig.client.call("LogSettings").settings["log_verbose_level"].uint32_param == 2
+    empty = pb.LogSettingsRequest()
+    empty.settings["log_info"].SetInParent()
+    assert rig.client.error("LogSettings", empty)[0] == "INVALID_ARGUMENT"
 
 
 def test_protocols_that_need_a_secret() -> None:
@@ -164,22 +158,19 @@ def test_an_rpc_without_a_category_is_refused_at_start() -> None:
         methods.stream("Pings", "", lambda data, _: data, pool)  # type: ignore[arg-type]
 
 
-def test_what_is_counted_of_requests() -> None:
-    with Rig() as rig:
-        rig.client.infer()
-        assert rig.dispatcher.calls[-1].outcomes == ["answered"]
-        rig.client.error("ModelInfer", request(model="decoupled"))
-        bad = request()
-        bad.inputs[0].shape[:] = [3]
-        rig.client.error("ModelInfer", bad)
-        assert rig.dispatcher.refusals == [
-            ("decoupled", "Unimplemented"),
-            ("identity", "InvalidArgument"),
-        ]
-        rig.dispatcher.budget = 1
-        rig.client.error("ModelInfer", request())
-        assert rig.dispatcher.calls[-1].outcomes == ["ArenaExhausted"]
-        rig.dispatcher.budget = None
-        list(rig.client.stream([request(), bad]))
-        assert rig.dispatcher.calls[-1].outcomes == ["answered"]
-        assert rig.dispatcher.refusals[2:] == [("identity", "InvalidArgument")]
+def test_what_is_counted_of_requests(rig: Rig) -> None:
+    rig.client.infer()
+    assert rig.dispatcher.calls[-1].outcomes == ["answered"]
+    rig.client.error("ModelInfer", request(model="decoupled"))
+    bad = request()
+    bad.inputs[0].shape[:] = [3]
+    rig.client.error("ModelInfer", bad)
+    invalid = ("identity", "InvalidArgument")
+    assert rig.dispatcher.refusals == [("decoupled", "Unimplemented"), invalid]
+    rig.dispatcher.budget = 1
+    rig.client.error("ModelInfer", request())
+    assert rig.dispatcher.calls[-1].outcomes == ["ArenaExhausted"]
+    rig.dispatcher.budget = None
+    list(rig.client.stream([request(), bad]))
+    assert rig.dispatcher.calls[-1].outcomes == ["answered"]
+    assert rig.dispatcher.refusals[2:] == [invalid]

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shmserve.core.keys import entry_text
 from tests.grpc_client import Rig, request
-
-KEY = "shmk_" + "a" * 43
+from tests.unit.frontends.key_files import KEY, one_key
 
 
 def parameters(rig: Rig) -> dict[str, Any]:
-    found = rig.dispatcher.calls[-1].request
-    assert found is not None
-    return found.parameters
+    return rig.dispatcher.calls[-1].request.parameters
 
 
 def test_metadata_become_parameters() -> None:
@@ -54,12 +48,8 @@ def test_reserved_keys_are_refused(key: str) -> None:
         assert f"header '{key}' cannot be forwarded" in details
 
 
-def test_no_model_sees_a_key(tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
-    path.write_text(entry_text("me", KEY, ("use",), end))
-    settings: dict[str, Any] = {"keys_file": str(path), "keys_required_from": "anyone"}
-    with Rig(grpc_header_forward_pattern="auth|key|^x", **settings) as rig:
+def test_no_model_sees_a_key(tmp_path) -> None:
+    with Rig(grpc_header_forward_pattern="auth|key|^x", **one_key(tmp_path)) as rig:
         for field, value in (("authorization", f"Bearer {KEY}"), ("shmserve-key", KEY)):
             rig.client.infer(metadata=((field, value), ("x", "1")))
             assert parameters(rig) == {"x": "1"}

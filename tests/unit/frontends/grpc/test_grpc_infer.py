@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -31,7 +30,7 @@ OUTPUT = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
+def rig():
     with Rig() as rig:
         yield rig
         assert all(call.closed == 1 for call in rig.dispatcher.calls)
@@ -91,10 +90,8 @@ def test_every_typed_contents(name: str, field: str, elements: list[Any]) -> Non
     with Rig(FakeDispatcher([model])) as rig:
         answer = rig.client.infer(pb.ModelInferRequest(model_name="m", inputs=[source]))
     kind = DATATYPES[name]
-    wanted = (
-        np.array(elements, kind.numpy).tobytes() if kind.itemsize else bytes_codec.encode(elements)
-    )
-    assert answer.raw_output_contents == [wanted]
+    encode = (lambda e: np.array(e, kind.numpy).tobytes()) if kind.itemsize else bytes_codec.encode
+    assert answer.raw_output_contents == [encode(elements)]
 
 
 def test_requested_outputs_and_their_order(rig: Rig) -> None:
@@ -126,23 +123,14 @@ def test_parameters_go_to_the_model_and_come_from_it() -> None:
         outcome = fake_models.identity(given)
         return Outcome(outcome.outputs, {"seen": str(sorted(given.parameters)), "n": 3})
 
+    given: dict[str, Any] = {"custom": "x", "half": 0.5, "flag": True, "sequence_id": "s"}
+    given |= {"priority": np.uint64(3), "timeout": 1000}
+    ours: Any = {"binary_data_output": False, "triton_enable_empty_final_response": True}
     model = (fake_models.spec("identity", "FP32", (-1,)), tell)
     with Rig(FakeDispatcher([model])) as rig:
-        answer = rig.client.infer(
-            request(
-                custom="x", half=0.5, flag=True, sequence_id="s", priority=np.uint64(3),
-                timeout=1000, binary_data_output=False, triton_enable_empty_final_response=True,
-            )
-        )  # fmt: skip
+        answer = rig.client.infer(request(**given, **ours))
         parameters = rig.dispatcher.calls[-1].request.parameters
-    assert parameters == {
-        "custom": "x",
-        "half": 0.5,
-        "flag": True,
-        "sequence_id": "s",
-        "priority": 3,
-        "timeout": 1000,
-    }
+    assert parameters == given
     assert type(parameters["priority"]) is int  # a type that can be sent on
     assert answer.parameters["n"].int64_param == 3
     assert answer.parameters["seen"].string_param == str(sorted(parameters))
@@ -214,18 +202,11 @@ def test_bad_requests(rig: Rig, message: Any, code: str, told: str) -> None:
     assert told in found[1]
 
 
-@pytest.mark.parametrize(
-    ("version", "code"),
-    [
-        ("2", "NOT_FOUND"),
-        ("abc", "INVALID_ARGUMENT"),
-        ("-1", "INVALID_ARGUMENT"),
-        ("0", "INVALID_ARGUMENT"),
-    ],
-)
-def test_versions(rig: Rig, version: str, code: str) -> None:
+@pytest.mark.parametrize("version", ["2", "abc", "-1", "0"])
+def test_versions(rig: Rig, version: str) -> None:
     message = request()
     message.model_version = version
+    code = "NOT_FOUND" if version == "2" else "INVALID_ARGUMENT"
     assert rig.client.error("ModelInfer", message)[0] == code
     message.model_version = "1"
     assert rig.client.infer(message).model_version == "1"
@@ -263,10 +244,8 @@ def test_regions_in_and_out(rig: Rig) -> None:
         inputs=[tensor(VALUES, shared_memory_region="r", shared_memory_byte_size=16)],
         outputs=[OUTPUT(name="OUTPUT0")],
     )
-    put(
-        message.outputs[0].parameters,
-        {"shared_memory_region": "r", "shared_memory_byte_size": 16, "shared_memory_offset": 64},
-    )
+    window = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+    put(message.outputs[0].parameters, window | {"shared_memory_offset": 64})
     answer = rig.client.infer(message)
     call = rig.dispatcher.calls[-1]
     assert answer.raw_output_contents == [b""]  # still an entry for each output
@@ -287,7 +266,7 @@ def test_a_receipt_for_those_who_ask(rig: Rig) -> None:
     assert all(told["ns"][stage] > 0 for stage in ("receive", "send"))
 
 
-def test_failures_of_models(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_of_models(rig: Rig, caplog) -> None:
     def fail(kind: int) -> tuple[str, str]:
         return rig.client.error("ModelInfer", request(np.float32([kind]), "failing"))  # type: ignore[arg-type]
 
@@ -298,9 +277,7 @@ def test_failures_of_models(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
         assert fail(5) == ("INTERNAL", "internal server error")  # a defect of ours
 
 
-def test_a_failure_is_one_line_with_an_id_that_the_client_has(
-    rig: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_is_one_line_with_an_id_that_the_client_has(rig: Rig, caplog) -> None:
     infer = rig.client.method("ModelInfer")
     message = request(np.float32([1]), "failing")  # type: ignore[arg-type]
     with pytest.raises(grpc.RpcError) as caught:
@@ -322,7 +299,7 @@ def test_a_failure_is_one_line_with_an_id_that_the_client_has(
     assert dict(call.trailing_metadata()) == {"x-request-id": "mine-8"}
 
 
-def test_each_call_is_a_line_where_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_call_is_a_line_where_that_is_wanted(caplog) -> None:
     caplog.set_level("INFO", ACCESS_GRPC)
     with Rig(access_log=True) as rig:
         rig.client.infer(request())

@@ -17,9 +17,8 @@ from tests.running_server import WATCHDOG_S, wait_until
 
 
 def test_too_many_calls_are_refused_at_once_and_health_is_not() -> None:
-    gate = threading.Event()
     with Rig(grpc_threads=2, grpc_max_calls=3) as rig:
-        rig.hold(gate)
+        gate = rig.hold()
         running = [rig.threads.submit(rig.client.infer) for _ in range(3)]
         wait_until(lambda: rig.served.busy == 3, "two run and one waits")
         code, details = rig.client.error("ModelInfer", request())
@@ -35,22 +34,22 @@ def test_too_many_calls_are_refused_at_once_and_health_is_not() -> None:
         assert rig.client.infer().outputs
 
 
-def run_and_cancel(rig: Rig, gate: threading.Event) -> Future[Any]:
+def run_and_cancel(rig: Rig) -> tuple[threading.Event, Future[Any]]:
     """Have a call run until the gate opens, and cancel another that waits for its turn."""
-    rig.hold(gate)
+    gate = rig.hold()
     running = rig.threads.submit(rig.client.infer)
     wait_until(lambda: rig.served.busy == 1, "one runs")
     waiting = rig.client.method("ModelInfer").future(request())
     wait_until(lambda: rig.served.busy == 2, "one waits")
     waiting.cancel()
     wait_until(lambda: rig.served.busy == 1, "its place is free")
-    return running
+    return gate, running
 
 
 def test_a_cancelled_call_that_waits_for_a_thread_never_runs() -> None:
     gate = threading.Event()
     with Rig(grpc_threads=1) as rig:
-        running = run_and_cancel(rig, gate)
+        gate, running = run_and_cancel(rig)
         # On the same connection, so the answer proves that the server has read the cancellation
         rig.client.method("ServerLive")(b"", timeout=WATCHDOG_S)
         gate.set()
@@ -59,7 +58,7 @@ def test_a_cancelled_call_that_waits_for_a_thread_never_runs() -> None:
         assert len(rig.dispatcher.calls) == 1
 
 
-def test_a_client_that_never_sends_its_message_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_sends_its_message_is_given_up(monkeypatch) -> None:
     monkeypatch.setattr(handlers, "MESSAGE_TIMEOUT_S", 0.5)
     with Rig(grpc_threads=1) as rig:
         sender = Sender()
@@ -80,7 +79,7 @@ def test_silent_clients_of_a_small_call_are_given_up_sooner() -> None:
             sender.close()
 
 
-def test_limits_of_requests_hold_within_streams_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_requests_hold_within_streams_too(monkeypatch) -> None:
     monkeypatch.setattr(bounds, "MAX_INPUTS", 1)
     with Rig() as rig:
         double = request()
@@ -105,7 +104,7 @@ def test_a_client_that_does_not_take_its_answer_is_given_up() -> None:
         sender.close()
 
 
-def test_messages_of_rpcs_without_tensors_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_rpcs_without_tensors_are_small(monkeypatch) -> None:
     monkeypatch.setattr(handlers, "MAX_SMALL_MESSAGE_BYTES", 100)
     with Rig() as rig:
         code, details = rig.client.error("ModelMetadata", bytes(101))
@@ -125,7 +124,7 @@ def test_max_request_bytes_bounds_messages_of_all_rpcs() -> None:
             assert (code, "1001 vs. 1000" in details) == ("RESOURCE_EXHAUSTED", True)
 
 
-def test_an_idle_stream_that_nobody_minds_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_stream_that_nobody_minds_stays(monkeypatch) -> None:
     monkeypatch.setattr(call_pools, "STREAM_SILENCE_S", 0.1)
     with Rig() as rig:
         sender = Sender()
@@ -139,10 +138,9 @@ def test_an_idle_stream_that_nobody_minds_stays(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_flooded_model_leaves_threads_to_others_and_has_a_bound() -> None:
-    gate = threading.Event()
     limits: dict[str, Any] = {"grpc_threads": 4, "max_model_share": 0.5, "max_model_requests": 3}
     with Rig(max_caller_share=1, **limits) as rig:
-        rig.hold(gate)
+        gate = rig.hold()
         running = [rig.threads.submit(rig.client.infer) for _ in range(3)]
         wait_until(lambda: rig.served.busy == 3 and len(rig.dispatcher.calls) == 2, "two run")
         code, details = rig.client.error("ModelInfer", request())
@@ -163,7 +161,7 @@ def test_a_flooded_model_leaves_threads_to_others_and_has_a_bound() -> None:
 def test_a_cancelled_call_counts_for_its_model_no_more() -> None:
     gate = threading.Event()
     with Rig(grpc_threads=2, max_model_share=0.5, max_model_requests=2) as rig:
-        running = run_and_cancel(rig, gate)
+        gate, running = run_and_cancel(rig)
         again = rig.threads.submit(rig.client.infer)
         gate.set()
         assert running.result(WATCHDOG_S).outputs

@@ -80,7 +80,7 @@ class Models:
 
 
 @pytest.fixture
-def models() -> Iterator[Models]:
+def models():
     made = Models()
     before = threading.active_count()
     yield made
@@ -145,9 +145,7 @@ def test_errors_are_told_and_the_stream_goes_on(models: Models) -> None:
     ],
 )
 @pytest.mark.parametrize("before", ["one", "many"])
-def test_an_error_ends_the_stream_for_those_who_ask(
-    models: Models, bad: Any, code: str, before: str
-) -> None:
+def test_an_error_ends_the_stream_for_those_who_ask(models: Models, bad, code, before) -> None:
     with Rig(models.dispatcher) as rig:
         sender = Sender()
         call = rig.client.stream(sender, metadata=(("triton_grpc_error", "true"),))
@@ -189,9 +187,7 @@ def test_errors_of_a_stream_of_answers(models: Models) -> None:
     assert ("b", 1, True) in answers
 
 
-def test_requests_of_one_stream_run_at_the_same_time_but_not_too_many(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_of_one_stream_run_at_the_same_time_but_not_too_many(models, monkeypatch) -> None:
     monkeypatch.setattr(server, "STREAM_REQUESTS", 2)
     with Rig(models.dispatcher) as rig:
         sent = [ask("many", 1, id, gate=id) for id in "abc"]

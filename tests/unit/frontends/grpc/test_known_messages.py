@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,13 +14,7 @@ from tests.running_server import WATCHDOG_S
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with Rig() as rig:
-        yield rig
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def read(monkeypatch):
     """A list with an item for each message whose fields were read."""
     seen: list[int] = []
     parse = model_infer.parse_request  # type: ignore[attr-defined]

@@ -7,8 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ Bind = Callable[..., list[str]]
 
 
 @pytest.fixture
-def bind(tmp_path: Path) -> Iterator[Bind]:
+def bind(tmp_path):
     """Return a function that binds with given settings as process `number`, and returns the
     addresses."""
     made: list[tuple[Http2Engine, Listening]] = []
@@ -70,13 +69,12 @@ server.stop(None).wait()
 """
 
 
-def test_processes_of_one_service_share_a_port_but_not_a_number(bind: Bind, tmp_path: Path) -> None:
+def test_processes_of_one_service_share_a_port_but_not_a_number(bind: Bind, tmp_path) -> None:
     address = f"127.0.0.1:{free_port()}"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path), address, "0"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as other:  # fmt: skip
-        assert other.stdout is not None
         assert other.stdout.readline() == b"bound\n"
         with pytest.raises(AlreadyRuns):
             bind(0, grpc_bind=(address,), grpc_processes=2)
@@ -84,7 +82,7 @@ def test_processes_of_one_service_share_a_port_but_not_a_number(bind: Bind, tmp_
         other.communicate(b"")
 
 
-def test_a_socket_file_and_its_mode(bind: Bind, tmp_path: Path) -> None:
+def test_a_socket_file_and_its_mode(bind: Bind, tmp_path) -> None:
     path = tmp_path / "grpc.sock"
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(path))  # a killed process leaves such a file
@@ -95,14 +93,14 @@ def test_a_socket_file_and_its_mode(bind: Bind, tmp_path: Path) -> None:
     assert not open_to_all.exists()  # the socket belongs to the first process alone
 
 
-def test_a_socket_file_may_be_open_to_others(bind: Bind, tmp_path: Path) -> None:
+def test_a_socket_file_may_be_open_to_others(bind: Bind, tmp_path) -> None:
     path = tmp_path / "grpc.sock"
     bind(grpc_bind=(f"unix:{path}",), grpc_socket_mode="0666")
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
 
 
 @pytest.mark.parametrize("what", ["live", "file"])
-def test_a_path_that_is_taken_stays_as_it_is(bind: Bind, tmp_path: Path, what: str) -> None:
+def test_a_path_that_is_taken_stays_as_it_is(bind: Bind, tmp_path, what: str) -> None:
     path = tmp_path / "grpc.sock"
     with socket.socket(socket.AF_UNIX) as sock:
         if what == "live":

@@ -15,9 +15,7 @@ from shmserve.frontends.grpc.process.__main__ import _await_turn
     [(b"\0", False, True), (b"", False, False), (b"\0", True, False)],
     ids=["told to", "supervisor gone", "to end"],
 )
-def test_it_listens_when_it_is_told_to_and_never_because_somebody_is_gone(
-    said: bytes, stopped: bool, listens: bool
-) -> None:
+def test_it_listens_when_it_is_told_to_and_never_because_somebody_is_gone(said, stopped, listens):
     reading, writing = os.pipe()
     if said:
         os.write(writing, said)

@@ -17,7 +17,7 @@ from tests.grpc_client import Rig, request
 
 
 @pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def events(monkeypatch):
     """Threads by which messages were read, and where a receive of a connection was over."""
     found: list[str] = []
     parse, receive = model_infer.parse_request, ServerConnection._receive  # type: ignore[attr-defined]
@@ -63,9 +63,7 @@ def test_the_loop_reads_what_is_quick_to_read(name: str, events: list[str]) -> N
     assert (thread == "http2") is on_loop
 
 
-def test_what_is_known_is_not_walked_through_to_see_how_quick_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_known_is_not_walked_through_to_see_how_quick_it_is(monkeypatch) -> None:
     walked: list[int] = []
     quick = model_infer.quick_to_read  # type: ignore[attr-defined]
     monkeypatch.setattr(
@@ -81,9 +79,7 @@ def test_what_is_known_is_not_walked_through_to_see_how_quick_it_is(
     assert walked == [len(message), len(alike)]
 
 
-def test_of_many_calls_that_come_together_one_runs_before_others_are_looked_at(
-    events: list[str],
-) -> None:
+def test_of_many_calls_that_come_together_one_runs_before_others_are_looked_at(events) -> None:
     with Rig() as rig:
         raw = rig.raw()
         raw.until(SETTINGS)  # the server's settings: from now on the connection is served

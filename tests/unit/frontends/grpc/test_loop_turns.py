@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from time import monotonic
 
 import pytest
@@ -14,7 +13,7 @@ from tests.running_server import WATCHDOG_S, wait_until
 
 
 @pytest.fixture
-def loop() -> Iterator[EventLoop]:
+def loop():
     loop = EventLoop(2)
     thread = threading.Thread(target=loop.run)
     thread.start()
@@ -50,9 +49,7 @@ def test_others_go_on_while_one_waits(loop: EventLoop) -> None:
     assert over.wait(WATCHDOG_S)
 
 
-def test_an_error_ends_neither_the_loop_nor_what_comes_after(
-    loop: EventLoop, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_ends_neither_the_loop_nor_what_comes_after(loop: EventLoop, caplog) -> None:
     over = threading.Event()
     loop.post(lambda: 1 // 0)
     loop.post(lambda: loop.enter(lambda: 1 // 0))

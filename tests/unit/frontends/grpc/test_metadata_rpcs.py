@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -30,7 +29,7 @@ SERVING, NOT_SERVING, UNKNOWN = (
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
+def rig():
     with Rig() as rig:
         yield rig
 
@@ -203,7 +202,7 @@ def test_health_is_watched() -> None:
         assert server.next() == "CANCELLED"
 
 
-def test_watchers_have_a_limit_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchers_have_a_limit_and_keep_nobody_out(monkeypatch) -> None:
     monkeypatch.setattr(call_pools, "MAX_WATCHERS", 2)
     with Rig() as rig:
         first, second = Watcher(rig), Watcher(rig)

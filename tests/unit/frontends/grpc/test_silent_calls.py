@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -29,7 +28,7 @@ def silent_calls(client: Client, rpc: str, count: int, sender: Sender) -> list[A
     return [call.future(iter(sender)) for _ in range(count)]
 
 
-def test_silent_inferences_give_way_to_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_inferences_give_way_to_those_that_wait(monkeypatch) -> None:
     monkeypatch.setattr(call_pools, "SILENCE_S", 0.2)
     with Rig(grpc_threads=2) as rig:
         sender = Sender()
@@ -43,7 +42,7 @@ def test_silent_inferences_give_way_to_those_that_wait(monkeypatch: pytest.Monke
             sender.close()
 
 
-def test_places_of_the_longest_silent_go_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_of_the_longest_silent_go_to_others(monkeypatch) -> None:
     monkeypatch.setattr(call_pools, "SILENCE_S", 0.2)
     with Rig(grpc_max_calls=8, max_caller_share=1) as rig:
         sender = Sender()
@@ -60,7 +59,7 @@ def test_places_of_the_longest_silent_go_to_others(monkeypatch: pytest.MonkeyPat
             sender.close()
 
 
-def test_silent_inferences_that_nobody_minds_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_inferences_that_nobody_minds_are_left(monkeypatch) -> None:
     monkeypatch.setattr(call_pools, "SILENCE_S", 0.05)
     with Rig(grpc_threads=4) as rig:
         sender = Sender()
@@ -73,7 +72,7 @@ def test_silent_inferences_that_nobody_minds_are_left(monkeypatch: pytest.Monkey
         assert slow.result(WATCHDOG_S)
 
 
-def test_a_caller_at_its_share_costs_others_nothing(tmp_path: Path) -> None:
+def test_a_caller_at_its_share_costs_others_nothing(tmp_path) -> None:
     gate = threading.Event()
     address = f"unix:{tmp_path}/grpc.sock"
     limits: dict[str, Any] = {"grpc_threads": 2, "grpc_max_calls": 8, "max_caller_share": 0.5}
@@ -96,7 +95,7 @@ def test_a_caller_at_its_share_costs_others_nothing(tmp_path: Path) -> None:
         assert all(call.result(WATCHDOG_S).outputs for call in running)
 
 
-def test_silent_health_checks_do_not_keep_out_a_probe(tmp_path: Path) -> None:
+def test_silent_health_checks_do_not_keep_out_a_probe(tmp_path) -> None:
     address = f"unix:{tmp_path}/grpc.sock"
     with (
         Rig(also=address, head_timeout_s=300) as rig,
@@ -128,9 +127,7 @@ def test_silent_health_checks_do_not_keep_out_a_probe(tmp_path: Path) -> None:
     ],
     ids=["inferences", "reflection"],
 )
-def test_an_idle_stream_gives_its_place_to_a_new_one(
-    rpc: str, message: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_stream_gives_its_place_to_a_new_one(rpc: str, message: bytes, monkeypatch) -> None:
     monkeypatch.setattr(call_pools, "STREAM_SILENCE_S", 0.3)
     monkeypatch.setattr(call_pools, "SMALL_SILENCE_S", 0.3)
     with Rig(max_caller_share=1, head_timeout_s=300, grpc_max_streams=16) as rig:
@@ -151,7 +148,7 @@ def test_an_idle_stream_gives_its_place_to_a_new_one(
             sender.close()
 
 
-def test_a_stream_that_is_idle_for_very_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_is_idle_for_very_long_ends(monkeypatch) -> None:
     monkeypatch.setattr(handlers, "STREAM_IDLE_S", 0.3)
     with Rig() as rig:
         sender = Sender()

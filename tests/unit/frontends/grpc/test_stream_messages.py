@@ -14,7 +14,7 @@ from shmserve.frontends.http2.grpc_framing import GrpcMessage
 
 
 @pytest.fixture
-def call() -> Http2Call:
+def call():
     """A stream with two messages above the limit of waiting messages, whose client has no
     credit."""
     given: list[int] = []

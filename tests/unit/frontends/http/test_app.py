@@ -10,11 +10,9 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelState
-from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import ExecutorLost, ModelFailure, QueueFull
 from shmserve.tensor import bytes_codec
 from tests import fake_models
-from tests.fake_dispatch import FakeRequest
 from tests.log_lines import log_lines
 from tests.unit.http_client import (
     BINARY,
@@ -129,14 +127,14 @@ def test_errors_of_models(client: Client) -> None:
     assert "boom returned" in error_of(client.infer({"inputs": [as_json([2])]}, path), 400)
 
 
-def test_unexpected_errors_show_nothing(client: Client, caplog: Any) -> None:
+def test_unexpected_errors_show_nothing(client: Client, caplog) -> None:
     with caplog.at_level(logging.ERROR):
         answer = client.infer({"inputs": [as_json([5])]}, "/v2/models/failing/infer")
     assert error_of(answer, 500) == "internal server error"
     assert "a secret of" in caplog.text
 
 
-def test_a_failure_is_one_line_with_an_id_that_the_client_has(client: Client, caplog: Any) -> None:
+def test_a_failure_is_one_line_with_an_id_that_the_client_has(client: Client, caplog) -> None:
     path = "/v2/models/failing/infer"
     answer = client.infer({"inputs": [as_json([1])]}, path, headers={"X-Request-ID": "mine-7"})
     assert answer.headers["x-request-id"] == "mine-7"
@@ -161,11 +159,8 @@ def test_an_id_that_was_brought_goes_with_the_answer_and_nothing_else_does(clien
         assert (answer.headers["x-request-id"] == given) is kept
 
 
-def test_no_line_of_the_log_is_a_clients(client: Client, caplog: Any) -> None:
-    def fails(request: FakeRequest) -> Outcome:
-        raise ModelFailure("one\nforged line")
-
-    client.dispatcher.functions["identity"] = fails
+def test_no_line_of_the_log_is_a_clients(client: Client, caplog) -> None:
+    client.fail(ModelFailure("one\nforged line"))
     client.infer(BINARY, tail=VALUES)
     assert "\n" not in log_lines(caplog)[-1]
     assert "one\\nforged line" in log_lines(caplog)[-1]
@@ -174,11 +169,7 @@ def test_no_line_of_the_log_is_a_clients(client: Client, caplog: Any) -> None:
 def test_what_no_retry_mends_says_nothing_of_one(client: Client) -> None:
     refused = client.ask("POST", "/v2/repository/models/identity/load")
     assert (refused.status, "retry-after" in refused.headers) == (503, False)
-
-    def lost(request: FakeRequest) -> Outcome:
-        raise ExecutorLost("it died")
-
-    client.dispatcher.functions["identity"] = lost
+    client.fail(ExecutorLost("it died"))
     answer = client.infer(BINARY, tail=VALUES)
     error_of(answer, 502)
     assert "retry-after" not in answer.headers
@@ -190,11 +181,7 @@ def test_a_full_server_says_when_to_come_back(client: Client) -> None:
     error_of(answer, 503)
     assert answer.headers["retry-after"] == "1"
     client.dispatcher.budget = None
-
-    def full(request: FakeRequest) -> Outcome:
-        raise QueueFull("the queue is full")
-
-    client.dispatcher.functions["identity"] = full
+    client.fail(QueueFull("the queue is full"))
     assert client.infer(BINARY, tail=VALUES).headers["retry-after"] == "1"
 
 
@@ -210,9 +197,7 @@ def test_regions_are_recognised_and_not_found(client: Client) -> None:
 
 @pytest.mark.parametrize("kind", ["system", "cuda"])
 @pytest.mark.parametrize("action", ["register", "unregister"])
-def test_an_empty_name_stands_for_no_region_and_not_for_all(
-    client: Client, kind: str, action: str
-) -> None:
+def test_an_empty_name_stands_for_no_region_and_not_for_all(client: Client, kind, action) -> None:
     error_of(client.ask("POST", f"/v2/{kind}sharedmemory/region//{action}", b"{}"), 404)
 
 

@@ -61,7 +61,7 @@ def reported(model: str, name: str, kind: str, *cells: float | None, **more: Any
 
 
 @pytest.fixture
-def client() -> Client:
+def client():
     found = Client()
     found.dispatcher.coordinator.histories = {level: history(level) for level in range(len(LEVELS))}
     return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ from gunicorn.config import Config
 
 from shmserve.config import Settings
 from shmserve.core.caller import Caller
-from shmserve.core.keys import entry_text
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.deciding_fields import refuse_alike
 from shmserve.frontends.http.routes.application import create_app
@@ -22,8 +19,8 @@ from shmserve.frontends.oip.forwarded_fields import compiled, forwarded
 from tests import fake_models
 from tests.fake_dispatch import FakeDispatcher
 from tests.fuzz.http_targets import FakeLog, FakeSocket, infer_json
+from tests.unit.frontends.key_files import KEY, one_key
 
-KEY = "shmk_" + "a" * 43
 GET_MODEL = "GET /v2/models/identity HTTP/1.1\r\n"
 
 
@@ -54,9 +51,7 @@ class Connections:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        request = self.dispatcher.calls[-1].request
-        assert request is not None
-        return request.parameters
+        return self.dispatcher.calls[-1].request.parameters
 
 
 @pytest.mark.parametrize("path", ["infer", "generate"])
@@ -66,11 +61,8 @@ def test_names_with_underscores_are_forwarded_as_they_are(path: str) -> None:
         "my_header_1: one", "My_Header_2: two", "my-header-1: other", "other_1: no", path=path
     )
     assert status == 200, said
-    assert connections.parameters == {
-        "my_header_1": "one",
-        "my_header_2": "two",
-        "my-header-1": "other",
-    }
+    expected = {"my_header_1": "one", "my_header_2": "two", "my-header-1": "other"}
+    assert connections.parameters == expected
 
 
 @pytest.mark.parametrize("name", ["sequence_id", "sequence-id", "SEQUENCE_ID", "triton_x"])
@@ -117,11 +109,8 @@ def test_two_names_that_differ_in_hyphens_alone_decide_nothing(rule: str) -> Non
     assert status == 200, "nothing is decided by them there"
 
 
-def test_neither_do_they_where_keys_are(tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
-    path.write_text(entry_text("me", KEY, ("use",), end))
-    connections = Connections(keys_file=str(path), keys_required_from="anyone")
+def test_neither_do_they_where_keys_are(tmp_path) -> None:
+    connections = Connections(**one_key(tmp_path))
     assert connections.ask(GET_MODEL, (f"shmserve-key: {KEY}",))[0] == 200
     assert connections.ask(GET_MODEL, (f"shmserve_key: {KEY}",))[0] == 401
     assert connections.ask(GET_MODEL, (f"shmserve-key: {KEY}", "shmserve_key: x"))[0] == 400
@@ -146,7 +135,5 @@ def test_alike_is_what_differs_in_hyphens_alone() -> None:
 def test_the_case_of_letters_counts_where_the_pattern_says_so() -> None:
     fields = [("my_header", "1")]
     loose, strict = compiled("MY_HEADER.*"), compiled("(?-i)MY_HEADER.*")
-    assert loose is not None
-    assert strict is not None
     assert forwarded(loose, fields) == {"my_header": "1"}
     assert forwarded(strict, fields) == {}

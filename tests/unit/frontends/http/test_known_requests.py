@@ -43,7 +43,7 @@ def encoded(**document: Any) -> bytes:
 
 
 @pytest.fixture
-def known() -> KnownRequests:
+def known():
     return KnownRequests(Settings())
 
 

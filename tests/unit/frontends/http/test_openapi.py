@@ -31,12 +31,12 @@ class Client(falcon.testing.TestClient):
 
 
 @pytest.fixture(scope="module")
-def client() -> Client:
+def client():
     return Client()
 
 
 @pytest.fixture(scope="module")
-def document(client: Client) -> dict[str, Any]:
+def document(client):
     return client.document()
 
 
@@ -47,9 +47,7 @@ def test_it_is_valid(document: dict[str, Any]) -> None:
     assert len(names) == len(set(names))
 
 
-def test_it_has_the_routes_and_methods_that_are_there(
-    client: Client, document: dict[str, Any]
-) -> None:
+def test_it_has_the_routes_and_methods_that_are_there(client, document) -> None:
     there = {
         (re.sub(r":\w+\}", "}", route.path), method.method.lower())
         for route in inspect.inspect_routes(client.app)
@@ -102,9 +100,7 @@ BODIES = {"/v2/models/identity/infer": {"inputs": [VECTOR], "outputs": [{"name":
 @pytest.mark.parametrize(
     ("method", "path"), [(method, path) for method, paths in ANSWERS.items() for path in paths]
 )
-def test_answers_are_as_it_says(
-    client: Client, document: dict[str, Any], method: str, path: str
-) -> None:
+def test_answers_are_as_it_says(client: Client, document: dict[str, Any], method, path) -> None:
     body = BODIES.get(path)
     answer = client.simulate_request(method.upper(), path, json=body)
     template = path.replace("/identity", "/{name}")

@@ -77,7 +77,7 @@ def report() -> Report:
 
 
 @pytest.fixture
-def client() -> Client:
+def client():
     made = Client(Settings(metrics_triton_names=True))
     made.dispatcher.coordinator.numbers = report()
     return made
@@ -196,9 +196,7 @@ def test_settings_that_are_refused(client: Client, path: str, body: bytes, statu
         "/v2/systemsharedmemory/region/r/register",
     ],
 )
-def test_a_body_that_is_too_large_is_told_the_limit(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_that_is_too_large_is_told_the_limit(path: str, monkeypatch) -> None:
     monkeypatch.setattr(body_reader, "MAX_SMALL_BODY_BYTES", 100)
     client = Client(Settings(model_control="explicit"))
     assert "setting" not in client.ask("POST", path, b'{"ready":' + b" " * 80).body.decode()
@@ -233,12 +231,8 @@ def test_metrics_on_an_address_of_their_own() -> None:
     error_of(client.get("/metrics"), 404)
     assert client.get("/v2").status == 200
     for port in ("8002", "8003"):
-        there: dict[str, Any] = {
-            "SERVER_PORT": port,
-            "REMOTE_ADDR": "127.0.0.1",
-            "REMOTE_PORT": "5",
-            "HTTP_HOST": f"localhost:{port}",
-        }
+        there: dict[str, Any] = {"SERVER_PORT": port, "HTTP_HOST": f"localhost:{port}"}
+        there |= {"REMOTE_ADDR": "127.0.0.1", "REMOTE_PORT": "5"}
         answer = client.get("/metrics", **there)
         assert answer.status == 200
         assert b"shmserve_requests_total" in answer.body
@@ -281,9 +275,7 @@ def test_metrics_of_their_own_are_for_those_who_may_have_them() -> None:
         ),
     ],
 )
-def test_addresses_that_metrics_and_the_agent_cannot_have(
-    environ: dict[str, str], text: str
-) -> None:
+def test_addresses_that_metrics_and_the_agent_cannot_have(environ, text) -> None:
     with pytest.raises(ConfigError, match=text):
         load({f"SHMSERVE_{name}": value for name, value in environ.items()})
 
@@ -368,22 +360,22 @@ def test_histograms_rise_to_their_count(client: Client) -> None:
 
 def test_names_that_tritons_dashboards_ask_for(client: Client) -> None:
     told = samples(client)
-    key = ("identity", "1")
-    assert told["nv_inference_request_success_total"][key] == 5
-    assert told["nv_inference_count_total"][key] == 21
-    assert told["nv_inference_exec_count_total"][key] == 5
-    assert told["nv_inference_request_duration_us_total"][key] == 10_000
-    assert told["nv_inference_compute_output_duration_us_total"][key] == 4
+    for name, value in {
+        "nv_inference_request_success_total": 5,
+        "nv_inference_count_total": 21,
+        "nv_inference_exec_count_total": 5,
+        "nv_inference_request_duration_us_total": 10_000,
+        "nv_inference_compute_output_duration_us_total": 4,
+        "nv_inference_pending_request_count": 2,
+        "shmserve_pending_requests": 2,
+        "nv_cache_num_hits_per_model_total": 4,
+        "nv_cache_hit_duration_per_model_total": 40,
+        "nv_cache_num_misses_per_model_total": 6,
+        "nv_cache_miss_duration_per_model_total": 60,
+    }.items():
+        assert told[name]["identity", "1"] == value, name
     failures = told["nv_inference_request_failure_total"]
-    assert failures["identity", "REJECTED", "1"] == 2
-    assert failures["identity", "BACKEND", "1"] == 1
-    assert failures["identity", "OTHER", "1"] == 0
-    assert told["nv_inference_pending_request_count"][key] == 2
-    assert told["shmserve_pending_requests"][key] == 2
-    assert told["nv_cache_num_hits_per_model_total"][key] == 4
-    assert told["nv_cache_hit_duration_per_model_total"][key] == 40
-    assert told["nv_cache_num_misses_per_model_total"][key] == 6
-    assert told["nv_cache_miss_duration_per_model_total"][key] == 60
+    assert [failures["identity", r, "1"] for r in ("REJECTED", "BACKEND", "OTHER")] == [2, 1, 0]
     lookups = told["shmserve_cache_lookups_total"]
     assert lookups == {("identity", h, "1"): n for h, n in (("hit", 4), ("miss", 6))} | {
         ("(other)", h, ""): 0 for h in ("hit", "miss")
@@ -402,12 +394,6 @@ def test_names_and_labels_follow_the_conventions(client: Client) -> None:
     assert set(re.findall(r"^(\w+?)(?:_bucket|_count|_sum)?[{ ]", text, re.MULTILINE)) - {"#"}
 
 
-def _own(text: bytes) -> bytes:
-    """Without Triton's names, which break the conventions."""
-    lines = [line for line in text.splitlines(keepends=True) if b"nv_inference" not in line]
-    return b"".join(lines)
-
-
 def test_metrics_can_be_switched_off() -> None:
     assert Client(Settings(metrics=False)).get("/metrics").status == 404
 
@@ -419,28 +405,23 @@ def test_label_values_are_escaped(client: Client) -> None:
 
 
 def test_metrics_of_models_stand_behind_the_servers_own(client: Client) -> None:
+    def sizes(*values: float) -> Series:
+        return Series((("k", "v"),), (0.1, 1.0, 2.5), values)
+
     series = Series((("a", 'b"\\\n'),), (), (3.0,))
     families = (
         Family("counted_things", "of\n\\all", MetricKind.COUNTER, (series,)),
         Family("level:now", "", MetricKind.GAUGE, (Series((), (), (-math.inf,)),)),
-        Family(
-            *("sizes", "", MetricKind.HISTOGRAM),
-            (Series((("k", "v"),), (0.1, 1.0, 2.5), (1, 0, 2, 1, 7.55)),),
-        ),
+        Family("sizes", "", MetricKind.HISTOGRAM, (sizes(1, 0, 2, 1, 7.55),)),
         Family("without", "", MetricKind.GAUGE),
     )
     numbers = (1 / 3, 1e300, 12345678.0, math.nan)
-    more = Series((("k", "v"),), (0.1, 1.0, 2.5), (0, 0, 0, 0, 0.45))
-    others = (
-        Family("sizes", "", MetricKind.HISTOGRAM, (more,)),
-        *(
-            Family(f"x{index}", "", MetricKind.GAUGE, (Series((), (), (number,)),))
-            for index, number in enumerate(numbers)
-        ),
-    )
+    others = [Family("sizes", "", MetricKind.HISTOGRAM, (sizes(0, 0, 0, 0, 0.45),))]
+    for index, number in enumerate(numbers):
+        others.append(Family(f"x{index}", "", MetricKind.GAUGE, (Series((), (), (number,)),)))
     custom = (
         InstanceMetrics("identity", "1", "identity/1/0", families),
-        InstanceMetrics("gone", "1", "gone/1/0", others),
+        InstanceMetrics("gone", "1", "gone/1/0", tuple(others)),
     )
     client.dispatcher.coordinator.numbers = msgspec.structs.replace(report(), custom=custom)
     text = client.get("/metrics").body.decode()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,19 +46,24 @@ class Request:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Connection, socket.socket]]:
+def pair():
     ours, theirs = socket.socketpair()
     theirs.settimeout(30)
-    yield Connection(ours), theirs
-    ours.close()
-    theirs.close()
+    with ours, theirs:
+        yield Connection(ours), theirs
 
 
-Pair = tuple[Connection, socket.socket]
+@pytest.fixture
+def connection(pair):
+    return pair[0]
 
 
-def test_never_reads_past_the_body(pair: Pair) -> None:
-    connection, client = pair
+@pytest.fixture
+def client(pair):
+    return pair[1]
+
+
+def test_never_reads_past_the_body(connection, client) -> None:
     client.sendall(b"cdefNEXT")
     body = RequestBody(connection, 4, b"ab")
     assert body.read() == b"abcdef"
@@ -68,15 +72,13 @@ def test_never_reads_past_the_body(pair: Pair) -> None:
     assert connection.sock.recv(10) == b"NEXT"
 
 
-def test_read_in_steps(pair: Pair) -> None:
-    connection, client = pair
+def test_read_in_steps(connection, client) -> None:
     client.sendall(b"cdef")
     body = RequestBody(connection, 4, b"ab")
     assert [body.read(1), body.read(3), body.read(0), body.read(None)] == [b"a", b"bcd", b"", b"ef"]
 
 
-def test_readinto_counts_only_what_came_with_the_head(pair: Pair) -> None:
-    connection, client = pair
+def test_readinto_counts_only_what_came_with_the_head(connection, client) -> None:
     client.sendall(b"cdef")
     body = RequestBody(connection, 4, b"ab")
     assert body.read(1) == b"a"
@@ -86,8 +88,7 @@ def test_readinto_counts_only_what_came_with_the_head(pair: Pair) -> None:
     assert body.copied == 1
 
 
-def test_readinto_of_a_small_view_leaves_the_rest(pair: Pair) -> None:
-    connection, client = pair
+def test_readinto_of_a_small_view_leaves_the_rest(connection, client) -> None:
     client.sendall(b"efgh")
     body = RequestBody(connection, 4, b"abcd")
     memory = bytearray(2)
@@ -99,16 +100,14 @@ def test_readinto_of_a_small_view_leaves_the_rest(pair: Pair) -> None:
     assert body.readinto(memoryview(memory)) == 0
 
 
-def test_readinto_typed_memory(pair: Pair) -> None:
-    connection, client = pair
+def test_readinto_typed_memory(connection, client) -> None:
     client.sendall(bytes(range(16)))
     memory = bytearray(16)
     assert RequestBody(connection, 16).readinto(memoryview(memory).cast("f")) == 16  # type: ignore[arg-type]
     assert memory == bytes(range(16))
 
 
-def test_lines(pair: Pair) -> None:
-    connection, client = pair
+def test_lines(connection, client) -> None:
     client.sendall(b"ne\ntwo\nthree")
     body = RequestBody(connection, 12, b"o")
     assert body.readline(2) == b"on"
@@ -118,8 +117,7 @@ def test_lines(pair: Pair) -> None:
     assert RequestBody(connection, 0, b"a\nb\nc").readlines(1) == [b"a\n"]
 
 
-def test_client_that_stops(pair: Pair) -> None:
-    connection, client = pair
+def test_client_that_stops(connection, client) -> None:
     client.sendall(b"ab")
     client.shutdown(socket.SHUT_WR)
     body = RequestBody(connection, 4)
@@ -132,8 +130,7 @@ def test_client_that_stops(pair: Pair) -> None:
     assert not body.drain(100)
 
 
-def test_deadline_is_set_while_waiting_only(pair: Pair) -> None:
-    connection, client = pair
+def test_deadline_is_set_while_waiting_only(connection, client) -> None:
     seen: list[object] = []
 
     class Spy:
@@ -143,7 +140,7 @@ def test_deadline_is_set_while_waiting_only(pair: Pair) -> None:
 
     connection.sock.sendall(b"abcd")
     body = RequestBody(connection, 4)
-    connection.sock, original = Spy(), connection.sock  # type: ignore[assignment]
+    connection.sock, original = Spy(), connection.sock
     assert body.read(2) == b"ab"
     assert body.read(2) == b"cd"
     connection.sock = original
@@ -151,8 +148,7 @@ def test_deadline_is_set_while_waiting_only(pair: Pair) -> None:
     assert connection.watch is None
 
 
-def test_continue_is_sent_on_the_first_read_from_the_socket(pair: Pair) -> None:
-    connection, client = pair
+def test_continue_is_sent_on_the_first_read_from_the_socket(connection, client) -> None:
     body = RequestBody(connection, 4, expects=True)
     assert not body.drain(100)
     client.sendall(b"abcd")
@@ -162,8 +158,7 @@ def test_continue_is_sent_on_the_first_read_from_the_socket(pair: Pair) -> None:
     assert client.recv(1000) == CONTINUE
 
 
-def test_drain(pair: Pair) -> None:
-    connection, client = pair
+def test_drain(connection, client) -> None:
     client.sendall(b"x" * 50)
     assert RequestBody(connection, 50).drain(100)
     assert not RequestBody(connection, 50).drain(0)
@@ -173,10 +168,7 @@ def test_drain(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("text", "with_head"), [(b"5", 5), (b"90000", 8192), (b"-5", 0), (b"5,5", 0), (b"", 0)]
 )
-def test_the_json_part_of_a_large_body_is_taken_with_the_head(
-    pair: Pair, text: bytes, with_head: int
-) -> None:
-    connection, client = pair
+def test_the_json_part_of_a_large_body_is_taken_with_the_head(connection, client, text, with_head):
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
     if text:
         head += b"Inference-Header-Content-Length: " + text + b"\r\n"
@@ -184,7 +176,6 @@ def test_the_json_part_of_a_large_body_is_taken_with_the_head(
     client.sendall(head + bytes(range(250)) * 400)
     heads = Heads(connection, Config(), "", {})
     found = heads.next()
-    assert found is not None
     end = min(len(head) + with_head, 8192)
     assert heads.take(found, decrypted=False) == end
     assert connection.sock.recv(1) == bytes([(end - len(head)) % 250])
@@ -194,8 +185,7 @@ def chunked(connection: Connection, expects: bool = False) -> ChunkedBody:
     return ChunkedBody(connection, Request(), _SocketUnreader(connection.sock), expects)
 
 
-def test_chunked(pair: Pair) -> None:
-    connection, client = pair
+def test_chunked(connection, client) -> None:
     client.sendall(b"3\r\nabc\r\n2;a=b\r\nde\r\n0\r\nX: y\r\n\r\nNEXT")
     body = chunked(connection)
     memory = bytearray(4)
@@ -206,9 +196,8 @@ def test_chunked(pair: Pair) -> None:
     assert body.finished
 
 
-def test_chunked_limits(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_limits(connection, client, monkeypatch) -> None:
     monkeypatch.setattr(chunked_bodies, "MAX_CHUNKS", 3)
-    connection, client = pair
     client.sendall(b"1\r\nx\r\n" * 4)
     body = chunked(connection)
     with pytest.raises(TooLarge, match="more than 3 chunks"):
@@ -217,16 +206,14 @@ def test_chunked_limits(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     assert body.read() == b""
 
 
-def test_chunked_size_limit(pair: Pair) -> None:
-    connection, client = pair
+def test_chunked_size_limit(connection, client) -> None:
     client.sendall(b"65\r\n" + b"x" * 101)
     with pytest.raises(TooLarge, match="max_request_bytes"):
         chunked(connection).read()
 
 
 @pytest.mark.parametrize("data", [b"zz\r\n", b"3\r\nabcd\r\n", b"-1\r\n", b"\r\n", b"x" * 200])
-def test_chunked_framing_errors(pair: Pair, data: bytes) -> None:
-    connection, client = pair
+def test_chunked_framing_errors(connection, client, data: bytes) -> None:
     client.sendall(data)
     client.shutdown(socket.SHUT_WR)
     body = chunked(connection)
@@ -236,8 +223,7 @@ def test_chunked_framing_errors(pair: Pair, data: bytes) -> None:
     assert not body.drain(100)
 
 
-def test_chunked_client_that_stops(pair: Pair) -> None:
-    connection, client = pair
+def test_chunked_client_that_stops(connection, client) -> None:
     client.sendall(b"5\r\nab")
     client.shutdown(socket.SHUT_WR)
     body = chunked(connection)
@@ -260,9 +246,8 @@ class Watched(Connection):
 
 
 @pytest.mark.parametrize("read", ["read", "readinto"])
-def test_the_deadline_grows_with_what_has_come(pair: Pair, read: str) -> None:
+def test_the_deadline_grows_with_what_has_come(pair, client, read: str) -> None:
     connection = Watched(pair[0].sock)
-    client = pair[1]
     sent = 3 * PART
 
     def send() -> None:
@@ -281,8 +266,8 @@ def test_the_deadline_grows_with_what_has_come(pair: Pair, read: str) -> None:
     assert max(connection.limits) < 30 + 8 + 1
 
 
-def test_the_deadline_of_an_answer_grows_with_what_was_taken(pair: Pair) -> None:
-    connection = HttpConnection.__new__(HttpConnection)
+def test_the_deadline_of_an_answer_grows_with_what_was_taken(pair, client) -> None:
+    connection: Any = HttpConnection.__new__(HttpConnection)
     connection.sock = pair[0].sock
     connection.settings = Settings(send_timeout_s=30.0, min_bytes_per_s=1 << 20)
     connection.watch = None
@@ -298,12 +283,10 @@ def test_the_deadline_of_an_answer_grows_with_what_was_taken(pair: Pair) -> None
     sender = threading.Thread(target=send)
     sender.start()
     wait_until(lambda: connection.watch is not None, "it sends")
-    assert connection.watch is not None
     assert connection.watch[1] - time.monotonic() < 30 + 8 + 1
     received = 0
     while received < PART + 5:  # the next part's turn
-        received += len(pair[1].recv(1 << 20))
-    assert connection.watch is not None
+        received += len(client.recv(1 << 20))
     assert connection.watch[1] - time.monotonic() < 30 + 8 + 1
     pair[0].sock.shutdown(socket.SHUT_RDWR)  # as the worker does then
     sender.join(WATCHDOG_S)
@@ -318,15 +301,15 @@ def test_parts_are_all_there_is_and_no_larger(buffers: list[bytes], most: int) -
     assert all(nbytes == most for _, nbytes in parts[:-1])
 
 
-def test_a_client_that_has_sent_all_is_there_until_it_closes(pair: Pair) -> None:
+def test_a_client_that_has_sent_all_is_there_until_it_closes(pair, client) -> None:
     connection = HttpConnection.__new__(HttpConnection)
     connection.sock = pair[0].sock
     heads: Any = SimpleNamespace(unreader=_SocketUnreader(pair[0].sock))
     connection._heads = heads
     assert connection.alive()
-    pair[1].shutdown(socket.SHUT_WR)
+    client.shutdown(socket.SHUT_WR)
     assert connection.alive()
-    pair[1].close()
+    client.close()
     assert not connection.alive()
     heads.unreader.unread(b"GET / HTTP/1.1")  # further requests were received before
     assert connection.alive()

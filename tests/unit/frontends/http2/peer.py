@@ -107,6 +107,13 @@ class Peer:
         return {x.stream_id: x.word for x in self.take() if x.kind == f.RST_STREAM}
 
 
+def with_request(end: bool = True, **how: Any) -> Peer:
+    """Return a peer that has sent a request on stream 1, or its beginning."""
+    peer = Peer(**how)
+    peer.ask(1, end)
+    return peer
+
+
 def headers(stream_id: int, pairs: Any = REQUEST, end: bool = True) -> bytes:
     flags = f.END_HEADERS | (f.END_STREAM if end else 0)
     return f.frame(f.HEADERS, flags, stream_id, fields(pairs))

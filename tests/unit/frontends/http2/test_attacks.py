@@ -16,6 +16,7 @@ from tests.unit.frontends.http2.peer import (
     data,
     fields,
     headers,
+    with_request,
 )
 
 
@@ -38,8 +39,7 @@ def floods(peer: Peer, frame: bytes, count: int) -> bool:
     ],
 )  # fmt: skip
 def test_floods_of_frames_that_mean_little(frame: bytes) -> None:
-    peer = Peer(control_burst=50, control_per_s=10.0)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, control_burst=50, control_per_s=10.0)
     assert not floods(peer, frame, 45)
     peer.now += 2.0  # 20 more
     assert not floods(peer, frame, 20)
@@ -138,8 +138,7 @@ def test_a_list_larger_than_we_take_is_told_and_the_next_request_is_read() -> No
 
 
 def test_trailers_larger_than_we_take_end_their_stream_alone() -> None:
-    peer = Peer(max_header_list_bytes=2000)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, max_header_list_bytes=2000)
     peer.give(headers(1, (("x", "y" * 2000),)))
     assert peer.resets() == {1: CALM}
     assert isinstance(peer.ask(3)[0], http2.RequestReceived)
@@ -155,8 +154,7 @@ def test_header_bombs() -> None:
     assert len(packed) < 32768
     assert Peer(max_decoded_bytes=40000).failure(f.frame(f.HEADERS, 4, 1, packed)) == CALM
     # The same attack in a stream that has ended
-    peer = Peer()
-    peer.ask(1, end=False)
+    peer = with_request(end=False)
     peer.connection.reset(1, http2.ErrorCode.CANCEL)
     assert peer.failure(f.frame(f.HEADERS, 4, 1, bomb)) == CALM
 
@@ -170,8 +168,7 @@ def test_too_many_settings_in_one_frame() -> None:
 def test_windows_too_large() -> None:
     peer = Peer()
     assert peer.failure(f.window_update(0, (1 << 31) - 1)) == http2.ErrorCode.FLOW_CONTROL_ERROR
-    peer = Peer()
-    peer.ask(1)
+    peer = with_request()
     (event,) = peer.give(f.window_update(1, (1 << 31) - 1))
     assert isinstance(event, http2.StreamReset)
     assert peer.resets() == {1: http2.ErrorCode.FLOW_CONTROL_ERROR}
@@ -181,8 +178,7 @@ def test_windows_too_large() -> None:
 
 
 def test_more_data_than_the_windows() -> None:
-    peer = Peer(stream_window=65535, connection_window=100000)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, stream_window=65535, connection_window=100000)
     peer.give(data(1, bytes(65535)))
     (event,) = peer.give(data(1, b"x"))
     assert isinstance(event, http2.StreamReset)
@@ -214,8 +210,7 @@ def test_forgiveness_is_bounded() -> None:
 
 
 def test_streams_that_were_reset_are_not_kept_in_turn() -> None:
-    peer = Peer(settings={4: 1 << 20})
-    peer.ask(1)
+    peer = with_request(settings={4: 1 << 20})
     peer.connection.send(1, peer.now, head=HEAD, data=[bytes(70000)], trailers=TRAILERS)
     peer.take()
     for stream_id in range(3, 203, 2):  # the connection's window is shut by now

@@ -8,13 +8,19 @@ import pytest
 
 from shmserve.frontends.http2 import ConnectionTerminated, ErrorCode, RequestReceived
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import HEAD, REQUEST, TRAILERS, Peer, data, headers
+from tests.unit.frontends.http2.peer import (
+    HEAD,
+    REQUEST,
+    TRAILERS,
+    Peer,
+    data,
+    headers,
+    with_request,
+)
 
 MESSAGES = 10_000
-NO_TIME: dict[str, Any] = {
-    "control_burst": 50,
-    "control_per_s": 0.0,
-}  # time pays for nothing after the burst
+# time pays for nothing after the burst
+NO_TIME: dict[str, Any] = {"control_burst": 50, "control_per_s": 0.0}
 
 
 def lives(peer: Peer) -> bool:
@@ -31,8 +37,7 @@ def answer(peer: Peer, stream_id: int, size: int = 60, first: bool = False) -> N
 
 def test_a_stream_of_grpcs_core() -> None:
     """As grpcio 1.85 was seen to do: both windows with each answer, a ping now and then."""
-    peer = Peer()
-    peer.ask(1, end=False)
+    peer = with_request(end=False)
     for n in range(MESSAGES):
         peer.give(data(1, bytes(40)))
         peer.connection.consumed(1, 40)
@@ -44,8 +49,7 @@ def test_a_stream_of_grpcs_core() -> None:
 
 def test_a_stream_of_grpc_go() -> None:
     """The connection's window and a ping with each answer, as for an estimate of the bandwidth."""
-    peer = Peer(settings={f.INITIAL_WINDOW_SIZE: 1 << 20}, **NO_TIME)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, settings={f.INITIAL_WINDOW_SIZE: 1 << 20}, **NO_TIME)
     for n in range(MESSAGES):
         answer(peer, 1, first=not n)
         peer.give(f.window_update(0, 60), f.ping(b"bdp ping"))
@@ -63,8 +67,7 @@ def test_many_answers_are_paid_for_however_late_they_are_read() -> None:
 
 
 def test_requests_alone_pay_as_well() -> None:
-    peer = Peer(**NO_TIME)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, **NO_TIME)
     for _ in range(1000):
         peer.give(data(1, bytes(40)), f.window_update(1, 1), f.window_update(0, 1))
         peer.connection.consumed(1, 40)
@@ -72,8 +75,7 @@ def test_requests_alone_pay_as_well() -> None:
 
 
 def test_window_updates_without_need_end_after_what_messages_paid_for() -> None:
-    peer = Peer(**NO_TIME)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, **NO_TIME)
     for n in range(100):
         answer(peer, 1, first=not n)
     flood = [f.window_update(n % 2, 1) for n in range(100 * 2 + 50)]
@@ -99,8 +101,7 @@ def test_calls_that_were_given_up_pay_for_each_other(why: str) -> None:
 
 
 def test_messages_on_their_way_to_a_stream_that_we_ended() -> None:
-    peer = Peer(stream_window=65536, connection_window=65536, **NO_TIME)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, stream_window=65536, connection_window=65536, **NO_TIME)
     peer.give(data(1, bytes(36)))
     peer.connection.send(1, peer.now, trailers=TRAILERS)
     assert peer.give(data(1, bytes(655)) * 100) == []  # all bytes that the stream's window allowed
@@ -109,8 +110,7 @@ def test_messages_on_their_way_to_a_stream_that_we_ended() -> None:
 
 
 def test_messages_on_their_way_to_a_refused_stream() -> None:
-    peer = Peer(max_streams=1, stream_window=65536, **NO_TIME)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, max_streams=1, stream_window=65536, **NO_TIME)
     assert peer.ask(3, end=False) == []
     assert peer.give(data(3, bytes(100)) * 655) == []
     assert peer.failure(data(3, bytes(37))) == ErrorCode.FLOW_CONTROL_ERROR

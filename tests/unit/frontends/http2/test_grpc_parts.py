@@ -39,7 +39,6 @@ def test_the_rest_of_a_message_is_received_into_its_place() -> None:
     assert reader.space() is None
     assert reader.feed(memoryview(grpc_framing.prefix(12) + b"0123")) == []
     space = reader.space()
-    assert space is not None
     assert len(space) == 8
     space[:5] = b"45678"
     assert reader.filled(5) is None
@@ -60,9 +59,8 @@ def test_a_size_is_checked_before_memory_is_asked_for() -> None:
         return grpc_framing.WholeMessage(size)
 
     reader = grpc_framing.MessageReader(100, receiver)  # type: ignore[arg-type]
-    with pytest.raises(
-        grpc_framing.FramingFailed, match=r"larger than max \(101 vs. 100\)"
-    ) as failed:
+    words = r"larger than max \(101 vs. 100\)"
+    with pytest.raises(grpc_framing.FramingFailed, match=words) as failed:
         reader.feed(memoryview(grpc_framing.prefix(101)))
     assert failed.value.status == grpc_framing.RESOURCE_EXHAUSTED
     assert asked == []
@@ -96,9 +94,8 @@ def test_what_is_no_timeout(value: str) -> None:
 def test_status_messages() -> None:
     assert grpc_metadata.encode_message("it is 100% \xe9\n~") == "it is 100%25 %C3%A9%0A~"
     assert grpc_metadata.encode_message("\ud800") == "?"
-    assert (
-        grpc_metadata.encode_message("  a b  ") == "%20 a b %20"
-    )  # RFC 9113: no blank at a value's end
+    # RFC 9113: no blank at a value's end
+    assert grpc_metadata.encode_message("  a b  ") == "%20 a b %20"
     assert grpc_metadata.encode_message(" ") == "%20"
 
 

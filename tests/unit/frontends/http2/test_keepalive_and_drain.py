@@ -6,14 +6,13 @@ import pytest
 
 from shmserve.frontends.http2 import ConnectionTerminated, ErrorCode, RequestReceived
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import Peer, data, headers
+from tests.unit.frontends.http2.peer import Peer, data, headers, with_request
 
 PING = f.ping(b"12345678")
 
 
 def test_pings_faster_than_allowed_are_too_many() -> None:
-    peer = Peer(min_ping_interval_s=10.0)
-    peer.ask(1)
+    peer = with_request(min_ping_interval_s=10.0)
     for _ in range(5):
         assert peer.give(PING) == []
         peer.now += 10.0
@@ -43,8 +42,7 @@ def test_pings_between_answers_are_lawful() -> None:
 
 
 def test_a_silent_client_is_probed_and_then_given_up() -> None:
-    peer = Peer(keepalive_s=60.0, keepalive_timeout_s=20.0)
-    peer.ask(1)
+    peer = with_request(keepalive_s=60.0, keepalive_timeout_s=20.0)
     assert peer.connection.next_tick(peer.now) == 160.0
     assert peer.connection.tick(159.0) == []
     assert peer.connection.tick(160.0) == []
@@ -57,14 +55,12 @@ def test_a_silent_client_is_probed_and_then_given_up() -> None:
     peer.now = 225.0
     assert len(peer.take()) == 1
     assert peer.connection.tick(244.0) == []
-    assert peer.connection.tick(245.0) == [
-        ConnectionTerminated(ErrorCode.NO_ERROR, "keepalive timeout")
-    ]
+    (ended,) = peer.connection.tick(245.0)
+    assert ended == ConnectionTerminated(ErrorCode.NO_ERROR, "keepalive timeout")
 
 
 def test_anything_the_client_says_answers_a_probe() -> None:
-    peer = Peer(keepalive_s=60.0, keepalive_timeout_s=20.0)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, keepalive_s=60.0, keepalive_timeout_s=20.0)
     assert peer.connection.tick(160.0) == []
     peer.take()
     peer.now = 179.0
@@ -80,8 +76,7 @@ def test_an_idle_connection_is_not_probed_and_waits_for_nothing() -> None:
 
 
 def test_a_drain_serves_what_was_on_its_way() -> None:
-    peer = Peer()
-    peer.ask(1)
+    peer = with_request()
     peer.connection.drain(peer.now, "it stops")
     peer.connection.drain(peer.now, "again")
     goaway, ping = peer.take()

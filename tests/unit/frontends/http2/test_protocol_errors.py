@@ -7,13 +7,12 @@ import pytest
 
 from shmserve.frontends.http2 import PREFACE, ErrorCode, RequestReceived, StreamReset
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import REQUEST, Peer, data, headers
+from tests.unit.frontends.http2.peer import REQUEST, Peer, data, headers, with_request
 
 
 @pytest.mark.parametrize("second", [data(1, b"x"), headers(1, (("a", "b"),))])
 def test_a_half_closed_stream_takes_nothing(second: bytes) -> None:
-    peer = Peer()
-    peer.ask(1)
+    peer = with_request()
     (event,) = peer.give(second)
     assert event == StreamReset(1, ErrorCode.STREAM_CLOSED, False, event.reason)
     assert peer.resets() == {1: ErrorCode.STREAM_CLOSED}
@@ -82,8 +81,7 @@ def test_a_connection_begins_with_preface_and_settings(sent: bytes) -> None:
 
 
 def test_data_after_an_ended_stream_ends_the_connection() -> None:
-    peer = Peer()
-    peer.ask(1)
+    peer = with_request()
     peer.connection.send(1, peer.now, trailers=b"\x88")
     assert [x.kind for x in peer.take()] == [f.HEADERS]
     assert peer.failure(data(1, b"x")) == ErrorCode.STREAM_CLOSED
@@ -105,14 +103,12 @@ def test_frames_of_a_stream_that_we_reset_are_forgiven() -> None:
 def test_a_message_after_the_clients_own_reset_is_forgiven() -> None:
     """grpc-java sends such a message if a deadline passes while the message waits to be
     written."""
-    peer = Peer(stream_window=1 << 16)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, stream_window=1 << 16)
     (reset, asked) = peer.give(f.rst_stream(1, 8), headers(3), data(1, b"abc"))
     assert (type(reset), type(asked)) == (StreamReset, RequestReceived)
     assert peer.failure(data(1, bytes((1 << 16) - 2))) == ErrorCode.FLOW_CONTROL_ERROR
 
 
 def test_a_reset_of_an_ended_request_is_the_last_of_its_stream() -> None:
-    peer = Peer()
-    peer.ask(1)
+    peer = with_request()
     assert peer.failure(f.rst_stream(1, 8) + data(1, b"abc")) == ErrorCode.STREAM_CLOSED

@@ -6,12 +6,11 @@ import pytest
 
 from shmserve.frontends.http2 import ErrorCode, RequestReceived
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import TRAILERS, Peer, data
+from tests.unit.frontends.http2.peer import TRAILERS, Peer, data, with_request
 
 
 def test_consumed_data_opens_the_clients_windows_again() -> None:
-    peer = Peer(stream_window=65536, connection_window=131072)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, stream_window=65536, connection_window=131072)
     peer.give(data(1, bytes(40000)))
     peer.connection.consumed(1, 30000)
     assert peer.take() == []
@@ -27,8 +26,7 @@ def test_consumed_data_opens_the_clients_windows_again() -> None:
 
 
 def test_padding_counts_and_is_consumed_by_itself() -> None:
-    peer = Peer(stream_window=65536, connection_window=65536)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, stream_window=65536, connection_window=65536)
     for _ in range(129):
         peer.give(data(1, b"", padding=255))
     assert {x.stream_id for x in peer.take()} == {0, 1}

@@ -6,7 +6,15 @@ import pytest
 
 from shmserve.frontends import http2
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import REQUEST, Peer, data, fields, headers, parse
+from tests.unit.frontends.http2.peer import (
+    REQUEST,
+    Peer,
+    data,
+    fields,
+    headers,
+    parse,
+    with_request,
+)
 
 
 def told(events: list[object]) -> bytes:
@@ -53,8 +61,7 @@ def test_a_request_has_its_fields() -> None:
 
 
 def test_payload_may_be_received_by_its_owner() -> None:
-    peer = Peer()
-    peer.ask(1, end=False)
+    peer = with_request(end=False)
     frame = data(1, b"0123456789", end=True)
     (event,) = peer.give(frame[:12])
     assert (bytes(event.data), event.end_stream) == (b"012", False)
@@ -68,8 +75,7 @@ def test_payload_may_be_received_by_its_owner() -> None:
 
 
 def test_payload_that_was_looked_at_may_be_due_again() -> None:
-    peer = Peer()
-    peer.ask(1, end=False)
+    peer = with_request(end=False)
     peer.give(data(1, b"0123456789", end=True)[:14])
     peer.connection.payload_returned(3)
     assert peer.connection.payload_due == (1, 8)
@@ -103,8 +109,7 @@ def test_what_is_missing_ends_where_payload_begins() -> None:
 
 
 def test_padding_behind_payload_that_its_owner_received_is_left_out() -> None:
-    peer = Peer()
-    peer.ask(1, end=False)
+    peer = with_request(end=False)
     peer.give(data(1, b"0123", end=True, padding=3)[:11])
     assert peer.connection.payload_due == (1, 3)
     with pytest.raises(ValueError, match="3 bytes"):
@@ -115,8 +120,7 @@ def test_padding_behind_payload_that_its_owner_received_is_left_out() -> None:
 
 
 def test_no_payload_is_due_for_a_stream_that_was_reset_meanwhile() -> None:
-    peer = Peer()
-    peer.ask(1, end=False)
+    peer = with_request(end=False)
     peer.give(data(1, b"0123456789")[:12])
     peer.connection.reset(1, http2.ErrorCode.CANCEL)
     assert peer.connection.payload_due is None
@@ -124,8 +128,7 @@ def test_no_payload_is_due_for_a_stream_that_was_reset_meanwhile() -> None:
 
 
 def test_trailers_end_a_stream() -> None:
-    peer = Peer()
-    peer.ask(1, end=False)
+    peer = with_request(end=False)
     (event,) = peer.give(headers(1, (("x-checksum", "1"),)))
     assert event == http2.TrailersReceived(1, (("x-checksum", "1"),))
 
@@ -268,15 +271,13 @@ def test_content_must_be_as_long_as_announced() -> None:
 
 def test_trailers_must_end_the_stream_and_have_no_pseudo_fields() -> None:
     for trailers in (headers(1, (("a", "b"),), end=False), headers(1, ((":path", "/"),))):
-        peer = Peer()
-        peer.ask(1, end=False)
+        peer = with_request(end=False)
         assert isinstance(peer.give(trailers)[0], http2.StreamReset)
         assert peer.resets() == {1: http2.ErrorCode.PROTOCOL_ERROR}
 
 
 def test_cancellation_is_told_and_goaway_and_ping() -> None:
-    peer = Peer()
-    peer.ask(1)
+    peer = with_request()
     assert peer.give(f.rst_stream(1, 8)) == [http2.StreamReset(1, 8, True)]
     assert peer.give(f.rst_stream(1, 8), f.window_update(1, 1)) == []
     assert peer.give(f.goaway(0, 2, "bye")) == []
@@ -287,8 +288,7 @@ def test_cancellation_is_told_and_goaway_and_ping() -> None:
 
 
 def test_a_request_answered_early_is_told_so() -> None:
-    peer = Peer()
-    peer.ask(1, end=False)
+    peer = with_request(end=False)
     assert peer.connection.send(1, peer.now, trailers=b"\x88")
     assert [(x.kind, x.flags) for x in peer.take()] == [(1, 5), (f.RST_STREAM, 0)]
     assert not peer.connection._streams.open

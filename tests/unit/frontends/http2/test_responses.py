@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hpack
 import pytest
 
 from shmserve.frontends.http2 import ErrorCode, SendQueueFull, StreamReset, encode_fields
 from shmserve.frontends.http2 import frames as f
 from shmserve.frontends.http2.sender import ALONE_FRAME
-from tests.unit.frontends.http2.peer import TRAILERS, Frame, Peer, parse
+from tests.unit.frontends.http2.peer import TRAILERS, Frame, Peer, parse, with_request
 
 HEAD = encode_fields(((":status", "200"), ("content-type", "application/grpc")))
+
+
+def reply(peer: Peer, stream_id: int, *data: Any, token: object = None) -> bool:
+    """Send a whole response."""
+    return peer.connection.send(
+        stream_id, peer.now, head=HEAD, data=data, trailers=TRAILERS, token=token
+    )
 
 
 def payloads(frames: list[Frame]) -> list[tuple[int, int]]:
@@ -33,17 +42,9 @@ def test_encoded_fields_are_read_by_any_decoder_and_leave_its_table_alone() -> N
 
 
 def test_a_unary_response_is_three_frames_and_nobodys_copy() -> None:
-    peer = Peer()
-    peer.ask(1)
+    peer = with_request()
     buffers = [b"prefix", memoryview(b"payload")]
-    assert peer.connection.send(
-        1,
-        peer.now,
-        head=HEAD,
-        data=buffers,  # type: ignore[arg-type]
-        trailers=TRAILERS,
-        token="slot",
-    )
+    assert reply(peer, 1, *buffers, token="slot")
     out = peer.connection.outgoing(peer.now)
     assert out[1] is buffers[0]
     assert out[2] is buffers[1]
@@ -64,9 +65,7 @@ def test_whatever_the_socket_takes_at_once_the_same_goes_out() -> None:
         peer = Peer(settings={4: 1 << 20})
         peer.give(f.window_update(0, 1 << 20))
         peer.ask(1)
-        peer.connection.send(
-            1, peer.now, head=HEAD, data=[content[:100], content[100:]], trailers=TRAILERS, token=1
-        )
+        reply(peer, 1, content[:100], content[100:], token=1)
         said = b""
         while buffers := peer.connection.outgoing(peer.now):
             piece = b"".join(buffers)[:step]
@@ -100,8 +99,7 @@ def test_a_tensor_of_a_mib_and_the_message_around_it_are_one_frame() -> None:
 
 
 def test_data_waits_for_the_streams_window_and_then_for_the_connections() -> None:
-    peer = Peer(settings={4: 10})
-    peer.ask(1)
+    peer = with_request(settings={4: 10})
     content = bytes(range(200)) * 400
     peer.connection.send(1, peer.now, head=HEAD, data=[content], trailers=TRAILERS, token=1)
     frames = peer.take()
@@ -121,8 +119,7 @@ def test_data_waits_for_the_streams_window_and_then_for_the_connections() -> Non
 
 
 def test_a_response_without_data_needs_no_window() -> None:
-    peer = Peer(settings={4: 0})
-    peer.ask(1)
+    peer = with_request(settings={4: 0})
     peer.ask(3)
     peer.connection.send(1, peer.now, head=HEAD, data=[b"abc"], trailers=TRAILERS)
     peer.connection.send(3, peer.now, head=HEAD, trailers=TRAILERS)
@@ -130,8 +127,7 @@ def test_a_response_without_data_needs_no_window() -> None:
 
 
 def test_new_settings_move_open_windows_even_below_zero() -> None:
-    peer = Peer(settings={4: 100})
-    peer.ask(1)
+    peer = with_request(settings={4: 100})
     peer.connection.send(1, peer.now, head=HEAD, data=[bytes(300)], trailers=TRAILERS)
     assert payloads(peer.take()) == [(1, 100)]
     peer.give(f.settings({4: 50}), f.window_update(1, 30))
@@ -147,12 +143,8 @@ def test_streams_take_turns() -> None:
     content = bytes(40000)
     for stream_id in (1, 3, 5):
         peer.ask(stream_id)
-        peer.connection.send(
-            stream_id, peer.now, head=HEAD, data=[content], trailers=TRAILERS, token=stream_id
-        )
-    assert payloads(peer.take()) == [
-        (1, 16384), (3, 16384), (5, 16384), (1, 16383),
-    ]  # fmt: skip
+        reply(peer, stream_id, content, token=stream_id)
+    assert payloads(peer.take()) == [(1, 16384), (3, 16384), (5, 16384), (1, 16383)]
     # The connection's window is shut: waiting streams go on in turn, and no later small answer
     # overtakes them
     peer.ask(7)
@@ -167,8 +159,7 @@ def test_streams_take_turns() -> None:
 
 
 def test_a_small_response_does_not_take_the_window_that_another_waits_for() -> None:
-    peer = Peer(settings={4: 1 << 20})
-    peer.ask(1)
+    peer = with_request(settings={4: 1 << 20})
     peer.connection.send(1, peer.now, head=HEAD, data=[bytes(70000)], trailers=TRAILERS)
     peer.take()
     peer.ask(3)
@@ -184,9 +175,7 @@ def test_large_frames_give_way_to_others() -> None:
     peer.give(f.window_update(0, 1 << 24))
     for stream_id in (1, 3):
         peer.ask(stream_id)
-        peer.connection.send(
-            stream_id, peer.now, head=HEAD, data=[bytes(2 << 20)], trailers=TRAILERS
-        )
+        reply(peer, stream_id, bytes(2 << 20))
     sizes = payloads(peer.take())
     assert sizes[:3] == [(1, 64 << 10), (3, 64 << 10), (1, 64 << 10)]
 
@@ -203,16 +192,14 @@ def test_no_more_is_framed_than_the_high_water() -> None:
 
 
 def test_one_sendmsg_takes_no_more_buffers_than_the_system_does() -> None:
-    peer = Peer()
-    peer.ask(1)
+    peer = with_request()
     peer.connection.send(1, peer.now, head=HEAD, data=[b"x"] * 3000, trailers=TRAILERS)
     assert len(peer.connection.outgoing(peer.now)) == 1024
     assert body(peer.take()) == b"x" * 3000
 
 
 def test_messages_of_a_stream_wait_in_order_and_their_number_is_bounded() -> None:
-    peer = Peer(settings={4: 0}, max_queued_sends=3)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, settings={4: 0}, max_queued_sends=3)
     peer.connection.send(1, peer.now, head=HEAD)
     for n in range(3):
         peer.connection.send(1, peer.now, data=[bytes((n,)) * 4], token=n)
@@ -230,8 +217,7 @@ def test_messages_of_a_stream_wait_in_order_and_their_number_is_bounded() -> Non
 
 
 def test_a_response_is_in_order() -> None:
-    peer = Peer()
-    peer.ask(1)
+    peer = with_request()
     with pytest.raises(ValueError, match="headers, then data"):
         peer.connection.send(1, peer.now, data=[b"x"])
     peer.give(f.settings({4: 0}))
@@ -247,10 +233,8 @@ def test_memory_that_waits_is_released_when_its_stream_ends(how: str) -> None:
         peer.ask(stream_id)
         peer.connection.send(stream_id, peer.now, head=HEAD, data=[bytes(9)], token=stream_id)
     if how == "client":
-        assert peer.give(f.rst_stream(1, 8), f.rst_stream(3, 8)) == [
-            StreamReset(1, 8, True),
-            StreamReset(3, 8, True),
-        ]
+        events = peer.give(f.rst_stream(1, 8), f.rst_stream(3, 8))
+        assert events == [StreamReset(1, 8, True), StreamReset(3, 8, True)]
     elif how == "server":
         peer.connection.reset(1, ErrorCode.CANCEL)
         peer.connection.reset(3, ErrorCode.CANCEL)
@@ -268,8 +252,7 @@ def test_memory_that_waits_is_released_when_its_stream_ends(how: str) -> None:
 
 
 def test_memory_that_is_framed_is_kept_until_it_is_sent_or_lost() -> None:
-    peer = Peer()
-    peer.ask(1)
+    peer = with_request()
     peer.connection.send(1, peer.now, head=HEAD, data=[bytes(9)], trailers=TRAILERS, token=1)
     peer.connection.outgoing(peer.now)
     peer.connection.terminate(ErrorCode.INTERNAL_ERROR, "the end")
@@ -281,8 +264,7 @@ def test_memory_that_is_framed_is_kept_until_it_is_sent_or_lost() -> None:
 
 
 def test_long_header_blocks_continue() -> None:
-    peer = Peer()
-    peer.ask(1)
+    peer = with_request()
     pairs = ((":status", "200"), ("x", "y" * 40000))
     peer.connection.send(1, peer.now, head=encode_fields(pairs))
     frames = peer.take()
@@ -306,8 +288,7 @@ def test_a_smaller_table_is_acknowledged_in_the_next_block_only() -> None:
 
 def test_memory_of_a_stream_that_ends_is_in_use_while_frames_of_it_wait() -> None:
     for end in ("reset", "lost"):
-        peer = Peer(settings={4: 1 << 20})
-        peer.ask(1)
+        peer = with_request(settings={4: 1 << 20})
         peer.connection.send(1, peer.now, head=HEAD, data=[bytes(100_000)], token=1)
         assert peer.connection.outgoing(peer.now)
         peer.connection.sent(1000, peer.now)

@@ -6,13 +6,12 @@ import pytest
 
 from shmserve.frontends import http2
 from shmserve.frontends.http2 import frames as f
-from tests.unit.frontends.http2.peer import CALM, HEAD, TRAILERS, Peer, data, headers
+from tests.unit.frontends.http2.peer import CALM, HEAD, TRAILERS, Peer, data, headers, with_request
 
 
 @pytest.mark.parametrize("opened", [0, 10])
 def test_a_window_that_opens_by_bytes_does_not_hold_memory_for_ever(opened: int) -> None:
-    peer = Peer(settings={4: 0}, send_stall_s=30.0, min_progress_bytes=1000)
-    peer.ask(1)
+    peer = with_request(settings={4: 0}, send_stall_s=30.0, min_progress_bytes=1000)
     peer.connection.send(1, peer.now, head=HEAD, data=[bytes(9000)], trailers=TRAILERS, token=1)
     for _ in range(29):
         peer.now += 1.0
@@ -29,8 +28,7 @@ def test_a_window_that_opens_by_bytes_does_not_hold_memory_for_ever(opened: int)
 
 
 def test_a_slow_reader_that_goes_on_is_waited_for() -> None:
-    peer = Peer(settings={4: 0}, send_stall_s=30.0, min_progress_bytes=1000)
-    peer.ask(1)
+    peer = with_request(settings={4: 0}, send_stall_s=30.0, min_progress_bytes=1000)
     peer.connection.send(1, peer.now, head=HEAD, data=[bytes(9000)], trailers=TRAILERS)
     for _ in range(9):
         peer.now += 25.0
@@ -41,8 +39,7 @@ def test_a_slow_reader_that_goes_on_is_waited_for() -> None:
 
 
 def test_a_client_that_does_not_read_its_socket() -> None:
-    peer = Peer(send_stall_s=30.0)
-    peer.ask(1)
+    peer = with_request(send_stall_s=30.0)
     peer.now += 1000.0  # time without anything to read does not count
     peer.connection.send(1, peer.now, head=HEAD, data=[bytes(9000)], trailers=TRAILERS)
     peer.connection.outgoing(peer.now)
@@ -53,8 +50,7 @@ def test_a_client_that_does_not_read_its_socket() -> None:
 
 
 def test_a_client_that_reads_its_socket_byte_by_byte() -> None:
-    peer = Peer(send_stall_s=30.0, min_progress_bytes=1000)
-    peer.ask(1)
+    peer = with_request(send_stall_s=30.0, min_progress_bytes=1000)
     peer.connection.send(1, peer.now, head=HEAD, data=[bytes(9000)], trailers=TRAILERS, token=1)
     peer.connection.outgoing(peer.now)
     for taken in (1000, *[30] * 28):
@@ -92,8 +88,7 @@ def test_headers_that_drip(frames: int) -> None:
 
 
 def test_payload_that_stops() -> None:
-    peer = Peer(frame_stall_s=30.0)
-    peer.ask(1, end=False)
+    peer = with_request(end=False, frame_stall_s=30.0)
     peer.give(data(1, bytes(100))[:50])
     peer.now += 29.0
     peer.connection.payload_received(5, peer.now)

@@ -1,0 +1,13 @@
+"""Fixtures for tests of the gRPC frontend."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.grpc_client import Rig
+
+
+@pytest.fixture
+def rig():
+    with Rig() as rig:
+        yield rig
