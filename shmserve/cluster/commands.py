@@ -19,12 +19,7 @@ _POLL_S = 0.2
 
 @contextlib.contextmanager
 def _connected(settings: ClusterSettings) -> Iterator[Any]:
-    """Yield the module `ray_nodes` while this process is a client of the cluster's Ray.
-
-    Raises:
-        ConfigError: the extra `ray` is not installed.
-        Unavailable: no Ray answers at the address.
-    """
+    """Yield the module `ray_nodes` while this process is a client of the cluster's Ray."""
     try:
         import ray
 

@@ -60,11 +60,7 @@ class ProcessConnection:
         self.flush()
 
     def flush(self) -> None:
-        """Send queued messages until the socket's buffer is full.
-
-        Raises:
-            PeerDied: the peer is gone.
-        """
+        """Send queued messages until the socket's buffer is full."""
         while self._queue:
             data, fds = self._queue[0]
             if not self._channel.send(data, fds, wait=False):

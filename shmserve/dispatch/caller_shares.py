@@ -91,11 +91,7 @@ class CallerShare:
         self._nbytes = 0
 
     def hold(self, nbytes: int) -> None:
-        """Set the total bytes held by the request.
-
-        Raises:
-            ResourceExhausted, TooLarge: as `CallerShares.change`; the held bytes stay as before.
-        """
+        """Set the total bytes held by the request."""
         self._shares.change(self._caller, self._nbytes, nbytes)
         self._nbytes = nbytes
 

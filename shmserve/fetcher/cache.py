@@ -123,9 +123,6 @@ class Cache:
         Args:
             kept: files already in the snapshot: links to files of other snapshots, which may be
                 removed.
-
-        Raises:
-            ResourceExhausted: there is not enough room.
         """
         with self.locked():
             self._make_room(nbytes, digest, kept)

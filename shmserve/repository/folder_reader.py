@@ -67,9 +67,6 @@ class FolderReader:
         """Return a version of any backend, with this reader's parameters applied to its tensors.
 
         Called if a parameter's name is the reader's name, or begins with this name and "_".
-
-        Raises:
-            ConfigError: a parameter has a senseless value.
         """
         return spec
 

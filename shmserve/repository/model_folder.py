@@ -116,11 +116,7 @@ def looks_like_model(directory: str) -> bool:
 
 
 def read_labels(config: ModelConfig, directory: str) -> dict[str, tuple[str, ...]]:
-    """Return class names by output, for outputs with a label_filename.
-
-    Raises:
-        ConfigError: a label file that is missing, too large, not text or outside the folder.
-    """
+    """Return class names by output, for outputs with a label_filename."""
     return {
         output: _labels(directory, config.name, output, file)
         for output, file in config.label_files.items()

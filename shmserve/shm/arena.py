@@ -164,11 +164,7 @@ class ArenaMemory(Struct, eq=False):
             self._arena.lease(slot)
 
     def release(self, number: int, generation: int) -> None:
-        """Take a lease back.
-
-        Raises:
-            StaleDescriptor: no such lease exists.
-        """
+        """Take a lease back."""
         if number < 0:
             self._release_foreign(number)
             return

@@ -74,11 +74,7 @@ class ClientRegion:
             raise Shrunk(self.region)
 
     def view(self, at: RegionRef) -> memoryview:
-        """Return the writable bytes of a window, within the registered bounds.
-
-        Raises:
-            InvalidArgument: the window reaches outside the region.
-        """
+        """Return the writable bytes of a window, within the registered bounds."""
         self._check_bounds(at)
         return self._view[at.offset : at.offset + at.nbytes]
 

@@ -127,11 +127,7 @@ class RegistryReader:
             return self._refresh()
 
     def newer(self, snapshot: Snapshot, timeout_s: float) -> Snapshot | None:
-        """Wait for a snapshot newer than `snapshot` and return it, or None after the timeout.
-
-        Raises:
-            Unavailable: as `current`.
-        """
+        """Wait for a snapshot newer than `snapshot` and return it, or None after the timeout."""
         deadline = time.monotonic() + timeout_s
         with self._published:
             while True:

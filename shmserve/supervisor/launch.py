@@ -79,11 +79,7 @@ _state = MasterState()
 
 
 def settings() -> Settings:
-    """Return the service's settings, read once: SIGHUP replaces HTTP workers, nothing else.
-
-    Raises:
-        ConfigError: a setting that cannot work, or that gunicorn could not read.
-    """
+    """Return the service's settings, read once: SIGHUP replaces HTTP workers, nothing else."""
     return _state.settings or _state.read_settings()
 
 

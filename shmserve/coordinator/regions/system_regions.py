@@ -55,11 +55,7 @@ class SystemRegions(Struct, frozen=True):
         self, caller: Caller, name: str, offset: int, byte_size: int, fd: int, kind: RegionKind
     ) -> None:
         """Enter an object already checked by `passed_memory`, and take over `fd`. Registering the
-        identical region again is no error, because the first answer may have been lost.
-
-        Raises:
-            ShmserveError: the region was refused.
-        """
+        identical region again is no error, because the first answer may have been lost."""
         try:
             facts = client_object.facts(fd)
             region = self._book.register(

@@ -79,12 +79,7 @@ class _Composer:
         return _usable(complete, entries)
 
     def _ready(self, what: str, steps: Sequence[tuple[str, str]]) -> list[ModelEntry]:
-        """Return the READY models of the steps.
-
-        Raises:
-            _Waiting: a model is not READY.
-            ConfigError: an ensemble among the models is a step of itself.
-        """
+        """Return the READY models of the steps."""
         entries = []
         for name, version in steps:
             versions = self._models.get(name, {})

@@ -13,11 +13,7 @@ _MAX_SIZE = (1 << 63) - 1
 
 
 def check_arguments(name: str, handle: bytes, device_id: int, byte_size: int) -> None:
-    """Check the arguments that need no knowledge of the server's devices.
-
-    Raises:
-        InvalidArgument: names the wrong argument.
-    """
+    """Check the arguments that need no knowledge of the server's devices."""
     check_name(name)
     if len(handle) != HANDLE_BYTES:
         text = f"raw_handle has {len(handle)} bytes, a cudaIpcMemHandle_t has {HANDLE_BYTES}"

@@ -10,11 +10,7 @@ _RESERVED = ("shmserve.", "triton_python_backend_shm_region_")
 
 
 def check_name(name: str) -> None:
-    """Check that a name can stand in a path and in a log line.
-
-    Raises:
-        InvalidArgument: names the fault.
-    """
+    """Check that a name can stand in a path and in a log line."""
     if not name:
         raise InvalidArgument("'region name' is necessary to register a shared memory region")
     if "/" in name or any(ord(c) < 32 or ord(c) == 127 for c in name):

@@ -126,11 +126,7 @@ def _check_same(what: str, expected: TensorSpec, tensor: str, given: TensorSpec)
 
 def _streaming(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[EnsembleStep, ...]:
     """Return the steps with their streaming attributes (`streams`, `behind`, `in_turn`), as their
-    models imply.
-
-    Raises:
-        ConfigError: a step's inputs, or an answer, would come from the answers of several streams.
-    """
+    models imply."""
     last = last_step(spec)
     # A model with native requests streams only on demand, and only the last step is asked to.
     asked = extensions.names(extensions.NATIVE_REQUESTS).keys()

@@ -220,12 +220,7 @@ class Attempt(Struct, eq=False):
             self._abandon(self.pool, self.unfinished)
 
     def _wait(self, pool: ExecutorPool, connection: ExecutorConnection) -> Answer:
-        """Return the next answer. The connection goes back to the pool with the final answer.
-
-        Raises:
-            PeerDied, ProtocolViolation: errors of the channel.
-            DeadlineExceeded, Cancelled: the request was abandoned.
-        """
+        """Return the next answer. The connection goes back to the pool with the final answer."""
         message, cancellation, on_wait = self._message, self._cancellation, self._options.on_wait
         answer: Answer | None = None
         try:
@@ -267,11 +262,7 @@ class Attempt(Struct, eq=False):
         self, pool: ExecutorPool, connection: ExecutorConnection, ex: errors.ShmserveError
     ) -> bool:
         """Take in an executor's failure during the request. Return True if another executor may
-        run the request.
-
-        Raises:
-            InvalidArgument: a client's region was the cause.
-        """
+        run the request."""
         pool.discard(connection)
         self._executors.lost(pool, ex)
         regions = regions_of(self._message)
@@ -299,11 +290,7 @@ class Attempt(Struct, eq=False):
 
 
 def _blocked(entry: ModelEntry, message: Execute) -> set[str]:
-    """Return executors that cannot run the request because they wait for its answer.
-
-    Raises:
-        NotConfigured: no other executor exists.
-    """
+    """Return executors that cannot run the request because they wait for its answer."""
     blocked = {caller.process for caller in message.callers if caller.blocked}
     instances = [instance.process for instance in entry.instances]
     if instances and blocked.issuperset(instances):

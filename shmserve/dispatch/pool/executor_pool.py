@@ -104,12 +104,7 @@ class ExecutorPool(Struct, eq=False):
 
     def acquire(self, caller: int = UNKNOWN) -> ExecutorConnection:
         """Return a connection for one request of a caller. Hand the connection to `give` or
-        `discard` afterwards.
-
-        Raises:
-            QueueFull: `max_queue` requests of this frontend are at the executor already.
-            PeerDied: the executor cannot be reached.
-        """
+        `discard` afterwards."""
         with self._lock:
             if self._closed:
                 raise errors.PeerDied("the executor is gone")
@@ -273,11 +268,7 @@ class ExecutorPool(Struct, eq=False):
         return slots
 
     def _send_pending(self, channel: Channel) -> None:
-        """Send waiting releases until the executor's buffer is full.
-
-        Raises:
-            PeerDied: the executor is gone.
-        """
+        """Send waiting releases until the executor's buffer is full."""
         while True:
             with self._lock:
                 slots = self._take_pending()

@@ -55,11 +55,7 @@ class BatchMember(runner.RunOutcome, eq=False):
     gathered: int = 0
 
     def begin(self, request: ExecutorRequest, batch: GatheredBatch | None) -> None:
-        """Add the request to the run, and copy the inputs into a gathered batch.
-
-        Raises:
-            ShmserveError: as `GatheredBatch.add`.
-        """
+        """Add the request to the run, and copy the inputs into a gathered batch."""
         self.request = request
         if batch is not None:
             self.gathered = batch.add(self.connection.frontend, self.message)

@@ -43,11 +43,7 @@ class LaneCounting:
             self.announce()
 
     def announce(self) -> None:
-        """Tell the coordinator of the page, if the page exists.
-
-        Raises:
-            OSError: no descriptor is left; the next lane tries again.
-        """
+        """Tell the coordinator of the page, if the page exists."""
         self._announced = False
         if self._page is None:
             return

@@ -85,10 +85,6 @@ class GatheredBatch:
 
         Args:
             on_device: reserve on the instance's GPU, for inputs other than BYTES.
-
-        Raises:
-            ArenaExhausted: the pool has no room.
-            ResourceExhausted: the device has no memory left.
         """
         self.rows: list[int] = []
         self._workspace = workspace
@@ -221,9 +217,6 @@ def split(
     Args:
         parts_of: returns the parts of an output, one for each request.
         copied: number of bytes that were copied for each request.
-
-    Raises:
-        Internal: the model returned more or less than one response, or as `parts_of`.
     """
     if len(responses) != 1:
         raise Internal(f"the model gave {len(responses)} responses to 1 batch")
@@ -242,11 +235,7 @@ def split(
 
 
 def split_rows(output: Output, sizes: Sequence[int], what: str = "rows") -> list[Any]:
-    """Split an output into consecutive parts of these sizes.
-
-    Raises:
-        Internal: the output has another size than the batch.
-    """
+    """Split an output into consecutive parts of these sizes."""
     array, total = output.array, sum(sizes)
     if array.shape[:1] != (total,):
         shape = list(array.shape)

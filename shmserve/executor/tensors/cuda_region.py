@@ -162,11 +162,7 @@ class CudaPlace(Window):
         self._region = region
 
     def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
-        """Return a writable array in host memory, which `put` copies to the window.
-
-        Raises:
-            InvalidArgument: the window is too small.
-        """
+        """Return a writable array in host memory, which `put` copies to the window."""
         self.check_size(nbytes)
         return np.empty(shape, dtype)
 

@@ -35,11 +35,7 @@ class Window(ABC):
         self._at = at
 
     def size_of(self, output: Output) -> int | list[bytes]:
-        """Check that an output fits. Return its size in bytes, or the elements of a BYTES output.
-
-        Raises:
-            InvalidArgument: the window is too small.
-        """
+        """Check that an output fits. Return its size in bytes, or the elements of a BYTES output."""
         if output.datatype == "BYTES":
             elements = bytes_codec.to_bytes(output.array.ravel().tolist())
             self.check_size(bytes_codec.encoded_size(elements))
@@ -96,11 +92,7 @@ class RegionOutput(Window):
 
     def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
         """Return a writable array in the client's memory. If that memory must not be mapped or is
-        not aligned, the array is in private memory.
-
-        Raises:
-            InvalidArgument: the window is too small.
-        """
+        not aligned, the array is in private memory."""
         self.check_size(nbytes)
         if self._region.copy or not nbytes or self._address % dtype.alignment:
             return np.empty(shape, dtype)

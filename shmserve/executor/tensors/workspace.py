@@ -139,11 +139,7 @@ class Workspace:
         return Input(tensor, view, self.spec.name, self.devices, moved=at.nbytes)
 
     def places(self, message: Execute) -> Places:
-        """Return the windows for the outputs that go into client memory, by name.
-
-        Raises:
-            ShmserveError: client memory cannot be used.
-        """
+        """Return the windows for the outputs that go into client memory, by name."""
         return {place.name: self._place(place) for place in message.places}
 
     def _place(self, place: OutputPlace) -> RegionOutput | CudaPlace:

@@ -112,10 +112,6 @@ class GrpcExtension(Protocol):
 
 
 def add_extensions(services: Services, dispatcher: DispatchApi, settings: Settings) -> None:
-    """Add the services of all extensions.
-
-    Raises:
-        ConfigError: an extension cannot be imported.
-    """
+    """Add the services of all extensions."""
     for extension in extensions.load_all(extensions.GRPC_SERVICES).values():
         extension(services, dispatcher, settings)

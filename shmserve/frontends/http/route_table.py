@@ -194,11 +194,7 @@ class HttpExtension(Protocol):
 
 
 def add_extensions(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
-    """Add the routes of all extensions.
-
-    Raises:
-        ConfigError: an extension cannot be imported.
-    """
+    """Add the routes of all extensions."""
     routes = routes.for_extensions(settings)
     for extension in extensions.load_all(extensions.HTTP_ROUTES).values():
         extension(routes, dispatcher, settings)

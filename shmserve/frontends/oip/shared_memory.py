@@ -131,13 +131,7 @@ class SharedMemory:
         self, caller: Callable[[], Caller], spec: ModelSpec, window: RegionWindow
     ) -> RegionRef:
         """Return the reference by which executors find a window of a region. A window of zero
-        bytes may lie anywhere within the region.
-
-        Raises:
-            NotFound: the caller has no such region.
-            InvalidArgument: the window reaches outside the region, or the model takes no client
-                memory.
-        """
+        bytes may lie anywhere within the region."""
         if spec.parameters.get("client_shm_mode") == "off":
             raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
         region = rules.find(

@@ -20,9 +20,6 @@ def deduce(signature: ModelSignature, nbytes: int) -> InferRequest:
 
     The body of a BYTES input is a single element. `binary_size` then includes the 4-byte length
     that the caller puts before the body.
-
-    Raises:
-        InvalidArgument: the shape cannot be deduced, or the size does not fit.
     """
     model = signature.spec.name
     if len(signature.inputs) != 1:

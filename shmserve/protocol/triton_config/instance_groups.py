@@ -89,9 +89,6 @@ def placed(
     Args:
         devices: number of visible CUDA devices.
         cupy: CuPy is installed.
-
-    Raises:
-        ConfigError: a required device or CuPy is missing.
     """
     placed_groups = []
     for group in groups:

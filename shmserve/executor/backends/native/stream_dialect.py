@@ -58,11 +58,7 @@ class StreamRequest(NativeRequest):
         responses.send(response)
 
     def finish(self) -> None:
-        """End the stream.
-
-        Raises:
-            ProtocolViolation: `finish` was called before.
-        """
+        """End the stream."""
         responses = self._request.responses
         assert responses is not None
         responses.send(None, final=True)

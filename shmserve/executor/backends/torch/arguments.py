@@ -69,11 +69,7 @@ def cleans_cache(spec: ModelSpec) -> bool:
 
 def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[], Any]:
     """Apply the parameters of config.pbtxt. Return a function that makes the context manager of a
-    run. `on_gpu`: True if parameters for a GPU apply.
-
-    Raises:
-        ConfigError: a parameter has an invalid value.
-    """
+    run. `on_gpu`: True if parameters for a GPU apply."""
     threads = default_threads(spec)
     inter_op = 1
     mode: Callable[[], Any] = torch.inference_mode

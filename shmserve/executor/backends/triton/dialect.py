@@ -277,11 +277,7 @@ def _returned(error: TritonError) -> ModelFailure:
 
 
 def _has_device_inputs(spec: ModelSpec) -> bool:
-    """Return True if inputs in GPU memory stay there.
-
-    Raises:
-        ConfigError: the parameter is neither 'yes' nor 'no'.
-    """
+    """Return True if inputs in GPU memory stay there."""
     force = spec.parameters.get(_FORCE_CPU, "yes")
     if force not in ("yes", "no"):
         raise ConfigError(

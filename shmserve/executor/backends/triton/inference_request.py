@@ -224,11 +224,7 @@ class InferenceRequest:
 
 
 def _text(given: Any) -> Any:
-    """Return names given as `bytes`, such as elements of BYTES tensors, as text.
-
-    Raises:
-        TypeError: the name is no UTF-8.
-    """
+    """Return names given as `bytes`, such as elements of BYTES tensors, as text."""
     if not isinstance(given, bytes):
         return given
     try:

@@ -97,11 +97,7 @@ class Streams:
         context: RpcContext,
         strict: bool,
     ) -> bytes:
-        """Return a failure as a message of the stream.
-
-        Raises:
-            ShmserveError: the failure itself, if `strict`: the stream ends with it.
-        """
+        """Return a failure as a message of the stream."""
         if strict:
             raise ex
         self.inferences.trace_refused(context, METHOD, ex)
