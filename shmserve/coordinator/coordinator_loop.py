@@ -18,9 +18,9 @@ from functools import partial
 
 from shmserve import model_places
 from shmserve.config import Settings, base_dir, state_dir
-from shmserve.coordinator import assembly, pool_sizing, remote_start
+from shmserve.coordinator import assembly, pool_sizing
 from shmserve.coordinator.agent_check import AgentCheck, AgentConnection
-from shmserve.coordinator.assembly import Launch, Outside
+from shmserve.coordinator.assembly import Launch, Outside, RemoteStart
 from shmserve.coordinator.links import Links
 from shmserve.coordinator.message_router import MessageRouter
 from shmserve.coordinator.models import desired_models
@@ -31,7 +31,6 @@ from shmserve.coordinator.process_connections import ProcessConnection
 from shmserve.coordinator.programs.client_socket import ClientConnection, ClientSocket
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.predecessor import Predecessor
-from shmserve.coordinator.remote_start import RemoteStart
 from shmserve.coordinator.state.checkpoint import Checkpoint, CheckpointFile
 from shmserve.coordinator.stats.history_file import HistoryFile
 from shmserve.core.control.silence import period_s
@@ -117,9 +116,9 @@ class CoordinatorLoop:
                 _log.info("removed what earlier services left", extra=log_fields(segments=swept))
         file = CheckpointFile(run_dir, launch.epoch)
         checkpoint = file.read()
-        waits = checkpoint is None and remote_start.waits(settings, library)
+        waits = checkpoint is None and assembly.waits(settings, library)
         known = checkpoint is not None or waits
-        fingerprints = {} if known else remote_start.survey(settings, library)
+        fingerprints = {} if known else assembly.survey(settings, library)
         desired = DesiredModels() if known else self._desired(settings, library)
         pool_bytes = _advised(*pool_sizing.host_pool(settings.pool_bytes))
         frontends = settings.http_workers + settings.grpc_processes

@@ -35,7 +35,7 @@ class Window(ABC):
         self._at = at
 
     def size_of(self, output: Output) -> int | list[bytes]:
-        """Check that an output fits. Return its size in bytes, or the elements of a BYTES output."""
+        """Check that an output fits. Return the size in bytes, or elements of a BYTES output."""
         if output.datatype == "BYTES":
             elements = bytes_codec.to_bytes(output.array.ravel().tolist())
             self.check_size(bytes_codec.encoded_size(elements))

@@ -42,7 +42,7 @@ class CertificateFiles(Struct, frozen=True):
         return bool(self.cert)
 
     def contents(self) -> tuple[bytes, bytes, bytes]:
-        """Return the contents of certificate, key and authority; empty for a file that is not set."""
+        """Return the contents of certificate, key and authority; empty for a file not set."""
         name = f"{self.door}_tls"
         return (
             _content(f"{name}_cert", self.cert),

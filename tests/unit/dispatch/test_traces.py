@@ -25,7 +25,7 @@ from shmserve.dispatch.traces.trace_entries import entries_of
 from shmserve.dispatch.traces.tracing import Take, Tracer, timestamps
 from shmserve.errors import ModelFailure, ProtocolViolation, Unavailable
 from shmserve.executor.backend import Output, Request, Response
-from shmserve.exporter.intake import Intake
+from shmserve.exporter.__main__ import Intake
 from shmserve.observe.logs import TRACES
 from shmserve.protocol.control.data_messages import Timing
 from shmserve.protocol.control.span_messages import Span, Spans
