@@ -67,11 +67,8 @@ class GivenValue(NamedTuple):
 
 class Sources(msgspec.Struct):
     """Values given for the settings in `_declared`: by the file, then by the environment.
-
-    Attributes:
-        _former: today's names of settings, by their former names.
-        _retired: settings that no longer exist.
-    """
+    `_former`: today's names of settings, by their former names. `_retired`: settings that no longer
+    exist."""
 
     _declared: Mapping[str, Declared]
     _former: Mapping[str, str]

@@ -45,12 +45,9 @@ class ProcessConnection:
         return bool(self._queue)
 
     def send(self, message: FromCoordinator, fds: Sequence[int] = ()) -> None:
-        """Send now, or queue. Copies of the descriptors are sent along.
-
-        Raises:
-            PeerDied: the peer is gone.
-            ProtocolViolation: the peer reads too slowly, or the message is too long for a packet.
-        """
+        """Send now, or queue. Copies of the descriptors are sent along. Raise PeerDied if the peer
+        is gone. Raise ProtocolViolation if the peer reads too slowly, or the message is too long
+        for a packet."""
         data = messages.encode(message)
         if len(data) > MAX_MESSAGE:
             raise ProtocolViolation(f"a {type(message).__name__} of {len(data)} bytes is too long")

@@ -73,12 +73,8 @@ def is_restricted(settings: Settings, category: str) -> bool:
 
 
 class Access:
-    """Access checks by the table.
-
-    Args:
-        settings: settings with the access rules.
-        server_uid: user of the server.
-    """
+    """Access checks by the table. `settings`: settings with the access rules. `server_uid`: user of
+    the server."""
 
     def __init__(self, settings: Settings, server_uid: int) -> None:
         self._table = table(settings)

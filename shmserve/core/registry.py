@@ -205,12 +205,8 @@ class Snapshot(Struct, frozen=True, dict=True):
         return current if current.spec.takes_the_same(entry.spec) else entry
 
     def refreshed(self, entry: ModelEntry) -> ModelEntry:
-        """Return this snapshot's entry of the same version.
-
-        Raises:
-            NotFound, Unavailable: the version is not served any more, or takes other requests than
-                `entry`.
-        """
+        """Return this snapshot's entry of the same version. Raise NotFound or Unavailable if the
+        version is not served any more, or takes other requests than `entry`."""
         spec = entry.spec
         current = require_ready(self.model(spec.name, spec.version), spec.version)
         if not current.spec.takes_the_same(spec):
@@ -282,11 +278,8 @@ def _lack(entry: ModelEntry) -> str:
 
 def require_ready(entry: ModelEntry, version: str) -> ModelEntry:
     """Return the entry unchanged if it can serve. `version`: the requested version, empty if none.
-
-    Raises:
-        NotFound: no version was requested, and no version of the model can be used.
-        Unavailable: the version is not ready (now).
-    """
+    Raise NotFound if no version was requested, and no version of the model can be used. Raise
+    Unavailable if the version is not ready (now)."""
     if entry.state is not ModelState.READY:
         name = entry.spec.name
         if not version and entry.state is not ModelState.LOADING:

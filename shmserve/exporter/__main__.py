@@ -47,12 +47,8 @@ _MOST_IN_A_ROW = 64  # messages from one process before other processes are serv
 
 
 class Intake:
-    """Listener and channels, for a single thread.
-
-    Args:
-        put: function that receives each message.
-        wake_fd: eventfd that ends a waiting `turn`.
-    """
+    """Listener and channels, for a single thread. `put`: function that receives each message.
+    `wake_fd`: eventfd that ends a waiting `turn`."""
 
     def __init__(self, run_dir: str, put: Callable[[Spans], None], wake_fd: int) -> None:
         self._put = put

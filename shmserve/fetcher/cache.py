@@ -118,12 +118,8 @@ class Cache:
             os.close(descriptor)
 
     def claim(self, digest: str, nbytes: int, kept: Collection[str] = ()) -> None:
-        """Make room for `nbytes` further bytes of a snapshot by removing unused snapshots.
-
-        Args:
-            kept: files already in the snapshot: links to files of other snapshots, which may be
-                removed.
-        """
+        """Make room for `nbytes` further bytes of a snapshot by removing unused snapshots. `kept`:
+        files already in the snapshot: links to files of other snapshots, which may be removed."""
         with self.locked():
             self._make_room(nbytes, digest, kept)
             total = nbytes + sum(map(os.path.getsize, kept))

@@ -61,12 +61,8 @@ def _bound_hub(silence_s: float) -> None:
 
 
 class Store:
-    """Remote repository. Thread-safe.
-
-    Args:
-        url: address without secrets. Secrets are in environment variables, as for each store's own
-            tools.
-    """
+    """Remote repository. Thread-safe. `url`: address without secrets. Secrets are in environment
+    variables, as for each store's own tools."""
 
     def __init__(self, url: str, settings: Settings) -> None:
         self.url = url.rstrip("/")

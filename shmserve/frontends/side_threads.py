@@ -56,12 +56,8 @@ class CallElsewhere(Generic[_Result]):
 
 class SideThreads:
     """At most `limit` threads, each started when first needed. Further items wait in a bounded
-    queue.
-
-    Args:
-        setting: name of the setting with the limit, for error messages.
-        or_here: if the system has no thread at all, the submitting thread runs the item.
-    """
+    queue. `setting`: name of the setting with the limit, for error messages. `or_here`: if the
+    system has no thread at all, the submitting thread runs the item."""
 
     def __init__(self, limit: int, setting: str, or_here: bool = True) -> None:
         self._or_here = or_here

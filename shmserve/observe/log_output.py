@@ -34,11 +34,7 @@ class LogRelay:
     master itself: a start that fails has no supervisor. Only the master's own end then waits for
     this write, and an alarm bounds the wait.
 
-    Args:
-        line: makes a line of the log from a text.
-
-    Attributes:
-        receiving: descriptor for the supervisor.
+    `line`: makes a line of the log from a text. `receiving`: descriptor for the supervisor.
     """
 
     def __init__(self, line: Callable[[str], str]) -> None:
@@ -74,12 +70,9 @@ def _give_up(*_: object) -> None:
 
 
 class _Output:
-    """State of one process, inherited by forks until each fork calls `begin`.
-
-    Attributes:
-        relay: socket of a process that forks. Forks keep the socket for supervisors started later.
-        writers: log writers, by descriptor.
-    """
+    """State of one process, inherited by forks until each fork calls `begin`. `relay`: socket of a
+    process that forks. Forks keep the socket for supervisors started later. `writers`: log writers,
+    by descriptor."""
 
     def __init__(self) -> None:
         self.relay: LogRelay | None = None
@@ -89,11 +82,8 @@ class _Output:
 
     def begin(self, line: Callable[[str], str], forks: bool) -> None:
         """Take over `sys.stdout` and `sys.stderr`, or in a fork the lines of their replacements.
-
-        Args:
-            line: makes a line of the log from a text.
-            forks: the process forks and so may have no thread.
-        """
+        `line`: makes a line of the log from a text. `forks`: the process forks and so may have no
+        thread."""
         if not self._streams:
             sys.stdout, sys.stderr = self._stream(sys.stdout), self._stream(sys.stderr)
             atexit.register(self.end)

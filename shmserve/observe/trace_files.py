@@ -47,11 +47,7 @@ def begin(settings: Settings) -> None:
 
 
 class TraceWriter:
-    """Writer of trace files, for one thread of a process.
-
-    Args:
-        settings: gives `trace_file`.
-    """
+    """Writer of trace files, for one thread of a process. `settings`: gives `trace_file`."""
 
     def __init__(self, settings: Settings) -> None:
         self._path = settings.trace_file

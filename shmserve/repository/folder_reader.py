@@ -56,11 +56,8 @@ class FolderReader:
     def completed(
         self, directory: str, spec: ModelSpec, groups: tuple[InstanceGroup, ...]
     ) -> tuple[ModelSpec, tuple[InstanceGroup, ...]]:
-        """Return a version of this backend and its groups, completed from the model's files.
-
-        Raises:
-            ConfigError: the version cannot be served.
-        """
+        """Return a version of this backend and its groups, completed from the model's files. Raise
+        ConfigError if the version cannot be served."""
         return spec, groups
 
     def with_parameters(self, spec: ModelSpec) -> ModelSpec:

@@ -53,22 +53,14 @@ def scan(paths: Sequence[str]) -> ScanResult:
 
 
 def find(paths: Sequence[str], name: str, override: str | None = None) -> ModelFolder:
-    """Read one model, as for a load request. `override` is the model's configuration as JSON.
-
-    Raises:
-        NotFound: the model has no folder.
-        ConfigError: the model cannot be served.
-    """
+    """Read one model, as for a load request. `override` is the model's configuration as JSON. Raise
+    NotFound if the model has no folder. Raise ConfigError if the model cannot be served."""
     return read_folder(locate(paths, name), override)
 
 
 def locate(paths: Sequence[str], name: str) -> str:
-    """Return the folder of a model.
-
-    Raises:
-        NotFound: the model has no folder.
-        ConfigError: the model has several folders, or is not in the cache yet.
-    """
+    """Return the folder of a model. Raise NotFound if the model has no folder. Raise ConfigError if
+    the model has several folders, or is not in the cache yet."""
     directories = folders(paths).get(name) if ids.is_model_name(name) else None
     if not directories:
         if reason := absent(paths).get(name):

@@ -66,11 +66,8 @@ class ArenaMemory(Struct, eq=False):
     spare: Callable[[int], bool] = lambda nbytes: False
 
     def prepare(self) -> None:
-        """Make the first segment now, so that no request waits for it.
-
-        Raises:
-            ArenaExhausted: the budget or the shared memory is used up.
-        """
+        """Make the first segment now, so that no request waits for it. Raise ArenaExhausted if the
+        budget or the shared memory is used up."""
         self.reclaim(self.reserve(1))
 
     def reserve(self, nbytes: int) -> Slot:
@@ -78,9 +75,8 @@ class ArenaMemory(Struct, eq=False):
 
         Waits only for the coordinator's grant, for a bounded time.
 
-        Raises:
-            ArenaExhausted: the pool's budget or the shared memory is used up.
-            TooLarge: the whole pool is smaller than the slot.
+        Raise ArenaExhausted if the pool's budget or the shared memory is used up. Raise TooLarge if
+        the whole pool is smaller than the slot.
         """
         with self._lock:
             slot = self._arena.reserve(nbytes)

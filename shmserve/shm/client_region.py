@@ -31,11 +31,8 @@ class ClientRegion:
     """A region, mapped into this process or copied. The mapping lives as long as a view of it."""
 
     def __init__(self, region: Region, fd: int, copy: bool) -> None:
-        """Take over `fd` and close it later, in case of an error at once.
-
-        Raises:
-            InvalidArgument: the object has become smaller than the region.
-        """
+        """Take over `fd` and close it later, in case of an error at once. Raise InvalidArgument if
+        the object has become smaller than the region."""
         self.region = region
         self._may_shrink = not region.memory.keeps_size
         self.copy = copy
@@ -83,11 +80,8 @@ class ClientRegion:
         return self.address + self.region.offset % mmap.ALLOCATIONGRANULARITY + at.offset
 
     def read(self, at: RegionRef) -> memoryview:
-        """Return a private copy of a window.
-
-        Raises:
-            InvalidArgument: the window reaches outside the region, or the object was truncated.
-        """
+        """Return a private copy of a window. Raise InvalidArgument if the window reaches outside
+        the region, or the object was truncated."""
         self._check_bounds(at)
         target = np.empty(at.nbytes, np.uint8).data  # not zeroed first, unlike a bytearray
         self.read_into(at, target)

@@ -42,11 +42,8 @@ _decode = msgpack_decoder(tuple[Family, ...])
 
 
 class MetricsArea:
-    """The writer's side.
-
-    Args:
-        fd: descriptor of the status page's object, which the caller keeps and closes.
-    """
+    """The writer's side. `fd`: descriptor of the status page's object, which the caller keeps and
+    closes."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -91,11 +88,8 @@ class MetricsArea:
 
 
 def read(fd: int) -> tuple[Family, ...]:
-    """Return the families published behind the status page with the descriptor `fd`.
-
-    Raises:
-        UnreadableMessage: the area makes no sense, or changed at every attempt.
-    """
+    """Return the families published behind the status page with the descriptor `fd`. Raise
+    UnreadableMessage if the area makes no sense, or changed at every attempt."""
     for _ in range(_LOOKS):
         data = os.pread(fd, max(0, min(os.fstat(fd).st_size - SIZE, MAX_BYTES)), SIZE)
         if len(data) < _HEAD:

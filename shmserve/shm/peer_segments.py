@@ -17,12 +17,8 @@ from shmserve.shm.segment import Mapping
 
 
 class PeerSegments:
-    """Segments of one peer process.
-
-    Args:
-        keep: keep the segments' descriptors, too, to pass them on.
-        mappings: record of the process's mappings.
-    """
+    """Segments of one peer process. `keep`: keep the segments' descriptors, too, to pass them on.
+    `mappings`: record of the process's mappings."""
 
     def __init__(self, keep: bool = False, mappings: Mappings | None = None) -> None:
         self._keep = keep

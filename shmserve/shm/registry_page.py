@@ -111,11 +111,8 @@ class RegistryReader:
         self._cached: Snapshot | None = None
 
     def current(self) -> Snapshot:
-        """Return the newest published snapshot. Any thread may call this method.
-
-        Raises:
-            Unavailable: nothing has been published yet.
-        """
+        """Return the newest published snapshot. Any thread may call this method. Raise Unavailable
+        if nothing has been published yet."""
         words, cached = self._words, self._cached
         if (
             cached is not None

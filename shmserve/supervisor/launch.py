@@ -144,11 +144,8 @@ def master_fd() -> int:
 
 
 def prepare(settings: Settings) -> None:
-    """Take the run directory for the service of this gunicorn master.
-
-    Raises:
-        ConfigError: a setting that cannot work, or another service in a directory of this service.
-    """
+    """Take the run directory for the service of this gunicorn master. Raise ConfigError if a
+    setting cannot work, or another service has a directory of this service."""
     for warning in _state.warnings:
         _log.warning("%s", warning)
     for problem in model_places.missing_folders(settings):
@@ -225,12 +222,8 @@ def failed(message: str) -> NoReturn:
 
 
 def hand_over(http: Sequence[int], environ: dict[str, str]) -> NoReturn:
-    """Start a new generation in place of the present one. Called in a fork of the master.
-
-    Args:
-        http: descriptors of gunicorn's sockets.
-        environ: environment of the master's start.
-    """
+    """Start a new generation in place of the present one. Called in a fork of the master. `http`:
+    descriptors of gunicorn's sockets. `environ`: environment of the master's start."""
     assert _state.settings is not None
     name = activation.BOUND if _has_bound() else "http"
     named = [(name, fd) for fd in http]
@@ -360,12 +353,9 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
 
 
 def stopping(settings: Settings, http: Iterable[object]) -> None:
-    """Note that the master stops: from now on a handover lets no other generation serve. Remove
-    the service's own files of Unix sockets, unless another generation serves on them.
-
-    Args:
-        http: addresses of the master's sockets.
-    """
+    """Note that the master stops: from now on a handover lets no other generation serve. Remove the
+    service's own files of Unix sockets, unless another generation serves on them. `http`: addresses
+    of the master's sockets."""
     os.eventfd_write(_state.stopping_fd, 1)
     if not _has_bound() or not serves(settings):
         return

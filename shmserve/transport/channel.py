@@ -74,11 +74,8 @@ class Channel:
 
     @classmethod
     def connect(cls, path: str, timeout_s: float = 5.0) -> Channel:
-        """Connect to a listener.
-
-        Raises:
-            PeerDied: no process listens there, or none accepts within the timeout.
-        """
+        """Connect to a listener. Raise PeerDied if no process listens there, or none accepts within
+        the timeout."""
         end = time.monotonic() + timeout_s
         try:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -99,13 +96,9 @@ class Channel:
             raise PeerDied(f"cannot connect: {ex.strerror or ex}") from ex
 
     def send(self, data: bytes, fds: Sequence[int] = (), wait: bool = True) -> bool:
-        """Send a message. Return False if `wait` is False and the peer has no room for the
-        message.
-
-        Raises:
-            PeerDied: the peer is gone, or has read nothing for 5 s.
-            TooLarge: the message exceeds `MAX_MESSAGE`.
-        """
+        """Send a message. Return False if `wait` is False and the peer has no room for the message.
+        Raise PeerDied if the peer is gone, or has read nothing for 5 s. Raise TooLarge if the
+        message exceeds `MAX_MESSAGE`."""
         if len(data) > MAX_MESSAGE:
             raise too_large(data)
         waiter = installed.waiter

@@ -134,8 +134,7 @@ class Link:
         A message with fds is for one coordinator only, so it is dropped without a connection. The
         link copies the fds; the caller keeps the originals.
 
-        Raises:
-            ProtocolViolation: the message is longer than a channel carries.
+        Raise ProtocolViolation if the message is longer than a channel carries.
         """
         _check_size(message)
         with self._lock:
@@ -152,9 +151,8 @@ class Link:
 
         `late` gets an answer that comes after the timeout, if the same coordinator gives it.
 
-        Raises:
-            Unavailable: no answer within `timeout_s`.
-            ProtocolViolation: the message is longer than a channel carries.
+        Raise Unavailable if no answer comes within `timeout_s`. Raise ProtocolViolation if the
+        message is longer than a channel carries.
         """
         ticket = next(self._tickets)
         message = make(ticket, False)

@@ -49,10 +49,7 @@ class Reply(Struct, frozen=True):
 
 class Transport:
     """Requests to one server. Thread-safe: concurrent requests use separate connections.
-
-    Attributes:
-        timeout_s: default seconds to wait for an answer.
-    """
+    `timeout_s`: default seconds to wait for an answer."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         """Parse the address. Raise ValueError if `url` is neither http:// nor unix:."""

@@ -44,12 +44,8 @@ class Held:
 
 @dataclass(frozen=True)
 class Steps:
-    """Next step of the nodes.
-
-    Attributes:
-        orders: models that each node should have in memory now.
-        leaving: replicas to give up, which get no more requests.
-    """
+    """Next step of the nodes. `orders`: models that each node should have in memory now. `leaving`:
+    replicas to give up, which get no more requests."""
 
     orders: dict[str, frozenset[str]]
     leaving: frozenset[Replica]
@@ -57,11 +53,7 @@ class Steps:
 
 def next_steps(target: ModelSets, held: Held, drained: AbstractSet[Replica]) -> Steps:
     """Return the next step. No order needs more than a node's room, unless the node exceeds its
-    room already.
-
-    Args:
-        drained: replicas that have been leaving for long enough.
-    """
+    room already. `drained`: replicas that have been leaving for long enough."""
     leaving = _replaced(target, held)
     orders = _orders(target, held, leaving & drained)
     leaving |= _in_the_way(target, held, _under_way(held, orders, leaving))
@@ -144,12 +136,8 @@ def _orders(target: ModelSets, held: Held, gone: AbstractSet[Replica]) -> dict[s
 
 @dataclass(frozen=True)
 class ModelRule:
-    """Rule for a model.
-
-    Attributes:
-        memory: memory of a replica, in bytes.
-        scaling: limits for the number of replicas.
-    """
+    """Rule for a model. `memory`: memory of a replica, in bytes. `scaling`: limits for the number
+    of replicas."""
 
     memory: int
     scaling: ScalingRule = field(default_factory=ScalingRule)
@@ -175,11 +163,8 @@ class Decision:
 
 
 class ClusterPlan:
-    """Placement and scaling of models from look to look.
-
-    Args:
-        drain_s: seconds from a replica's last routed request to its unloading.
-    """
+    """Placement and scaling of models from look to look. `drain_s`: seconds from a replica's last
+    routed request to its unloading."""
 
     def __init__(self, rules: Mapping[str, ModelRule], drain_s: float = 2.0) -> None:
         self._rules = rules

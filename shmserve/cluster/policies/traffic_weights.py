@@ -15,12 +15,8 @@ STEADY = 0.2  # fraction of a weight; smaller changes are not made
 
 
 def weights(speeds: Mapping[str, float | None], before: Mapping[str, int]) -> dict[str, int]:
-    """Return a weight in 1 … MOST for each node.
-
-    Args:
-        speeds: requests per second of busy executors; None: unknown, taken as the median.
-        before: previous weights.
-    """
+    """Return a weight in 1 … MOST for each node. `speeds`: requests per second of busy executors;
+    None: unknown, taken as the median. `before`: previous weights."""
     known_speeds = [speed for speed in speeds.values() if speed]
     if not known_speeds:
         return {node: before.get(node, UNKNOWN) for node in speeds}

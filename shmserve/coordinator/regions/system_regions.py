@@ -17,13 +17,9 @@ from shmserve.shm import client_object
 
 
 class SystemRegions(Struct, frozen=True):
-    """Opens, checks and enters system regions.
-
-    Args:
-        entered: takes over the descriptor of a region entered in the book; raises if the region
-            cannot stay.
-        answer: answers a frontend once the change is published.
-    """
+    """Opens, checks and enters system regions. `entered`: takes over the descriptor of a region
+    entered in the book; raises if the region cannot stay. `answer`: answers a frontend once the
+    change is published."""
 
     _book: RegionBook
     _run_dir: str

@@ -60,11 +60,7 @@ class Publication(Struct):
         self._flags = {n: previous.flags.get(n, value) for n, value in self._flags.items()}
 
     def set_flag(self, name: str, value: bool) -> None:
-        """Change a flag of an extension.
-
-        Raises:
-            ProtocolViolation: the flag does not exist.
-        """
+        """Change a flag of an extension. Raise ProtocolViolation if the flag does not exist."""
         if name not in self._flags:
             raise ProtocolViolation(f"there is no flag '{name}'")
         self._flags = {**self._flags, name: value}
@@ -156,11 +152,8 @@ def composed(models: Models, pipelines: Mapping[str, Sequence[str]]) -> Models:
 
 
 def make_pipeline(name: str, models: Sequence[ModelSpec]) -> ModelSpec:
-    """Return the spec of a pipeline, with the configuration shown to clients.
-
-    Raises:
-        ConfigError: two models of the pipeline do not fit together.
-    """
+    """Return the spec of a pipeline, with the configuration shown to clients. Raise ConfigError if
+    two models of the pipeline do not fit together."""
     spec = pipeline_wiring.pipeline(name, models)
     first, last = models[0].parameters, models[-1].parameters
     forms = {  # request forms besides tensors, such as messages

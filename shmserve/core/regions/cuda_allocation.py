@@ -47,11 +47,8 @@ def cuda_region(
 
 
 def check_allocation(region: Region, nbytes: int) -> None:
-    """Check a region against the size of the allocation behind its handle.
-
-    Raises:
-        InvalidArgument: the allocation is smaller.
-    """
+    """Check a region against the size of the allocation behind its handle. Raise InvalidArgument if
+    the allocation is smaller."""
     if nbytes < region.byte_size:
         text = f"byte_size {region.byte_size}, but the allocation has {nbytes} bytes"
         raise refusal(region.name, text)

@@ -130,11 +130,8 @@ class RegionBook:
         return self.regions[key] if key is not None else None
 
     def may_register(self, caller: Caller) -> None:
-        """Check that the caller may register regions at all.
-
-        Raises:
-            PermissionDenied: the caller is remote, and `client_shm_allow_remote` is off.
-        """
+        """Check that the caller may register regions at all. Raise PermissionDenied if the caller
+        is remote, and `client_shm_allow_remote` is off."""
         if caller.remote and not self._settings.client_shm_allow_remote:
             raise PermissionDenied(
                 "shared memory can be registered only over a Unix socket or from this machine's"
@@ -294,12 +291,9 @@ def find(
     settings: Settings,
     server_uid: int,
 ) -> Region:
-    """Return a region to use, after checking that the window lies inside.
-
-    Raises:
-        NotFound: the caller has no such region.
-        InvalidArgument: the window reaches outside, or the region is in quarantine.
-    """
+    """Return a region to use, after checking that the window lies inside. Raise NotFound if the
+    caller has no such region. Raise InvalidArgument if the window reaches outside, or the region is
+    in quarantine."""
     key = region_key(caller, name, settings, server_uid)
     region = regions.get(key) if key is not None else None
     if region is None:

@@ -20,11 +20,8 @@ def check_name(name: str) -> None:
 
 
 def object_name(key: str, region: str) -> str:
-    """Return the object's plain file name. A key may begin with any number of slashes.
-
-    Raises:
-        InvalidArgument: the key is no valid file name, or has a reserved prefix.
-    """
+    """Return the object's plain file name. A key may begin with any number of slashes. Raise
+    InvalidArgument if the key is no valid file name, or has a reserved prefix."""
     name = key.lstrip("/")
     bad = name in ("", ".", "..") or "/" in name or "\0" in name or _encoded_size(name) > MAX_NAME
     if bad:

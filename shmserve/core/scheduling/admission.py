@@ -71,11 +71,7 @@ class CallTurn(Struct, eq=False):
 
 
 class Admission:
-    """Places and turns for one kind of calls.
-
-    Attributes:
-        count: number of taken places.
-    """
+    """Places and turns for one kind of calls. `count`: number of taken places."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         running = limits.places if limits.running is None else limits.running

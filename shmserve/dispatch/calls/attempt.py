@@ -59,11 +59,8 @@ class Cancellation:
                 os.eventfd_write(self._fd, 1)
 
     def wait(self, connection: ExecutorConnection, timeout_s: float) -> None:
-        """Wait until the connection is readable, at most `timeout_s` seconds.
-
-        Raises:
-            Cancelled: `cancel` was called.
-        """
+        """Wait until the connection is readable, at most `timeout_s` seconds. Raise Cancelled if
+        `cancel` was called."""
         waiter, channel = installed.waiter, connection.channel
         if waiter is not None and self._event is not None:
             self._event.wait(timeout_s, channel.readiness or channel.watch(waiter))

@@ -130,11 +130,7 @@ class Dispatcher:
     # ------------------------------------------------------------- registry
 
     def snapshot(self) -> Snapshot:
-        """Return the current registry.
-
-        Raises:
-            Unavailable: nothing has been published yet.
-        """
+        """Return the current registry. Raise Unavailable if nothing has been published yet."""
         return self._registry.current()
 
     def model(self, name: str, version: str = "") -> ModelEntry:

@@ -195,9 +195,8 @@ def to_array(value: Any, where: str) -> Any:
     numpy and CuPy arrays are returned unchanged. Objects with DLPack or
     `__cuda_array_interface__`, such as torch tensors, are taken without a copy.
 
-    Raises:
-        Internal: the value is no array, or has an unknown type or layout.
-        ConfigError: the value lies in GPU memory, and CuPy cannot be used here.
+    Raise Internal if the value is no array, or has an unknown type or layout. Raise ConfigError if
+    the value lies in GPU memory, and CuPy cannot be used here.
     """
     if isinstance(value, np.ndarray):
         return value

@@ -100,11 +100,8 @@ class BatchMember(runner.RunOutcome, eq=False):
 
     def count(self, run: Timing, share: tuple[int, int] | None) -> None:
         """Complete the answer: duration, copied bytes, and inputs of which the model keeps views.
-
-        Args:
-            run: duration of the run.
-            share: bytes copied and moved for the request's rows of a gathered batch.
-        """
+        `run`: duration of the run. `share`: bytes copied and moved for the request's rows of a
+        gathered batch."""
         request, outputs = self.request, self.outputs
         if request is None:
             return

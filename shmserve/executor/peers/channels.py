@@ -121,9 +121,8 @@ class Channels:
         refusal and sends the request to another executor. `dispatch.calls.attempt` relies on this
         order.
 
-        Args:
-            busy: connections with a request that is taken and not answered; refused just before
-                the answer.
+        `busy`: connections with a request that is taken and not answered; refused just before the
+        answer.
         """
         self._look_up()  # admit lanes that were offered before
         self.closed = True

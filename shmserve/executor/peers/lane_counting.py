@@ -31,11 +31,8 @@ class LaneCounting:
         self._announced = False
 
     def open(self) -> None:
-        """Create the page of counters, and tell the coordinator. Idempotent.
-
-        Raises:
-            OSError: no descriptor is left.
-        """
+        """Create the page of counters, and tell the coordinator. Idempotent. Raise OSError if no
+        descriptor is left."""
         if self._page is None:
             self._page = OwnCounterPage(self._epoch, nwords(1))
             self._counters = RequestCounters(self._page.words)

@@ -141,12 +141,8 @@ class _WarmupRequest(Struct, eq=False):
 
 
 def warm_up(backend: Backend, spec: ModelSpec, context: Context) -> None:
-    """Run every sample as often as its `count` says.
-
-    Raises:
-        ConfigError: a sample does not fit the model, or its file is wrong.
-        ShmserveError: the model failed on a sample.
-    """
+    """Run every sample as often as its `count` says. Raise ConfigError if a sample does not fit the
+    model, or its file is wrong. Raise ShmserveError if the model failed on a sample."""
     config = model_config.of_spec(spec, folder_reader.kinds())
     requested = tuple(output.name for output in spec.outputs)
     for sample in config.warmup:

@@ -21,12 +21,9 @@ from shmserve.tensor import bytes_codec
 
 
 class Window(ABC):
-    """The window for one output: at most `at.nbytes` bytes of a region.
-
-    Attributes:
-        copied: number of bytes that the processor has copied to the window.
-        moved: number of bytes that the GPU has copied to the window.
-    """
+    """The window for one output: at most `at.nbytes` bytes of a region. `copied`: number of bytes
+    that the processor has copied to the window. `moved`: number of bytes that the GPU has copied to
+    the window."""
 
     def __init__(self, name: str, at: RegionRef) -> None:
         self.copied = 0
@@ -45,11 +42,8 @@ class Window(ABC):
         return nbytes
 
     def check_size(self, nbytes: int) -> None:
-        """Check that `nbytes` bytes fit into the window.
-
-        Raises:
-            InvalidArgument: the window is too small.
-        """
+        """Check that `nbytes` bytes fit into the window. Raise InvalidArgument if the window is too
+        small."""
         if nbytes > self._at.nbytes:
             raise InvalidArgument(
                 f"shared memory size specified with the request for output '{self._name}'"

@@ -53,12 +53,9 @@ class Offer(Struct):
 
 
 class Workspace:
-    """Arena, client regions and kept slots of one model's executor. For any thread, except
-    `settle` and `trim`, which are for the thread that uses the channels.
-
-    Attributes:
-        outputs: names of all outputs of the model.
-    """
+    """Arena, client regions and kept slots of one model's executor. For any thread, except `settle`
+    and `trim`, which are for the thread that uses the channels. `outputs`: names of all outputs of
+    the model."""
 
     def __init__(self, spec: ModelSpec, memory: ArenaMemory, regions: ClientRegions) -> None:
         self.spec = spec

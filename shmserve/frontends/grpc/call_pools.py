@@ -50,12 +50,9 @@ _BUSY = "too many calls at a time"
 
 
 class SilentCalls:
-    """The silent calls of one pool: calls that wait for a message of their client.
-
-    Args:
-        grace_s: silence, in seconds, after which a call gives way to a call that wants its place.
-        clock: checks the calls once a second.
-    """
+    """The silent calls of one pool: calls that wait for a message of their client. `grace_s`:
+    silence, in seconds, after which a call gives way to a call that wants its place. `clock`:
+    checks the calls once a second."""
 
     def __init__(self, grace_s: float, clock: ClientDeadlines) -> None:
         self._grace_s = grace_s
@@ -153,14 +150,9 @@ class AwaitedRequests(Iterator[Any]):
 
 
 class ClientDeadlines:
-    """Deadlines of clients, checked once a second while there are deadlines.
-
-    Args:
-        at: has the loop call a function at a time of the monotonic clock.
-
-    Attributes:
-        ticking: True if the next check is scheduled.
-    """
+    """Deadlines of clients, checked once a second while there are deadlines. `at`: has the loop
+    call a function at a time of the monotonic clock. `ticking`: True if the next check is
+    scheduled."""
 
     def __init__(self, at: Callable[[float, Callable[[], object]], None]) -> None:
         self._at = at

@@ -15,11 +15,8 @@ from shmserve.protocol.protobuf.infer_wire import Part
 
 class RpcContext(Protocol):
     """A call as seen by its rpc: the part of `grpc.ServicerContext` that rpcs use here.
-
-    Attributes:
-        caller_number: number of the caller, for turns and shares.
-        admitted: True if the rpc's rules let the call in before the message was received.
-    """
+    `caller_number`: number of the caller, for turns and shares. `admitted`: True if the rpc's rules
+    let the call in before the message was received."""
 
     caller_number: int
     admitted: bool

@@ -192,13 +192,9 @@ class PlacedTensor(Struct, eq=False):
 
 
 class TensorIntake(Struct, frozen=True, eq=False):
-    """Reception of the tensors in an rpc's messages.
-
-    Attributes:
-        memory: source of the slots.
-        announced: returns the inputs that the head of a message announces, if any. Raises the
-            error that refuses the message.
-    """
+    """Reception of the tensors in an rpc's messages. `memory`: source of the slots. `announced`:
+    returns the inputs that the head of a message announces, if any. Raises the error that refuses
+    the message."""
 
     memory: TensorMemory
     announced: Callable[[memoryview, Any], AnnouncedInputs | None]

@@ -149,11 +149,8 @@ class Routes:
         self._errors.forms.append((prefix, encode))
 
     def finish(self) -> None:
-        """Install the finders. No route is added after this call.
-
-        Raises:
-            ValueError: a route was not added through this table.
-        """
+        """Install the finders. No route is added after this call. Raise ValueError if a route was
+        not added through this table."""
         self._app.add_sink(self._behind, r"/")
         for template in self._app.templates:
             if template not in self._guard.rules:

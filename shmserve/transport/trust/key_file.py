@@ -43,12 +43,9 @@ def read(settings: Settings) -> dict[bytes, Key]:
 
 
 class KeyFile:
-    """Keys that are valid now. A look-up checks the file for changes, once a second at most. A
-    file that has become unusable changes nothing, but is reported in the log. Thread-safe.
-
-    Args:
-        settings: only `keys_file` is used.
-    """
+    """Keys that are valid now. A look-up checks the file for changes, once a second at most. A file
+    that has become unusable changes nothing, but is reported in the log. Thread-safe. `settings`:
+    only `keys_file` is used."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

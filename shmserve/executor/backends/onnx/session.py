@@ -164,11 +164,8 @@ def _choice(spec: ModelSpec, name: str, text: str, choices: dict[str, Any]) -> A
 
 
 def graph_tensors(args: Any, model: str) -> dict[str, GraphTensor]:
-    """Return the graph's inputs or outputs by name.
-
-    Raises:
-        ConfigError: the type is not a tensor of a known datatype.
-    """
+    """Return the graph's inputs or outputs by name. Raise ConfigError if the type is not a tensor
+    of a known datatype."""
     tensors = {}
     for arg in args:
         if arg.type not in _TYPES:

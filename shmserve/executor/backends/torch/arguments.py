@@ -47,11 +47,8 @@ class Signature(Struct, frozen=True):
 
 
 def choose_device(torch: Any, context: Context) -> int | None:
-    """Return the ordinal of the CUDA device on which a model runs; None: the CPU.
-
-    Raises:
-        ConfigError: the model must run on a GPU, and torch cannot use a GPU here.
-    """
+    """Return the ordinal of the CUDA device on which a model runs; None: the CPU. Raise ConfigError
+    if the model must run on a GPU, and torch cannot use a GPU here."""
     ordinal = ordinal_of(context.device)
     if ordinal is None or torch.cuda.is_available():
         return ordinal
@@ -111,11 +108,8 @@ def _flag(spec: ModelSpec, name: str, text: str) -> bool:
 
 
 def signature(model: Any, spec: ModelSpec) -> Signature:
-    """Match the configuration with the model's `forward`.
-
-    Raises:
-        ConfigError: the configuration does not fit `forward`.
-    """
+    """Match the configuration with the model's `forward`. Raise ConfigError if the configuration
+    does not fit `forward`."""
     schema = model._c._get_method("forward").schema
     arguments = schema.arguments[1:]  # without self
     names = [argument.name for argument in arguments]

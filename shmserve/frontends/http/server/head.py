@@ -132,9 +132,8 @@ class Heads:
         Bytes beyond the head and its empty line stay in the kernel, except after a chunked body
         and if `taken`.
 
-        Raises:
-            ParseException: the head is malformed or too large.
-            NoMoreData: the head ended in the middle.
+        Raise ParseException if the head is malformed or too large. Raise NoMoreData if the head
+        ended in the middle.
         """
         self.found = b""
         ahead = self.unreader

@@ -32,10 +32,8 @@ class BufferBody:
     The connection worker sends `buffers` together with the head in one system call. Any other WSGI
     server iterates over the object, which copies the buffers, and calls `close`.
 
-    Args:
-        buffers: the body's parts in order; valid until `close`.
-        close: called after the last byte was sent or the client was lost. The connection worker
-            calls `close` once.
+    `buffers`: the body's parts in order; valid until `close`. `close`: called after the last byte
+    was sent or the client was lost. The connection worker calls `close` once.
     """
 
     __slots__ = ("buffers", "close")
