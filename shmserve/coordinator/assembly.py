@@ -21,7 +21,6 @@ from shmserve.coordinator.programs.lane_desk import LaneDesk
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.coordinator.resource_turns import RECONNECT_S, ResourceTurns
-from shmserve.coordinator.state import checkpoint as checkpoints
 from shmserve.coordinator.state.checkpoint import Checkpoint, CheckpointFile
 from shmserve.coordinator.state.publication import EffectRunner, Publication
 from shmserve.coordinator.state.runtime_settings import RuntimeSettingsStore
@@ -170,13 +169,11 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
     parts.effects.perform([*effects, *parts.reconciler.scanned(desired.failures)])
 
 
-def resume(
-    parts: Parts, checkpoint: Checkpoint, previous: Snapshot | None, load_timeout_s: float
-) -> None:
+def resume(parts: Parts, checkpoint: Checkpoint, previous: Snapshot | None) -> None:
     """Continue from the checkpoint of an earlier coordinator, which published `previous`."""
     now = time.monotonic()
-    instances = checkpoints.restore(checkpoint, parts.reconciler, now + load_timeout_s, now)
-    parts.sync.instances.update(instances)
+    parts.reconciler.models.restore(checkpoint.models, checkpoint.next_number, now)
+    parts.sync.instances.update(checkpoint.instances)
     effects = parts.reconciler.scanned(checkpoint.failures)
     if previous is not None:
         parts.reconciler.restore(previous, now)

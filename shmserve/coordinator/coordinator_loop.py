@@ -166,7 +166,7 @@ class CoordinatorLoop:
         listener = listen(os.path.join(run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
         if checkpoint is not None:
-            assembly.resume(parts, checkpoint, writer.previous, settings.load_timeout_s)
+            assembly.resume(parts, checkpoint, writer.previous)
         else:
             if not again:
                 writer.publish(parts.reconciler.snapshot(launch.epoch))
