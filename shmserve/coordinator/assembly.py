@@ -12,10 +12,9 @@ from msgspec import Struct
 from shmserve import model_places
 from shmserve.config import Settings
 from shmserve.coordinator.models import desired_models
-from shmserve.coordinator.models.background import Background
 from shmserve.coordinator.models.desired_models import DesiredModels, Library
 from shmserve.coordinator.models.model_control import ModelControl
-from shmserve.coordinator.models.repository_jobs import RepositoryJobs
+from shmserve.coordinator.models.repository_jobs import Background, RepositoryJobs
 from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
 from shmserve.coordinator.programs.lane_desk import LaneDesk
 from shmserve.coordinator.regions.owners import Owners

@@ -24,9 +24,8 @@ from shmserve.coordinator.assembly import Launch, Outside, RemoteStart
 from shmserve.coordinator.links import Links
 from shmserve.coordinator.message_router import MessageRouter
 from shmserve.coordinator.models import desired_models
-from shmserve.coordinator.models.background import Background
 from shmserve.coordinator.models.desired_models import DesiredModels, Library
-from shmserve.coordinator.models.repository_jobs import RepositoryJobs
+from shmserve.coordinator.models.repository_jobs import Background, RepositoryJobs
 from shmserve.coordinator.process_connections import ProcessConnection
 from shmserve.coordinator.programs.client_socket import ClientConnection, ClientSocket
 from shmserve.coordinator.regions.owners import Owners

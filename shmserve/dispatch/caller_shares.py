@@ -1,7 +1,7 @@
 """Caller shares: bytes of the pool that each caller holds through this process, and the limit for
 one caller.
 
-`core.scheduling.caller_number` numbers the callers. Requests of at most `FREE` bytes are not
+`core.caller` numbers the callers. Requests of at most `FREE` bytes are not
 counted.
 """
 

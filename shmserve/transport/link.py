@@ -32,8 +32,7 @@ from shmserve.protocol.control.messages import ANSWERS, FromCoordinator, ToCoord
 from shmserve.protocol.control.settings_messages import LogChanged
 from shmserve.transport import rundir
 from shmserve.transport.channel import MAX_MESSAGE, Channel, close_all
-from shmserve.transport.outbox import Outbox
-from shmserve.transport.pending_requests import Late, Make, PendingRequests
+from shmserve.transport.pending_requests import Late, Make, Outbox, PendingRequests
 
 _log = logging.getLogger(__name__)
 

@@ -2,6 +2,10 @@
 
 Nodes load before they unload. A model leaves a node once the model is ready on every target node,
 and requests have been drained. If memory does not allow any such step, the model leaves first.
+
+Each node gets a share of a model's requests in proportion to its speed: requests executed per
+second of busy executors. A balancer that counts connections evens out the rest, so small
+differences are ignored.
 """
 
 from __future__ import annotations
@@ -10,8 +14,8 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from statistics import median
 
-from shmserve.cluster.policies import traffic_weights
 from shmserve.cluster.policies.measured_load import MeasuredLoad, NodeLook
 from shmserve.cluster.policies.model_placement import WantedModel, place
 from shmserve.cluster.policies.replica_scaling import ReplicaScaler, ScalingRule
@@ -20,6 +24,9 @@ REST_S = 10.0  # seconds after a move before the next move for balance alone
 AGAIN_S = 60.0  # seconds before a model may return to a node that failed to load it
 ModelSets = Mapping[str, AbstractSet[str]]  # node -> models
 Replica = tuple[str, str]  # node, model
+MOST = 256  # HAProxy's largest weight
+UNKNOWN = 128
+STEADY = 0.2  # fraction of a weight; smaller changes are not made
 
 
 @dataclass(frozen=True)
@@ -243,7 +250,25 @@ class ClusterPlan:
                 if (node, name) not in self._leaving:
                     homes[name][node] = self._load.speed(node, name)
         self._weights = {
-            name: traffic_weights.weights(speeds, self._weights.get(name, {}))
-            for name, speeds in homes.items()
+            name: weights(speeds, self._weights.get(name, {})) for name, speeds in homes.items()
         }
         return self._weights
+
+
+def weights(speeds: Mapping[str, float | None], before: Mapping[str, int]) -> dict[str, int]:
+    """Return a weight in 1 … MOST for each node. `speeds`: requests per second of busy executors;
+    None: unknown, taken as the median. `before`: previous weights."""
+    known_speeds = [speed for speed in speeds.values() if speed]
+    if not known_speeds:
+        return {node: before.get(node, UNKNOWN) for node in speeds}
+    usual, fastest = median(known_speeds), max(known_speeds)
+    exact = {
+        node: max(1, round(MOST * (speed or usual) / fastest)) for node, speed in speeds.items()
+    }
+    return {node: _steady(weight, before.get(node)) for node, weight in exact.items()}
+
+
+def _steady(weight: int, before: int | None) -> int:
+    if before is None or abs(weight - before) > STEADY * before:
+        return weight
+    return before

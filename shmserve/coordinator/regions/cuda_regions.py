@@ -33,8 +33,8 @@ from msgspec import Struct
 
 from shmserve.core.caller import Caller
 from shmserve.core.control.reconciler import Reconciler
-from shmserve.core.regions.cuda_allocation import check_allocation, cuda_region, refusal
 from shmserve.core.regions.region_book import RegionBook
+from shmserve.core.regions.region_names import check_allocation, cuda_region, refusal
 from shmserve.core.registry import Region
 from shmserve.errors import Code, InvalidArgument, ResourceExhausted, ShmserveError
 from shmserve.log_fields import log_fields

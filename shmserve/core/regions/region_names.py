@@ -1,12 +1,17 @@
-"""Region names: names chosen by clients, for regions and for registered objects."""
+"""Names chosen by clients, for regions and objects, and arguments that register GPU memory."""
 
 from __future__ import annotations
 
+from shmserve.core.caller import Caller
+from shmserve.core.region_kinds import CUDA
+from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument
 
 MAX_NAME = 255  # bytes of a region's or an object's name
 # The server's own segments, which have a name for a moment; segments of Triton's Python models
 _RESERVED = ("shmserve.", "triton_python_backend_shm_region_")
+HANDLE_BYTES = 64  # size of a cudaIpcMemHandle_t
+_MAX_SIZE = (1 << 63) - 1
 
 
 def check_name(name: str) -> None:
@@ -41,3 +46,50 @@ def _encoded_size(text: str) -> int:
         return len(text.encode())
     except UnicodeEncodeError:
         return MAX_NAME + 1
+
+
+def check_arguments(name: str, handle: bytes, device_id: int, byte_size: int) -> None:
+    """Check the arguments that need no knowledge of the server's devices."""
+    check_name(name)
+    if len(handle) != HANDLE_BYTES:
+        text = f"raw_handle has {len(handle)} bytes, a cudaIpcMemHandle_t has {HANDLE_BYTES}"
+        raise refusal(name, text)
+    if device_id < 0:
+        raise refusal(name, f"device_id {device_id} is negative")
+    if not 0 < byte_size <= _MAX_SIZE:
+        raise refusal(name, f"byte_size {byte_size}")
+
+
+def cuda_region(
+    caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int, devices: int
+) -> Region:
+    """Return the region to enter (`RegionBook.enter`). `devices`: number of devices that the
+    server sees.
+
+    Raises:
+        InvalidArgument: names the wrong argument.
+    """
+    check_arguments(name, handle, device_id, byte_size)
+    if not devices:
+        raise InvalidArgument(
+            f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
+        )
+    if device_id >= devices:
+        raise refusal(name, f"device_id {device_id}, but the number of devices is {devices}")
+    return Region(
+        name, 0, "", 0, byte_size, caller.uid, caller.pid, caller.started,
+        kind=CUDA, device_id=device_id, handle=handle,
+    )  # fmt: skip
+
+
+def check_allocation(region: Region, nbytes: int) -> None:
+    """Check a region against the size of the allocation behind its handle. Raise InvalidArgument if
+    the allocation is smaller."""
+    if nbytes < region.byte_size:
+        text = f"byte_size {region.byte_size}, but the allocation has {nbytes} bytes"
+        raise refusal(region.name, text)
+
+
+def refusal(name: str, why: str) -> InvalidArgument:
+    """Return the error for invalid arguments."""
+    return InvalidArgument(f"failed to register shared memory region '{name}': invalid args: {why}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from shmserve.core.scheduling.caller_number import UNKNOWN
+from shmserve.core.caller import UNKNOWN
 from shmserve.shm.arena import ArenaMemory
 from shmserve.transport.channel import Channel
 

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct, field
 
 from shmserve import errors, ids
+from shmserve.core.caller import UNKNOWN
 from shmserve.core.registry import LiveInstance
-from shmserve.core.scheduling.caller_number import UNKNOWN
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.rest import Rest
 from shmserve.protocol.control import messages

@@ -16,8 +16,7 @@ from shmserve.config import Settings
 from shmserve.core.live_settings import initial
 from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot, require_ready
 from shmserve.core.stats.counter_pages import Gauges
-from shmserve.core.stats.failure_reasons import reason_of
-from shmserve.core.stats.request_counters import MAX_COUNTED
+from shmserve.core.stats.request_counters import MAX_COUNTED, reason_of
 from shmserve.dispatch.cache.cached_call import AnyCall, CachedCall
 from shmserve.dispatch.cache.response_cache import ResponseCache
 from shmserve.dispatch.caller_shares import CallerShares

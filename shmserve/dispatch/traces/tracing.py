@@ -22,7 +22,7 @@ from shmserve import config
 from shmserve.config import Settings
 from shmserve.core.live_settings import UNLIMITED, TraceSettings
 from shmserve.core.registry import ModelEntry
-from shmserve.core.stats.failure_reasons import reason_of
+from shmserve.core.stats.request_counters import reason_of
 from shmserve.core.trace_context import TraceContext, parse
 from shmserve.core.trace_grants import GrantedTraces
 from shmserve.dispatch.outcome import RunOptions

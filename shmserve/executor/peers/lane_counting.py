@@ -6,8 +6,13 @@ import os
 import time
 from collections.abc import Callable
 
-from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
-from shmserve.core.stats.request_counters import Reason, RequestCounters, nwords
+from shmserve.core.stats.request_counters import (
+    Reason,
+    RequestCounters,
+    nwords,
+    reason_of,
+    reason_of_answer,
+)
 from shmserve.errors import ShmserveError
 from shmserve.executor.peers.lane import LaneCall
 from shmserve.protocol.control.lane_messages import LaneAnswer

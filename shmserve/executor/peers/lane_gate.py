@@ -10,10 +10,9 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from shmserve.config import Settings
-from shmserve.core.caller import Caller
+from shmserve.core.caller import Caller, caller_number
 from shmserve.core.regions import region_book
 from shmserve.core.registry import Snapshot
-from shmserve.core.scheduling.caller_number import caller_number
 from shmserve.errors import Code, DeadlineExceeded, InvalidArgument, ShmserveError, from_code
 from shmserve.executor.peers.lane import LaneCall
 from shmserve.protocol import bounds

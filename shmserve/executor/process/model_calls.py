@@ -32,7 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from shmserve import errors
 from shmserve.config import Settings
-from shmserve.core.scheduling.caller_number import caller_number
+from shmserve.core.caller import caller_number
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher

@@ -16,7 +16,7 @@ of the running calls, and `max_model_requests` calls. The engine reads the model
 front of a ModelInferRequest. A place belongs to the call and to its turn, and is free when both
 have ended. So answers under way are bounded by `grpc_max_calls`, too. Turns matter most in
 executors, which serve all frontends: `Execute.caller_number` identifies the caller there
-(`core.scheduling.caller_number`).
+(`core.caller`).
 """
 
 from __future__ import annotations

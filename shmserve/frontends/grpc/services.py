@@ -12,11 +12,11 @@ from shmserve.config import Settings
 from shmserve.core.access import Action
 from shmserve.errors import Unavailable
 from shmserve.frontends.dispatch_api import DispatchApi
-from shmserve.frontends.extension_threads import ExtensionThreads
 from shmserve.frontends.grpc.call_pools import SMALL_RUNNING, AwaitedRequests, CallPool, CallPools
 from shmserve.frontends.grpc.handlers import Methods, RpcMethod, Stream, Unary
 from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.oip.restricted_apis import Category
+from shmserve.frontends.side_threads import ExtensionThreads
 
 # Work of an rpc: run inferences, answer from the memory of this process, or wait for the
 # coordinator. Streams always count as inferences.

@@ -18,8 +18,12 @@ from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.core.region_kinds import CUDA, KINDS, SYSTEM
 from shmserve.core.regions import region_book as rules
-from shmserve.core.regions.cuda_allocation import HANDLE_BYTES, check_arguments
-from shmserve.core.regions.region_names import check_name, object_name
+from shmserve.core.regions.region_names import (
+    HANDLE_BYTES,
+    check_arguments,
+    check_name,
+    object_name,
+)
 from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument, NotFound, Unimplemented
 from shmserve.frontends.dispatch_api import DispatchApi

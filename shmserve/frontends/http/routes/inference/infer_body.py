@@ -37,8 +37,7 @@ from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.protocol.control.data_messages import Parameter, RegionRef
 from shmserve.protocol.oip import tensor_json
 from shmserve.protocol.oip.checked_request import CheckedRequest, checked
-from shmserve.protocol.oip.model_signature import ModelSignature
-from shmserve.protocol.oip.raw_requests import deduce
+from shmserve.protocol.oip.model_signature import ModelSignature, deduce
 from shmserve.protocol.oip.request import (
     InferRequest,
     RegionWindow,
