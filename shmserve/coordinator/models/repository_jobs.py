@@ -27,7 +27,7 @@ Done = Callable[[Any], None]
 
 
 class Background:
-    """Thread that runs jobs, which may wait for a disk, one at a time. The results are handed to the
+    """Thread that runs jobs, which may wait for a disk, one by one. The results are handed to the
     coordinator's loop, which is woken by `wake`. Jobs have no access to the coordinator's state."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
