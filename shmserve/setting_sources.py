@@ -25,13 +25,8 @@ _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
 class Declared(NamedTuple):
-    """A setting as it is declared.
-
-    Attributes:
-        separator: separates the items of a list in a text.
-        secret: whether the value is never shown.
-        section: heading of the setting in the reference.
-    """
+    """A setting as it is declared. `separator`: separates the items of a list in a text. `secret`:
+    whether the value is never shown. `section`: heading of the setting in the reference."""
 
     name: str
     type: Any

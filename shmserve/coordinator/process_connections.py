@@ -67,12 +67,7 @@ class ProcessConnection:
 
     def receive(self) -> Iterator[tuple[memoryview, list[int]]]:
         """Yield received messages, each valid until the next, with descriptors for the caller to
-        close.
-
-        Raises:
-            PeerDied: EOF.
-            ProtocolViolation: a message is too long.
-        """
+        close. Raise PeerDied at EOF, and ProtocolViolation if a message is too long."""
         for _ in range(_BURST):
             received = self._channel.receive_within(0.0)
             if received is None:

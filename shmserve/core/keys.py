@@ -57,12 +57,8 @@ def digest(key: str) -> bytes:
 
 
 def parse(data: bytes) -> dict[bytes, Key]:
-    """Return the keys of a file by digest.
-
-    Raises:
-        ConfigError: the file is invalid, or has more than `MAX_KEYS` keys. The message contains no
-            digest.
-    """
+    """Return the keys of a file by digest. Raise ConfigError if the file is invalid, or has more
+    than `MAX_KEYS` keys. The message contains no digest."""
     try:
         document = tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as ex:

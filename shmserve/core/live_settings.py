@@ -108,13 +108,9 @@ def initial_log(level: str, line_format: str) -> LogSettings:
 
 
 class RuntimeSettings(Struct, frozen=True, array_like=True):
-    """All settings that clients may change.
-
-    Attributes:
-        models: model -> difference to `trace`.
-        start: trace settings at the start of the service.
-        files: position of the next traces in the trace files.
-    """
+    """All settings that clients may change. `models`: model -> difference to `trace`. `start`:
+    trace settings at the start of the service. `files`: position of the next traces in the trace
+    files."""
 
     log: LogSettings = LogSettings()
     trace: TraceSettings = TraceSettings()

@@ -8,13 +8,9 @@ ALL_IN_ONE = -1  # file number of traces that go to the file without a number
 
 
 class GrantedTraces(Struct, frozen=True, array_like=True):
-    """Traces that a process may write.
-
-    Attributes:
-        count: number of traces.
-        first: first of the traces' ids; traces of steps take ids, too.
-        places: (file number, number of traces for the file), in order.
-    """
+    """Traces that a process may write. `count`: number of traces. `first`: first of the traces'
+    ids; traces of steps take ids, too. `places`: (file number, number of traces for the file), in
+    order."""
 
     count: int = 0
     first: int = 1

@@ -49,13 +49,8 @@ class MappingsApi(Protocol):
 
 
 class _Pin(Struct):
-    """Registered mapping.
-
-    Attributes:
-        address: registered address: of the mapping, or of its second mapping `again`.
-        again: second, writable mapping, or None.
-        used: start time of the last copy.
-    """
+    """Registered mapping. `address`: registered address: of the mapping, or of its second mapping
+    `again`. `again`: second, writable mapping, or None. `used`: start time of the last copy."""
 
     address: int
     again: MappedAgain | None

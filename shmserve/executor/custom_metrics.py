@@ -200,12 +200,9 @@ class CustomMetrics:
 
     def open(self, name: str, description: str, kind: MetricKind) -> MetricRows:
         """Return the family of this name, which is created if needed. An existing family keeps its
-        description. A family exists until all users have let go.
-
-        Raises:
-            InvalidArgument: the name is bad, or taken by a family of another kind.
-            ResourceExhausted: there are too many families.
-        """
+        description. A family exists until all users have let go. Raise InvalidArgument if the name
+        is bad, or taken by a family of another kind. Raise ResourceExhausted if there are too many
+        families."""
         self._check_text("name", name)
         fault = custom_metrics.name_fault(name)
         if fault:

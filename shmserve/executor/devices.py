@@ -76,13 +76,9 @@ class Devices:
 
     def probe(self, region: Region) -> int:
         """Return the size, in bytes, of the device memory behind a region that is about to be
-        registered.
-
-        Raises:
-            InvalidArgument: the region's handle names no memory.
-            Unavailable: the handle cannot be opened here. The region is on another device, which
-                this device may be unable to reach.
-        """
+        registered. Raise InvalidArgument if the region's handle names no memory. Raise Unavailable
+        if the handle cannot be opened here: the region is on another device, which this device may
+        be unable to reach."""
         self.open()
         assert self._handles is not None
         try:

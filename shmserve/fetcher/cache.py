@@ -36,13 +36,9 @@ _STALE_S = 600.0  # seconds after the last `use` for which a lease counts withou
 
 
 class Cache:
-    """Access of one process to the cache. Thread-safe.
-
-    Args:
-        path: folder of the cache, private to this user.
-        most: limit of the cache in bytes.
-        owner: id of this process, which names the lease.
-    """
+    """Access of one process to the cache. Thread-safe. `path`: folder of the cache, private to this
+    user. `most`: limit of the cache in bytes. `owner`: id of this process, which names the
+    lease."""
 
     def __init__(self, path: str, most: int, owner: str) -> None:
         self.path = path

@@ -25,13 +25,9 @@ _FORBIDDEN = {"", ".", ".."}
 
 
 class RemoteFile(Struct, frozen=True):
-    """File of a remote model.
-
-    Attributes:
-        path: checked path below the model's folder; ends with "/" for an empty folder.
-        mark: the store's mark of the content (`checksums`); "": only the size is known.
-        key: name of the file in the store.
-    """
+    """File of a remote model. `path`: checked path below the model's folder; ends with "/" for an
+    empty folder. `mark`: the store's mark of the content (`checksums`); "": only the size is known.
+    `key`: name of the file in the store."""
 
     path: str
     size: int

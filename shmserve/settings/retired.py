@@ -15,13 +15,9 @@ from shmserve.settings.field_kinds import KIB, MIB
 
 
 class Retired(NamedTuple):
-    """A setting of an earlier release.
-
-    Attributes:
-        value: the value that describes the present behaviour.
-        reason: why the setting was removed, and what to do; "": the value is fixed.
-        since: first release without the setting.
-    """
+    """A setting of an earlier release. `value`: the value that describes the present behaviour.
+    `reason`: why the setting was removed, and what to do; "": the value is fixed. `since`: first
+    release without the setting."""
 
     value: Any
     reason: str = ""

@@ -183,8 +183,7 @@ class ArenaMemory(Struct, eq=False):
 
         Adds the offered segments to `known`. The caller closes the fds after sending them.
 
-        Raises:
-            Unavailable: this process has no descriptor left; nothing is offered then.
+        Raise Unavailable, with nothing offered, if this process has no descriptor left.
         """
         offers: list[SegmentOffer] = []
         fds: list[int] = []

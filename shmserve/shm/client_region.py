@@ -60,11 +60,8 @@ class ClientRegion:
             raise
 
     def check(self) -> None:
-        """Refuse a region whose object is smaller than at registration.
-
-        Raises:
-            InvalidArgument: for the present request; the region is useless from now on.
-        """
+        """Refuse a region whose object is smaller than at registration. The error is
+        InvalidArgument, for the present request; the region is useless from now on."""
         # A seek costs less than fstat. No code uses the position: reads and writes name their
         # offset.
         if self._may_shrink and os.lseek(self._fd, 0, os.SEEK_END) < self.region.end:

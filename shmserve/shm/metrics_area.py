@@ -50,11 +50,8 @@ class MetricsArea:
         self._view = memoryview(b"")
 
     def write(self, families: Sequence[Family], values: Sequence[float]) -> memoryview[float]:
-        """Publish a new set of families. Return the words of the values, as doubles.
-
-        Raises:
-            ArenaExhausted: no memory is left; the former families stay published.
-        """
+        """Publish a new set of families. Return the words of the values, as doubles. Raise
+        ArenaExhausted if no memory is left; the former families stay published."""
         directory = _encode(families)
         nbytes = _HEAD + 8 * len(values) + len(directory)
         if nbytes > len(self._view):

@@ -367,11 +367,7 @@ def stopping(settings: Settings, http: Iterable[object]) -> None:
 
 def end(settings: Settings) -> None:
     """Stop the service: drain, then remove the files of the run directory. Called at the master's
-    exit.
-
-    Raises:
-        SystemExit: status 1, if the service's start has failed.
-    """
+    exit. Exit with status 1 if the service's start has failed."""
     if _state.lock is None or not _state.lock.held:
         return  # no service was begun, or another process began it
     run_dir = config.run_dir(settings)

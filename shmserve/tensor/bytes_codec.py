@@ -67,8 +67,7 @@ def decode(
 
     `name`, `model` and `kind` ("input" or "output") are for the error message.
 
-    Raises:
-        InvalidArgument: a cut-off length or element, too few or too many elements.
+    Raise InvalidArgument for a cut-off length or element, or too few or too many elements.
     """
     view = memoryview(data)
     return [bytes(view[start:end]) for start, end in _spans(view, count, name, model, kind)]

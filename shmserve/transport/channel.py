@@ -121,12 +121,9 @@ class Channel:
         return True
 
     def receive(self, timeout_s: float | None = None) -> tuple[memoryview, list[int]]:
-        """Wait for a message. The returned view is valid until the next message.
-
-        Raises:
-            DeadlineExceeded: nothing came within the timeout.
-            PeerDied, ProtocolViolation: as `receive_within`.
-        """
+        """Wait for a message. The returned view is valid until the next message. Raise
+        DeadlineExceeded if nothing came within the timeout. Raise other errors as
+        `receive_within`."""
         received = self.receive_within(timeout_s)
         if received is None:
             raise DeadlineExceeded(f"no message from pid {self.peer_pid} within {timeout_s} s")
@@ -140,9 +137,8 @@ class Channel:
 
         The view is valid until the next message. The caller owns the descriptors.
 
-        Raises:
-            PeerDied: EOF.
-            ProtocolViolation: a message that is too long, or with too many descriptors.
+        Raise PeerDied at EOF, and ProtocolViolation for a message that is too long, or with too
+        many descriptors.
         """
         flags = _FLAGS_NOW
         waiter = installed.waiter if timeout_s != 0.0 else None

@@ -94,11 +94,8 @@ def of_gunicorn(place: tuple[str, int] | str | int) -> ListenAddress | None:
 
 def require_free(setting: str, address: ListenAddress, patience_s: float = _ORPHANS_S) -> None:
     """Check that a process can listen at an address. Wait for processes of an earlier shmserve
-    service, after the end of their master.
-
-    Raises:
-        ConfigError: no process can listen at the address. The message names the holder, if known.
-    """
+    service, after the end of their master. Raise ConfigError, with the holder if known, if no
+    process can listen at the address."""
     begun = time.monotonic()
     if address.path:
         _require_free_path(setting, address.path, begun + patience_s)

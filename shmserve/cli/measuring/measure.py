@@ -48,14 +48,9 @@ _MOST_BYTES = 1 << 30
 
 
 class Measurement(Struct):
-    """Measurement of a transport.
-
-    Attributes:
-        ends: for each successful request, the end in seconds from the start, and the latency in
-            ms.
-        failures: reasons of failed requests.
-        error: reason why the transport cannot be used.
-    """
+    """Measurement of a transport. `ends`: for each successful request, the end in seconds from the
+    start, and the latency in ms. `failures`: reasons of failed requests. `error`: reason why the
+    transport cannot be used."""
 
     over: str
     elapsed_s: float = 0.0

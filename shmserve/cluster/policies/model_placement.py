@@ -18,13 +18,8 @@ Barred = AbstractSet[tuple[str, str]]  # pairs (node, model) that failed to load
 
 @dataclass(frozen=True)
 class WantedModel:
-    """Model to place.
-
-    Attributes:
-        memory: memory of a replica, in bytes.
-        replicas: wanted number of nodes.
-        demand: busy executors of all replicas together.
-    """
+    """Model to place. `memory`: memory of a replica, in bytes. `replicas`: wanted number of nodes.
+    `demand`: busy executors of all replicas together."""
 
     name: str
     memory: int

@@ -124,13 +124,9 @@ def compose(models: Models) -> Models:
 def with_pipelines(
     composed: Models, pipelines: Mapping[str, Sequence[str]], make: MakePipeline
 ) -> Models:
-    """Return these models, with pipelines added.
-
-    Args:
-        composed: models as returned by `compose`.
-        pipelines: pipeline name -> models; a name that a model has is skipped.
-        make: function that makes the spec of a pipeline from its models' specs.
-    """
+    """Return these models, with pipelines added. `composed`: models as returned by `compose`.
+    `pipelines`: pipeline name -> models; a name that a model has is skipped. `make`: function that
+    makes the spec of a pipeline from its models' specs."""
     composer = _Composer(composed)
     return composed | {
         name: {"1": composer.pipeline(name, steps, make)}

@@ -155,9 +155,7 @@ class RegionBook:
         registration is then no error. `kind`: a kind without a key means that the object came as a
         descriptor.
 
-        Raises:
-            InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted: checked in the
-                order given in this module's docstring.
+        Raise the errors in the order given in this module's docstring.
         """
         self.may_register(caller)
         if kind.has_key:
@@ -179,12 +177,9 @@ class RegionBook:
 
     def admit(self, region: Region, again: bool = False) -> Region:
         """Check that a region may be entered; return it, complete except for its number (0). If
-        `again`, return an identical region that is there already.
-
-        Raises:
-            AlreadyExists: the name is taken, by a region of any kind.
-            InvalidArgument, ResourceExhausted: a quota is exceeded.
-        """
+        `again`, return an identical region that is there already. Raise AlreadyExists if the name
+        is taken, by a region of any kind. Raise InvalidArgument or ResourceExhausted if a quota is
+        exceeded."""
         existing = self.regions.get(self._place(region.uid, region.name))
         if existing is not None:
             if again and replace(region, number=existing.number) == existing:

@@ -63,12 +63,8 @@ def check_arguments(name: str, handle: bytes, device_id: int, byte_size: int) ->
 def cuda_region(
     caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int, devices: int
 ) -> Region:
-    """Return the region to enter (`RegionBook.enter`). `devices`: number of devices that the
-    server sees.
-
-    Raises:
-        InvalidArgument: names the wrong argument.
-    """
+    """Return the region to enter (`RegionBook.enter`). `devices`: number of devices that the server
+    sees. Raise InvalidArgument with the name of a wrong argument."""
     check_arguments(name, handle, device_id, byte_size)
     if not devices:
         raise InvalidArgument(

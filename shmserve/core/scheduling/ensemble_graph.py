@@ -23,12 +23,8 @@ ENSEMBLE, PIPELINE = "ensemble", "pipeline"  # platforms of specs with steps
 
 def check_graph(spec: ModelSpec) -> None:
     """Check that inputs and steps supply every tensor needed by the steps and by the ensemble's
-    outputs.
-
-    Raises:
-        ConfigError: names the missing or doubly supplied tensor, or the steps that wait for each
-            other.
-    """
+    outputs. Raise ConfigError with the missing or doubly supplied tensor, or the steps that wait
+    for each other."""
     what = f"ensemble '{spec.name}'"
     giver = {tensor.name: "the request" for tensor in spec.inputs}
     for number, step in enumerate(spec.steps):
@@ -74,11 +70,8 @@ def _in_order(spec: ModelSpec) -> list[int]:
 
 
 def check_models(spec: ModelSpec, models: Sequence[ModelSpec]) -> None:
-    """Check the models of the steps (in step order) against the ensemble's declarations.
-
-    Raises:
-        ConfigError: names the step and the tensor.
-    """
+    """Check the models of the steps (in step order) against the ensemble's declarations. Raise
+    ConfigError with the step and the tensor that do not fit."""
     inputs = {tensor.name: tensor for tensor in spec.inputs}
     given = dict(inputs)
     for number, (step, model) in enumerate(zip(spec.steps, models, strict=True)):

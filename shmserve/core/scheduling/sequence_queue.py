@@ -94,13 +94,9 @@ def _ends_ns(step: Step[Key, Item], sequence: _Sequence[Key, Item]) -> int:
 
 
 class SequenceQueue(Generic[Key, Item]):
-    """Scheduler (`scheduler.Scheduler`) of requests by sequence.
-
-    Attributes:
-        waiting: sequence of each waiting request, by key.
-        next_end_ns: no deadline or queue limit of a waiting request passes before this time.
-        backlog: sequences without a slot, in order.
-    """
+    """Scheduler (`scheduler.Scheduler`) of requests by sequence. `waiting`: sequence of each
+    waiting request, by key. `next_end_ns`: no deadline or queue limit of a waiting request passes
+    before this time. `backlog`: sequences without a slot, in order."""
 
     def __init__(self, policy: SequencePolicy, listener: Listener) -> None:
         self.next_end_ns = NEVER_NS

@@ -67,13 +67,9 @@ assert _CACHE + len(CACHE) <= ROW_WORDS
 
 
 class RequestCounts(Struct, array_like=True):
-    """Sums over frontends.
-
-    Attributes:
-        buckets: histogram of the times of answered requests.
-        in_flight: requests with executors now; 0 for ended frontends.
-        cache: counts of cache look-ups, by `CACHE`.
-    """
+    """Sums over frontends. `buckets`: histogram of the times of answered requests. `in_flight`:
+    requests with executors now; 0 for ended frontends. `cache`: counts of cache look-ups, by
+    `CACHE`."""
 
     succeeded: int = 0
     success_ns: int = 0

@@ -134,21 +134,13 @@ class Dispatcher:
 
     def model(self, name: str, version: str = "") -> ModelEntry:
         """Return the entry of a model, in any state. Without a version, return the newest ready
-        version.
-
-        Raises:
-            NotFound: the model or the version does not exist.
-            Unavailable: as `snapshot`, or the model's repository has not been read yet.
-        """
+        version. Raise NotFound if the model or the version does not exist. Raise Unavailable as
+        `snapshot`, or if the model's repository has not been read yet."""
         return self._registry.current().model(name, version)
 
     def ready_model(self, name: str, version: str = "") -> ModelEntry:
-        """Return the entry of a ready model.
-
-        Raises:
-            NotFound: as `model`, or no version can be used.
-            Unavailable: as `model`, or the version is not ready (now).
-        """
+        """Return the entry of a ready model. Raise NotFound as `model`, or if no version can be
+        used. Raise Unavailable as `model`, or if the version is not ready (now)."""
         snapshot = self._registry.current()
         entry = snapshot.ready_entries.get((name, version))
         if entry is not None:

@@ -21,13 +21,9 @@ _COMPUTE = (  # parts of `compute`, with start and end
 
 
 class SpanSource(Struct, frozen=True):
-    """Origin of spans.
-
-    Attributes:
-        process: process id.
-        protocol: protocol of the process's clients, or `model` if models are the callers.
-        wall_ns: difference of the wall clock to CLOCK_MONOTONIC, in nanoseconds.
-    """
+    """Origin of spans. `process`: process id. `protocol`: protocol of the process's clients, or
+    `model` if models are the callers. `wall_ns`: difference of the wall clock to CLOCK_MONOTONIC,
+    in nanoseconds."""
 
     process: str
     protocol: str

@@ -49,13 +49,8 @@ Take = Callable[[str, int, int], GrantedTraces]  # of (model, wanted, ids)
 
 
 class Tracer:
-    """Traces of one process. Thread-safe.
-
-    Args:
-        process: process id to record in traces.
-        protocol: protocol of the process's clients.
-        settings: `trace_file` and `trace_mode`.
-    """
+    """Traces of one process. Thread-safe. `process`: process id to record in traces. `protocol`:
+    protocol of the process's clients. `settings`: `trace_file` and `trace_mode`."""
 
     def __init__(self, process: str, protocol: str, settings: Settings) -> None:
         self._process = process

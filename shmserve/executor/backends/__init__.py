@@ -23,11 +23,7 @@ def create(spec: ModelSpec) -> Backend:
 
 def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
     """Load a backend. Return the backend for requests in the client's shapes, and the completed
-    spec.
-
-    Raises:
-        ShmserveError: as `Backend.load`; the backend has been closed by then.
-    """
+    spec. Raise ShmserveError as `Backend.load`; the backend has been closed by then."""
     try:
         spec = backend.load(context)
     except BaseException:

@@ -89,8 +89,7 @@ def export(array: Any, owner: object = None) -> object:
 
     The unversioned form cannot say "read-only": a consumer must not write to an input's tensor.
 
-    Raises:
-        TypeError: DLPack has no such element type.
+    Raise TypeError if DLPack has no such element type.
     """
     kind = from_numpy(array.dtype)
     if kind is None or not kind.itemsize:

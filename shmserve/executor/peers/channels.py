@@ -52,10 +52,8 @@ class Channels:
 
     Never waits for a peer: an answer is kept until the peer has room.
 
-    Attributes:
-        closed: no new peer is admitted.
-        quiet: the last `receive` found no event at all.
-        status: status page, which frontends read.
+    `closed`: no new peer is admitted. `quiet`: the last `receive` found no event at all. `status`:
+    status page, which frontends read.
     """
 
     def __init__(

@@ -23,14 +23,10 @@ _MAX_FREED = 1024  # limit per answer, as a message has a largest size
 
 
 class FrontendProcess:
-    """A frontend process, which may have many connections.
-
-    Attributes:
-        held: this executor's output slots that the frontend has not released: number of leases by
-            (slot, generation).
-        freed: the frontend's input slots that a model kept and has released since. Finalizers
-            append to this list.
-    """
+    """A frontend process, which may have many connections. `held`: this executor's output slots
+    that the frontend has not released: number of leases by (slot, generation). `freed`: the
+    frontend's input slots that a model kept and has released since. Finalizers append to this
+    list."""
 
     def __init__(self, name: str, mappings: Mappings | None = None) -> None:
         self.name = name

@@ -38,11 +38,8 @@ _TEXT_BYTES = 8
 def load(
     instance: Instance, devices: Devices, models: OtherModels = NO_MODELS
 ) -> tuple[Backend, ModelSpec]:
-    """Load and warm up the model of an instance. Return the backend and the completed spec.
-
-    Raises:
-        Exception: the cause of the failure; nothing is left behind.
-    """
+    """Load and warm up the model of an instance. Return the backend and the completed spec. Raise
+    the cause of a failure; nothing is left behind."""
     backend = backends.create(instance.spec)
     context = _context(instance, devices, models, backend.chooses_device)
     backend, spec = ragged.load(backend, context)

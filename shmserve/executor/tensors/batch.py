@@ -100,12 +100,9 @@ class GatheredBatch:
             raise
 
     def add(self, frontend: FrontendProcess, message: Execute) -> int:
-        """Append the inputs of a request. Return the number of bytes copied by the processor.
-
-        Raises:
-            ProtocolViolation: a descriptor leads outside of the frontend's segments.
-            ShmserveError: client memory cannot be used. The request is then no part of the batch.
-        """
+        """Append the inputs of a request. Return the number of bytes copied by the processor. Raise
+        ProtocolViolation if a descriptor leads outside of the frontend's segments. Raise
+        ShmserveError if client memory cannot be used; the request is then no part of the batch."""
         filled = dict(self._filled)
         copied = 0
         for tensor in message.inputs:

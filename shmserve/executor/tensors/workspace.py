@@ -68,12 +68,8 @@ class Workspace:
     # ---------------------------------------------------------------- client memory
 
     def read(self, frontend: FrontendProcess, message: Execute) -> Inputs:
-        """Return the inputs of a request, by name.
-
-        Raises:
-            ProtocolViolation: a descriptor leads outside of the frontend's segments.
-            ShmserveError: client memory cannot be used.
-        """
+        """Return the inputs of a request, by name. Raise ProtocolViolation if a descriptor leads
+        outside of the frontend's segments. Raise ShmserveError if client memory cannot be used."""
         return {tensor.name: self.open(frontend, tensor) for tensor in message.inputs}
 
     def open(self, frontend: FrontendProcess, tensor: WireTensor) -> Input | CudaInput:

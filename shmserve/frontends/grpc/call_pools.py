@@ -206,15 +206,8 @@ class ClientDeadlines:
 
 
 class CallPool:
-    """The calls of one kind.
-
-    Args:
-        full: error text for a client that gets no place.
-
-    Attributes:
-        admission: places and turns.
-        silent: calls that wait for a message of their client.
-    """
+    """The calls of one kind. `full`: error text for a client that gets no place. `admission`:
+    places and turns. `silent`: calls that wait for a message of their client."""
 
     def __init__(self, limits: AdmissionLimits, silent: SilentCalls, full: str = _BUSY) -> None:
         self.admission = Admission(limits)

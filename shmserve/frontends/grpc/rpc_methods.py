@@ -73,14 +73,9 @@ class RpcContext(Protocol):
 
 
 class HeldAnswer(Struct, eq=False):
-    """An answer sent straight from the memory in which its parts lie.
-
-    Attributes:
-        parts: the parts of the message, in order.
-        nbytes: size of all parts together, in bytes.
-        close: releases the memory. Called once, when no part is needed any more; callable from any
-            thread, never waits.
-    """
+    """An answer sent straight from the memory in which its parts lie. `parts`: the parts of the
+    message, in order. `nbytes`: size of all parts together, in bytes. `close`: releases the memory.
+    Called once, when no part is needed any more; callable from any thread, never waits."""
 
     parts: list[Part]
     nbytes: int

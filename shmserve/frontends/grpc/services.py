@@ -138,11 +138,8 @@ class Services:
         return self._methods.stream(name, category, run, self._streams)
 
     def first(self, requests: Iterator[bytes], context: RpcContext) -> bytes:
-        """Return the one message of a stream that has only answers.
-
-        Raises:
-            InvalidArgument: the client sent no message.
-        """
+        """Return the one message of a stream that has only answers. Raise InvalidArgument if the
+        client sent no message."""
         awaited: Any = requests  # the type that a stream's `run` gets
         message: bytes = self._methods.first(awaited)
         return message

@@ -168,13 +168,8 @@ class ModelSubjects:
 
 
 class PlacedTensor(Struct, eq=False):
-    """A slot that a tensor is received into.
-
-    Attributes:
-        view: memory of the slot.
-        slot: the slot, None once taken or given back.
-        memory: takes the slot back.
-    """
+    """A slot that a tensor is received into. `view`: memory of the slot. `slot`: the slot, None
+    once taken or given back. `memory`: takes the slot back."""
 
     view: memoryview
     slot: Slot | None

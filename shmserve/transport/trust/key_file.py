@@ -20,11 +20,8 @@ _MOST_BYTES = 4096  # of one key
 
 
 def read(settings: Settings) -> dict[bytes, Key]:
-    """Return the keys of the setting `keys_file`, by digest; none if the setting is empty.
-
-    Raises:
-        ConfigError: the file cannot be used; the message has the reason.
-    """
+    """Return the keys of the setting `keys_file`, by digest; none if the setting is empty. Raise
+    ConfigError with the reason if the file cannot be used."""
     if not settings.keys_file:
         if settings.keys_required_from not in ("nobody", "remote"):  # "remote" is the default
             raise ConfigError("keys_required_from: there are no keys without keys_file")

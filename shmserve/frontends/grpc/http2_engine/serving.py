@@ -148,13 +148,8 @@ def _failed(call: Http2Call, ex: BaseException) -> Fields:
 
 
 class Serving:
-    """Shared state of all connections.
-
-    Attributes:
-        hosts: hosts that a call may name.
-        growth: thread that makes memory, because the loop must not wait.
-        connections: open `ServerConnection`s.
-    """
+    """Shared state of all connections. `hosts`: hosts that a call may name. `growth`: thread that
+    makes memory, because the loop must not wait. `connections`: open `ServerConnection`s."""
 
     def __init__(self, services: RpcServices, settings: Settings, loop: EventLoop) -> None:
         self.loop = loop

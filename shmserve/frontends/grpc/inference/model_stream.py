@@ -120,12 +120,8 @@ def _is_decoupled(item: Running | bytes) -> TypeGuard[Running]:
 
 class Session:
     """A stream whose requests run at the same time, each in a greenlet that ends with the call.
-
-    Args:
-        context: the call.
-        requests: the messages after the first.
-        strict: True if the first failure ends the stream.
-    """
+    `context`: the call. `requests`: the messages after the first. `strict`: True if the first
+    failure ends the stream."""
 
     def __init__(
         self, streams: Streams, context: RpcContext, requests: AwaitedRequests, strict: bool

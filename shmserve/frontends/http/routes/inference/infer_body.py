@@ -59,13 +59,9 @@ _MAX_CACHED_BYTES = 4096  # bytes; parsing a longer JSON part adds little to the
 
 
 class InferBody:
-    """An inference request over HTTP.
-
-    Attributes:
-        environ: environment of WSGI.
-        nbytes, share: see `RequestSource`.
-        request, wanted: the checked request, and the requested outputs; set by `check`.
-    """
+    """An inference request over HTTP. `environ`: environment of WSGI. `nbytes`, `share`: see
+    `RequestSource`. `request`, `wanted`: the checked request, and the requested outputs; set by
+    `check`."""
 
     __slots__ = (
         "_forward", "_inputs", "_known", "_reader", "_regions", "_settings", "_signature",
