@@ -45,14 +45,10 @@ def check_graph(spec: ModelSpec) -> None:
     for output in spec.outputs:
         if giver.get(output.name, "the request") == "the request":
             raise ConfigError(f"{what}: output '{output.name}' is not the output of any step")
-    waiting = _never_run(spec)
+    waiting = sorted(set(range(len(spec.steps))).difference(_in_order(spec)))
     if waiting:
         names = ", ".join(_step(number, spec.steps[number]) for number in waiting)
         raise ConfigError(f"{what}: steps wait for each other's outputs: {names}")
-
-
-def _never_run(spec: ModelSpec) -> list[int]:
-    return sorted(set(range(len(spec.steps))).difference(_in_order(spec)))
 
 
 def _in_order(spec: ModelSpec) -> list[int]:
