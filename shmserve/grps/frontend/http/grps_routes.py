@@ -37,7 +37,6 @@ BASE = "/grps/v1"
 JSON = "application/json"
 _TYPES = f"{JSON}, {BINARY}"
 _from_json = json_decoder()
-_BASE = "/grps/v1"
 
 
 class GrpsStatusDocument(Struct):
@@ -79,21 +78,21 @@ _QUICK = {
     "metadata/server": "Served models, as YAML in str_data",
 }
 OPERATIONS = {
-    f"{method} {_BASE}/{path}": _message(summary)
+    f"{method} {BASE}/{path}": _message(summary)
     for path, summary in _QUICK.items()
     for method in ("GET", "POST")
 } | {
-    f"POST {_BASE}/infer/predict": _message(
+    f"POST {BASE}/infer/predict": _message(
         "A prediction",
         GrpsDocument,
         query=("model", "streaming", "return-ndarray"),
         other_media=(BINARY,),
     ),
-    f"POST {_BASE}/metadata/model": _message("A model named in str_data, as YAML", GrpsDocument),
-    f"GET {_BASE}/monitor/metrics": Operation(
+    f"POST {BASE}/metadata/model": _message("A model named in str_data, as YAML", GrpsDocument),
+    f"GET {BASE}/monitor/metrics": Operation(
         "The metrics page", error=GrpsDocument, media="text/html; charset=utf-8"
     ),
-    f"GET {_BASE}/monitor/series": Operation(
+    f"GET {BASE}/monitor/series": Operation(
         "A series of the metrics page", answer=list[Any], error=GrpsDocument, query=("name",)
     ),
 }
