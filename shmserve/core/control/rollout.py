@@ -1,4 +1,4 @@
-"""Rollout: models by name, with the serving, coming and leaving revisions.
+"""Rollouts: models and instances by name, with the serving, coming and leaving revisions.
 
 Part of `core.control.reconciler`, and as pure. A load makes a new revision: the model's versions
 as read at that time, with instances of their own (`digits/1/0@7` is an instance of revision 7).
@@ -27,8 +27,6 @@ LINGER_S = 0.5
 
 
 class Rollouts:
-    """All models by name, and the instances of all revisions by name."""
-
     def __init__(self, load_timeout_s: float) -> None:
         self._load_timeout_s = load_timeout_s
         self.by_name: dict[str, ModelRecord] = {}

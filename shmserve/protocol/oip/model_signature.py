@@ -29,8 +29,6 @@ class InputSignature(Struct, frozen=True):
 
 
 class ModelSignature(Struct, frozen=True):
-    """Signature of a model version."""
-
     spec: ModelSpec
     inputs: dict[str, InputSignature]
     required: frozenset[str]

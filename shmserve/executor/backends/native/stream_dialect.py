@@ -72,8 +72,6 @@ _log = logging.getLogger(__name__)
 
 
 class NativeStreamDialect(NativeDialect):
-    """Runs a class `Model` of a decoupled model."""
-
     def _request_class(self, form: RequestForm | None) -> type[Any]:
         return StreamRequest if form is None else form.stream
 

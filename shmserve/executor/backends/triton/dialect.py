@@ -40,8 +40,6 @@ _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 class TritonDialect:
-    """Runs a class `TritonPythonModel`."""
-
     batching = BatchForm.LISTED
     reads_on_device = False  # host inputs stay on the host, also for a model on a GPU
 
