@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.errors import PermissionDenied, ShmserveError, Unauthenticated
-from shmserve.settings.field_kinds import From, KeysFrom
+from shmserve.settings.kinds import From, KeysFrom
 
 # owner: the server's user, and root; local: another user of this host; browser: a page of another
 # origin, in any user's browser.

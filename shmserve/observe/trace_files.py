@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shmserve.config import Settings
-from shmserve.core.trace_grants import ALL_IN_ONE
+from shmserve.core.live_settings import ALL_IN_ONE
 from shmserve.errors import ConfigError
 
 _log = logging.getLogger(__name__)

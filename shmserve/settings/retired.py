@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shmserve.settings import kinds
-from shmserve.settings.field_kinds import KIB, MIB
+from shmserve.settings.kinds import KIB, MIB
 
 
 class Retired(NamedTuple):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from shmserve.core.live_settings import LogChange, LogSettings, TraceChange
-from shmserve.core.trace_grants import GrantedTraces
+from shmserve.core.live_settings import GrantedTraces, LogChange, LogSettings, TraceChange
 from shmserve.protocol.control.message import Message
 
 

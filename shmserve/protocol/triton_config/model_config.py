@@ -33,13 +33,13 @@ from shmserve.protocol.triton_config.backend_kinds import (
 from shmserve.protocol.triton_config.batching import check_batch_tensors, check_batching
 from shmserve.protocol.triton_config.config_parts import (
     VersionPolicy,
+    ensemble_steps,
     is_plain_file_name,
     label_files,
     tensors,
     version_policy,
 )
 from shmserve.protocol.triton_config.document import document_of
-from shmserve.protocol.triton_config.ensemble_steps import ensemble_steps
 from shmserve.protocol.triton_config.field_table import refuse_unsupported, without_effect
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup, instance_groups
 from shmserve.protocol.triton_config.sequences import check_sequences

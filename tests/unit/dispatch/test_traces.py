@@ -14,9 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from shmserve.config import Settings
-from shmserve.core.live_settings import RuntimeSettings, TraceSettings
+from shmserve.core.live_settings import GrantedTraces, RuntimeSettings, TraceFiles, TraceSettings
 from shmserve.core.registry import ModelEntry, ModelState
-from shmserve.core.trace_grants import GrantedTraces, TraceFiles
 from shmserve.dispatch.calls.call import Call
 from shmserve.dispatch.outcome import OutputTensor, RunOptions
 from shmserve.dispatch.traced_request import Trace
