@@ -62,10 +62,8 @@ class Launch(Struct, frozen=True):
 
 
 class Outside(Struct, frozen=True):
-    """Access of the parts to everything beyond the coordinator's own state.
-
-    `send` never blocks and never fails; `jobs` run in another thread.
-    """
+    """Access of the parts to everything beyond the coordinator's own state. `send` never blocks and
+    never fails; `jobs` run in another thread."""
 
     writer: RegistryWriter
     checkpoint: CheckpointFile

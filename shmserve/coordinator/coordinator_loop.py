@@ -186,10 +186,8 @@ class CoordinatorLoop:
         _log.info("ready", extra=about)
 
     def run(self, beat: Callable[[], bool]) -> None:
-        """Run until the supervisor stops the loop or the gunicorn master ends.
-
-        `beat`: writes the sign of life; returns False if the run directory is no longer ours.
-        """
+        """Run until the supervisor stops the loop or the gunicorn master ends. `beat`: writes the
+        sign of life; returns False if the run directory is no longer ours."""
         try:
             while not self._wake.stopping and (now := time.monotonic()) < self._stop_at:
                 # A beat slightly early, in a turn with other work, saves a separate turn.

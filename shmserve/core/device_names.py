@@ -19,11 +19,8 @@ _WHOLE, _PART = "GPU-", "MIG-"
 
 
 class Gpu(Struct, frozen=True):
-    """Physical GPU.
-
-    `uuid`: "GPU-…", empty if the driver could not be asked. `mig`: True if MIG mode is on;
-    `parts`: names of the MIG devices ("MIG-…").
-    """
+    """Physical GPU. `uuid`: "GPU-…", empty if the driver could not be asked. `mig`: True if MIG
+    mode is on; `parts`: names of the MIG devices ("MIG-…")."""
 
     uuid: str = ""
     mig: bool = False

@@ -47,11 +47,9 @@ class TraceFiles(Struct, frozen=True, array_like=True):
     def allot(
         self, scope: str, frequency: int, count: int, ids: int
     ) -> tuple[TraceFiles, GrantedTraces]:
-        """Return the numbers after `count` more traces, and the granted traces.
-
-        `ids`: ids needed by the traces and the traces within them. `frequency`: traces per file;
-        0: all in one file.
-        """
+        """Return the numbers after `count` more traces, and the granted traces. `ids`: ids needed
+        by the traces and the traces within them. `frequency`: traces per file; 0: all in one
+        file."""
         ids, first = self.traces + ids, self.traces + 1
         if not frequency:
             granted = GrantedTraces(count, first, ((ALL_IN_ONE, count),))
@@ -183,10 +181,7 @@ class RuntimeSettings(Struct, frozen=True, array_like=True):
 
     def taken(self, model: str, wanted: int, ids: int = 0) -> tuple[RuntimeSettings, GrantedTraces]:
         """Grant up to `wanted` traces of a model. Return the settings afterwards, and the granted
-        traces.
-
-        `ids`: ids needed by the traces and the traces of their steps.
-        """
+        traces. `ids`: ids needed by the traces and the traces of their steps."""
         settings = self.trace_of(model)
         granted = wanted if settings.count == UNLIMITED else min(wanted, settings.count)
         if not settings.active or not granted:

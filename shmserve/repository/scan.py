@@ -25,9 +25,7 @@ _MAX_LOGGED = 8  # folders without a model that a log line names
 
 class ScanResult(Struct, frozen=True):
     """Contents of the repository: every folder that may be a model is in exactly one field.
-
-    `failures`: by folder name, the reason for clients.
-    """
+    `failures`: by folder name, the reason for clients."""
 
     models: dict[str, ModelFolder]
     failures: dict[str, str]
@@ -89,10 +87,8 @@ def absent(paths: Sequence[str]) -> dict[str, str]:
 
 
 def pending(paths: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return True if a repository was never listed, or a wanted model was never fetched.
-
-    `wanted`: names of models; "*": all.
-    """
+    """Return True if a repository was never listed, or a wanted model was never fetched. `wanted`:
+    names of models; "*": all."""
     if any(catalog.read(path) is None for path in paths if catalog.is_catalog(path)):
         return True
     missing = absent(paths)

@@ -80,11 +80,9 @@ class ModelReader(Struct, frozen=True):
 
 
 class RepositoryJobs(Struct, frozen=True):
-    """Jobs on the model repository and on overrides (files sent with load requests).
-
-    `paths`: paths of the repository. `tried`: fingerprint of each model's folder when model
-    control last tried to load the model on its own.
-    """
+    """Jobs on the model repository and on overrides (files sent with load requests). `paths`: paths
+    of the repository. `tried`: fingerprint of each model's folder when model control last tried to
+    load the model on its own."""
 
     _library: Library
     _paths: Sequence[str]

@@ -35,11 +35,9 @@ _log = logging.getLogger(__name__)
 
 
 class Publication(Struct):
-    """Builds and publishes the snapshot, and notifies waiting processes.
-
-    `flags`: initial flags. `pipelines`, `requires`: from the settings. `latest`: last snapshot
-    published by this coordinator.
-    """
+    """Builds and publishes the snapshot, and notifies waiting processes. `flags`: initial flags.
+    `pipelines`, `requires`: from the settings. `latest`: last snapshot published by this
+    coordinator."""
 
     _writer: RegistryWriter
     _reconciler: Reconciler

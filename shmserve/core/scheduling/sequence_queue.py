@@ -195,12 +195,9 @@ class SequenceQueue(Generic[Key, Item]):
     def done(
         self, now_ns: int, again: Mapping[Key, Step[Key, Item]] = MappingProxyType({})
     ) -> None:
-        """End the run of the batch.
-
-        `again`: requests of the batch to run once more, in their new form. Such a request keeps
-        its slot. If a batch cannot take all sequences, the request's turn comes after the turns of
-        the other sequences.
-        """
+        """End the run of the batch. `again`: requests of the batch to run once more, in their new
+        form. Such a request keeps its slot. If a batch cannot take all sequences, the request's
+        turn comes after the turns of the other sequences."""
         for sequence in [each for each in self._slots if each is not None and each.running]:
             step, sequence.running, sequence.quiet_ns = sequence.running, None, now_ns
             if step is not None and step.key in again:

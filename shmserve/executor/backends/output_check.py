@@ -20,9 +20,7 @@ from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
 
 class OutputCheck:
     """Checks a model's outputs, and makes `Output`s of arrays on the host or on a GPU.
-
-    `parameters`: parameters of the model.
-    """
+    `parameters`: parameters of the model."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.parameters = spec.parameters

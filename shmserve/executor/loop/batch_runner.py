@@ -132,10 +132,8 @@ class BatchMember(runner.RunOutcome, eq=False):
 
 class BatchRunner(Struct, eq=False):
     """Implements `Runner`. A rescheduled request stays open here until the next run or a
-    withdrawal.
-
-    `model_runs`: surrounds each run, during which another thread may look after the channels.
-    """
+    withdrawal. `model_runs`: surrounds each run, during which another thread may look after the
+    channels."""
 
     _backend: Backend
     _workspace: Workspace
