@@ -172,8 +172,8 @@ class Snapshot(Struct, frozen=True, dict=True):
 
     def model(self, name: str, version: str = "") -> ModelEntry:
         """Return the entry of a model, in any state. Without a version, return the newest READY
-        version, else the newest. Raise NotFound if there is no such model or version. Raise
-        Unavailable if this is unknown, because the repository has not been read yet."""
+        version, else the newest. Raise NotFound for an unknown model or version. Raise Unavailable
+        while the repository has not been read yet."""
         entry = self.models.get(name, {}).get(version) if version else self.newest(name)
         if entry is None:
             which = f" version {version}" if version and self.models.get(name) else ""

@@ -77,8 +77,8 @@ class Devices:
     def probe(self, region: Region) -> int:
         """Return the size, in bytes, of the device memory behind a region that is about to be
         registered. Raise InvalidArgument if the region's handle names no memory. Raise Unavailable
-        if the handle cannot be opened here: the region is on another device, which this device may
-        be unable to reach."""
+        if the handle cannot be opened here: the region is on another device, perhaps out of
+        reach."""
         self.open()
         assert self._handles is not None
         try:

@@ -125,8 +125,8 @@ def with_pipelines(
     composed: Models, pipelines: Mapping[str, Sequence[str]], make: MakePipeline
 ) -> Models:
     """Return these models, with pipelines added. `composed`: models as returned by `compose`.
-    `pipelines`: pipeline name -> models; a name that a model has is skipped. `make`: function that
-    makes the spec of a pipeline from its models' specs."""
+    `pipelines`: pipeline name -> models; a model's name is skipped. `make`: function that makes the
+    spec of a pipeline from its models' specs."""
     composer = _Composer(composed)
     return composed | {
         name: {"1": composer.pipeline(name, steps, make)}

@@ -101,8 +101,8 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 def step(state: State, event: Event, instance: str) -> State:
-    """Return the state after `event`. Raise ProtocolViolation if the event cannot happen in this
-    state: its reporter is wrong."""
+    """Return the state after `event`. Raise ProtocolViolation if the event cannot happen in the
+    state, because the reporter is wrong."""
     after = TRANSITIONS[state].get(event)
     if after is None:
         raise ProtocolViolation(f"{event.value} in state {state.value} of instance {instance}")

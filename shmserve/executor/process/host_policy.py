@@ -53,8 +53,8 @@ def parse(lines: Iterable[str]) -> HostPolicy:
 
 
 def apply(instance: Instance, policies: Mapping[str, Iterable[str]]) -> None:
-    """Apply the instance's policy, if any, to this process. Raise ConfigError if none of the
-    policy's cores, or not its node, can be used on this host."""
+    """Apply the instance's policy, if any, to this process. Raise ConfigError if the host has no
+    usable core of the policy, or not the policy's node."""
     is_configured, name = _name(instance)
     if name not in policies:
         if is_configured:

@@ -145,8 +145,8 @@ class Services:
         return message
 
     def add(self, full_name: str, handlers: dict[str, RpcMethod]) -> None:
-        """Add a service, with the handlers of its rpcs by name. Raise ValueError if a service of
-        this name exists."""
+        """Add a service, with the handlers of its rpcs by name. Raise ValueError if a service has
+        the name already."""
         if self.added.setdefault(full_name, handlers) is not handlers:
             raise ValueError(f"gRPC service {full_name} is there twice")
 

@@ -201,7 +201,7 @@ def add_extensions(routes: Routes, dispatcher: DispatchApi, settings: Settings) 
 
 def checked_version(version: str) -> str:
     """Return the version in a path, in the registry's form; "" if the path has no version. Raise
-    NotFound if the version is no number, so there is no such path."""
+    NotFound if the version is no number, since no such path exists."""
     if not version:
         return ""
     if not (version.isascii() and version.isdecimal()) or len(version) > _MAX_DIGITS:

@@ -275,7 +275,7 @@ def _returned(error: TritonError) -> ModelFailure:
 
 
 def _has_device_inputs(spec: ModelSpec) -> bool:
-    """Return True if inputs in GPU memory stay there."""
+    """Return True if inputs stay in GPU memory."""
     force = spec.parameters.get(_FORCE_CPU, "yes")
     if force not in ("yes", "no"):
         raise ConfigError(

@@ -44,7 +44,7 @@ class RpcRuns:
         self._min_bytes_per_s = settings.min_bytes_per_s
 
     def unary(self, call: Http2Call, message: GrpcMessage | None) -> None:
-        """Run an rpc with one message and one answer. `message`: None if the client sent none."""
+        """Run an rpc with one message and one answer. `message`: None if none came."""
         if not call.active:
             call.drop_message()
             return

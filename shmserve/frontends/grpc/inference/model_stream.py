@@ -51,7 +51,7 @@ class Streams:
         self.busy = 0
 
     def serve(self, requests: AwaitedRequests, context: RpcContext) -> Iterator[bytes]:
-        """Yield the answers of one stream. Raise the first failure if the client asked for that."""
+        """Yield the answers of one stream. Raise the first failure if the client asked to."""
         strict = _ERRORS_END_IT in context.invocation_metadata()
         for data in requests:
             with self.working():
