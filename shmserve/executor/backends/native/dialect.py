@@ -242,7 +242,7 @@ class NativeDialect:
         self._check = OutputCheck(model_side(spec))
         self._models = context.models
         form = form_of(spec)
-        self._request = NativeRequest if form is None else form.request
+        self._request: type[Any] = NativeRequest if form is None else form.request
         wants_device = getattr(self._kind, "device_tensors", False) and form is None
         if wants_device and context.device != CPU:
             self._device = InstanceDevice(context)
