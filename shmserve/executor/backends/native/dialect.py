@@ -64,7 +64,7 @@ from shmserve.executor.backends.config_merge import with_own_tensors
 from shmserve.executor.backends.model_errors import from_exception, without_frames
 from shmserve.executor.backends.native.instance_device import InstanceDevice
 from shmserve.executor.backends.native.other_models import CallOptions, all_answers, one_answer
-from shmserve.executor.backends.native.request_forms import form_of
+from shmserve.executor.backends.native.request_forms import RequestForm, form_of
 from shmserve.executor.backends.output_check import OutputCheck
 from shmserve.executor.backends.reshape import model_side
 from shmserve.executor.calling import NO_MODELS, OtherModels
@@ -242,7 +242,7 @@ class NativeDialect:
         self._check = OutputCheck(model_side(spec))
         self._models = context.models
         form = form_of(spec)
-        self._request: type[Any] = NativeRequest if form is None else form.request
+        self._request = self._request_class(form)
         wants_device = getattr(self._kind, "device_tensors", False) and form is None
         if wants_device and context.device != CPU:
             self._device = InstanceDevice(context)
@@ -254,6 +254,10 @@ class NativeDialect:
         self._takes_batches = batches and is_able
         self._infer = self._model.infer_batch if self._takes_batches else self._model.infer
         return spec
+
+    def _request_class(self, form: RequestForm | None) -> type[Any]:
+        """Return the class of requests that the model gets."""
+        return NativeRequest if form is None else form.request
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
         return list(map(self._answer, requests))
