@@ -25,13 +25,8 @@ _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
 class Declared(NamedTuple):
-    """A setting as it is declared.
-
-    Attributes:
-        separator: separates the items of a list in a text.
-        secret: whether the value is never shown.
-        section: heading of the setting in the reference.
-    """
+    """A setting as it is declared. `separator`: separates the items of a list in a text. `secret`:
+    whether the value is never shown. `section`: heading of the setting in the reference."""
 
     name: str
     type: Any
@@ -67,11 +62,8 @@ class GivenValue(NamedTuple):
 
 class Sources(msgspec.Struct):
     """Values given for the settings in `_declared`: by the file, then by the environment.
-
-    Attributes:
-        _former: today's names of settings, by their former names.
-        _retired: settings that no longer exist.
-    """
+    `_former`: today's names of settings, by their former names. `_retired`: settings that no longer
+    exist."""
 
     _declared: Mapping[str, Declared]
     _former: Mapping[str, str]

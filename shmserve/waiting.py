@@ -108,11 +108,8 @@ def event() -> WaitEvent:
 
 
 def start(work: Callable[[], None], name: str) -> Task:
-    """Start work concurrently with the caller.
-
-    Raises:
-        RuntimeError: the system has no thread for the work.
-    """
+    """Start work concurrently with the caller. Raise RuntimeError if the system has no thread for
+    the work."""
     waiter = installed.waiter
     if waiter is not None:
         return waiter.start(work)

@@ -21,7 +21,7 @@ from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context, Output, Response, Responses
 from shmserve.executor.calling import NO_MODELS, OtherModels
 from shmserve.executor.custom_metrics import CustomMetrics
-from shmserve.executor.process.warmup import warm_up
+from shmserve.executor.process.model_loading import warm_up
 from shmserve.executor.wrappers import ragged
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
 from shmserve.tensor.dtypes import DATATYPES, from_numpy

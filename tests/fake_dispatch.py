@@ -17,8 +17,8 @@ from shmserve.core.caller import Caller
 from shmserve.core.live_settings import LogChange, RuntimeSettings, TraceChange
 from shmserve.core.memory.slots import Slot
 from shmserve.core.region_kinds import SYSTEM
-from shmserve.core.regions.cuda_allocation import cuda_region
 from shmserve.core.regions.region_book import ObjectFacts, RegionBook
+from shmserve.core.regions.region_names import cuda_region
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.dispatch.caller_shares import CallerShares
 from shmserve.dispatch.outcome import NO_OPTIONS, Outcome, OutputTensor, RunOptions

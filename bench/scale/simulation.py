@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from shmserve.cluster.policies.cluster_plan import ClusterPlan, ModelRule
+from shmserve.cluster.policies.cluster_plan import UNKNOWN, ClusterPlan, ModelRule
 from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
 from shmserve.cluster.policies.replica_scaling import ScalingRule
-from shmserve.cluster.policies.traffic_weights import UNKNOWN
 
 GIB = 1 << 30
 BUCKET_S = 10.0  # of the time series

@@ -21,11 +21,9 @@ class LaneAnswers:
     The final answer returns the lane and the memory. An earlier `close` ends the lane and so the
     request, and gives up memory that the executor may still write to.
 
-    Args:
-        begun: first answer and its lane; this object owns the lane unless the first answer is
-            final.
-        attempt: places of the tensors; owned by this object.
-        until: deadline of the stream (`time.monotonic`).
+    `begun`: first answer and its lane; this object owns the lane unless the first answer is final.
+    `attempt`: places of the tensors; owned by this object. `until`: deadline of the stream
+    (`time.monotonic`).
     """
 
     def __init__(

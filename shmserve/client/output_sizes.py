@@ -34,11 +34,7 @@ def stream_windows(
     model: DescribedModel, names: Iterable[str], largest: int
 ) -> dict[str, int | None]:
     """Return the window size in bytes of each output of a stream; None: the lane's messages carry
-    the output.
-
-    Args:
-        largest: size in bytes of an output whose size the metadata leaves open.
-    """
+    the output. `largest`: size in bytes of an output whose size the metadata leaves open."""
     sizes: dict[str, int | None] = {}
     for name in names:
         size = tensors.nbytes_of(*model.outputs.get(name, _UNKNOWN))
@@ -82,12 +78,8 @@ class OutputSizes:
     def expected(
         self, key: Hashable, shapes: Hashable, model: DescribedModel, names: tuple[str, ...]
     ) -> ExpectedOutputs:
-        """Return the expected outputs of a request.
-
-        Args:
-            shapes: hashable description of the inputs' shapes.
-            names: names of the requested outputs.
-        """
+        """Return the expected outputs of a request. `shapes`: hashable description of the inputs'
+        shapes. `names`: names of the requested outputs."""
         expected = self._expected.get((key, shapes))
         if expected is not None and expected.model is model and expected.names == names:
             return expected

@@ -28,13 +28,9 @@ _numbers = itertools.count(1)  # numbers of lane requests, unique in this proces
 
 
 class RequestAttempt:
-    """Attempt that holds leases on the blocks of a request until `close`.
-
-    Attributes:
-        windows: place and size in bytes of each output that has a window.
-        shared: True if the request names any of the client's memory.
-        on_gpu: True if the request names memory of a GPU.
-    """
+    """Attempt that holds leases on the blocks of a request until `close`. `windows`: place and size
+    in bytes of each output that has a window. `shared`: True if the request names any of the
+    client's memory. `on_gpu`: True if the request names memory of a GPU."""
 
     def __init__(
         self,

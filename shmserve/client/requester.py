@@ -40,13 +40,9 @@ _decode = json_decoder()
 
 
 class Requester(Struct, eq=False):
-    """Sender of a client's requests. Thread-safe.
-
-    Attributes:
-        _lanes: the client's lanes; None: HTTP only.
-        _shared: raise InferenceError for inputs of `INLINE_BYTES` or more without a place in shared
-            memory.
-    """
+    """Sender of a client's requests. Thread-safe. `_lanes`: the client's lanes; None: HTTP only.
+    `_shared`: raise InferenceError for inputs of `INLINE_BYTES` or more without a place in shared
+    memory."""
 
     _transport: Transport
     _pools: SharedMemoryPools
@@ -114,14 +110,9 @@ class Requester(Struct, eq=False):
         self._decoupled.pop((model, version), None)
 
     def begin(self, call: ClientCall, largest: int) -> AnswerSource:
-        """Start a request with any number of answers.
-
-        Args:
-            largest: window size in bytes of an output whose size the metadata leaves open.
-
-        Raises:
-            InferenceError: the request could not be started, as `run`.
-        """
+        """Start a request with any number of answers. `largest`: window size in bytes of an output
+        whose size the metadata leaves open. Raise InferenceError if the request could not be
+        started, as `run`."""
         until = time.monotonic() + call.timeout_s
         if not self._is_decoupled(call, until):
             return OneAnswer(functools.partial(self.run_until, call, until))

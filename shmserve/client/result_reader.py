@@ -47,13 +47,9 @@ class TensorPlace(NamedTuple):
 
 
 class ResultReader(Struct, eq=False):
-    """Reader of the answers to one request.
-
-    Attributes:
-        _windows: place and size in bytes of each output that has a window.
-        _device: ordinal of the GPU for results; None: the host.
-        _again: later answers overwrite the windows, so results get copies.
-    """
+    """Reader of the answers to one request. `_windows`: place and size in bytes of each output that
+    has a window. `_device`: ordinal of the GPU for results; None: the host. `_again`: later answers
+    overwrite the windows, so results get copies."""
 
     _windows: Mapping[str, tuple[TensorPlace, int]]
     _device: int | None

@@ -19,12 +19,7 @@ _POLL_S = 0.2
 
 @contextlib.contextmanager
 def _connected(settings: ClusterSettings) -> Iterator[Any]:
-    """Yield the module `ray_nodes` while this process is a client of the cluster's Ray.
-
-    Raises:
-        ConfigError: the extra `ray` is not installed.
-        Unavailable: no Ray answers at the address.
-    """
+    """Yield the module `ray_nodes` while this process is a client of the cluster's Ray."""
     try:
         import ray
 
@@ -74,13 +69,10 @@ def _answer(ray_nodes: Any, ref: Any, timeout_s: float = _ANSWER_S) -> Any:
 
 
 def up(file: ClusterFile) -> Status:
-    """Start the cluster, or change the models and rules of a running cluster. A new controller
-    then replaces the old one, and finds nodes and services as they are.
-
-    Raises:
-        ConfigError: the settings of nodes or services differ from the running cluster's.
-        Unavailable: there is no Ray, or some model had no replica in time.
-    """
+    """Start the cluster, or change the models and rules of a running cluster. A new controller then
+    replaces the old one, and finds nodes and services as they are. Raise ConfigError if the
+    settings of nodes or services differ from the running cluster's. Raise Unavailable if there is
+    no Ray, or some model had no replica in time."""
     with _connected(file.settings) as ray_nodes:
         with contextlib.suppress(Unavailable):
             _end_other(ray_nodes, file)

@@ -17,8 +17,7 @@ from shmserve.cluster.cluster_file import ClusterFile
 from shmserve.cluster.haproxy_slots import NODES, Address, backend
 from shmserve.cluster.haproxy_socket import Balancer
 from shmserve.cluster.node_service import NodeReport
-from shmserve.cluster.policies.cluster_plan import ClusterPlan, Decision
-from shmserve.cluster.policies.traffic_weights import UNKNOWN
+from shmserve.cluster.policies.cluster_plan import UNKNOWN, ClusterPlan, Decision
 from shmserve.errors import Unavailable
 
 _EMPTY = Decision({}, {}, {}, {})

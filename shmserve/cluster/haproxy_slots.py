@@ -28,12 +28,8 @@ class Address:
 
 @dataclass(frozen=True)
 class ServerSlot:
-    """Server of a HAProxy backend.
-
-    Attributes:
-        taken: the server gets requests while healthy.
-        drains: the server only ends its running requests. Neither flag: maintenance.
-    """
+    """Server of a HAProxy backend. `taken`: the server gets requests while healthy. `drains`: the
+    server only ends its running requests. Neither flag: maintenance."""
 
     backend: str
     server: str
@@ -45,12 +41,8 @@ class ServerSlot:
 
 
 def backend(door: str, model: str) -> str:
-    """Return the name of a backend.
-
-    Args:
-        door: "http" or "grpc".
-        model: model name, or NODES for the backend of all nodes.
-    """
+    """Return the name of a backend. `door`: "http" or "grpc". `model`: model name, or NODES for the
+    backend of all nodes."""
     return f"{door}_model_{model}" if model else f"{door}_nodes"
 
 

@@ -25,14 +25,8 @@ _log = logging.getLogger(__name__)
 
 class Balancer:
     """Client of a HAProxy's stats socket. Between `start` and `stop` a thread of its own sends the
-    weights of `tell`, so that a HAProxy that does not answer delays no other.
-
-    Args:
-        address: path of the socket, or HOST:PORT.
-
-    Attributes:
-        problems: problems of the thread's last round, as text.
-    """
+    weights of `tell`, so that a HAProxy that does not answer delays no other. `address`: path of
+    the socket, or HOST:PORT. `problems`: problems of the thread's last round, as text."""
 
     def __init__(self, address: str) -> None:
         self.address = address

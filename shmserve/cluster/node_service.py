@@ -62,12 +62,8 @@ class NodeReport:
 
 
 class NodeService:
-    """Service process of a node, and the threads that keep it running until `stop`.
-
-    Args:
-        host: address of the node.
-        room: memory for models, in bytes.
-    """
+    """Service process of a node, and the threads that keep it running until `stop`. `host`: address
+    of the node. `room`: memory for models, in bytes."""
 
     def __init__(self, settings: ClusterSettings, host: str, room: int, run_dir: str) -> None:
         os.makedirs(run_dir, 0o700, exist_ok=True)

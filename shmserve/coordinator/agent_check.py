@@ -41,12 +41,8 @@ class AgentConnection:
 
 class AgentCheck:
     """Listeners and answered connections of the agent. The selector's data is the `AgentCheck` for
-    a listener and an `AgentConnection` for a connection.
-
-    Args:
-        binds: addresses, as written in the settings.
-        free: returns the free share of the host, in percent.
-    """
+    a listener and an `AgentConnection` for a connection. `binds`: addresses, as written in the
+    settings. `free`: returns the free share of the host, in percent."""
 
     def __init__(
         self, binds: Sequence[str], free: Callable[[], int], selector: selectors.BaseSelector

@@ -9,19 +9,19 @@ import time
 
 from msgspec import Struct
 
+from shmserve import model_places
 from shmserve.config import Settings
-from shmserve.coordinator.effect_runner import EffectRunner
-from shmserve.coordinator.models.desired_models import DesiredModels
+from shmserve.coordinator.models import desired_models
+from shmserve.coordinator.models.desired_models import DesiredModels, Library
 from shmserve.coordinator.models.model_control import ModelControl
-from shmserve.coordinator.models.repository_jobs import RepositoryJobs
+from shmserve.coordinator.models.repository_jobs import Background, RepositoryJobs
 from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
 from shmserve.coordinator.programs.lane_desk import LaneDesk
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.coordinator.resource_turns import RECONNECT_S, ResourceTurns
-from shmserve.coordinator.state import checkpoint as checkpoints
 from shmserve.coordinator.state.checkpoint import Checkpoint, CheckpointFile
-from shmserve.coordinator.state.publication import Publication
+from shmserve.coordinator.state.publication import EffectRunner, Publication
 from shmserve.coordinator.state.runtime_settings import RuntimeSettingsStore
 from shmserve.coordinator.stats.admin_tables import OwnProcess
 from shmserve.coordinator.stats.counter_totals import SETTLE_S, CounterTotals
@@ -37,9 +37,11 @@ from shmserve.core.registry import Snapshot
 from shmserve.core.scheduling.rate_limit_policy import amounts
 from shmserve.core.scheduling.rate_limiter import RateLimiter
 from shmserve.core.stats.request_counters import MAX_COUNTED
+from shmserve.errors import ConfigError
 from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder, gpus
 from shmserve.observe.gpu_use import GpuUse
+from shmserve.protocol.control.model_messages import ModelsFetched
 from shmserve.shm.registry_page import RegistryWriter
 
 _log = logging.getLogger(__name__)
@@ -60,10 +62,8 @@ class Launch(Struct, frozen=True):
 
 
 class Outside(Struct, frozen=True):
-    """Access of the parts to everything beyond the coordinator's own state.
-
-    `send` never blocks and never fails; `jobs` run in another thread.
-    """
+    """Access of the parts to everything beyond the coordinator's own state. `send` never blocks and
+    never fails; `jobs` run in another thread."""
 
     writer: RegistryWriter
     checkpoint: CheckpointFile
@@ -166,13 +166,11 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
     parts.effects.perform([*effects, *parts.reconciler.scanned(desired.failures)])
 
 
-def resume(
-    parts: Parts, checkpoint: Checkpoint, previous: Snapshot | None, load_timeout_s: float
-) -> None:
+def resume(parts: Parts, checkpoint: Checkpoint, previous: Snapshot | None) -> None:
     """Continue from the checkpoint of an earlier coordinator, which published `previous`."""
     now = time.monotonic()
-    instances = checkpoints.restore(checkpoint, parts.reconciler, now + load_timeout_s, now)
-    parts.sync.instances.update(instances)
+    parts.reconciler.models.restore(checkpoint.models, checkpoint.next_number, now)
+    parts.sync.instances.update(checkpoint.instances)
     effects = parts.reconciler.scanned(checkpoint.failures)
     if previous is not None:
         parts.reconciler.restore(previous, now)
@@ -184,3 +182,62 @@ def resume(
     parts.sync.hold(now)
     parts.sync.changed()
     parts.effects.perform(effects)
+
+
+def waits(settings: Settings, library: Library) -> bool:
+    """Return True if a model to serve has never been fetched."""
+    wanted = settings.load_models if settings.model_control == "explicit" else ("*",)
+    return model_places.fetches(settings) and library.pending(
+        model_places.repository_paths(settings), wanted
+    )
+
+
+def survey(settings: Settings, library: Library) -> dict[str, str]:
+    """Return the fingerprints of all models, by name. Return {} if the repository cannot be
+    read."""
+    try:
+        return library.survey(model_places.repository_paths(settings))
+    except ConfigError:  # the scan will report the error
+        return {}
+
+
+class RemoteStart(Struct):
+    """Start of a service with remote model repositories, in rounds of the fetcher. The service
+    starts at once if the cache holds every wanted model. Otherwise the service waits until the
+    models have been fetched. `waiting`: true while no model is served yet."""
+
+    _settings: Settings
+    _library: Library
+    _background: Background
+    _parts: Parts
+    _tried: dict[str, str]
+    _waiting: bool
+
+    def fetched(self, message: ModelsFetched) -> None:
+        """Take in the end of a round."""
+        unlisted = "; ".join(message.unlisted)
+        notices = {**self._parts.control.remote.notices, **({"": unlisted} if unlisted else {})}
+        self._parts.publication.tell(notices)
+        if not self._waiting:
+            self._parts.control.renew()
+        elif not self._library.pending(model_places.repository_paths(self._settings), ()):
+            self._waiting = False
+            if not self._background.submit(self._look, self._begin):
+                self._wait()
+        else:
+            _log.error("not ready: %s", unlisted)
+
+    def _look(self) -> tuple[dict[str, str], DesiredModels]:
+        marks = survey(self._settings, self._library)
+        return marks, desired_models.choose(self._settings, self._library.scan)
+
+    def _begin(self, found: tuple[dict[str, str], DesiredModels] | Exception) -> None:
+        if isinstance(found, Exception):
+            self._wait()
+            return
+        self._tried.update(found[0])
+        begin(self._parts, found[1], found[0])
+
+    def _wait(self) -> None:
+        self._waiting = True
+        self._parts.control.remote.again()

@@ -18,20 +18,18 @@ from functools import partial
 
 from shmserve import model_places
 from shmserve.config import Settings, base_dir, state_dir
-from shmserve.coordinator import assembly, pool_sizing, remote_start
+from shmserve.coordinator import assembly, pool_sizing
 from shmserve.coordinator.agent_check import AgentCheck, AgentConnection
-from shmserve.coordinator.assembly import Launch, Outside
+from shmserve.coordinator.assembly import Launch, Outside, RemoteStart
 from shmserve.coordinator.links import Links
 from shmserve.coordinator.message_router import MessageRouter
 from shmserve.coordinator.models import desired_models
-from shmserve.coordinator.models.background import Background
 from shmserve.coordinator.models.desired_models import DesiredModels, Library
-from shmserve.coordinator.models.repository_jobs import RepositoryJobs
+from shmserve.coordinator.models.repository_jobs import Background, RepositoryJobs
 from shmserve.coordinator.process_connections import ProcessConnection
 from shmserve.coordinator.programs.client_socket import ClientConnection, ClientSocket
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.predecessor import Predecessor
-from shmserve.coordinator.remote_start import RemoteStart
 from shmserve.coordinator.state.checkpoint import Checkpoint, CheckpointFile
 from shmserve.coordinator.stats.history_file import HistoryFile
 from shmserve.core.control.silence import period_s
@@ -117,9 +115,9 @@ class CoordinatorLoop:
                 _log.info("removed what earlier services left", extra=log_fields(segments=swept))
         file = CheckpointFile(run_dir, launch.epoch)
         checkpoint = file.read()
-        waits = checkpoint is None and remote_start.waits(settings, library)
+        waits = checkpoint is None and assembly.waits(settings, library)
         known = checkpoint is not None or waits
-        fingerprints = {} if known else remote_start.survey(settings, library)
+        fingerprints = {} if known else assembly.survey(settings, library)
         desired = DesiredModels() if known else self._desired(settings, library)
         pool_bytes = _advised(*pool_sizing.host_pool(settings.pool_bytes))
         frontends = settings.http_workers + settings.grpc_processes
@@ -167,7 +165,7 @@ class CoordinatorLoop:
         listener = listen(os.path.join(run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
         if checkpoint is not None:
-            assembly.resume(parts, checkpoint, writer.previous, settings.load_timeout_s)
+            assembly.resume(parts, checkpoint, writer.previous)
         else:
             if not again:
                 writer.publish(parts.reconciler.snapshot(launch.epoch))
@@ -188,10 +186,8 @@ class CoordinatorLoop:
         _log.info("ready", extra=about)
 
     def run(self, beat: Callable[[], bool]) -> None:
-        """Run until the supervisor stops the loop or the gunicorn master ends.
-
-        `beat`: writes the sign of life; returns False if the run directory is no longer ours.
-        """
+        """Run until the supervisor stops the loop or the gunicorn master ends. `beat`: writes the
+        sign of life; returns False if the run directory is no longer ours."""
         try:
             while not self._wake.stopping and (now := time.monotonic()) < self._stop_at:
                 # A beat slightly early, in a turn with other work, saves a separate turn.

@@ -102,11 +102,8 @@ class MessageRouter:
     def handle(
         self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
     ) -> None:
-        """Handle one message, with descriptors, from a process that has said hello.
-
-        Raises:
-            ProtocolViolation: a process of this role must not send the message now.
-        """
+        """Handle one message, with descriptors, from a process that has said hello. Raise
+        ProtocolViolation if a process of this role must not send the message now."""
         if self._handle_regions(process, role, message, fds, now):
             return
         supervisor = self._sync.supervisor

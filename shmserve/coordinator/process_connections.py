@@ -45,12 +45,9 @@ class ProcessConnection:
         return bool(self._queue)
 
     def send(self, message: FromCoordinator, fds: Sequence[int] = ()) -> None:
-        """Send now, or queue. Copies of the descriptors are sent along.
-
-        Raises:
-            PeerDied: the peer is gone.
-            ProtocolViolation: the peer reads too slowly, or the message is too long for a packet.
-        """
+        """Send now, or queue. Copies of the descriptors are sent along. Raise PeerDied if the peer
+        is gone. Raise ProtocolViolation if the peer reads too slowly, or the message is too long
+        for a packet."""
         data = messages.encode(message)
         if len(data) > MAX_MESSAGE:
             raise ProtocolViolation(f"a {type(message).__name__} of {len(data)} bytes is too long")
@@ -60,11 +57,7 @@ class ProcessConnection:
         self.flush()
 
     def flush(self) -> None:
-        """Send queued messages until the socket's buffer is full.
-
-        Raises:
-            PeerDied: the peer is gone.
-        """
+        """Send queued messages until the socket's buffer is full."""
         while self._queue:
             data, fds = self._queue[0]
             if not self._channel.send(data, fds, wait=False):
@@ -74,12 +67,7 @@ class ProcessConnection:
 
     def receive(self) -> Iterator[tuple[memoryview, list[int]]]:
         """Yield received messages, each valid until the next, with descriptors for the caller to
-        close.
-
-        Raises:
-            PeerDied: EOF.
-            ProtocolViolation: a message is too long.
-        """
+        close. Raise PeerDied at EOF, and ProtocolViolation if a message is too long."""
         for _ in range(_BURST):
             received = self._channel.receive_within(0.0)
             if received is None:

@@ -47,11 +47,8 @@ class ResourceTurns:
         self._tell(self._limiter.leave(process))
 
     def handle(self, process: str, message: link.AcquireResources | link.ReleaseResources) -> None:
-        """Acquire or release resources.
-
-        Raises:
-            ProtocolViolation: the process needs no resources, or the message has no ticket.
-        """
+        """Acquire or release resources. Raise ProtocolViolation if the process needs no resources,
+        or the message has no ticket."""
         if not self._limiter.knows(process):
             raise ProtocolViolation(f"{process} needs no resources")
         if isinstance(message, link.ReleaseResources):

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.errors import PermissionDenied, ShmserveError, Unauthenticated
-from shmserve.settings.field_kinds import From, KeysFrom
+from shmserve.settings.kinds import From, KeysFrom
 
 # owner: the server's user, and root; local: another user of this host; browser: a page of another
 # origin, in any user's browser.
@@ -73,12 +73,8 @@ def is_restricted(settings: Settings, category: str) -> bool:
 
 
 class Access:
-    """Access checks by the table.
-
-    Args:
-        settings: settings with the access rules.
-        server_uid: user of the server.
-    """
+    """Access checks by the table. `settings`: settings with the access rules. `server_uid`: user of
+    the server."""
 
     def __init__(self, settings: Settings, server_uid: int) -> None:
         self._table = table(settings)

@@ -19,11 +19,8 @@ _WHOLE, _PART = "GPU-", "MIG-"
 
 
 class Gpu(Struct, frozen=True):
-    """Physical GPU.
-
-    `uuid`: "GPU-…", empty if the driver could not be asked. `mig`: True if MIG mode is on;
-    `parts`: names of the MIG devices ("MIG-…").
-    """
+    """Physical GPU. `uuid`: "GPU-…", empty if the driver could not be asked. `mig`: True if MIG
+    mode is on; `parts`: names of the MIG devices ("MIG-…")."""
 
     uuid: str = ""
     mig: bool = False
@@ -58,9 +55,8 @@ def visible(setting: str | None, present: Sequence[Gpu]) -> tuple[str, ...]:
     as a single part, the first of all. If parts are listed by name, each part is a device (see
     `choose`).
 
-    Args:
-        setting: value of CUDA_VISIBLE_DEVICES; None: not set.
-        present: devices in the driver's order.
+    `setting`: value of CUDA_VISIBLE_DEVICES; None: not set. `present`: devices in the driver's
+    order.
     """
     if setting is None:
         tokens = [str(index) for index in range(len(present))]
@@ -84,8 +80,7 @@ def choose(device: str, environ: Mapping[str, str]) -> Choice:
     process must see only its own device. After the choice is applied, a second call returns an
     equal choice.
 
-    Raises:
-        ValueError: `device` is no CUDA device.
+    Raise ValueError if `device` is no CUDA device.
     """
     ordinal = ordinal_of(device)
     if ordinal is None:

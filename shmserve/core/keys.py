@@ -57,12 +57,8 @@ def digest(key: str) -> bytes:
 
 
 def parse(data: bytes) -> dict[bytes, Key]:
-    """Return the keys of a file by digest.
-
-    Raises:
-        ConfigError: the file is invalid, or has more than `MAX_KEYS` keys. The message contains no
-            digest.
-    """
+    """Return the keys of a file by digest. Raise ConfigError if the file is invalid, or has more
+    than `MAX_KEYS` keys. The message contains no digest."""
     try:
         document = tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as ex:
@@ -86,11 +82,7 @@ def parse(data: bytes) -> dict[bytes, Key]:
 
 
 def check_name(name: str) -> None:
-    """Check the name of a key.
-
-    Raises:
-        ConfigError: the name is invalid.
-    """
+    """Check the name of a key."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"keys_file: '{ascii(name[:64])[1:-1]}' is no name: 1 to 64 letters, digits, - and _"
@@ -98,11 +90,7 @@ def check_name(name: str) -> None:
 
 
 def parse_scopes(texts: Iterable[str]) -> tuple[Action, ...]:
-    """Return scopes from users' spelling: ``send-models`` is ``send models``.
-
-    Raises:
-        ConfigError: a scope does not exist.
-    """
+    """Return scopes from users' spelling: ``send-models`` is ``send models``."""
     names = [text.strip().replace("-", " ") for text in texts]
     for name in names:
         if name not in _SCOPES:

@@ -13,11 +13,58 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
 from shmserve.config import Settings
-from shmserve.core.trace_grants import GrantedTraces, TraceFiles
 
 LOG_FORMATS = ("default", "ISO8601")
 UNLIMITED = -1
 _LEVELS = ("debug", "info", "warning", "error")
+ALL_IN_ONE = -1  # file number of traces that go to the file without a number
+
+
+class GrantedTraces(Struct, frozen=True, array_like=True):
+    """Traces that a process may write. `count`: number of traces. `first`: first of the traces'
+    ids; traces of steps take ids, too. `places`: (file number, number of traces for the file), in
+    order."""
+
+    count: int = 0
+    first: int = 1
+    places: tuple[tuple[int, int], ...] = ()
+
+
+class TraceFiles(Struct, frozen=True, array_like=True):
+    """Numbers of traces and trace files so far.
+
+    Attributes:
+        traces: ids used so far, by traces and traces of steps.
+        begun: numbered files begun so far.
+        open: scope -> (file number, traces in the file, capacity of the file). A scope is a model,
+            or empty for all models without their own frequency.
+    """
+
+    traces: int = 0
+    begun: int = 0
+    open: dict[str, tuple[int, int, int]] = {}
+
+    def allot(
+        self, scope: str, frequency: int, count: int, ids: int
+    ) -> tuple[TraceFiles, GrantedTraces]:
+        """Return the numbers after `count` more traces, and the granted traces. `ids`: ids needed
+        by the traces and the traces within them. `frequency`: traces per file; 0: all in one
+        file."""
+        ids, first = self.traces + ids, self.traces + 1
+        if not frequency:
+            granted = GrantedTraces(count, first, ((ALL_IN_ONE, count),))
+            return TraceFiles(ids, self.begun, self.open), granted
+        begun, remaining = self.begun, count
+        number, filled, size = self.open.get(scope, (ALL_IN_ONE, 0, 0))
+        places: list[tuple[int, int]] = []
+        while remaining:
+            if filled >= size or size != frequency:
+                number, filled, size, begun = begun, 0, frequency, begun + 1
+            share = min(remaining, size - filled)
+            places.append((number, share))
+            filled, remaining = filled + share, remaining - share
+        opened = {**self.open, scope: (number, filled, size)}
+        return TraceFiles(ids, begun, opened), GrantedTraces(count, first, tuple(places))
 
 
 class LogSettings(Struct, frozen=True, array_like=True):
@@ -108,13 +155,9 @@ def initial_log(level: str, line_format: str) -> LogSettings:
 
 
 class RuntimeSettings(Struct, frozen=True, array_like=True):
-    """All settings that clients may change.
-
-    Attributes:
-        models: model -> difference to `trace`.
-        start: trace settings at the start of the service.
-        files: position of the next traces in the trace files.
-    """
+    """All settings that clients may change. `models`: model -> difference to `trace`. `start`:
+    trace settings at the start of the service. `files`: position of the next traces in the trace
+    files."""
 
     log: LogSettings = LogSettings()
     trace: TraceSettings = TraceSettings()
@@ -138,10 +181,7 @@ class RuntimeSettings(Struct, frozen=True, array_like=True):
 
     def taken(self, model: str, wanted: int, ids: int = 0) -> tuple[RuntimeSettings, GrantedTraces]:
         """Grant up to `wanted` traces of a model. Return the settings afterwards, and the granted
-        traces.
-
-        `ids`: ids needed by the traces and the traces of their steps.
-        """
+        traces. `ids`: ids needed by the traces and the traces of their steps."""
         settings = self.trace_of(model)
         granted = wanted if settings.count == UNLIMITED else min(wanted, settings.count)
         if not settings.active or not granted:

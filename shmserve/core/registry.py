@@ -172,12 +172,8 @@ class Snapshot(Struct, frozen=True, dict=True):
 
     def model(self, name: str, version: str = "") -> ModelEntry:
         """Return the entry of a model, in any state. Without a version, return the newest READY
-        version, else the newest.
-
-        Raises:
-            NotFound: no such model, or no such version.
-            Unavailable: unknown, because the repository has not been read yet.
-        """
+        version, else the newest. Raise NotFound for an unknown model or version. Raise Unavailable
+        while the repository has not been read yet."""
         entry = self.models.get(name, {}).get(version) if version else self.newest(name)
         if entry is None:
             which = f" version {version}" if version and self.models.get(name) else ""
@@ -205,12 +201,8 @@ class Snapshot(Struct, frozen=True, dict=True):
         return current if current.spec.takes_the_same(entry.spec) else entry
 
     def refreshed(self, entry: ModelEntry) -> ModelEntry:
-        """Return this snapshot's entry of the same version.
-
-        Raises:
-            NotFound, Unavailable: the version is not served any more, or takes other requests than
-                `entry`.
-        """
+        """Return this snapshot's entry of the same version. Raise NotFound or Unavailable if the
+        version is not served any more, or takes other requests than `entry`."""
         spec = entry.spec
         current = require_ready(self.model(spec.name, spec.version), spec.version)
         if not current.spec.takes_the_same(spec):
@@ -282,11 +274,8 @@ def _lack(entry: ModelEntry) -> str:
 
 def require_ready(entry: ModelEntry, version: str) -> ModelEntry:
     """Return the entry unchanged if it can serve. `version`: the requested version, empty if none.
-
-    Raises:
-        NotFound: no version was requested, and no version of the model can be used.
-        Unavailable: the version is not ready (now).
-    """
+    Raise NotFound if no version was requested, and no version of the model can be used. Raise
+    Unavailable if the version is not ready (now)."""
     if entry.state is not ModelState.READY:
         name = entry.spec.name
         if not version and entry.state is not ModelState.LOADING:

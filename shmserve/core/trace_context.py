@@ -13,12 +13,8 @@ _SAMPLED = 1
 
 
 class TraceContext(Struct, frozen=True):
-    """Trace, and the span that is the parent of further spans.
-
-    Attributes:
-        trace_id, span_id: 32 and 16 hexadecimal digits.
-        sampled: True if the originator of the trace keeps it.
-    """
+    """Trace, and the span that is the parent of further spans. `trace_id`, `span_id`: 32 and 16
+    hexadecimal digits. `sampled`: True if the originator of the trace keeps it."""
 
     trace_id: str
     span_id: str

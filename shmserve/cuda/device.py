@@ -39,14 +39,9 @@ class Device:
     """
 
     def __init__(self, ordinal: int, mappings: MappingsApi) -> None:
-        """Start to use a device and choose it for the calling thread.
-
-        Args:
-            mappings: shared memory that tensors are copied from and to.
-
-        Raises:
-            ConfigError: the device or the driver is missing or cannot be used.
-        """
+        """Start to use a device and choose it for the calling thread. `mappings`: shared memory
+        that tensors are copied from and to. Raise ConfigError if the device or the driver is
+        missing or cannot be used."""
         self.cupy = runtime.cupy()
         self._runtime = self.cupy.cuda.runtime
         self.ordinal = ordinal

@@ -58,12 +58,8 @@ class CudaFacts(Struct, frozen=True):
 
 
 class LibraryFacts(Struct, frozen=True):
-    """Facts about torch or onnxruntime.
-
-    Attributes:
-        cuda: the library's own description of CUDA support.
-        usable: True if the library can compute on devices.
-    """
+    """Facts about torch or onnxruntime. `cuda`: the library's own description of CUDA support.
+    `usable`: True if the library can compute on devices."""
 
     version: str
     cuda: str

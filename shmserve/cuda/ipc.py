@@ -42,12 +42,9 @@ class Handles:
         self._open: weakref.WeakValueDictionary[bytes, Imported] = weakref.WeakValueDictionary()
 
     def open(self, handle: bytes, name: str) -> Imported:
-        """Return the memory of a handle. `name` is the region's name, for errors.
-
-        Raises:
-            InvalidArgument: the handle cannot be opened here.
-            ShmserveError: the device has failed, or has no memory left.
-        """
+        """Return the memory of a handle. `name` is the region's name, for errors. Raise
+        InvalidArgument if the handle cannot be opened here. Raise ShmserveError if the device has
+        failed, or has no memory left."""
         with self._lock:
             imported = self._open.get(handle)
             if imported is None:

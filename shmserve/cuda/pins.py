@@ -49,13 +49,8 @@ class MappingsApi(Protocol):
 
 
 class _Pin(Struct):
-    """Registered mapping.
-
-    Attributes:
-        address: registered address: of the mapping, or of its second mapping `again`.
-        again: second, writable mapping, or None.
-        used: start time of the last copy.
-    """
+    """Registered mapping. `address`: registered address: of the mapping, or of its second mapping
+    `again`. `again`: second, writable mapping, or None. `used`: start time of the last copy."""
 
     address: int
     again: MappedAgain | None
@@ -69,21 +64,14 @@ class _Pin(Struct):
 
 class Pins:
     """Registered mappings of this process; each is registered as a whole when a copy first needs
-    it. Thread-safe.
-
-    Attributes:
-        nbytes: registered bytes.
-    """
+    it. Thread-safe. `nbytes`: registered bytes."""
 
     def __init__(
         self, runtime: Any, current: Callable[[], Any], mappings: MappingsApi, read_only: bool
     ) -> None:
-        """Set up; no mapping is registered yet.
-
-        Args:
-            read_only: True if the driver registers memory that this process must not write to.
-                Otherwise such memory is mapped a second time, writable where possible.
-        """
+        """Set up; no mapping is registered yet. `read_only`: True if the driver registers memory
+        that this process must not write to. Otherwise such memory is mapped a second time, writable
+        where possible."""
         self._runtime = runtime
         self._current = current
         self._mappings = mappings

@@ -1,7 +1,7 @@
 """Caller shares: bytes of the pool that each caller holds through this process, and the limit for
 one caller.
 
-`core.scheduling.caller_number` numbers the callers. Requests of at most `FREE` bytes are not
+`core.caller` numbers the callers. Requests of at most `FREE` bytes are not
 counted.
 """
 
@@ -25,10 +25,8 @@ class CallerShares:
     part of this limit, so no process has to ask another. A caller's only request may hold the
     whole limit; otherwise many processes would mean small tensors.
 
-    Args:
-        settings: `max_caller_share`, and the number of frontend processes.
-        pool_bytes: returns the pool's size in bytes; 0 if not known yet, when no request is
-            refused.
+    `settings`: `max_caller_share`, and the number of frontend processes. `pool_bytes`: returns the
+    pool's size in bytes; 0 if not known yet, when no request is refused.
     """
 
     def __init__(self, settings: Settings, pool_bytes: Callable[[], int]) -> None:
@@ -43,12 +41,9 @@ class CallerShares:
         return CallerShare(self, caller)
 
     def change(self, caller: int, before: int, after: int) -> None:
-        """Change the bytes that a caller's request holds from `before` to `after`.
-
-        Raises:
-            ResourceExhausted: the caller's requests would hold more than the caller may have now.
-            TooLarge: the request alone would exceed the limit.
-        """
+        """Change the bytes that a caller's request holds from `before` to `after`. Raise
+        ResourceExhausted if the caller's requests would hold more than the caller may have now.
+        Raise TooLarge if the request alone would exceed the limit."""
         with self._lock:
             others = self.held[caller] - before
             if after > before:
@@ -91,11 +86,7 @@ class CallerShare:
         self._nbytes = 0
 
     def hold(self, nbytes: int) -> None:
-        """Set the total bytes held by the request.
-
-        Raises:
-            ResourceExhausted, TooLarge: as `CallerShares.change`; the held bytes stay as before.
-        """
+        """Set the total bytes held by the request."""
         self._shares.change(self._caller, self._nbytes, nbytes)
         self._nbytes = nbytes
 

@@ -11,7 +11,7 @@ from shmserve.core.registry import ModelEntry
 from shmserve.core.trace_context import TraceContext
 from shmserve.dispatch.receipt import Receipt
 from shmserve.protocol.control.span_messages import Attribute
-from shmserve.tensor.named_tensor import NamedTensor
+from shmserve.tensor.spec import NamedTensor
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"  # activities
 _MOST_TENSORS, _MOST_STEPS = 256, 1024  # limits of one trace, as streams may never end

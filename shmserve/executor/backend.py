@@ -71,11 +71,7 @@ class InputTensor(Protocol):
         ...
 
     def private_on_device(self) -> Any:
-        """Return a CuPy array that the model may write into, never the client's memory.
-
-        Raises:
-            Internal, ResourceExhausted: as `on_device`.
-        """
+        """Return a CuPy array that the model may write into, never the client's memory."""
         ...
 
 

@@ -53,11 +53,8 @@ class _Held:
 
 
 class MetricRow(_Held):
-    """A series: one set of labels of a family.
-
-    Attributes:
-        place: index of the first value of the series among the published values.
-    """
+    """A series: one set of labels of a family. `place`: index of the first value of the series
+    among the published values."""
 
     __slots__ = ("buckets", "family", "labels", "place", "values")
 
@@ -98,11 +95,7 @@ class Counter:
         return self._row.values[0]
 
     def increment(self, value: float = 1.0) -> None:
-        """Add to the value.
-
-        Raises:
-            ValueError: the value would shrink.
-        """
+        """Add to the value. Raise ValueError if the value would shrink."""
         number = float(value)
         if not number >= 0:
             raise ValueError(f"counter '{self._row.family.name}' cannot grow by {number:g}")
@@ -181,11 +174,8 @@ class CustomMetrics:
         buckets: Sequence[float],
         labels: Mapping[str, str] | None = None,
     ) -> Histogram:
-        """Return a histogram; otherwise as `counter`.
-
-        Args:
-            buckets: ascending upper bounds; a last bucket without bound is added.
-        """
+        """Return a histogram; otherwise as `counter`. `buckets`: ascending upper bounds; a last
+        bucket without bound is added."""
         kind = MetricKind.HISTOGRAM
         return Histogram(self, self._row(kind, name, description, labels, buckets))
 
@@ -210,12 +200,9 @@ class CustomMetrics:
 
     def open(self, name: str, description: str, kind: MetricKind) -> MetricRows:
         """Return the family of this name, which is created if needed. An existing family keeps its
-        description. A family exists until all users have let go.
-
-        Raises:
-            InvalidArgument: the name is bad, or taken by a family of another kind.
-            ResourceExhausted: there are too many families.
-        """
+        description. A family exists until all users have let go. Raise InvalidArgument if the name
+        is bad, or taken by a family of another kind. Raise ResourceExhausted if there are too many
+        families."""
         self._check_text("name", name)
         fault = custom_metrics.name_fault(name)
         if fault:

@@ -36,12 +36,8 @@ class Devices:
     """
 
     def __init__(self, ordinal: int | None, mappings: Mappings, number: int | None = None) -> None:
-        """Create without opening a device.
-
-        Args:
-            number: number of the device among the devices of the service; None: equal to
-                `ordinal`.
-        """
+        """Create without opening a device. `number`: number of the device among the devices of the
+        service; None: equal to `ordinal`."""
         self.ordinal = ordinal
         self.opened: Device | None = None
         self.mappings = mappings
@@ -62,11 +58,8 @@ class Devices:
 
     def open(self, ordinal: int = 0) -> Device:
         """Return the instance's device. An instance on the CPU opens device `ordinal`, in the
-        numbering of the service, unless it has opened another before.
-
-        Raises:
-            ConfigError: the device cannot be used.
-        """
+        numbering of the service, unless it has opened another before. Raise ConfigError if the
+        device cannot be used."""
         with self._lock:
             if self.opened is None:
                 from shmserve.cuda.device import Device
@@ -83,13 +76,9 @@ class Devices:
 
     def probe(self, region: Region) -> int:
         """Return the size, in bytes, of the device memory behind a region that is about to be
-        registered.
-
-        Raises:
-            InvalidArgument: the region's handle names no memory.
-            Unavailable: the handle cannot be opened here. The region is on another device, which
-                this device may be unable to reach.
-        """
+        registered. Raise InvalidArgument if the region's handle names no memory. Raise Unavailable
+        if the handle cannot be opened here: the region is on another device, perhaps out of
+        reach."""
         self.open()
         assert self._handles is not None
         try:
@@ -101,14 +90,9 @@ class Devices:
             raise
 
     def import_region(self, region: Region) -> tuple[Device, Imported]:
-        """Open the memory of a CUDA region. Return the device that uses the memory, and the
-        memory.
-
-        Raises:
-            InvalidArgument: the memory cannot be opened, is smaller than the region, or is on a
-                GPU that the device cannot reach.
-            ConfigError: no device can be used here.
-        """
+        """Open the memory of a CUDA region. Return the device that uses the memory, and the memory.
+        Raise InvalidArgument if the memory cannot be opened, is smaller than the region, or is on a
+        GPU that the device cannot reach. Raise ConfigError if no device can be used here."""
         device = self.open(region.device_id)
         assert self._handles is not None
         imported = self._handles.open(region.handle, region.name)

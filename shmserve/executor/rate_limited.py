@@ -27,11 +27,7 @@ _log = logging.getLogger(__name__)
 
 def limit_of(settings: Settings, instance: str, spec: ModelSpec, device: str) -> RateLimit | None:
     """Return the resources that the instance must hold to execute, or None if no resources are
-    needed.
-
-    Raises:
-        ConfigError: the settings provide fewer resources.
-    """
+    needed. Raise ConfigError if the settings provide fewer resources."""
     entries, groups = spec.config.groups, instance_groups.read(spec.config)
     if all(entry.rate_limiter is UNSET for entry in entries):
         return None
@@ -52,9 +48,7 @@ class SharedResources:
 
     The loop calls `may_run` and `spent`; the link's thread calls the other methods.
 
-    Args:
-        send: sends a message to the coordinator.
-        wake: called when the instance has its turn.
+    `send`: sends a message to the coordinator. `wake`: called when the instance has its turn.
     """
 
     def __init__(self, send: Callable[[ToCoordinator], None], wake: Callable[[], None]) -> None:
@@ -72,11 +66,8 @@ class SharedResources:
         return self._holding and not self._is_spent
 
     def may_run(self, is_due: bool) -> bool:
-        """Return whether an execution may begin. If not, ask the coordinator for a turn.
-
-        Args:
-            is_due: an execution is waiting. Without a waiting execution, all resources go back.
-        """
+        """Return whether an execution may begin. If not, ask the coordinator for a turn. `is_due`:
+        an execution is waiting. Without a waiting execution, all resources go back."""
         with self._lock:
             if is_due:
                 if not (self._waiting or self.held):

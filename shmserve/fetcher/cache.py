@@ -36,13 +36,9 @@ _STALE_S = 600.0  # seconds after the last `use` for which a lease counts withou
 
 
 class Cache:
-    """Access of one process to the cache. Thread-safe.
-
-    Args:
-        path: folder of the cache, private to this user.
-        most: limit of the cache in bytes.
-        owner: id of this process, which names the lease.
-    """
+    """Access of one process to the cache. Thread-safe. `path`: folder of the cache, private to this
+    user. `most`: limit of the cache in bytes. `owner`: id of this process, which names the
+    lease."""
 
     def __init__(self, path: str, most: int, owner: str) -> None:
         self.path = path
@@ -118,15 +114,8 @@ class Cache:
             os.close(descriptor)
 
     def claim(self, digest: str, nbytes: int, kept: Collection[str] = ()) -> None:
-        """Make room for `nbytes` further bytes of a snapshot by removing unused snapshots.
-
-        Args:
-            kept: files already in the snapshot: links to files of other snapshots, which may be
-                removed.
-
-        Raises:
-            ResourceExhausted: there is not enough room.
-        """
+        """Make room for `nbytes` further bytes of a snapshot by removing unused snapshots. `kept`:
+        files already in the snapshot: links to files of other snapshots, which may be removed."""
         with self.locked():
             self._make_room(nbytes, digest, kept)
             total = nbytes + sum(map(os.path.getsize, kept))

@@ -38,11 +38,8 @@ class FileSource(Protocol):
 
 
 class SnapshotFiles(Struct, frozen=True):
-    """Content of a snapshot's file `.files.json`: origin and files.
-
-    Attributes:
-        steps: for ensembles, the models of the steps.
-    """
+    """Content of a snapshot's file `.files.json`: origin and files. `steps`: for ensembles, the
+    models of the steps."""
 
     url: str
     model: str

@@ -26,23 +26,16 @@ _log = logging.getLogger(__name__)
 
 
 class RoundOutcome(Struct, frozen=True):
-    """Outcome of a round.
-
-    Attributes:
-        problems: for each model that is missing or outdated in the cache, the reason.
-        unlisted: reasons why repositories could not be listed, each with the address.
-    """
+    """Outcome of a round. `problems`: for each model that is missing or outdated in the cache, the
+    reason. `unlisted`: reasons why repositories could not be listed, each with the address."""
 
     problems: dict[str, str]
     unlisted: tuple[str, ...]
 
 
 class Rounds:
-    """Rounds over the remote repositories. Thread-safe: rounds may run concurrently.
-
-    Args:
-        opened: function that returns the store of an address.
-    """
+    """Rounds over the remote repositories. Thread-safe: rounds may run concurrently. `opened`:
+    function that returns the store of an address."""
 
     def __init__(
         self, settings: Settings, cache: Cache, opened: Callable[[str], FileSource]
@@ -64,11 +57,7 @@ class Rounds:
 
     def run(self, names: Iterable[str], keep: Iterable[str]) -> RoundOutcome:
         """List the repositories, and fetch the current files of the named models ("*": all) and of
-        the steps of ensembles.
-
-        Args:
-            keep: snapshots in use by the service's executors.
-        """
+        the steps of ensembles. `keep`: snapshots in use by the service's executors."""
         wanted = set(names)
         self._use(set(keep), wanted)
         problems: dict[str, str] = {}

@@ -23,7 +23,7 @@ from fsspec.callbacks import Callback
 
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, DeadlineExceeded, ShmserveError, Unavailable
-from shmserve.fetcher import checksums, remote_files
+from shmserve.fetcher import remote_files
 from shmserve.fetcher.remote_files import MOST_INDEX_BYTES, RemoteFile, RemoteModel
 from shmserve.repository.remote_index import INDEX
 
@@ -61,12 +61,8 @@ def _bound_hub(silence_s: float) -> None:
 
 
 class Store:
-    """Remote repository. Thread-safe.
-
-    Args:
-        url: address without secrets. Secrets are in environment variables, as for each store's own
-            tools.
-    """
+    """Remote repository. Thread-safe. `url`: address without secrets. Secrets are in environment
+    variables, as for each store's own tools."""
 
     def __init__(self, url: str, settings: Settings) -> None:
         self.url = url.rstrip("/")
@@ -104,10 +100,10 @@ class Store:
         if os.path.getsize(path) != file.size:
             size = os.path.getsize(path)
             raise Unavailable(f"file '{file.path}' came with {size} bytes of {file.size}")
-        if checksums.proves(file.mark) and not checksums.matches(file.mark, path):
+        if remote_files.proves(file.mark) and not remote_files.matches(file.mark, path):
             if not self._is_encrypted(file):
                 raise Unavailable(f"file '{file.path}' came with another checksum than was told")
-        elif checksums.proves(file.mark):
+        elif remote_files.proves(file.mark):
             return
         if self._mark_now(file) != file.mark:
             raise Unavailable(f"file '{file.path}' has changed while it was fetched")
@@ -142,7 +138,7 @@ class Store:
             else:
                 size = info.get("size")
                 size = size if isinstance(size, int) else -1
-                yield path, RemoteFile("", size, checksums.mark_of(self._scheme, info), key)
+                yield path, RemoteFile("", size, remote_files.mark_of(self._scheme, info), key)
 
     # ----------------------------------------------------------------- transfer
 
@@ -177,7 +173,7 @@ class Store:
             info = self._call("_info", "info", file.key)
         except Exception as ex:
             raise _told(ex, f"file '{file.path}'") from None
-        return checksums.mark_of(self._scheme, info)
+        return remote_files.mark_of(self._scheme, info)
 
     def _call(self, method: str, plain: str, *args: Any, **options: Any) -> Any:
         if self._fs.async_impl:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import socket
 from ipaddress import IPv6Address, IPv6Network
 
+from shmserve.core.caller import UNKNOWN, caller_number
 from shmserve.core.keys import Key
-from shmserve.core.scheduling.caller_number import UNKNOWN, caller_number
 from shmserve.transport.trust.peer_credentials import user_of
 
 # in WSGI environs of this project's HTTP server; other servers do not set the key

@@ -49,12 +49,9 @@ _log = logging.getLogger("shmserve.loop")
 
 
 class Readiness(TimedWait):
-    """The wait of one greenlet at a time: for a descriptor, a deadline, or a wake-up.
-
-    Attributes:
-        fd: the descriptor; -1 without a descriptor.
-        waiter: the waiting greenlet; None if no greenlet waits.
-    """
+    """The wait of one greenlet at a time: for a descriptor, a deadline, or a wake-up. `fd`: the
+    descriptor; -1 without a descriptor. `waiter`: the waiting greenlet; None if no greenlet
+    waits."""
 
     __slots__ = ("_armed", "_hub", "fd", "waiter")
 

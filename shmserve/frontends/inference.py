@@ -41,13 +41,9 @@ def signature_of(spec: ModelSpec) -> ModelSignature:
 
 
 class RequestSource(Protocol):
-    """A request in the form of its transport.
-
-    Attributes:
-        nbytes: bytes of the pool that the inputs need, as far as known after `check`.
-        share: the caller's share of the pool, held for this request; None if the request is too
-            small to count.
-    """
+    """A request in the form of its transport. `nbytes`: bytes of the pool that the inputs need, as
+    far as known after `check`. `share`: the caller's share of the pool, held for this request; None
+    if the request is too small to count."""
 
     nbytes: int
     share: CallerShare | None
@@ -127,11 +123,8 @@ class Inference(Generic[Source]):
             self._options = replace(self._options, traceparent=source.traceparent())
 
     def run(self) -> Outcome:
-        """Return the single answer, whose views are valid until `close`.
-
-        Raises:
-            ShmserveError: the model's error, or the reason why the model could not run.
-        """
+        """Return the single answer, whose views are valid until `close`. Raise ShmserveError if
+        the model failed or could not run."""
         outcome = self._begin().execute()
         nbytes = self.source.nbytes
         for tensor in outcome.outputs:

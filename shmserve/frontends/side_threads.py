@@ -1,4 +1,8 @@
-"""Threads for work that would hold up a loop."""
+"""Threads for work that would hold up a loop.
+
+Threads for extension code are separate from the threads for the server's own work beside the loop,
+so extensions that block for long do not delay the server.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from greenlet import GreenletExit
 
+from shmserve import waiting
 from shmserve.errors import Unavailable
 from shmserve.waiting import WaitEvent
 
@@ -56,12 +61,8 @@ class CallElsewhere(Generic[_Result]):
 
 class SideThreads:
     """At most `limit` threads, each started when first needed. Further items wait in a bounded
-    queue.
-
-    Args:
-        setting: name of the setting with the limit, for error messages.
-        or_here: if the system has no thread at all, the submitting thread runs the item.
-    """
+    queue. `setting`: name of the setting with the limit, for error messages. `or_here`: if the
+    system has no thread at all, the submitting thread runs the item."""
 
     def __init__(self, limit: int, setting: str, or_here: bool = True) -> None:
         self._or_here = or_here
@@ -122,3 +123,44 @@ class SideThreads:
         with self._lock:
             self._open -= 1
         return True
+
+
+class ExtensionThreads:
+    """At most `limit` threads, shared by all extensions of one process. `setting`: name of the
+    setting from which `limit` is computed. `patience_s`: longest wait, in seconds, for a thread."""
+
+    def __init__(self, limit: int, setting: str, patience_s: float) -> None:
+        # extension code may block, so never on the loop
+        self._threads = SideThreads(limit, setting, or_here=False)
+        self._setting = setting
+        self._patience_s = patience_s
+
+    def call(self, work: Callable[..., _Result], *args: Any) -> _Result:
+        """Run `work` in a thread while the greenlet waits. Where no loop runs, run `work` in the
+        calling thread. Raise Unavailable if no thread was free in time, too many calls wait, or the
+        system has no thread."""
+        if waiting.installed.waiter is None:
+            return work(*args)
+        over = waiting.event()
+        # taken by the thread (the work runs) or by the waiter (the work never runs)
+        places: list[None] = [None]
+        elsewhere = CallElsewhere(over, work, *args)
+
+        def run() -> None:
+            if _taken(places):
+                elsewhere.run()
+
+        self._threads.submit(run)
+        if not over.wait(self._patience_s) and _taken(places):
+            seconds = f"{self._patience_s:g} s"
+            raise Unavailable(f"no thread was free for this call in {seconds} ({self._setting})")
+        over.wait()
+        return elsewhere.result()
+
+
+def _taken(places: list[None]) -> bool:
+    try:
+        places.pop()  # atomic
+    except IndexError:
+        return False
+    return True

@@ -39,8 +39,6 @@ _SPARE_INODES = 8  # left for the sockets of restarted executors
 
 
 class _Recorder:
-    """The ring of this process."""
-
     def __init__(self, run_dir: str, process: str, records: int = _RECORDS) -> None:
         self._folder = _folder(run_dir)
         self._process = process

@@ -102,14 +102,8 @@ def _is_of(token: str, index: int, gpu: Gpu) -> bool:
 
 
 def read(module: ModuleType, wanted: Collection[str]) -> tuple[GpuReport, ...]:
-    """Return the present reading of the `wanted` GPUs (uuids).
-
-    Args:
-        module: pynvml, initialised. Calls may hang.
-
-    Raises:
-        module.NVMLError: the driver was unloaded.
-    """
+    """Return the present reading of the `wanted` GPUs (uuids). `module`: pynvml, initialised. Calls
+    may hang. Raise module.NVMLError if the driver was unloaded."""
     count = min(module.nvmlDeviceGetCount(), MOST)
     reports = (_gpu(module, index, wanted) for index in range(count))
     return tuple(report for report in reports if report is not None)

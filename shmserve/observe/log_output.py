@@ -3,25 +3,76 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import signal
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TextIO
 
-from shmserve.observe import log_relay
-from shmserve.observe.log_relay import LogRelay
 from shmserve.observe.log_stream import LogStream
-from shmserve.observe.log_writer import LogWriter
+from shmserve.observe.log_writer import Dropped, LogWriter, lines_of
+
+_LONGEST = 65536  # bytes of a message: a descriptor's number, then text
+_END_S = 1.0  # for the master's last lines to go out
+_PAUSE_S = 1.0  # after a failed receive
+_STDERR = 2  # takes messages for a descriptor that this process does not write to
+_AGAIN_S = 0.05  # repeats the alarm, in case the first came before the write began
+
+
+class LogRelay:
+    """Log lines of a process that forks and so may have no thread: gunicorn's master.
+
+    The master sends lines through a socket that never blocks and has no other users. Forks of the
+    master do the same until they have a thread. The supervisor writes the lines. Before the first
+    supervisor, and between two supervisors, lines wait in the socket's buffer; lines that find no
+    room are dropped and counted. Lines still in the socket when the master ends are written by the
+    master itself: a start that fails has no supervisor. Only the master's own end then waits for
+    this write, and an alarm bounds the wait.
+
+    `line`: makes a line of the log from a text. `receiving`: descriptor for the supervisor.
+    """
+
+    def __init__(self, line: Callable[[str], str]) -> None:
+        self._sending, self._receiving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.receiving = self._receiving.fileno()
+        self._dropped = Dropped(line)
+
+    def write(self, fd: int, text: str) -> None:
+        """Send a text to be written to `fd`, or drop the text."""
+        data = self._dropped.before(text, _LONGEST - 1)
+        try:
+            self._sending.send(bytes((fd,)) + data, socket.MSG_DONTWAIT)
+        except OSError:
+            self._dropped.add(lines_of(text))
+        else:
+            self._dropped.take()
+
+    def flush(self) -> None:
+        """Write the lines that no supervisor has received. For the end of the master."""
+        signal.signal(signal.SIGALRM, _give_up)
+        with contextlib.suppress(OSError):
+            signal.setitimer(signal.ITIMER_REAL, _END_S, _AGAIN_S)
+            while data := self._receiving.recv(_LONGEST, socket.MSG_DONTWAIT):
+                remaining = memoryview(data)[1:]
+                while remaining:
+                    remaining = remaining[os.write(data[0], remaining) :]
+        with contextlib.suppress(OSError):
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def _give_up(*_: object) -> None:
+    raise TimeoutError
 
 
 class _Output:
-    """State of one process, inherited by forks until each fork calls `begin`.
-
-    Attributes:
-        relay: socket of a process that forks. Forks keep the socket for supervisors started later.
-        writers: log writers, by descriptor.
-    """
+    """State of one process, inherited by forks until each fork calls `begin`. `relay`: socket of a
+    process that forks. Forks keep the socket for supervisors started later. `writers`: log writers,
+    by descriptor."""
 
     def __init__(self) -> None:
         self.relay: LogRelay | None = None
@@ -31,11 +82,8 @@ class _Output:
 
     def begin(self, line: Callable[[str], str], forks: bool) -> None:
         """Take over `sys.stdout` and `sys.stderr`, or in a fork the lines of their replacements.
-
-        Args:
-            line: makes a line of the log from a text.
-            forks: the process forks and so may have no thread.
-        """
+        `line`: makes a line of the log from a text. `forks`: the process forks and so may have no
+        thread."""
         if not self._streams:
             sys.stdout, sys.stderr = self._stream(sys.stdout), self._stream(sys.stderr)
             atexit.register(self.end)
@@ -83,6 +131,23 @@ def relayed_to() -> int:
     return _output.relay.receiving if _output.relay is not None else -1
 
 
-def receive(fd: int) -> None:
-    """Write the lines of the forking process. Called in the supervisor."""
-    log_relay.receive(fd, _output.writers)
+def receive(receiving: int) -> None:
+    """Write, in a thread of the supervisor, the lines that come through the relay's socket."""
+    writers = _output.writers
+    sock = socket.socket(fileno=receiving)
+
+    def run() -> None:
+        while True:
+            try:
+                data = sock.recv(_LONGEST)
+            except OSError:  # only this message is lost: go on with later lines
+                time.sleep(_PAUSE_S)
+                continue
+            if not data:
+                sock.close()
+                return
+            writer = writers.get(data[0], writers.get(_STDERR))
+            if writer is not None:
+                writer.write(data[1:].decode(errors="replace"))
+
+    threading.Thread(target=run, name="shmserve-log-relay", daemon=True).start()

@@ -16,11 +16,8 @@ _LONGEST = 8192  # characters without a line end
 
 
 class LogStream(io.TextIOBase):
-    """Stream that passes on whole lines. Output of C code goes to the descriptor directly.
-
-    Args:
-        below: the replaced stream.
-    """
+    """Stream that passes on whole lines. Output of C code goes to the descriptor directly. `below`:
+    the replaced stream."""
 
     def __init__(self, below: TextIO) -> None:
         self._below = below

@@ -27,12 +27,8 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode  # a field may be an excepti
 
 
 class _SettingsFilter(logging.Filter):
-    """Filter for records, by the log settings.
-
-    Attributes:
-        settings: present log settings of this process.
-        final: the settings come from the coordinator and take precedence from now on.
-    """
+    """Filter for records, by the log settings. `settings`: present log settings of this process.
+    `final`: the settings come from the coordinator and take precedence from now on."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shmserve.config import Settings
-from shmserve.core.trace_grants import ALL_IN_ONE
+from shmserve.core.live_settings import ALL_IN_ONE
 from shmserve.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -47,11 +47,7 @@ def begin(settings: Settings) -> None:
 
 
 class TraceWriter:
-    """Writer of trace files, for one thread of a process.
-
-    Args:
-        settings: gives `trace_file`.
-    """
+    """Writer of trace files, for one thread of a process. `settings`: gives `trace_file`."""
 
     def __init__(self, settings: Settings) -> None:
         self._path = settings.trace_file

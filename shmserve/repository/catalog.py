@@ -23,24 +23,16 @@ NOT_FETCHED = "it has not been fetched"
 
 
 class CatalogEntry(Struct, frozen=True):
-    """Entry of a model.
-
-    Attributes:
-        snapshot: digest of the latest complete snapshot; "": no snapshot.
-        problem: reason why the repository's present state is not in the cache; "": it is.
-    """
+    """Entry of a model. `snapshot`: digest of the latest complete snapshot; "": no snapshot.
+    `problem`: reason why the repository's present state is not in the cache; "": it is."""
 
     snapshot: str = ""
     problem: str = ""
 
 
 class Catalog(Struct, frozen=True):
-    """All models of a repository.
-
-    Attributes:
-        url: address for people to read.
-        problem: reason why the repository could not be listed.
-    """
+    """All models of a repository. `url`: address for people to read. `problem`: reason why the
+    repository could not be listed."""
 
     url: str
     models: dict[str, CatalogEntry] = {}

@@ -56,20 +56,14 @@ class FolderReader:
     def completed(
         self, directory: str, spec: ModelSpec, groups: tuple[InstanceGroup, ...]
     ) -> tuple[ModelSpec, tuple[InstanceGroup, ...]]:
-        """Return a version of this backend and its groups, completed from the model's files.
-
-        Raises:
-            ConfigError: the version cannot be served.
-        """
+        """Return a version of this backend and its groups, completed from the model's files. Raise
+        ConfigError if the version cannot be served."""
         return spec, groups
 
     def with_parameters(self, spec: ModelSpec) -> ModelSpec:
         """Return a version of any backend, with this reader's parameters applied to its tensors.
 
         Called if a parameter's name is the reader's name, or begins with this name and "_".
-
-        Raises:
-            ConfigError: a parameter has a senseless value.
         """
         return spec
 

@@ -64,14 +64,9 @@ class ModelFolder(Struct, frozen=True):
 
 
 def read_folder(directory: str, override: str | None = None) -> ModelFolder:
-    """Read the model in a folder. The folder's name is the model's name.
-
-    Args:
-        override: configuration as JSON, used in place of config.pbtxt.
-
-    Raises:
-        ConfigError: no version of the model can be served; the text is fit for clients.
-    """
+    """Read the model in a folder. The folder's name is the model's name. `override`: configuration
+    as JSON, used in place of config.pbtxt. Raise ConfigError, with a text fit for clients, if no
+    version of the model can be served."""
     directory = os.path.abspath(directory)
     name = os.path.basename(directory)
     fault = ids.model_name_fault(name)
@@ -116,11 +111,7 @@ def looks_like_model(directory: str) -> bool:
 
 
 def read_labels(config: ModelConfig, directory: str) -> dict[str, tuple[str, ...]]:
-    """Return class names by output, for outputs with a label_filename.
-
-    Raises:
-        ConfigError: a label file that is missing, too large, not text or outside the folder.
-    """
+    """Return class names by output, for outputs with a label_filename."""
     return {
         output: _labels(directory, config.name, output, file)
         for output, file in config.label_files.items()

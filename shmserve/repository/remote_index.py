@@ -19,12 +19,8 @@ class IndexFile(Struct, frozen=True):
 
 
 class RemoteIndex(Struct, frozen=True):
-    """Contents of a repository.
-
-    Attributes:
-        models: by model, each path below the model's folder with its file. A path that ends with
-            "/" is an empty folder.
-    """
+    """Contents of a repository. `models`: by model, each path below the model's folder with its
+    file. A path that ends with "/" is an empty folder."""
 
     version: int
     models: dict[str, dict[str, IndexFile]]

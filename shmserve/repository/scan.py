@@ -25,9 +25,7 @@ _MAX_LOGGED = 8  # folders without a model that a log line names
 
 class ScanResult(Struct, frozen=True):
     """Contents of the repository: every folder that may be a model is in exactly one field.
-
-    `failures`: by folder name, the reason for clients.
-    """
+    `failures`: by folder name, the reason for clients."""
 
     models: dict[str, ModelFolder]
     failures: dict[str, str]
@@ -53,22 +51,14 @@ def scan(paths: Sequence[str]) -> ScanResult:
 
 
 def find(paths: Sequence[str], name: str, override: str | None = None) -> ModelFolder:
-    """Read one model, as for a load request. `override` is the model's configuration as JSON.
-
-    Raises:
-        NotFound: the model has no folder.
-        ConfigError: the model cannot be served.
-    """
+    """Read one model, as for a load request. `override` is the model's configuration as JSON. Raise
+    NotFound if the model has no folder. Raise ConfigError if the model cannot be served."""
     return read_folder(locate(paths, name), override)
 
 
 def locate(paths: Sequence[str], name: str) -> str:
-    """Return the folder of a model.
-
-    Raises:
-        NotFound: the model has no folder.
-        ConfigError: the model has several folders, or is not in the cache yet.
-    """
+    """Return the folder of a model. Raise NotFound if the model has no folder. Raise ConfigError if
+    the model has several folders, or is not in the cache yet."""
     directories = folders(paths).get(name) if ids.is_model_name(name) else None
     if not directories:
         if reason := absent(paths).get(name):
@@ -97,10 +87,8 @@ def absent(paths: Sequence[str]) -> dict[str, str]:
 
 
 def pending(paths: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return True if a repository was never listed, or a wanted model was never fetched.
-
-    `wanted`: names of models; "*": all.
-    """
+    """Return True if a repository was never listed, or a wanted model was never fetched. `wanted`:
+    names of models; "*": all."""
     if any(catalog.read(path) is None for path in paths if catalog.is_catalog(path)):
         return True
     missing = absent(paths)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from shmserve.settings import field_kinds as kind
+from shmserve.settings import kinds as kind
 from shmserve.settings.request_limits import DeadlineSettings
 
 

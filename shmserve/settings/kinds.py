@@ -1,11 +1,15 @@
-"""Types of settings in words, and conversion of values with units."""
+"""Kinds of settings, in words too, and conversion of values with units.
+
+A field is `name: Annotated[kind, "what the setting does"] = default`. docs/settings.md and
+`shmserve settings NAME` show this text, which is Markdown with links relative to docs/.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from msgspec import inspect
+from msgspec import Meta, inspect
 
 _SIZES = {
     "b": 1,
@@ -24,6 +28,36 @@ _SIZES = {
 }
 _TIMES = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _WITH_UNIT = re.compile(r"([0-9]+)(\.[0-9]+)? *([A-Za-z]+)")
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+SecondsOrNone = Annotated[float, Meta(ge=0)]  # 0 switches a feature off
+Share = Annotated[float, Meta(gt=0, le=1)]
+Origin = Annotated[str, Meta(pattern="^[a-z][a-z0-9+.-]*://[^/ ]+$")]  # https://host[:port]
+HostRule = Annotated[
+    str, Meta(pattern=r"^(cpu-cores=[0-9]{1,4}(-[0-9]{1,4})?|numa-node=[0-9]{1,3})$")
+]
+ResourceAmount = Annotated[str, Meta(pattern="^[^:]+:[1-9][0-9]{0,8}(:(cpu|[0-9]{1,4}))?$")]
+Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$")]  # without secrets
+Pair = Annotated[str, Meta(pattern="^[^=]+=.*$")]  # name=value
+HeaderPair = Annotated[str, Meta(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+=[\x20-\x7e]*$")]  # RFC 9110
+# A folder, NAME=FOLDER, or a store's address without secrets, which belong in the environment.
+RepositoryPath = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?!([^/]*=)?[A-Za-z][A-Za-z0-9+.-]*://)|^(s3|gs|az|hf|https?)://[^/@?#\s]+(/[^?#\s]*)?$"
+    ),
+]
+TcpAddress = Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^][:/]+):[1-9][0-9]{0,4}$")]
+FileMode = Annotated[str, Meta(pattern="^[0-7]{3,4}$")]
+Names = Annotated[tuple[str, ...], Meta(min_length=1)]
+# the server's user and root; any user of the host; all callers
+From = Literal["owner", "local", "anyone"]
+# each value includes the callers of the value before
+KeysFrom = Literal["nobody", "remote", "local", "anyone"]
+KIB = 1 << 10
+MIB = 1 << 20
 
 
 def is_size(name: str) -> bool:

@@ -11,17 +11,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shmserve.settings import kinds
-from shmserve.settings.field_kinds import KIB, MIB
+from shmserve.settings.kinds import KIB, MIB
 
 
 class Retired(NamedTuple):
-    """A setting of an earlier release.
-
-    Attributes:
-        value: the value that describes the present behaviour.
-        reason: why the setting was removed, and what to do; "": the value is fixed.
-        since: first release without the setting.
-    """
+    """A setting of an earlier release. `value`: the value that describes the present behaviour.
+    `reason`: why the setting was removed, and what to do; "": the value is fixed. `since`: first
+    release without the setting."""
 
     value: Any
     reason: str = ""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from shmserve.settings import field_kinds as kind
+from shmserve.settings import kinds as kind
 
 
 class ServingSettings(Struct, frozen=True, forbid_unknown_fields=True):

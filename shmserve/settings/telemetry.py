@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shmserve.settings import field_kinds as kind
+from shmserve.settings import kinds as kind
 from shmserve.settings.caller_rights import AccessSettings
 
 

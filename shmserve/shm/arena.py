@@ -66,11 +66,8 @@ class ArenaMemory(Struct, eq=False):
     spare: Callable[[int], bool] = lambda nbytes: False
 
     def prepare(self) -> None:
-        """Make the first segment now, so that no request waits for it.
-
-        Raises:
-            ArenaExhausted: the budget or the shared memory is used up.
-        """
+        """Make the first segment now, so that no request waits for it. Raise ArenaExhausted if the
+        budget or the shared memory is used up."""
         self.reclaim(self.reserve(1))
 
     def reserve(self, nbytes: int) -> Slot:
@@ -78,9 +75,8 @@ class ArenaMemory(Struct, eq=False):
 
         Waits only for the coordinator's grant, for a bounded time.
 
-        Raises:
-            ArenaExhausted: the pool's budget or the shared memory is used up.
-            TooLarge: the whole pool is smaller than the slot.
+        Raise ArenaExhausted if the pool's budget or the shared memory is used up. Raise TooLarge if
+        the whole pool is smaller than the slot.
         """
         with self._lock:
             slot = self._arena.reserve(nbytes)
@@ -164,11 +160,7 @@ class ArenaMemory(Struct, eq=False):
             self._arena.lease(slot)
 
     def release(self, number: int, generation: int) -> None:
-        """Take a lease back.
-
-        Raises:
-            StaleDescriptor: no such lease exists.
-        """
+        """Take a lease back."""
         if number < 0:
             self._release_foreign(number)
             return
@@ -191,8 +183,7 @@ class ArenaMemory(Struct, eq=False):
 
         Adds the offered segments to `known`. The caller closes the fds after sending them.
 
-        Raises:
-            Unavailable: this process has no descriptor left; nothing is offered then.
+        Raise Unavailable, with nothing offered, if this process has no descriptor left.
         """
         offers: list[SegmentOffer] = []
         fds: list[int] = []

@@ -20,13 +20,9 @@ _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def open_object(key: str, region: str) -> int:
-    """Return a descriptor of the object that a well-formed key names.
-
-    Raises:
-        InvalidArgument: the object does not exist.
-        PermissionDenied: the server's user may not open the object.
-        ResourceExhausted: this process has no descriptors left.
-    """
+    """Return a descriptor of the object that a well-formed key names. Raise InvalidArgument if the
+    object does not exist. Raise PermissionDenied if the server's user may not open the object.
+    Raise ResourceExhausted if this process has no descriptors left."""
     name = object_name(key, region)
     try:
         return os.open(os.path.join(_DIRECTORY, name), _FLAGS)

@@ -31,11 +31,8 @@ class ClientRegion:
     """A region, mapped into this process or copied. The mapping lives as long as a view of it."""
 
     def __init__(self, region: Region, fd: int, copy: bool) -> None:
-        """Take over `fd` and close it later, in case of an error at once.
-
-        Raises:
-            InvalidArgument: the object has become smaller than the region.
-        """
+        """Take over `fd` and close it later, in case of an error at once. Raise InvalidArgument if
+        the object has become smaller than the region."""
         self.region = region
         self._may_shrink = not region.memory.keeps_size
         self.copy = copy
@@ -63,22 +60,15 @@ class ClientRegion:
             raise
 
     def check(self) -> None:
-        """Refuse a region whose object is smaller than at registration.
-
-        Raises:
-            InvalidArgument: for the present request; the region is useless from now on.
-        """
+        """Refuse a region whose object is smaller than at registration. The error is
+        InvalidArgument, for the present request; the region is useless from now on."""
         # A seek costs less than fstat. No code uses the position: reads and writes name their
         # offset.
         if self._may_shrink and os.lseek(self._fd, 0, os.SEEK_END) < self.region.end:
             raise Shrunk(self.region)
 
     def view(self, at: RegionRef) -> memoryview:
-        """Return the writable bytes of a window, within the registered bounds.
-
-        Raises:
-            InvalidArgument: the window reaches outside the region.
-        """
+        """Return the writable bytes of a window, within the registered bounds."""
         self._check_bounds(at)
         return self._view[at.offset : at.offset + at.nbytes]
 
@@ -87,11 +77,8 @@ class ClientRegion:
         return self.address + self.region.offset % mmap.ALLOCATIONGRANULARITY + at.offset
 
     def read(self, at: RegionRef) -> memoryview:
-        """Return a private copy of a window.
-
-        Raises:
-            InvalidArgument: the window reaches outside the region, or the object was truncated.
-        """
+        """Return a private copy of a window. Raise InvalidArgument if the window reaches outside
+        the region, or the object was truncated."""
         self._check_bounds(at)
         target = np.empty(at.nbytes, np.uint8).data  # not zeroed first, unlike a bytearray
         self.read_into(at, target)

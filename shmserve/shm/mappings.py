@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
 
 class Mapped(NamedTuple):
-    """A mapping of `size` bytes from `address`.
-
-    Attributes:
-        writable: False for a peer's memory.
-        again: maps a peer's memory once more, for writing; None: not possible.
-    """
+    """A mapping of `size` bytes from `address`. `writable`: False for a peer's memory. `again`:
+    maps a peer's memory once more, for writing; None: not possible."""
 
     address: int
     size: int
@@ -31,12 +27,8 @@ class Mapped(NamedTuple):
 
 
 class Mappings:
-    """The mappings of one process in which tensors lie.
-
-    Attributes:
-        pins_writable_only: the GPU's driver pins only writable memory, so every mapping of a
-            peer's memory needs `again`.
-    """
+    """The mappings of one process in which tensors lie. `pins_writable_only`: the GPU's driver pins
+    only writable memory, so every mapping of a peer's memory needs `again`."""
 
     def __init__(self) -> None:
         self.pins_writable_only = False

@@ -42,22 +42,16 @@ _decode = msgpack_decoder(tuple[Family, ...])
 
 
 class MetricsArea:
-    """The writer's side.
-
-    Args:
-        fd: descriptor of the status page's object, which the caller keeps and closes.
-    """
+    """The writer's side. `fd`: descriptor of the status page's object, which the caller keeps and
+    closes."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._view = memoryview(b"")
 
     def write(self, families: Sequence[Family], values: Sequence[float]) -> memoryview[float]:
-        """Publish a new set of families. Return the words of the values, as doubles.
-
-        Raises:
-            ArenaExhausted: no memory is left; the former families stay published.
-        """
+        """Publish a new set of families. Return the words of the values, as doubles. Raise
+        ArenaExhausted if no memory is left; the former families stay published."""
         directory = _encode(families)
         nbytes = _HEAD + 8 * len(values) + len(directory)
         if nbytes > len(self._view):
@@ -91,11 +85,8 @@ class MetricsArea:
 
 
 def read(fd: int) -> tuple[Family, ...]:
-    """Return the families published behind the status page with the descriptor `fd`.
-
-    Raises:
-        UnreadableMessage: the area makes no sense, or changed at every attempt.
-    """
+    """Return the families published behind the status page with the descriptor `fd`. Raise
+    UnreadableMessage if the area makes no sense, or changed at every attempt."""
     for _ in range(_LOOKS):
         data = os.pread(fd, max(0, min(os.fstat(fd).st_size - SIZE, MAX_BYTES)), SIZE)
         if len(data) < _HEAD:

@@ -50,12 +50,9 @@ def is_sealed_memory(fd: int) -> bool:
 
 
 def check_sealed(fd: int, region: str) -> None:
-    """Check that a sealed object can be mapped without surprises, now and later.
-
-    Raises:
-        InvalidArgument: the object is not writable, or has huge pages, which may be missing when
-            touched.
-    """
+    """Check that a sealed object can be mapped without surprises, now and later. Raise
+    InvalidArgument if the object is not writable, or has huge pages, which may be missing when
+    touched."""
     readonly = fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10)
     mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
     if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & readonly or mode != os.O_RDWR:

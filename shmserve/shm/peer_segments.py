@@ -17,12 +17,8 @@ from shmserve.shm.segment import Mapping
 
 
 class PeerSegments:
-    """Segments of one peer process.
-
-    Args:
-        keep: keep the segments' descriptors, too, to pass them on.
-        mappings: record of the process's mappings.
-    """
+    """Segments of one peer process. `keep`: keep the segments' descriptors, too, to pass them on.
+    `mappings`: record of the process's mappings."""
 
     def __init__(self, keep: bool = False, mappings: Mappings | None = None) -> None:
         self._keep = keep
@@ -31,11 +27,8 @@ class PeerSegments:
         self._lock = threading.Lock()
 
     def accept(self, offers: Sequence[SegmentOffer], fds: Sequence[int]) -> None:
-        """Map the segments that a message offers. The fds are closed in any case.
-
-        Raises:
-            ProtocolViolation: fds and offers do not match, or an fd cannot be mapped.
-        """
+        """Map the segments that a message offers. The fds are closed in any case. Raise
+        ProtocolViolation if fds and offers do not match, or an fd cannot be mapped."""
         try:
             if len(offers) != len(fds):
                 raise ProtocolViolation(f"{len(offers)} segments offered with {len(fds)} fds")
@@ -65,11 +58,8 @@ class PeerSegments:
         self._unmapping(dropped)
 
     def view(self, at: Descriptor) -> memoryview:
-        """Return a read-only view of exactly the bytes that a descriptor names.
-
-        Raises:
-            ProtocolViolation: an unknown segment, or bytes outside the segment.
-        """
+        """Return a read-only view of exactly the bytes that a descriptor names. Raise
+        ProtocolViolation for an unknown segment, or bytes outside the segment."""
         mapping = self._mappings.get(at.segment)
         if mapping is None:
             raise ProtocolViolation(f"descriptor names unknown segment {at.segment}")

@@ -111,11 +111,8 @@ class RegistryReader:
         self._cached: Snapshot | None = None
 
     def current(self) -> Snapshot:
-        """Return the newest published snapshot. Any thread may call this method.
-
-        Raises:
-            Unavailable: nothing has been published yet.
-        """
+        """Return the newest published snapshot. Any thread may call this method. Raise Unavailable
+        if nothing has been published yet."""
         words, cached = self._words, self._cached
         if (
             cached is not None
@@ -127,11 +124,7 @@ class RegistryReader:
             return self._refresh()
 
     def newer(self, snapshot: Snapshot, timeout_s: float) -> Snapshot | None:
-        """Wait for a snapshot newer than `snapshot` and return it, or None after the timeout.
-
-        Raises:
-            Unavailable: as `current`.
-        """
+        """Wait for a snapshot newer than `snapshot` and return it, or None after the timeout."""
         deadline = time.monotonic() + timeout_s
         with self._published:
             while True:

@@ -30,11 +30,8 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 class ReplacedFile:
-    """A file with its only writer.
-
-    Attributes:
-        late: the last content could not be written. The owner tries again.
-    """
+    """A file with its only writer. `late`: the last content could not be written. The owner tries
+    again."""
 
     def __init__(self, path: str) -> None:
         self._path = path

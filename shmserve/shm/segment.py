@@ -53,11 +53,8 @@ class Segment:
     """A segment that this process owns and writes: `view` is the memory, `size` its bytes."""
 
     def __init__(self, epoch: str, size: int) -> None:
-        """Make, reserve and populate a segment.
-
-        Raises:
-            ArenaExhausted: the file system behind POSIX shared memory is full.
-        """
+        """Make, reserve and populate a segment. Raise ArenaExhausted if the file system behind
+        POSIX shared memory is full."""
         self.size = size
         self.fd = _create(epoch, size)
         try:
@@ -101,11 +98,8 @@ class Mapping:
     """
 
     def __init__(self, fd: int, size: int, keep: bool = False) -> None:
-        """Map `size` bytes of `fd`, which stays the caller's.
-
-        Raises:
-            OSError: the object cannot be mapped, or is smaller than `size`.
-        """
+        """Map `size` bytes of `fd`, which stays the caller's. Raise OSError if the object cannot be
+        mapped, or is smaller than `size`."""
         # Do not trust the peer's size: access beyond the end is a SIGBUS.
         if os.fstat(fd).st_size < size:
             raise OSError(errno.EINVAL, "segment is smaller than announced")
@@ -119,11 +113,8 @@ class Mapping:
             weakref.finalize(self, os.close, self.fd)
 
     def writable(self) -> WritableMapping:
-        """Map the memory once more, for a GPU's driver. Requires a kept descriptor.
-
-        Raises:
-            OSError: the memory cannot be mapped.
-        """
+        """Map the memory once more, for a GPU's driver. Requires a kept descriptor. Raise OSError
+        if the memory cannot be mapped."""
         return WritableMapping(self.fd, self.size)
 
 

@@ -21,12 +21,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 class FdStore(Generic[Key]):
     """Descriptors by key, such as a region's number. Thread-safe: the link's thread fills the
-    store.
-
-    Args:
-        stored: makes the message that hands descriptors over, from their keys and a flag that more
-            messages follow.
-    """
+    store. `stored`: makes the message that hands descriptors over, from their keys and a flag that
+    more messages follow."""
 
     def __init__(self, stored: Callable[[tuple[Key, ...], bool], ToCoordinator]) -> None:
         self._stored = stored

@@ -79,11 +79,7 @@ _state = MasterState()
 
 
 def settings() -> Settings:
-    """Return the service's settings, read once: SIGHUP replaces HTTP workers, nothing else.
-
-    Raises:
-        ConfigError: a setting that cannot work, or that gunicorn could not read.
-    """
+    """Return the service's settings, read once: SIGHUP replaces HTTP workers, nothing else."""
     return _state.settings or _state.read_settings()
 
 
@@ -148,11 +144,8 @@ def master_fd() -> int:
 
 
 def prepare(settings: Settings) -> None:
-    """Take the run directory for the service of this gunicorn master.
-
-    Raises:
-        ConfigError: a setting that cannot work, or another service in a directory of this service.
-    """
+    """Take the run directory for the service of this gunicorn master. Raise ConfigError if a
+    setting cannot work, or another service has a directory of this service."""
     for warning in _state.warnings:
         _log.warning("%s", warning)
     for problem in model_places.missing_folders(settings):
@@ -229,12 +222,8 @@ def failed(message: str) -> NoReturn:
 
 
 def hand_over(http: Sequence[int], environ: dict[str, str]) -> NoReturn:
-    """Start a new generation in place of the present one. Called in a fork of the master.
-
-    Args:
-        http: descriptors of gunicorn's sockets.
-        environ: environment of the master's start.
-    """
+    """Start a new generation in place of the present one. Called in a fork of the master. `http`:
+    descriptors of gunicorn's sockets. `environ`: environment of the master's start."""
     assert _state.settings is not None
     name = activation.BOUND if _has_bound() else "http"
     named = [(name, fd) for fd in http]
@@ -364,12 +353,9 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
 
 
 def stopping(settings: Settings, http: Iterable[object]) -> None:
-    """Note that the master stops: from now on a handover lets no other generation serve. Remove
-    the service's own files of Unix sockets, unless another generation serves on them.
-
-    Args:
-        http: addresses of the master's sockets.
-    """
+    """Note that the master stops: from now on a handover lets no other generation serve. Remove the
+    service's own files of Unix sockets, unless another generation serves on them. `http`: addresses
+    of the master's sockets."""
     os.eventfd_write(_state.stopping_fd, 1)
     if not _has_bound() or not serves(settings):
         return
@@ -381,11 +367,7 @@ def stopping(settings: Settings, http: Iterable[object]) -> None:
 
 def end(settings: Settings) -> None:
     """Stop the service: drain, then remove the files of the run directory. Called at the master's
-    exit.
-
-    Raises:
-        SystemExit: status 1, if the service's start has failed.
-    """
+    exit. Exit with status 1 if the service's start has failed."""
     if _state.lock is None or not _state.lock.held:
         return  # no service was begun, or another process began it
     run_dir = config.run_dir(settings)

@@ -25,8 +25,6 @@ _log = logging.getLogger(__name__)
 
 
 class MasterState:
-    """Settings, locks, sockets and descriptors of the master."""
-
     settings: Settings | None = None
     lock: FileLock | None = None
     # Of the history's directory, and of directories still held by a predecessor

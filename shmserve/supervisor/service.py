@@ -59,12 +59,9 @@ _TOUCH_S = 3600.0  # cleaners of /tmp remove files that are some days old
 
 
 class Commands(Struct, frozen=True):
-    """Command lines that start each kind of process; arguments are appended.
-
-    Attributes:
-        grpc, exporter, fetcher: None if no such process should run.
-        template: empty if executors are always exec'ed.
-    """
+    """Command lines that start each kind of process; arguments are appended. `grpc`, `exporter`,
+    `fetcher`: None if no such process should run. `template`: empty if executors are always
+    exec'ed."""
 
     coordinator: list[str]
     executor: list[str]

@@ -30,8 +30,7 @@ def lay_out(settings: Settings) -> None:
     A folder without version folders becomes version 1 of its model: a link leads to the folder,
     and its text files are copied.
 
-    Raises:
-        ConfigError: a path is no readable folder, or two entries have the same name.
+    Raise ConfigError if a path is no readable folder, or two entries have the same name.
     """
     entries = [
         single for text in settings.model_repository if (single := model_places.single_of(text))

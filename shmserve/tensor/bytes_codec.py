@@ -17,12 +17,8 @@ MAX_ELEMENT_BYTES = (1 << 32) - 1
 
 
 def to_bytes(elements: Iterable[bytes | str]) -> list[bytes]:
-    """Return the elements as bytes. Text is encoded as UTF-8.
-
-    Raises:
-        InvalidArgument: an element too long for the length field, or text that is not Unicode (a
-            lone surrogate).
-    """
+    """Return the elements as bytes. Text is encoded as UTF-8. Raise InvalidArgument if an
+    element is too long for the length field, or is text outside Unicode (a lone surrogate)."""
     encoded: list[bytes] = []
     for index, element in enumerate(elements):
         if isinstance(element, str):
@@ -45,11 +41,8 @@ def encoded_size(elements: Sequence[bytes]) -> int:
 
 
 def write(elements: Iterable[bytes | memoryview], view: memoryview) -> int:
-    """Write the framed elements to the start of `view`. Return the number of bytes written.
-
-    Raises:
-        ValueError: `view` is too small.
-    """
+    """Write the framed elements to the start of `view`. Return the number of bytes written. Raise
+    ValueError if `view` is too small."""
     position = 0
     pack = _LENGTH.pack
     for element in elements:
@@ -74,8 +67,7 @@ def decode(
 
     `name`, `model` and `kind` ("input" or "output") are for the error message.
 
-    Raises:
-        InvalidArgument: a cut-off length or element, too few or too many elements.
+    Raise InvalidArgument for a cut-off length or element, or too few or too many elements.
     """
     view = memoryview(data)
     return [bytes(view[start:end]) for start, end in _spans(view, count, name, model, kind)]
@@ -88,11 +80,8 @@ def check(data: memoryview | bytes, count: int, name: str, model: str) -> None:
 
 
 def extent(data: memoryview | bytes, count: int) -> int:
-    """Return the bytes of the first `count` framed elements of `data`. More bytes may follow.
-
-    Raises:
-        InvalidArgument: the elements extend beyond the end of `data`.
-    """
+    """Return the bytes of the first `count` framed elements of `data`. More bytes may follow. Raise
+    InvalidArgument if the elements extend beyond the end of `data`."""
     position, total = 0, len(data)
     for _ in range(count):
         start = position + LENGTH_BYTES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from msgspec import UNSET, Struct
 
 from shmserve.tensor.config_document import ConfigDocument
@@ -103,3 +105,16 @@ class ModelSpec(Struct, frozen=True, omit_defaults=True):
 
     def output(self, name: str) -> TensorSpec | None:
         return next((spec for spec in self.outputs if spec.name == name), None)
+
+
+class NamedTensor(Protocol):
+    """A tensor's bytes with name, datatype and shape."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def datatype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def view(self) -> memoryview: ...

@@ -74,11 +74,8 @@ class Channel:
 
     @classmethod
     def connect(cls, path: str, timeout_s: float = 5.0) -> Channel:
-        """Connect to a listener.
-
-        Raises:
-            PeerDied: no process listens there, or none accepts within the timeout.
-        """
+        """Connect to a listener. Raise PeerDied if no process listens there, or none accepts within
+        the timeout."""
         end = time.monotonic() + timeout_s
         try:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -99,13 +96,9 @@ class Channel:
             raise PeerDied(f"cannot connect: {ex.strerror or ex}") from ex
 
     def send(self, data: bytes, fds: Sequence[int] = (), wait: bool = True) -> bool:
-        """Send a message. Return False if `wait` is False and the peer has no room for the
-        message.
-
-        Raises:
-            PeerDied: the peer is gone, or has read nothing for 5 s.
-            TooLarge: the message exceeds `MAX_MESSAGE`.
-        """
+        """Send a message. Return False if `wait` is False and the peer has no room for the message.
+        Raise PeerDied if the peer is gone, or has read nothing for 5 s. Raise TooLarge if the
+        message exceeds `MAX_MESSAGE`."""
         if len(data) > MAX_MESSAGE:
             raise too_large(data)
         waiter = installed.waiter
@@ -128,12 +121,9 @@ class Channel:
         return True
 
     def receive(self, timeout_s: float | None = None) -> tuple[memoryview, list[int]]:
-        """Wait for a message. The returned view is valid until the next message.
-
-        Raises:
-            DeadlineExceeded: nothing came within the timeout.
-            PeerDied, ProtocolViolation: as `receive_within`.
-        """
+        """Wait for a message. The returned view is valid until the next message. Raise
+        DeadlineExceeded if nothing came within the timeout. Raise other errors as
+        `receive_within`."""
         received = self.receive_within(timeout_s)
         if received is None:
             raise DeadlineExceeded(f"no message from pid {self.peer_pid} within {timeout_s} s")
@@ -147,9 +137,8 @@ class Channel:
 
         The view is valid until the next message. The caller owns the descriptors.
 
-        Raises:
-            PeerDied: EOF.
-            ProtocolViolation: a message that is too long, or with too many descriptors.
+        Raise PeerDied at EOF, and ProtocolViolation for a message that is too long, or with too
+        many descriptors.
         """
         flags = _FLAGS_NOW
         waiter = installed.waiter if timeout_s != 0.0 else None

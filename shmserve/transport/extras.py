@@ -24,12 +24,8 @@ _STORES = {
 
 def require(settings: Settings) -> None:
     """Check that the packages are installed that exporting and all remote repositories need, and
-    prepare the cache.
-
-    Raises:
-        ConfigError: a package is missing (the message names the setting or the address, and the
-            package to install), or as `prepare_cache`.
-    """
+    prepare the cache. Raise ConfigError if a package is missing (the message names the setting or
+    the address, and the package to install), or as `prepare_cache`."""
     if settings.exports:
         spans = settings.trace_mode == "opentelemetry"
         name = "trace_mode: opentelemetry" if spans else "otlp_metrics_interval_s:"
@@ -56,11 +52,8 @@ def _missing(packages: Iterable[str]) -> str:
 
 def prepare_cache(path: str) -> None:
     """Make the cache folder, or check that only this user can write to an existing folder:
-    executors run files from the cache.
-
-    Raises:
-        ConfigError: the folder cannot be made, or other users can write to it.
-    """
+    executors run files from the cache. Raise ConfigError if the folder cannot be made, or other
+    users can write to it."""
     try:
         os.makedirs(path, 0o700, exist_ok=True)
         info = os.stat(path)

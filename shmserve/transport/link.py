@@ -32,8 +32,7 @@ from shmserve.protocol.control.messages import ANSWERS, FromCoordinator, ToCoord
 from shmserve.protocol.control.settings_messages import LogChanged
 from shmserve.transport import rundir
 from shmserve.transport.channel import MAX_MESSAGE, Channel, close_all
-from shmserve.transport.outbox import Outbox
-from shmserve.transport.pending_requests import Late, Make, PendingRequests
+from shmserve.transport.pending_requests import Late, Make, Outbox, PendingRequests
 
 _log = logging.getLogger(__name__)
 
@@ -134,8 +133,7 @@ class Link:
         A message with fds is for one coordinator only, so it is dropped without a connection. The
         link copies the fds; the caller keeps the originals.
 
-        Raises:
-            ProtocolViolation: the message is longer than a channel carries.
+        Raise ProtocolViolation if the message is longer than a channel carries.
         """
         _check_size(message)
         with self._lock:
@@ -152,9 +150,8 @@ class Link:
 
         `late` gets an answer that comes after the timeout, if the same coordinator gives it.
 
-        Raises:
-            Unavailable: no answer within `timeout_s`.
-            ProtocolViolation: the message is longer than a channel carries.
+        Raise Unavailable if no answer comes within `timeout_s`. Raise ProtocolViolation if the
+        message is longer than a channel carries.
         """
         ticket = next(self._tickets)
         message = make(ticket, False)

@@ -32,12 +32,9 @@ _UNKNOWN_S = 0.5  # patience for an unseen holder
 
 
 class ListenAddress(Struct, frozen=True):
-    """Address of a listening socket: `path` of a Unix socket, or host and port.
-
-    Attributes:
-        family: address family if a single socket listens (an IPv6 socket takes IPv4 too); 0: a
-            socket for each family of the host.
-    """
+    """Address of a listening socket: `path` of a Unix socket, or host and port. `family`: address
+    family if a single socket listens (an IPv6 socket takes IPv4 too); 0: a socket for each family
+    of the host."""
 
     text: str
     host: str = ""
@@ -58,11 +55,8 @@ class Holder(Struct, frozen=True):
 
 
 def parse(setting: str, text: str) -> ListenAddress:
-    """Parse an address as settings write it: ``HOST:PORT``, ``[::1]:PORT``, ``unix:PATH``.
-
-    Raises:
-        ConfigError: the text is no address.
-    """
+    """Parse an address as settings write it: ``HOST:PORT``, ``[::1]:PORT``, ``unix:PATH``. Raise
+    ConfigError if the text is no address."""
     if text.startswith("unix:"):
         path = os.path.abspath(text.removeprefix("unix:"))
         return ListenAddress(f"unix:{path}", path=path)
@@ -79,11 +73,7 @@ def parse(setting: str, text: str) -> ListenAddress:
 
 def check_http(settings: Settings) -> None:
     """Check that gunicorn will understand `http_bind`, which may also have descriptors
-    (``fd://3``).
-
-    Raises:
-        ConfigError: an entry that gunicorn would reject with a message of its own.
-    """
+    (``fd://3``). Raise ConfigError if gunicorn would reject an entry with a message of its own."""
     for text in settings.http_bind:
         if not _DESCRIPTOR.fullmatch(text):
             parse("http_bind", text)
@@ -104,11 +94,8 @@ def of_gunicorn(place: tuple[str, int] | str | int) -> ListenAddress | None:
 
 def require_free(setting: str, address: ListenAddress, patience_s: float = _ORPHANS_S) -> None:
     """Check that a process can listen at an address. Wait for processes of an earlier shmserve
-    service, after the end of their master.
-
-    Raises:
-        ConfigError: no process can listen at the address. The message names the holder, if known.
-    """
+    service, after the end of their master. Raise ConfigError, with the holder if known, if no
+    process can listen at the address."""
     begun = time.monotonic()
     if address.path:
         _require_free_path(setting, address.path, begun + patience_s)
@@ -133,8 +120,7 @@ def reserve(setting: str, address: ListenAddress) -> list[socket.socket]:
     No socket is bound if the kernel chooses the port, or while connections of an earlier, unshared
     listener run out.
 
-    Raises:
-        ConfigError: the address does not resolve.
+    Raise ConfigError if the address does not resolve.
     """
     sockets: list[socket.socket] = []
     for family, kind, protocol, _, place in _resolve(setting, address) if address.port else ():

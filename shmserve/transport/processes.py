@@ -167,9 +167,8 @@ class FileLock:
 
     NOTE: closing any descriptor of the file drops the lock, so the holder opens the file once.
 
-    Args:
-        path: path of the lock file.
-        fd: an inherited descriptor of the file, owned by this object from now on.
+    `path`: path of the lock file. `fd`: an inherited descriptor of the file, owned by this object
+    from now on.
     """
 
     def __init__(self, path: str, fd: int = -1) -> None:

@@ -83,12 +83,9 @@ def lock(run_dir: str, role: str, fd: int = -1) -> FileLock:
 
 
 def prepare(run_dir: str) -> None:
-    """Make the run directory, or check that only this user can enter the existing one.
-
-    Raises:
-        ConfigError: the directory belongs to another user, is open to others, or has too long a
-            path.
-    """
+    """Make the run directory, or check that only this user can enter the existing one. Raise
+    ConfigError if the directory belongs to another user, is open to others, or has too long a
+    path."""
     if len(os.fsencode(run_dir)) + _LONGEST_NAME > _SOCKET_PATH_LIMIT:
         limit = _SOCKET_PATH_LIMIT - _LONGEST_NAME
         raise ConfigError(
@@ -112,11 +109,8 @@ def prepare(run_dir: str) -> None:
 
 
 def prepare_state(state_dir: str) -> None:
-    """Make the state directory, or check that files can be made in the existing one.
-
-    Raises:
-        ConfigError: the directory cannot be made or written.
-    """
+    """Make the state directory, or check that files can be made in the existing one. Raise
+    ConfigError if the directory cannot be made or written."""
     try:
         os.makedirs(state_dir, 0o700, exist_ok=True)
     except OSError as ex:
@@ -127,11 +121,8 @@ def prepare_state(state_dir: str) -> None:
 
 def lock_state(state_dir: str, run_dir: str) -> FileLock | None:
     """Lock the state directory for this service, like the run directory. Return None if both are
-    one directory, or if files cannot be made or locked in the state directory.
-
-    Raises:
-        ConfigError: another service uses the directory, as state directory or run directory.
-    """
+    one directory, or if files cannot be made or locked in the state directory. Raise ConfigError if
+    another service uses the directory, as state directory or run directory."""
     try:
         if os.path.samefile(state_dir, run_dir):
             return None

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from shmserve.cli.measuring.line_chart import svg
+from shmserve.cli.measuring.measure import svg
 from tests.crash.load import GrpcClient, Load, Verdict
 from tests.crash.region_load import RegionClient
 from tests.running_server import RunningServer, open_fds, rss_bytes, wait_until

@@ -14,7 +14,7 @@ from shmserve._generated import grps_pb2 as pb
 from shmserve.errors import InvalidArgument
 from shmserve.grps.protocol import json_reader, json_writer, message_wire
 from shmserve.grps.protocol.grps_message import GrpsMessage
-from shmserve.protocol.shortest_floats import shortest
+from shmserve.grps.protocol.json_writer import shortest
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=5)
 floats = st.floats(width=32)

@@ -193,7 +193,8 @@ class ModelControlMachine(RuleBasedStateMachine):
         plan = plans.describe("e", self.reconciler, self.orders, {})
         published = self.reconciler.snapshot("e")
         self.reconciler = self.new_reconciler()
-        self.orders = plans.restore(plan, self.reconciler, self.now + 10.0, self.now)
+        self.reconciler.models.restore(plan.models, plan.next_number, self.now)
+        self.orders = plan.instances
         self.reconciler.restore(published, self.now)
         for name in ("a", "b"):
             assert self.live(name) == {

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shmserve.cluster.policies.cluster_plan import Held, next_steps
 from shmserve.cluster.policies.model_placement import Layout, WantedModel, place
-from shmserve.cluster.policies.placement_steps import Held, next_steps
 
 NODES = [f"n{i}" for i in range(6)]
 MODELS = [f"m{i}" for i in range(8)]

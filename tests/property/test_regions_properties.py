@@ -9,9 +9,8 @@ from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.core.region_kinds import CUDA, SYSTEM
 from shmserve.core.regions import region_book as rules
-from shmserve.core.regions.cuda_allocation import check_allocation, cuda_region
 from shmserve.core.regions.region_book import ObjectFacts, RegionBook
-from shmserve.core.regions.region_names import object_name
+from shmserve.core.regions.region_names import check_allocation, cuda_region, object_name
 from shmserve.errors import InvalidArgument, NotFound, PermissionDenied, ShmserveError
 from shmserve.protocol.control.region_messages import ProbeRegion, RegionGiven, RegisterCudaRegion
 

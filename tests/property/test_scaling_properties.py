@@ -6,8 +6,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shmserve.cluster.policies.cluster_plan import MOST, weights
 from shmserve.cluster.policies.replica_scaling import ReplicaScaler, ScalingRule
-from shmserve.cluster.policies.traffic_weights import MOST, weights
 
 RULE = ScalingRule(least=1, most=20, queue_s=0.05, up_s=3, down_s=30)
 

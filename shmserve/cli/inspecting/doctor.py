@@ -38,11 +38,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def run(settings: Settings, gpu: bool, as_json: bool) -> int:
-    """Check and print. Return the exit status.
-
-    Args:
-        gpu: fail unless this host has working GPUs.
-    """
+    """Check and print. Return the exit status. `gpu`: fail unless this host has working GPUs."""
     results = list(findings(settings, gpu))
     if as_json:
         print(msgspec.json.encode(results).decode())

@@ -29,11 +29,7 @@ _STAGED = "copies of inputs from HTTP and gRPC are slower"
 
 
 class Finding(Struct, frozen=True):
-    """Finding about the host.
-
-    Attributes:
-        todo: advice for the operator; empty: none.
-    """
+    """Finding about the host. `todo`: advice for the operator; empty: none."""
 
     level: Level
     subject: str

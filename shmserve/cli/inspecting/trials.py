@@ -35,12 +35,8 @@ class Trial:
     """
 
     def __init__(self, part: str, environ: Mapping[str, str], input_bytes: bytes = b"") -> None:
-        """Start the process.
-
-        Args:
-            input_bytes: content of standard input. If empty, standard input is a pipe that is
-                closed to end the process.
-        """
+        """Start the process. `input_bytes`: content of standard input. If empty, standard input is
+        a pipe that is closed to end the process."""
         self._files = contextlib.ExitStack()
         self._output, self._errors, source = (
             self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (closed with us)

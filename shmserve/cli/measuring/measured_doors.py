@@ -50,12 +50,9 @@ class ClientDoor:
     def __init__(
         self, over: str, url: str, control: str | None, model: str, inputs: Mapping[str, Any]
     ) -> None:
-        """Connect. `control` is the argument of `shmserve.client.connect`.
-
-        Raises:
-            Unavailable: no server answers, or the server gives no shared memory.
-            ConfigError: `url` is malformed.
-        """
+        """Connect. `control` is the argument of `shmserve.client.connect`. Raise Unavailable if no
+        server answers, or the server gives no shared memory. Raise ConfigError if `url` is
+        malformed."""
         self._over, self._model, self._warm = over, model, 0
         try:
             self._client = shmserve.client.connect(

@@ -24,13 +24,8 @@ _MIB = 1 << 20
 
 
 class Look(Struct, frozen=True):
-    """Observation at one time.
-
-    Attributes:
-        time: time of the observation, in seconds (`time.monotonic`).
-        tables: rows by table name.
-        usage: use of resources by pid.
-    """
+    """Observation at one time. `time`: time of the observation, in seconds (`time.monotonic`).
+    `tables`: rows by table name. `usage`: use of resources by pid."""
 
     time: float
     tables: dict[str, list[Row]]
@@ -42,12 +37,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def run(settings: Settings, interval_s: float) -> int:
-    """Draw until Ctrl-C, or once if the output is no terminal. Return the exit status.
-
-    Raises:
-        ConfigError: rich is not installed, or the interval is out of range.
-        Unavailable: no server answers at the start.
-    """
+    """Draw until Ctrl-C, or once if the output is no terminal. Return the exit status. Raise
+    ConfigError if rich is not installed, or the interval is out of range. Raise Unavailable if no
+    server answers at the start."""
     if not 0.1 <= interval_s <= 3600:
         raise ConfigError("--interval: must be between 0.1 and 3600 seconds")
     try:

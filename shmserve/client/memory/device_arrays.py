@@ -49,12 +49,9 @@ def is_on_gpu(value: Any) -> bool:
 
 
 def as_cupy(value: Any) -> Any:
-    """Return a CuPy array that shares the memory of another library's array.
-
-    Raises:
-        ImportError: as `cupy`.
-        ValueError: the array cannot be shared, e.g. a torch tensor that requires a gradient.
-    """
+    """Return a CuPy array that shares the memory of another library's array. Raise ImportError as
+    `cupy` does, and ValueError if the array cannot be shared, e.g. a torch tensor that requires a
+    gradient."""
     module = cupy()
     if isinstance(value, module.ndarray):
         return value

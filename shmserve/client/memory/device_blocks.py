@@ -28,11 +28,8 @@ _REGIONS = "/v2/cudasharedmemory/region"
 
 
 class DeviceBlocks:
-    """Blocks of one GPU; implements `block_pool.BlockKind`.
-
-    Attributes:
-        refused: True if the server refused a block, or the driver cannot share memory.
-    """
+    """Blocks of one GPU; implements `block_pool.BlockKind`. `refused`: True if the server refused a
+    block, or the driver cannot share memory."""
 
     def __init__(self, transport: Transport, device: int) -> None:
         """Import CuPy. Raise ImportError without CuPy."""

@@ -41,12 +41,8 @@ class SharedMemoryPools:
     def __init__(
         self, transport: Transport, control: str | None, max_bytes: int, max_device_bytes: int
     ) -> None:
-        """Look for the server's client socket.
-
-        Args:
-            control: path of the client socket, as for `api.connect`.
-            max_device_bytes: limit for each GPU, in bytes.
-        """
+        """Look for the server's client socket. `control`: path of the client socket, as for
+        `api.connect`. `max_device_bytes`: limit for each GPU, in bytes."""
         self._transport = transport
         self._max_bytes = max_bytes
         self._max_device_bytes = max_device_bytes

@@ -30,11 +30,8 @@ _PAUSE_S = 0.05
 
 
 class ControlConnection:
-    """Connection to the client socket, and the questions asked there. Thread-safe.
-
-    Attributes:
-        has_lanes: True if the server offers lanes.
-    """
+    """Connection to the client socket, and the questions asked there. Thread-safe. `has_lanes`:
+    True if the server offers lanes."""
 
     def __init__(self, path: str) -> None:
         """Connect. Raise PeerDied if no server listens there, or its protocol version differs."""

@@ -49,10 +49,7 @@ class Reply(Struct, frozen=True):
 
 class Transport:
     """Requests to one server. Thread-safe: concurrent requests use separate connections.
-
-    Attributes:
-        timeout_s: default seconds to wait for an answer.
-    """
+    `timeout_s`: default seconds to wait for an answer."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         """Parse the address. Raise ValueError if `url` is neither http:// nor unix:."""
@@ -198,11 +195,7 @@ class EventStream(Struct, eq=False):
 
     def next(self) -> bytes | None:
         """Return the data of the next event; None after the last event. Must not be called after
-        None.
-
-        Raises:
-            InferenceError: as `Transport.request`.
-        """
+        None. Raise InferenceError as `Transport.request` does."""
         with failures(self._connection):
             while (end := self._received.find(_EVENT_END, self._seen)) < 0:
                 self._seen = max(0, len(self._received) - len(_EVENT_END) + 1)

@@ -35,12 +35,8 @@ DIED = "the executor died while it had the request"
 
 
 class ClientLane:
-    """Open lane, for one thread at a time.
-
-    Attributes:
-        opened: the server's description of the lane.
-        limit_s: longest wait for an answer, in seconds: the server's own limit and a grace period.
-    """
+    """Open lane, for one thread at a time. `opened`: the server's description of the lane.
+    `limit_s`: longest wait for an answer, in seconds: the server's own limit and a grace period."""
 
     def __init__(self, opened: LaneOpened, channel: Channel) -> None:
         self.opened = opened

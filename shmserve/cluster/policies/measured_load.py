@@ -19,13 +19,9 @@ Replica = tuple[str, str]  # node, model
 
 @dataclass(frozen=True)
 class ReplicaCounts:
-    """Counts of a model on a node since the service started.
-
-    Attributes:
-        requests: number of executed requests.
-        waited_s: seconds that requests waited for an executor, summed.
-        busy_s: seconds that requests kept an executor busy, summed.
-    """
+    """Counts of a model on a node since the service started. `requests`: number of executed
+    requests. `waited_s`: seconds that requests waited for an executor, summed. `busy_s`: seconds
+    that requests kept an executor busy, summed."""
 
     requests: int = 0
     waited_s: float = 0.0

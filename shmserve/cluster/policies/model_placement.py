@@ -18,13 +18,8 @@ Barred = AbstractSet[tuple[str, str]]  # pairs (node, model) that failed to load
 
 @dataclass(frozen=True)
 class WantedModel:
-    """Model to place.
-
-    Attributes:
-        memory: memory of a replica, in bytes.
-        replicas: wanted number of nodes.
-        demand: busy executors of all replicas together.
-    """
+    """Model to place. `memory`: memory of a replica, in bytes. `replicas`: wanted number of nodes.
+    `demand`: busy executors of all replicas together."""
 
     name: str
     memory: int
@@ -34,11 +29,8 @@ class WantedModel:
 
 @dataclass
 class Layout:
-    """Models of each node, with the resulting free memory, load and replica counts.
-
-    Attributes:
-        room: memory of each node for models, in bytes.
-    """
+    """Models of each node, with the resulting free memory, load and replica counts. `room`: memory
+    of each node for models, in bytes."""
 
     room: Mapping[str, int]
     models: Mapping[str, WantedModel]
@@ -98,9 +90,7 @@ def place(
     replica of each model. Equal arguments give equal results. If each result is passed back as
     `current`, the layout changes by at most one move per call, until no move is left.
 
-    Args:
-        current: previous layout.
-        balance: allow a move for balance alone.
+    `current`: previous layout. `balance`: allow a move for balance alone.
     """
     models = {model.name: model for model in wanted}
     layout = _kept(Layout(room, models), current, barred)

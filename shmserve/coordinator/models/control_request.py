@@ -10,8 +10,6 @@ from shmserve.coordinator.models.repository_jobs import ModelReader
 
 
 class Stage(Enum):
-    """Stage of a request."""
-
     QUEUED = auto()
     FETCHING = auto()  # the fetcher is getting the model from a remote repository
     READING = auto()

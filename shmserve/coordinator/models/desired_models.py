@@ -57,9 +57,7 @@ class Library(Protocol):
 
 class DesiredModels(Struct, frozen=True):
     """Versions to serve with their instances, and reasons for models that cannot be served.
-
-    `implied`: models not named in the settings but needed by an ensemble.
-    """
+    `implied`: models not named in the settings but needed by an ensemble."""
 
     versions: tuple[Version, ...] = ()
     failures: dict[str, str] = {}

@@ -4,17 +4,66 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
+import queue
 import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from msgspec import Struct
 
-from shmserve.coordinator.models.background import Background
 from shmserve.coordinator.models.desired_models import Library, Version, split
 from shmserve.errors import Code, ConfigError, ShmserveError
 from shmserve.transport import rundir
+
+_log = logging.getLogger(__name__)
+
+_MAX_JOBS = 4096
+
+Done = Callable[[Any], None]
+
+
+class Background:
+    """Thread that runs jobs, which may wait for a disk, one by one. The results are handed to the
+    coordinator's loop, which is woken by `wake`. Jobs have no access to the coordinator's state."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._jobs: queue.Queue[tuple[Callable[[], Any], Done]] = queue.Queue(_MAX_JOBS)
+        self._done: queue.SimpleQueue[tuple[Done, Any]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[[], Any], done: Done) -> bool:
+        """Run `work` in the thread, then call `done` with the result, or with the exception, in
+        `settle`. Return False if too many jobs wait."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="background", daemon=True)
+            self._thread.start()
+        try:
+            self._jobs.put_nowait((work, done))
+        except queue.Full:
+            return False
+        return True
+
+    def settle(self) -> None:
+        """Hand over finished results. Call on the coordinator's thread."""
+        while not self._done.empty():
+            done, result = self._done.get()
+            done(result)
+
+    def _run(self) -> None:
+        while True:
+            work, done = self._jobs.get()
+            try:
+                result = work()
+            except Exception as ex:
+                _log.exception("background job failed")
+                result = ex
+            self._done.put((done, result))
+            self._wake()
 
 
 class ModelReader(Struct, frozen=True):
@@ -30,15 +79,10 @@ class ModelReader(Struct, frozen=True):
     error: str = ""
 
 
-Done = Callable[[ModelReader | Exception], None]
-
-
 class RepositoryJobs(Struct, frozen=True):
-    """Jobs on the model repository and on overrides (files sent with load requests).
-
-    `paths`: paths of the repository. `tried`: fingerprint of each model's folder when model
-    control last tried to load the model on its own.
-    """
+    """Jobs on the model repository and on overrides (files sent with load requests). `paths`: paths
+    of the repository. `tried`: fingerprint of each model's folder when model control last tried to
+    load the model on its own."""
 
     _library: Library
     _paths: Sequence[str]
@@ -46,7 +90,9 @@ class RepositoryJobs(Struct, frozen=True):
     _background: Background
     tried: dict[str, str] = {}
 
-    def read(self, name: str, overrides: str, done: Done) -> bool:
+    def read(
+        self, name: str, overrides: str, done: Callable[[ModelReader | Exception], None]
+    ) -> bool:
         """Read one model for a load request, from the repository or with overrides. Errors that a
         client can cause are part of the result. Return False if too many jobs wait."""
         return self._background.submit(functools.partial(self._read, name, overrides), done)

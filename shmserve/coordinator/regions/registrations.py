@@ -18,8 +18,7 @@ import os
 from collections.abc import Callable
 
 from shmserve.config import Settings
-from shmserve.coordinator.regions.cuda_close_barrier import CudaCloseBarrier
-from shmserve.coordinator.regions.cuda_regions import CudaRegions
+from shmserve.coordinator.regions.cuda_regions import CudaCloseBarrier, CudaRegions
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.region_sharing import RegionSharing
 from shmserve.coordinator.regions.system_regions import SystemRegions

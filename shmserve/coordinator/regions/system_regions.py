@@ -17,13 +17,9 @@ from shmserve.shm import client_object
 
 
 class SystemRegions(Struct, frozen=True):
-    """Opens, checks and enters system regions.
-
-    Args:
-        entered: takes over the descriptor of a region entered in the book; raises if the region
-            cannot stay.
-        answer: answers a frontend once the change is published.
-    """
+    """Opens, checks and enters system regions. `entered`: takes over the descriptor of a region
+    entered in the book; raises if the region cannot stay. `answer`: answers a frontend once the
+    change is published."""
 
     _book: RegionBook
     _run_dir: str
@@ -55,11 +51,7 @@ class SystemRegions(Struct, frozen=True):
         self, caller: Caller, name: str, offset: int, byte_size: int, fd: int, kind: RegionKind
     ) -> None:
         """Enter an object already checked by `passed_memory`, and take over `fd`. Registering the
-        identical region again is no error, because the first answer may have been lost.
-
-        Raises:
-            ShmserveError: the region was refused.
-        """
+        identical region again is no error, because the first answer may have been lost."""
         try:
             facts = client_object.facts(fd)
             region = self._book.register(

@@ -1,4 +1,5 @@
-"""Publication: publishes the registry with models, regions, and settings made by clients."""
+"""Publication: publishes the registry with models, regions, and settings made by clients.
+The effect runner writes down, publishes and sends the reconciler's decisions."""
 
 from __future__ import annotations
 
@@ -9,8 +10,12 @@ import msgspec
 from msgspec import Struct
 
 from shmserve import extensions
+from shmserve.coordinator.models.repository_jobs import RepositoryJobs
+from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
 from shmserve.coordinator.regions.registrations import RegionRegistrations
+from shmserve.coordinator.state.checkpoint import CheckpointFile
 from shmserve.coordinator.state.runtime_settings import RuntimeSettingsStore
+from shmserve.core import effects
 from shmserve.core.control import compositions
 from shmserve.core.control.compositions import Models
 from shmserve.core.control.reconciler import Reconciler
@@ -20,7 +25,7 @@ from shmserve.core.scheduling import pipeline_wiring
 from shmserve.errors import ProtocolViolation
 from shmserve.log_fields import log_fields
 from shmserve.observe import flight_recorder
-from shmserve.protocol.control.link_messages import RegistryChanged
+from shmserve.protocol.control.link_messages import Granted, RegistryChanged, Stop, Trim
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.triton_config import document
 from shmserve.shm.registry_page import RegistryWriter
@@ -30,11 +35,9 @@ _log = logging.getLogger(__name__)
 
 
 class Publication(Struct):
-    """Builds and publishes the snapshot, and notifies waiting processes.
-
-    `flags`: initial flags. `pipelines`, `requires`: from the settings. `latest`: last snapshot
-    published by this coordinator.
-    """
+    """Builds and publishes the snapshot, and notifies waiting processes. `flags`: initial flags.
+    `pipelines`, `requires`: from the settings. `latest`: last snapshot published by this
+    coordinator."""
 
     _writer: RegistryWriter
     _reconciler: Reconciler
@@ -55,11 +58,7 @@ class Publication(Struct):
         self._flags = {n: previous.flags.get(n, value) for n, value in self._flags.items()}
 
     def set_flag(self, name: str, value: bool) -> None:
-        """Change a flag of an extension.
-
-        Raises:
-            ProtocolViolation: the flag does not exist.
-        """
+        """Change a flag of an extension. Raise ProtocolViolation if the flag does not exist."""
         if name not in self._flags:
             raise ProtocolViolation(f"there is no flag '{name}'")
         self._flags = {**self._flags, name: value}
@@ -151,11 +150,8 @@ def composed(models: Models, pipelines: Mapping[str, Sequence[str]]) -> Models:
 
 
 def make_pipeline(name: str, models: Sequence[ModelSpec]) -> ModelSpec:
-    """Return the spec of a pipeline, with the configuration shown to clients.
-
-    Raises:
-        ConfigError: two models of the pipeline do not fit together.
-    """
+    """Return the spec of a pipeline, with the configuration shown to clients. Raise ConfigError if
+    two models of the pipeline do not fit together."""
     spec = pipeline_wiring.pipeline(name, models)
     first, last = models[0].parameters, models[-1].parameters
     forms = {  # request forms besides tensors, such as messages
@@ -164,3 +160,53 @@ def make_pipeline(name: str, models: Sequence[ModelSpec]) -> ModelSpec:
         if form in first and first[form] == last.get(form)
     }
     return document.completed(msgspec.structs.replace(spec, parameters=forms))
+
+
+class EffectRunner(Struct, frozen=True):
+    """Performs effects. Decisions of one call are written to the checkpoint before any process
+    hears of them."""
+
+    _reconciler: Reconciler
+    _checkpoint: CheckpointFile
+    _publication: Publication
+    _sync: SupervisorSync
+    _jobs: RepositoryJobs
+    _send: Send
+
+    def perform(self, decided: Sequence[effects.Effect]) -> None:
+        durable = effects.Publish | effects.Desire | effects.Forget
+        if any(isinstance(effect, durable) for effect in decided):
+            self._checkpoint.write(self._reconciler, self._sync.instances, self._jobs.tried)
+        if any(isinstance(effect, effects.Publish) for effect in decided):
+            self._publication.publish()
+        for effect in decided:
+            match effect:
+                case effects.AnswerGrant():
+                    if not effect.granted:
+                        flight_recorder.record("limit reached", effect.process, effect.reason)
+                    granted = Granted(effect.ticket, effect.granted, effect.reason)
+                    self._send(effect.process, granted)
+                case effects.AskTrim():
+                    self._send(effect.process, Trim(effect.nbytes))
+                case effects.Dismiss():
+                    flight_recorder.record("process dismissed", effect.process, effect.reason)
+                    self._send(effect.process, Stop(effect.reason))
+                case effects.Desire():
+                    self._sync.changed()
+                case effects.Forget():
+                    self._sync.forget(effect.instances)
+                    if effect.overrides:
+                        self._jobs.remove(effect.overrides)
+                case effects.LogForOperators():
+                    about = log_fields(**effect.fields)
+                    flight_recorder.record("warning", "coordinator", effect.text, effect.fields)
+                    _log.warning("%s", effect.text, extra=about)
+        self._sync.tell()
+
+    def look(self) -> None:
+        """Once a second, retry the checkpoint and the publication if the run directory had no
+        space."""
+        if self._checkpoint.file.late:
+            self._checkpoint.write(self._reconciler, self._sync.instances, self._jobs.tried)
+        self._checkpoint.file.keep_room()
+        self._publication.look()

@@ -35,11 +35,8 @@ class CounterDeltas:
         self, readings: Sequence[CounterReading], is_new: Callable[[int], bool]
     ) -> dict[Model, list[int]]:
         """Return the growth since the last call by model version, without versions that did not
-        grow.
-
-        `is_new`: returns True if the process with this pid has counted only during this
-        coordinator's life.
-        """
+        grow. `is_new`: returns True if the process with this pid has counted only during this
+        coordinator's life."""
         grown_by_model, self._ended = self._ended, {}
         for reading in readings:
             process = reading.owner.process

@@ -81,11 +81,8 @@ class HistoryFile:
 
 
 def decode(data: bytes) -> SavedSeries:
-    """Return the history in a file's bytes.
-
-    Raises:
-        UnreadableMessage: the file is truncated, damaged, or of another version.
-    """
+    """Return the history in a file's bytes. Raise UnreadableMessage if the file is truncated,
+    damaged, or of another version."""
     if not data.startswith(_MAGIC):
         raise UnreadableMessage("it is no history of this version")
     unpacked = zlib.decompressobj()

@@ -29,8 +29,6 @@ _OTHERS = ("cli", "model")  # visitors, and processes counted with their executo
 
 
 class ProcessUsage:
-    """Usage of all linked processes and of the coordinator."""
-
     def __init__(self, now: float) -> None:
         self.machine = usage.machine_memory()
         own = usage.of_process(os.getpid())

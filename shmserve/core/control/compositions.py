@@ -79,12 +79,7 @@ class _Composer:
         return _usable(complete, entries)
 
     def _ready(self, what: str, steps: Sequence[tuple[str, str]]) -> list[ModelEntry]:
-        """Return the READY models of the steps.
-
-        Raises:
-            _Waiting: a model is not READY.
-            ConfigError: an ensemble among the models is a step of itself.
-        """
+        """Return the READY models of the steps."""
         entries = []
         for name, version in steps:
             versions = self._models.get(name, {})
@@ -129,13 +124,9 @@ def compose(models: Models) -> Models:
 def with_pipelines(
     composed: Models, pipelines: Mapping[str, Sequence[str]], make: MakePipeline
 ) -> Models:
-    """Return these models, with pipelines added.
-
-    Args:
-        composed: models as returned by `compose`.
-        pipelines: pipeline name -> models; a name that a model has is skipped.
-        make: function that makes the spec of a pipeline from its models' specs.
-    """
+    """Return these models, with pipelines added. `composed`: models as returned by `compose`.
+    `pipelines`: pipeline name -> models; a model's name is skipped. `make`: function that makes the
+    spec of a pipeline from its models' specs."""
     composer = _Composer(composed)
     return composed | {
         name: {"1": composer.pipeline(name, steps, make)}

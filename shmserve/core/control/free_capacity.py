@@ -33,11 +33,8 @@ class ModelLoad(Struct, frozen=True):
 
 def percent(models: Iterable[ModelLoad], pool_used: int, pool_bytes: int) -> int:
     """Return the weight of a ready host, 1 to 100. 0 would tell the load balancer to send nothing
-    at all.
-
-    `pool_used`: bytes of the pool that hold tensors. Made of hints that processes publish, so any
-    number is accepted, also more than `pool_bytes`.
-    """
+    at all. `pool_used`: bytes of the pool with tensors. Made of hints that processes publish, so
+    any number is accepted, also more than `pool_bytes`."""
     loads = [model for model in models if model.wanted > 0]
     wanted = sum(load.wanted for load in loads)
     live = sum(min(load.live, load.wanted) for load in loads)

@@ -12,13 +12,9 @@ from shmserve.errors import PermissionDenied, Unimplemented
 
 def check_model(entry: ModelEntry, settings: Settings) -> None:
     """Check that a model may have lanes. A lane leads to one executor and bypasses all frontends,
-    so the model must not depend on work done by frontends.
-
-    Raises:
-        PermissionDenied: inference needs a secret, which a lane does not check.
-        Unimplemented: the server has no lanes, or the model is an ensemble, has sequences, cached
-            responses or rate limits, or is traced.
-    """
+    so the model must not depend on work done by frontends. Raise PermissionDenied if inference
+    needs a secret, which a lane does not check. Raise Unimplemented if the server has no lanes, or
+    the model is an ensemble, has sequences, cached responses or rate limits, or is traced."""
     if is_restricted(settings, "inference"):
         raise PermissionDenied("inference is a restricted API, which has no lanes")
     obstacle = _obstacle(entry)

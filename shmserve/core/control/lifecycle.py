@@ -101,11 +101,8 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 def step(state: State, event: Event, instance: str) -> State:
-    """Return the state after `event`.
-
-    Raises:
-        ProtocolViolation: the event cannot happen in this state; its reporter is wrong.
-    """
+    """Return the state after `event`. Raise ProtocolViolation if the event cannot happen in the
+    state, because the reporter is wrong."""
     after = TRANSITIONS[state].get(event)
     if after is None:
         raise ProtocolViolation(f"{event.value} in state {state.value} of instance {instance}")
@@ -130,13 +127,9 @@ class Restarts:
         self._started_at = now
 
     def ended(self, now: float, *, at_once: bool = True) -> float:
-        """Note an end of the process; return the time to start again.
-
-        Args:
-            now: time of the end.
-            at_once: False: wait at least `base_s` even the first time. For a process that chose to
-                exit and may soon not be desired any more.
-        """
+        """Note an end of the process; return the time to start again. `now`: time of the end.
+        `at_once`: False: wait at least `base_s` even the first time. For a process that chose to
+        exit and may soon not be desired any more."""
         if self._started_at is not None and now - self._started_at >= self._stable_s:
             self.failures = 0
         exponent = min(self.failures - 1, 32)

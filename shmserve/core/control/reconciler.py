@@ -206,10 +206,8 @@ class Reconciler:
         return effects + self.models.tick(now)
 
     def drain(self, announce: bool = False) -> list[Effect]:
-        """Publish that the service will stop, and let executors finish.
-
-        `announce`: only publish, since frontends still need the executors.
-        """
+        """Publish that the service will stop, and let executors finish. `announce`: only publish,
+        since frontends still need the executors."""
         effects: list[Effect] = [] if self.draining else [Publish()]
         self.draining = True
         if announce or self._dismissed:

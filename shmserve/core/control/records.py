@@ -104,6 +104,12 @@ class InstanceRecord:
         """Start the clock of a new instance, which must load its model within the limit."""
         self.since, self.deadline = now, now + limit_s
 
+    def without_process(self, device: str) -> InstanceRecord:
+        """Return a record of the instance for a successor. `device`: intended device."""
+        failed = self.state is State.FAILED
+        state, reason = (State.FAILED, self.reason) if failed else (State.WANTED, "")
+        return InstanceRecord(self.name, state, reason=reason, loaded=self.loaded, device=device)
+
     def dismiss(self, now: float) -> None:
         """Dismiss the instance for ever, and stop its process if one runs."""
         self.left = True

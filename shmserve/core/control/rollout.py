@@ -1,4 +1,4 @@
-"""Rollout: models by name, with the serving, coming and leaving revisions.
+"""Rollouts: models and instances by name, with the serving, coming and leaving revisions.
 
 Part of `core.control.reconciler`, and as pure. A load makes a new revision: the model's versions
 as read at that time, with instances of their own (`digits/1/0@7` is an instance of revision 7).
@@ -27,8 +27,6 @@ LINGER_S = 0.5
 
 
 class Rollouts:
-    """All models by name, and the instances of all revisions by name."""
-
     def __init__(self, load_timeout_s: float) -> None:
         self._load_timeout_s = load_timeout_s
         self.by_name: dict[str, ModelRecord] = {}
@@ -76,10 +74,7 @@ class Rollouts:
         """Load a model anew. Requires that the model is not `changing`: one load at a time."""
         model = self.by_name.setdefault(name, ModelRecord(name))
         assert not model.changing
-        for version in revision.versions:
-            for record in version.instances:
-                record.begin_load(now, self._load_timeout_s)
-        self._enter(model, revision)
+        self._enter(model, revision, now)
         replaced = model.begin_load(revision, required, implied)
         if replaced is not None:
             self._leave(model, replaced, now, 0.0)
@@ -102,13 +97,13 @@ class Rollouts:
         self.by_name.setdefault(name, ModelRecord(name)).refused = dict(problems)
         return [Publish()]
 
-    def restore(self, models: Iterable[ModelRecord], next_number: int) -> None:
+    def restore(self, models: Iterable[ModelRecord], next_number: int, now: float) -> None:
         """Restore models, and the next revision's number, from a checkpoint after a restart."""
         self.next_number = next_number
         for model in models:
             self.by_name[model.name] = model
             for revision in model.revisions():
-                self._enter(model, revision)
+                self._enter(model, revision, now)
 
     # ------------------------------------------------------------------ what follows
 
@@ -157,13 +152,14 @@ class Rollouts:
         self._leave(model, old, now, LINGER_S)
         return [Publish(), Desire()]
 
-    def _enter(self, model: ModelRecord, revision: Revision) -> None:
+    def _enter(self, model: ModelRecord, revision: Revision, now: float) -> None:
         for version in revision.versions:
             for record in version.instances:
                 if record.name in self.instances:
                     raise ProtocolViolation(f"a second instance {record.name}")
                 self.instances[record.name] = record
                 self._homes[record.name] = (model, version)
+                record.begin_load(now, self._load_timeout_s)
 
     def _leave(self, model: ModelRecord, revision: Revision, now: float, linger_s: float) -> None:
         model.leaving.append(revision)

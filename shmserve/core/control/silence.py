@@ -18,10 +18,7 @@ _STARTING = 1 / 3  # weight of a second before the first sign, while the process
 
 def period_s(limit_s: float) -> float:
     """Return the time between signs of life, and between looks of the watcher, in seconds.
-
-    Args:
-        limit_s: longest silence, in seconds, of a healthy process.
-    """
+    `limit_s`: longest silence, in seconds, of a healthy process."""
     return limit_s / _SIGNS
 
 

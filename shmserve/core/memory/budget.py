@@ -64,10 +64,7 @@ class Ledger:
 
     def joined(self, process: str, held_bytes: int, first_bytes: int = 0) -> None:
         """Note a process's hello, with bytes granted before (the sum may exceed the pool).
-
-        Args:
-            first_bytes: announced size of the first arena; 0: `floor_bytes`.
-        """
+        `first_bytes`: announced size of the first arena; 0: `floor_bytes`."""
         if held_bytes < 0 or first_bytes < 0:
             raise ProtocolViolation(
                 f"{process} says it holds {held_bytes} bytes and began with {first_bytes}"

@@ -12,11 +12,7 @@ Item = TypeVar("Item")
 
 class LruBook(Generic[Key, Item]):
     """Items of known sizes, at most `limit` bytes together. The caller releases items that are
-    returned as dropped.
-
-    Attributes:
-        nbytes: bytes of all kept items.
-    """
+    returned as dropped. `nbytes`: bytes of all kept items."""
 
     def __init__(self, limit: int) -> None:
         self.nbytes = 0

@@ -133,11 +133,8 @@ class Arena:
         slot.leases = 1
 
     def release(self, number: int, generation: int, now: float) -> bool:
-        """Release a reader's lease. Return True if the slot became free, else False.
-
-        Raises:
-            StaleDescriptor: no such lease (a duplicate or a forged release).
-        """
+        """Release a reader's lease. Return True if the slot became free, else False. Raise
+        StaleDescriptor for an unknown lease (a duplicate or a forged release)."""
         if not 0 <= number < len(self._slots):
             raise StaleDescriptor(f"release of unknown slot {number}")
         slot = self._slots[number]

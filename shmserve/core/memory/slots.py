@@ -85,10 +85,7 @@ def step_of(event: SlotEvent) -> Callable[[SlotState], SlotState]:
 
 class Slot(Struct, eq=False):
     """Slot of an arena. `offset` and `size` are bytes within `segment`; `size` is at least the
-    requested size.
-
-    `view`: writable memory of the requested `nbytes`, unless the slot is FREE.
-    """
+    requested size. `view`: writable memory of the requested `nbytes`, unless the slot is FREE."""
 
     number: int
     generation: int = 0

@@ -130,11 +130,8 @@ class RegionBook:
         return self.regions[key] if key is not None else None
 
     def may_register(self, caller: Caller) -> None:
-        """Check that the caller may register regions at all.
-
-        Raises:
-            PermissionDenied: the caller is remote, and `client_shm_allow_remote` is off.
-        """
+        """Check that the caller may register regions at all. Raise PermissionDenied if the caller
+        is remote, and `client_shm_allow_remote` is off."""
         if caller.remote and not self._settings.client_shm_allow_remote:
             raise PermissionDenied(
                 "shared memory can be registered only over a Unix socket or from this machine's"
@@ -158,9 +155,7 @@ class RegionBook:
         registration is then no error. `kind`: a kind without a key means that the object came as a
         descriptor.
 
-        Raises:
-            InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted: checked in the
-                order given in this module's docstring.
+        Raise the errors in the order given in this module's docstring.
         """
         self.may_register(caller)
         if kind.has_key:
@@ -182,12 +177,9 @@ class RegionBook:
 
     def admit(self, region: Region, again: bool = False) -> Region:
         """Check that a region may be entered; return it, complete except for its number (0). If
-        `again`, return an identical region that is there already.
-
-        Raises:
-            AlreadyExists: the name is taken, by a region of any kind.
-            InvalidArgument, ResourceExhausted: a quota is exceeded.
-        """
+        `again`, return an identical region that is there already. Raise AlreadyExists if the name
+        is taken, by a region of any kind. Raise InvalidArgument or ResourceExhausted if a quota is
+        exceeded."""
         existing = self.regions.get(self._place(region.uid, region.name))
         if existing is not None:
             if again and replace(region, number=existing.number) == existing:
@@ -294,12 +286,9 @@ def find(
     settings: Settings,
     server_uid: int,
 ) -> Region:
-    """Return a region to use, after checking that the window lies inside.
-
-    Raises:
-        NotFound: the caller has no such region.
-        InvalidArgument: the window reaches outside, or the region is in quarantine.
-    """
+    """Return a region to use, after checking that the window lies inside. Raise NotFound if the
+    caller has no such region. Raise InvalidArgument if the window reaches outside, or the region is
+    in quarantine."""
     key = region_key(caller, name, settings, server_uid)
     region = regions.get(key) if key is not None else None
     if region is None:

@@ -56,13 +56,9 @@ class CallPlace(Struct, eq=False):
 
 
 class CallTurn(Struct, eq=False):
-    """Waiting or running call.
-
-    Attributes:
-        line: queue within the caller's calls. A blocked call holds up its line.
-        run: function that runs the call.
-        subject: name of the called model; empty if unknown.
-    """
+    """Waiting or running call. `line`: queue within the caller's calls. A blocked call holds up its
+    line. `run`: function that runs the call. `subject`: name of the called model; empty if
+    unknown."""
 
     line: Hashable
     place: CallPlace
@@ -71,11 +67,7 @@ class CallTurn(Struct, eq=False):
 
 
 class Admission:
-    """Places and turns for one kind of calls.
-
-    Attributes:
-        count: number of taken places.
-    """
+    """Places and turns for one kind of calls. `count`: number of taken places."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         running = limits.places if limits.running is None else limits.running
@@ -129,8 +121,7 @@ class Admission:
 
         Return True if the call runs now; False if the call waits until `end` returns its turn.
 
-        Raises:
-            QueueFull: the subject has reached `subject_limit`. The place is unchanged.
+        Raise QueueFull, with the place unchanged, if the subject has reached `subject_limit`.
         """
         subject = turn.subject
         counts = self._subjects.setdefault(subject, [0, 0])

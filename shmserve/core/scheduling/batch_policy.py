@@ -34,13 +34,8 @@ class QueuePolicy(Struct, frozen=True):
 
 
 class BatchPolicy(Struct, frozen=True):
-    """Rules for grouping requests into batches.
-
-    Attributes:
-        preferred: batch sizes worth waiting for.
-        levels: policy for each priority, most urgent first.
-        default_level: index in `levels`.
-    """
+    """Rules for grouping requests into batches. `preferred`: batch sizes worth waiting for.
+    `levels`: policy for each priority, most urgent first. `default_level`: index in `levels`."""
 
     max_size: int
     preferred: frozenset[int] = frozenset()

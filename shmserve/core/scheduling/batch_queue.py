@@ -80,12 +80,9 @@ class _Level(Generic[Key, Item]):
 
 
 class BatchQueue(Generic[Key, Item]):
-    """Scheduler (`scheduler.Scheduler`) of batches.
-
-    Attributes:
-        waiting: level of each waiting request, by key, in order of arrival.
-        next_end_ns: no deadline or time limit of a waiting request passes before this time.
-    """
+    """Scheduler (`scheduler.Scheduler`) of batches. `waiting`: level of each waiting request, by
+    key, in order of arrival. `next_end_ns`: no deadline or time limit of a waiting request passes
+    before this time."""
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy

@@ -23,12 +23,8 @@ ENSEMBLE, PIPELINE = "ensemble", "pipeline"  # platforms of specs with steps
 
 def check_graph(spec: ModelSpec) -> None:
     """Check that inputs and steps supply every tensor needed by the steps and by the ensemble's
-    outputs.
-
-    Raises:
-        ConfigError: names the missing or doubly supplied tensor, or the steps that wait for each
-            other.
-    """
+    outputs. Raise ConfigError with the missing or doubly supplied tensor, or the steps that wait
+    for each other."""
     what = f"ensemble '{spec.name}'"
     giver = {tensor.name: "the request" for tensor in spec.inputs}
     for number, step in enumerate(spec.steps):
@@ -49,14 +45,10 @@ def check_graph(spec: ModelSpec) -> None:
     for output in spec.outputs:
         if giver.get(output.name, "the request") == "the request":
             raise ConfigError(f"{what}: output '{output.name}' is not the output of any step")
-    waiting = _never_run(spec)
+    waiting = sorted(set(range(len(spec.steps))).difference(_in_order(spec)))
     if waiting:
         names = ", ".join(_step(number, spec.steps[number]) for number in waiting)
         raise ConfigError(f"{what}: steps wait for each other's outputs: {names}")
-
-
-def _never_run(spec: ModelSpec) -> list[int]:
-    return sorted(set(range(len(spec.steps))).difference(_in_order(spec)))
 
 
 def _in_order(spec: ModelSpec) -> list[int]:
@@ -74,11 +66,8 @@ def _in_order(spec: ModelSpec) -> list[int]:
 
 
 def check_models(spec: ModelSpec, models: Sequence[ModelSpec]) -> None:
-    """Check the models of the steps (in step order) against the ensemble's declarations.
-
-    Raises:
-        ConfigError: names the step and the tensor.
-    """
+    """Check the models of the steps (in step order) against the ensemble's declarations. Raise
+    ConfigError with the step and the tensor that do not fit."""
     inputs = {tensor.name: tensor for tensor in spec.inputs}
     given = dict(inputs)
     for number, (step, model) in enumerate(zip(spec.steps, models, strict=True)):
@@ -126,11 +115,7 @@ def _check_same(what: str, expected: TensorSpec, tensor: str, given: TensorSpec)
 
 def _streaming(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[EnsembleStep, ...]:
     """Return the steps with their streaming attributes (`streams`, `behind`, `in_turn`), as their
-    models imply.
-
-    Raises:
-        ConfigError: a step's inputs, or an answer, would come from the answers of several streams.
-    """
+    models imply."""
     last = last_step(spec)
     # A model with native requests streams only on demand, and only the last step is asked to.
     asked = extensions.names(extensions.NATIVE_REQUESTS).keys()

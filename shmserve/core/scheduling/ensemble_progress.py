@@ -57,7 +57,7 @@ class GraphProgress:
         self._number_by: dict[str, int] = {}  # passed tensor -> its stream
         self._givers: dict[int, set[int]] = {}  # stream or ONCE -> steps that give wanted tensors
         for index, step in enumerate(steps):
-            stream = _stream_of(index, step)
+            stream = index if step.streams else step.behind
             for tensor in step.outputs.values():
                 if tensor in self.passed:
                     self._number_by[tensor] = stream
@@ -216,7 +216,3 @@ class GraphProgress:
         if all(self.item(tensor, run) in self._present for tensor in step.inputs.values()):
             self._waiting.get(index, set()).discard(number)
             (self._paused if step.streams else self._ready).append(run)
-
-
-def _stream_of(index: int, step: EnsembleStep) -> int:
-    return index if step.streams else step.behind

@@ -26,11 +26,7 @@ class Joint(Struct, frozen=True):
 
 def pipeline(name: str, models: Sequence[ModelSpec]) -> ModelSpec:
     """Return the ensemble of these models, with the inputs of the first and the outputs of the
-    last.
-
-    Raises:
-        ConfigError: two consecutive models do not fit; names both and the tensors.
-    """
+    last. Raise ConfigError if two consecutive models do not fit, with both and the tensors."""
     joints = [_join(name, giver, taker) for giver, taker in itertools.pairwise(models)]
     first, last = models[0], models[-1]
     takes = [{t.name: t.name for t in first.inputs}]

@@ -69,11 +69,8 @@ def amount_of(given: Amounts, resource: Resource) -> int | None:
 
 
 def check_amounts(given: Amounts, limit: RateLimit, model: str) -> None:
-    """Check that an instance can ever execute.
-
-    Raises:
-        ConfigError: the instance needs more of a resource than the settings provide.
-    """
+    """Check that an instance can ever execute. Raise ConfigError if the instance needs more of a
+    resource than the settings provide."""
     for resource in limit.resources:
         amount = amount_of(given, resource)
         if amount is not None and resource.count > amount:

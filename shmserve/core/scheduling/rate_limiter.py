@@ -30,10 +30,8 @@ class Acquisition(Struct, frozen=True):
 
 
 class ResourceUse(Struct, frozen=True, array_like=True):
-    """Use of one resource on one device (empty: one amount for all devices).
-
-    `holders` and `waiting` (next turn first) name processes, or the callers' labels for processes.
-    """
+    """Use of one resource on one device (empty: one amount for all devices). `holders` and
+    `waiting` (next turn first) name processes, or the callers' labels for processes."""
 
     name: str
     device: str
@@ -55,11 +53,9 @@ class _Instance(Struct):
 
 
 class RateLimiter:
-    """Processes with limited resources, and the amounts of these resources.
-
-    `given`: amounts from the settings; a resource missing there has the largest count needed by
-    any instance. `is_open`: True if turns are granted already (see `open`).
-    """
+    """Processes with limited resources, and the amounts of these resources. `given`: amounts from
+    the settings; a resource missing there has the largest count needed by any instance. `is_open`:
+    True if turns are granted already (see `open`)."""
 
     def __init__(self, given: Amounts, is_open: bool = True) -> None:
         self.is_open = is_open

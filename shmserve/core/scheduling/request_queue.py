@@ -22,12 +22,9 @@ _NOTHING: Turn[Any] = Turn()
 
 
 class RequestQueue(Generic[Key, Item]):
-    """Scheduler (`scheduler.Scheduler`): first in, first out for each caller.
-
-    Attributes:
-        waiting: caller of each waiting request, by key, in order of arrival; read-only.
-        next_end_ns: no waiting request's deadline passes before this time.
-    """
+    """Scheduler (`scheduler.Scheduler`): first in, first out for each caller. `waiting`: caller of
+    each waiting request, by key, in order of arrival; read-only. `next_end_ns`: no waiting
+    request's deadline passes before this time."""
 
     def __init__(self) -> None:
         # caller -> its requests; the next caller's turn first; no caller without requests

@@ -37,12 +37,8 @@ class Turn(Struct, Generic[Item], frozen=True, gc=False):
 
 
 class Scheduler(Protocol[Key, Item]):
-    """Waiting requests of one model instance.
-
-    Attributes:
-        waiting: mapping by the requests' keys; read-only.
-        next_end_ns: no deadline or policy limit of a waiting request passes before this time.
-    """
+    """Waiting requests of one model instance. `waiting`: mapping by the requests' keys; read-only.
+    `next_end_ns`: no deadline or policy limit of a waiting request passes before this time."""
 
     next_end_ns: int
 

@@ -94,13 +94,9 @@ def _ends_ns(step: Step[Key, Item], sequence: _Sequence[Key, Item]) -> int:
 
 
 class SequenceQueue(Generic[Key, Item]):
-    """Scheduler (`scheduler.Scheduler`) of requests by sequence.
-
-    Attributes:
-        waiting: sequence of each waiting request, by key.
-        next_end_ns: no deadline or queue limit of a waiting request passes before this time.
-        backlog: sequences without a slot, in order.
-    """
+    """Scheduler (`scheduler.Scheduler`) of requests by sequence. `waiting`: sequence of each
+    waiting request, by key. `next_end_ns`: no deadline or queue limit of a waiting request passes
+    before this time. `backlog`: sequences without a slot, in order."""
 
     def __init__(self, policy: SequencePolicy, listener: Listener) -> None:
         self.next_end_ns = NEVER_NS
@@ -199,12 +195,9 @@ class SequenceQueue(Generic[Key, Item]):
     def done(
         self, now_ns: int, again: Mapping[Key, Step[Key, Item]] = MappingProxyType({})
     ) -> None:
-        """End the run of the batch.
-
-        `again`: requests of the batch to run once more, in their new form. Such a request keeps
-        its slot. If a batch cannot take all sequences, the request's turn comes after the turns of
-        the other sequences.
-        """
+        """End the run of the batch. `again`: requests of the batch to run once more, in their new
+        form. Such a request keeps its slot. If a batch cannot take all sequences, the request's
+        turn comes after the turns of the other sequences."""
         for sequence in [each for each in self._slots if each is not None and each.running]:
             step, sequence.running, sequence.quiet_ns = sequence.running, None, now_ns
             if step is not None and step.key in again:

@@ -78,11 +78,8 @@ class Flow:
         return self.state in _LIVE
 
     def apply(self, event: StreamEvent) -> bool:
-        """Apply an event. Return True if the state has changed, else False.
-
-        Raises:
-            ProtocolViolation: the model sends after its final flag.
-        """
+        """Apply an event. Return True if the state has changed, else False. Raise ProtocolViolation
+        if the model sends after its final flag."""
         before = self.state
         target = TRANSITIONS[before].get(event)
         if target is None:
@@ -96,8 +93,7 @@ class Flow:
 
         Every answer takes a credit; a bare final flag needs none.
 
-        Raises:
-            ProtocolViolation: the model has sent its final flag before.
+        Raise ProtocolViolation if the model has sent its final flag before.
         """
         if self.state is StreamState.OPEN and full and not self.credit:
             return Gate.WAIT
@@ -110,11 +106,8 @@ class Flow:
         return Gate.GO if final and before is StreamState.MUTED else Gate.DROP
 
     def grant(self, answers: int) -> None:
-        """Add credit for answers consumed by the frontend.
-
-        Raises:
-            ProtocolViolation: the credit exceeds the number of sent answers.
-        """
+        """Add credit for answers consumed by the frontend. Raise ProtocolViolation if the credit
+        exceeds the number of sent answers."""
         if answers < 0 or self.credit + answers > self._limit:
             raise ProtocolViolation(f"credit for {answers} answers that were not sent")
         self.credit += answers

@@ -34,13 +34,9 @@ class MetricKind(IntEnum):
 
 
 class Series(Struct, frozen=True, array_like=True):
-    """Line of a family; for a histogram, all lines with equal labels.
-
-    Attributes:
-        buckets: upper bounds of a histogram's buckets; one more bucket has no bound.
-        values: one number; for a histogram, the observations in each bucket, then the sum of all
-            observed values.
-    """
+    """Line of a family; for a histogram, all lines with equal labels. `buckets`: upper bounds of a
+    histogram's buckets; one more bucket has no bound. `values`: one number; for a histogram, the
+    observations in each bucket, then the sum of all observed values."""
 
     labels: Labels
     buckets: tuple[float, ...] = ()

@@ -36,10 +36,8 @@ _QUARANTINED = "region quarantined: its object is smaller than it was when regis
 
 
 class Incident(Struct, array_like=True, frozen=True):
-    """Failure that happened `count` times from `first` to `last` (seconds since 1970).
-
-    `said`: error text sent to the client of the last failed request; empty if unknown.
-    """
+    """Failure that happened `count` times from `first` to `last` (seconds since 1970). `said`:
+    error text sent to the client of the last failed request; empty if unknown."""
 
     first: float
     last: float

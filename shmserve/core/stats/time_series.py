@@ -251,12 +251,9 @@ class Track:
 
 
 class TimeSeries:
-    """All tracks by key.
-
-    `limit`: number of tracks. A new track replaces the track without values for longest, if that
-    track had no values within the last hour. A track without values in any kept period is removed
-    when the longest period ends.
-    """
+    """All tracks by key. `limit`: number of tracks. A new track replaces the track without values
+    for longest, if that track had no values within the last hour. A track without values in any
+    kept period is removed when the longest period ends."""
 
     def __init__(self, limit: int) -> None:
         self.tracks: dict[Key, Track] = {}

@@ -28,7 +28,7 @@ from msgspec import UNSET, msgpack
 
 from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.dispatch.outcome import RunOptions
-from shmserve.tensor.named_tensor import NamedTensor
+from shmserve.tensor.spec import NamedTensor
 
 FORMAT = 1
 _ONLY_WHEN = {"priority", "timeout"}  # parameters without influence on the response

@@ -33,12 +33,8 @@ class AnyCall(InferenceCall, Protocol):
 
 class CachedCall(CallScope):
     """A request. On a hit, `inner` never runs and only holds the inputs; otherwise `inner` runs.
-    Frontends never map client memory, which may change while being read. So a request with a
-    region always runs.
-
-    Args:
-        current: returns the current registry.
-    """
+    Frontends never map client memory, which may change while being read. So a request with a region
+    always runs. `current`: returns the current registry."""
 
     def __init__(
         self,

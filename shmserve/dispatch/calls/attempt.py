@@ -59,11 +59,8 @@ class Cancellation:
                 os.eventfd_write(self._fd, 1)
 
     def wait(self, connection: ExecutorConnection, timeout_s: float) -> None:
-        """Wait until the connection is readable, at most `timeout_s` seconds.
-
-        Raises:
-            Cancelled: `cancel` was called.
-        """
+        """Wait until the connection is readable, at most `timeout_s` seconds. Raise Cancelled if
+        `cancel` was called."""
         waiter, channel = installed.waiter, connection.channel
         if waiter is not None and self._event is not None:
             self._event.wait(timeout_s, channel.readiness or channel.watch(waiter))
@@ -220,12 +217,7 @@ class Attempt(Struct, eq=False):
             self._abandon(self.pool, self.unfinished)
 
     def _wait(self, pool: ExecutorPool, connection: ExecutorConnection) -> Answer:
-        """Return the next answer. The connection goes back to the pool with the final answer.
-
-        Raises:
-            PeerDied, ProtocolViolation: errors of the channel.
-            DeadlineExceeded, Cancelled: the request was abandoned.
-        """
+        """Return the next answer. The connection goes back to the pool with the final answer."""
         message, cancellation, on_wait = self._message, self._cancellation, self._options.on_wait
         answer: Answer | None = None
         try:
@@ -267,11 +259,7 @@ class Attempt(Struct, eq=False):
         self, pool: ExecutorPool, connection: ExecutorConnection, ex: errors.ShmserveError
     ) -> bool:
         """Take in an executor's failure during the request. Return True if another executor may
-        run the request.
-
-        Raises:
-            InvalidArgument: a client's region was the cause.
-        """
+        run the request."""
         pool.discard(connection)
         self._executors.lost(pool, ex)
         regions = regions_of(self._message)
@@ -299,11 +287,7 @@ class Attempt(Struct, eq=False):
 
 
 def _blocked(entry: ModelEntry, message: Execute) -> set[str]:
-    """Return executors that cannot run the request because they wait for its answer.
-
-    Raises:
-        NotConfigured: no other executor exists.
-    """
+    """Return executors that cannot run the request because they wait for its answer."""
     blocked = {caller.process for caller in message.callers if caller.blocked}
     instances = [instance.process for instance in entry.instances]
     if instances and blocked.issuperset(instances):

@@ -72,11 +72,7 @@ class Call(CallScope):
 
     def reserve(self, nbytes: int) -> Slot:
         """Reserve a slot for a tensor in this process's arena. Write the tensor to the slot's
-        `view`.
-
-        Raises:
-            ArenaExhausted: the pool is used up.
-        """
+        `view`."""
         slot = self._memory.reserve(nbytes)
         self._slots.append(slot)
         return slot

@@ -18,8 +18,15 @@ from msgspec import Struct
 from shmserve.core.registry import ModelEntry
 from shmserve.core.stats import request_counters
 from shmserve.core.stats.counter_pages import Gauges, write_gauges
-from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
-from shmserve.core.stats.request_counters import HITS, MISSES, Reason, RequestCounters, nwords
+from shmserve.core.stats.request_counters import (
+    HITS,
+    MISSES,
+    Reason,
+    RequestCounters,
+    nwords,
+    reason_of,
+    reason_of_answer,
+)
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.receipt import UNTIMED, Receipt
 from shmserve.dispatch.traced_request import QUEUE_INPUT, Trace
@@ -27,7 +34,7 @@ from shmserve.dispatch.traces.tracing import Tracer, timestamps
 from shmserve.errors import ShmserveError
 from shmserve.observe import flight_recorder
 from shmserve.shm.counter_page import OwnCounterPage
-from shmserve.tensor.named_tensor import NamedTensor
+from shmserve.tensor.spec import NamedTensor
 
 _MAX_TEXTS = 64  # most error texts kept until taken
 _MAX_TEXT = 300

@@ -41,13 +41,9 @@ _GRACE_S = 0.25  # time for a late step to report its own timeout
 
 
 class EnsembleCall(CallScope):
-    """A request to an ensemble, which may itself be a step of an outer ensemble. A context
-    manager.
-
-    Attributes:
-        receipt: receipt of the whole request, including its steps; the frontend adds its own
-            costs.
-    """
+    """A request to an ensemble, which may itself be a step of an outer ensemble. A context manager.
+    `receipt`: receipt of the whole request, including its steps; the frontend adds its own
+    costs."""
 
     def __init__(
         self,

@@ -139,11 +139,7 @@ class EnsembleSteps:
                         self.tensors.lease(value)
 
     def _given(self, call: AnyCall, step: EnsembleStep) -> dict[str, StepTensor]:
-        """Return the wanted outputs of a step by tensor of the ensemble, each with a lease.
-
-        Raises:
-            Internal: an output needed by other steps is missing.
-        """
+        """Return the wanted outputs of a step by tensor of the ensemble, each with a lease."""
         given: dict[str, StepTensor] = {}
         try:
             for name, tensor in step.outputs.items():
@@ -185,12 +181,7 @@ class EnsembleSteps:
         call.close()
 
     def _check(self, taker: ModelSpec, name: str, tensor: str, shape: tuple[int, ...]) -> None:
-        """Check a tensor's shape against the input of a step.
-
-        Raises:
-            InvalidArgument: a client's tensor does not fit.
-            Internal: a step's tensor does not fit.
-        """
+        """Check a tensor's shape against the input of a step."""
         problem = ensemble_graph.misfit(taker, name, tensor, shape)
         if problem:
             of_client = any(given.name == tensor for given in self._spec.inputs)

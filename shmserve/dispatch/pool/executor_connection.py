@@ -5,19 +5,15 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from shmserve.core.scheduling.caller_number import UNKNOWN
+from shmserve.core.caller import UNKNOWN
 from shmserve.shm.arena import ArenaMemory
 from shmserve.transport.channel import Channel
 
 
 class ExecutorConnection(Struct, eq=False):
-    """A channel to an executor.
-
-    Attributes:
-        caller: number of the caller whose request is on the connection.
-        known: numbers of the segments already offered on the channel.
-        drops: value of `ArenaMemory.drops` when `known` was last cleaned.
-    """
+    """A channel to an executor. `caller`: number of the caller whose request is on the connection.
+    `known`: numbers of the segments already offered on the channel. `drops`: value of
+    `ArenaMemory.drops` when `known` was last cleaned."""
 
     channel: Channel
     caller: int = UNKNOWN

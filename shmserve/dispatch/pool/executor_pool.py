@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct, field
 
 from shmserve import errors, ids
+from shmserve.core.caller import UNKNOWN
 from shmserve.core.registry import LiveInstance
-from shmserve.core.scheduling.caller_number import UNKNOWN
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.rest import Rest
 from shmserve.protocol.control import messages
@@ -83,12 +83,9 @@ class ExecutorPool(Struct, eq=False):
 
     def status(self) -> StatusView | None:
         """Return the executor's status page, waiting for the hello if needed. Return None if the
-        hello has not come in time.
-
-        Raises:
-            QueueFull: `max_queue` requests of this frontend are at the executor already.
-            PeerDied, ProtocolViolation: the executor cannot be reached.
-        """
+        hello has not come in time. Raise QueueFull if `max_queue` requests of this frontend are at
+        the executor already. Raise PeerDied or ProtocolViolation if the executor cannot be
+        reached."""
         if self.known_status is not None:
             return self.known_status
         connection = self.acquire()
@@ -104,12 +101,7 @@ class ExecutorPool(Struct, eq=False):
 
     def acquire(self, caller: int = UNKNOWN) -> ExecutorConnection:
         """Return a connection for one request of a caller. Hand the connection to `give` or
-        `discard` afterwards.
-
-        Raises:
-            QueueFull: `max_queue` requests of this frontend are at the executor already.
-            PeerDied: the executor cannot be reached.
-        """
+        `discard` afterwards."""
         with self._lock:
             if self._closed:
                 raise errors.PeerDied("the executor is gone")
@@ -148,12 +140,8 @@ class ExecutorPool(Struct, eq=False):
 
     def send(self, connection: ExecutorConnection, request: Execute) -> None:
         """Send a request, with descriptors of segments new to the executor and with slots to
-        release.
-
-        Raises:
-            PeerDied: the request was not received.
-            TooLarge: the request's names and parameters are too long to pass on; nothing was sent.
-        """
+        release. Raise PeerDied if the request was not received. Raise TooLarge if the request's
+        names and parameters are too long to pass on; nothing was sent."""
         memory, known = self._memory, connection.known
         offers: list[SegmentOffer] = []
         fds: list[int] = []
@@ -184,10 +172,7 @@ class ExecutorPool(Struct, eq=False):
 
     def take(self, data: memoryview, fds: list[int]) -> Answer | None:
         """Read a message. Return the answer to a request, or None for a hello or news of slots.
-
-        Raises:
-            ProtocolViolation: any other message.
-        """
+        Raise ProtocolViolation for any other message."""
         try:
             message: messages.ToFrontend = messages.decode_to_frontend(data)
         except errors.UnreadableMessage:
@@ -273,11 +258,7 @@ class ExecutorPool(Struct, eq=False):
         return slots
 
     def _send_pending(self, channel: Channel) -> None:
-        """Send waiting releases until the executor's buffer is full.
-
-        Raises:
-            PeerDied: the executor is gone.
-        """
+        """Send waiting releases until the executor's buffer is full."""
         while True:
             with self._lock:
                 slots = self._take_pending()

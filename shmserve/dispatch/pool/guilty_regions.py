@@ -20,11 +20,8 @@ def regions_of(message: Execute) -> set[int]:
 
 
 def explain(registry: RegistryReader, regions: set[int]) -> None:
-    """Watch the registry briefly for a quarantine of one of these regions.
-
-    Raises:
-        InvalidArgument: a region is in quarantine.
-    """
+    """Watch the registry briefly for a quarantine of one of these regions. Raise InvalidArgument if
+    a region is in quarantine."""
     deadline = time.monotonic() + _QUARANTINE_S
     snapshot = registry.current()
     while True:

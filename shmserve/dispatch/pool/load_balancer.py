@@ -141,11 +141,8 @@ class LoadBalancer(Struct, eq=False):
 
     @contextmanager
     def waiting(self, entry: ModelEntry, caller: int) -> Iterator[None]:
-        """Count a request that waits for an executor being started.
-
-        Raises:
-            QueueFull: too many requests wait already, in total or for this caller.
-        """
+        """Count a request that waits for an executor being started. Raise QueueFull if too many
+        requests wait already, in total or for this caller."""
         name, limit = entry.spec.name, self._bounds.model
         share = limit * self._bounds.caller_share if caller else limit
         with self._lock:

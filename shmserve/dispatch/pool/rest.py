@@ -20,12 +20,8 @@ class Rest:
     The maintenance sets `resting` first and looks for work afterwards. So at least one of both
     sees the other.
 
-    Args:
-        wake: ends the wait of the maintenance.
-
-    Attributes:
-        called: true if work has come since the maintenance last asked.
-        resting: true while the maintenance waits for long.
+    `wake`: ends the wait of the maintenance. `called`: true if work has come since the maintenance
+    last asked. `resting`: true while the maintenance waits for long.
     """
 
     __slots__ = ("_wake", "called", "resting")

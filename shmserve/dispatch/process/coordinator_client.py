@@ -17,9 +17,8 @@ from typing import TypeVar
 from shmserve import config, errors, model_places, waiting
 from shmserve.config import Settings
 from shmserve.core.caller import Caller
-from shmserve.core.live_settings import LogChange, TraceChange
+from shmserve.core.live_settings import GrantedTraces, LogChange, TraceChange
 from shmserve.core.region_kinds import SYSTEM
-from shmserve.core.trace_grants import GrantedTraces
 from shmserve.dispatch.process import model_overrides
 from shmserve.protocol.control.history_messages import AskHistory, HistoryGiven, HistoryReport
 from shmserve.protocol.control.message import Message

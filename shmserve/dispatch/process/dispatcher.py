@@ -16,8 +16,7 @@ from shmserve.config import Settings
 from shmserve.core.live_settings import initial
 from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot, require_ready
 from shmserve.core.stats.counter_pages import Gauges
-from shmserve.core.stats.failure_reasons import reason_of
-from shmserve.core.stats.request_counters import MAX_COUNTED
+from shmserve.core.stats.request_counters import MAX_COUNTED, reason_of
 from shmserve.dispatch.cache.cached_call import AnyCall, CachedCall
 from shmserve.dispatch.cache.response_cache import ResponseCache
 from shmserve.dispatch.caller_shares import CallerShares
@@ -130,30 +129,18 @@ class Dispatcher:
     # ------------------------------------------------------------- registry
 
     def snapshot(self) -> Snapshot:
-        """Return the current registry.
-
-        Raises:
-            Unavailable: nothing has been published yet.
-        """
+        """Return the current registry. Raise Unavailable if nothing has been published yet."""
         return self._registry.current()
 
     def model(self, name: str, version: str = "") -> ModelEntry:
         """Return the entry of a model, in any state. Without a version, return the newest ready
-        version.
-
-        Raises:
-            NotFound: the model or the version does not exist.
-            Unavailable: as `snapshot`, or the model's repository has not been read yet.
-        """
+        version. Raise NotFound if the model or the version does not exist. Raise Unavailable as
+        `snapshot`, or if the model's repository has not been read yet."""
         return self._registry.current().model(name, version)
 
     def ready_model(self, name: str, version: str = "") -> ModelEntry:
-        """Return the entry of a ready model.
-
-        Raises:
-            NotFound: as `model`, or no version can be used.
-            Unavailable: as `model`, or the version is not ready (now).
-        """
+        """Return the entry of a ready model. Raise NotFound as `model`, or if no version can be
+        used. Raise Unavailable as `model`, or if the version is not ready (now)."""
         snapshot = self._registry.current()
         entry = snapshot.ready_entries.get((name, version))
         if entry is not None:

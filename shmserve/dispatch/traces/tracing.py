@@ -20,21 +20,19 @@ import msgspec
 
 from shmserve import config
 from shmserve.config import Settings
-from shmserve.core.live_settings import UNLIMITED, TraceSettings
+from shmserve.core.live_settings import UNLIMITED, GrantedTraces, TraceSettings
 from shmserve.core.registry import ModelEntry
-from shmserve.core.stats.failure_reasons import reason_of
+from shmserve.core.stats.request_counters import reason_of
 from shmserve.core.trace_context import TraceContext, parse
-from shmserve.core.trace_grants import GrantedTraces
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.traced_request import Refusal, Times, Trace
 from shmserve.dispatch.traces.trace_entries import entries_of, line_of
-from shmserve.dispatch.traces.trace_spans import SpanSource, new_span_id, new_trace_id
+from shmserve.dispatch.traces.trace_spans import SpanSender, SpanSource, new_span_id, new_trace_id
 from shmserve.errors import ShmserveError
 from shmserve.observe.logs import TRACES
 from shmserve.observe.trace_files import TraceWriter
 from shmserve.protocol.control.data_messages import Timing
 from shmserve.protocol.control.span_messages import Attribute
-from shmserve.transport.span_channel import SpanSender
 
 MAX_TENSOR_BYTES = 64 << 10  # larger tensors are left out
 _NO_MODEL = ""
@@ -49,13 +47,8 @@ Take = Callable[[str, int, int], GrantedTraces]  # of (model, wanted, ids)
 
 
 class Tracer:
-    """Traces of one process. Thread-safe.
-
-    Args:
-        process: process id to record in traces.
-        protocol: protocol of the process's clients.
-        settings: `trace_file` and `trace_mode`.
-    """
+    """Traces of one process. Thread-safe. `process`: process id to record in traces. `protocol`:
+    protocol of the process's clients. `settings`: `trace_file` and `trace_mode`."""
 
     def __init__(self, process: str, protocol: str, settings: Settings) -> None:
         self._process = process

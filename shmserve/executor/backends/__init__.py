@@ -13,11 +13,8 @@ from shmserve.tensor.spec import ModelSpec
 
 
 def create(spec: ModelSpec) -> Backend:
-    """Return a new, unloaded backend for a model.
-
-    Raises:
-        ConfigError: the backend that the model names does not exist.
-    """
+    """Return a new, unloaded backend for a model. Raise ConfigError if the backend that the model
+    names does not exist."""
     if spec.backend not in extensions.names(extensions.BACKENDS):
         raise ConfigError(f"model '{spec.name}': backend '{spec.backend}' is not supported")
     backend: Backend = extensions.load(extensions.BACKENDS, spec.backend)()
@@ -26,11 +23,7 @@ def create(spec: ModelSpec) -> Backend:
 
 def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
     """Load a backend. Return the backend for requests in the client's shapes, and the completed
-    spec.
-
-    Raises:
-        ShmserveError: as `Backend.load`; the backend has been closed by then.
-    """
+    spec. Raise ShmserveError as `Backend.load`; the backend has been closed by then."""
     try:
         spec = backend.load(context)
     except BaseException:
@@ -40,11 +33,8 @@ def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
 
 
 def import_extra(module: str, backend: str, extra: str) -> Any:
-    """Import the framework of a backend, which an extra of this package installs.
-
-    Raises:
-        ConfigError: the extra is not installed.
-    """
+    """Import the framework of a backend, which an extra of this package installs. Raise ConfigError
+    if the extra is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -59,8 +59,7 @@ def device_array_at(
 
     `device`: CUDA ordinal in this process; -1: CUDA finds the device from the address.
 
-    Raises:
-        ConfigError: CuPy cannot be used here.
+    Raise ConfigError if CuPy cannot be used here.
     """
     cupy = runtime.cupy()
     if 0 in shape:

@@ -17,8 +17,7 @@ def with_own_tensors(spec: ModelSpec, directory: str) -> ModelSpec:
     change a single field. Model formats that describe themselves supply the missing fields, but a
     model.py does not.
 
-    Raises:
-        ConfigError: the two configurations contradict each other.
+    Raise ConfigError if the two configurations contradict each other.
     """
     if spec.inputs or spec.outputs:
         return spec

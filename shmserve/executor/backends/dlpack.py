@@ -89,8 +89,7 @@ def export(array: Any, owner: object = None) -> object:
 
     The unversioned form cannot say "read-only": a consumer must not write to an input's tensor.
 
-    Raises:
-        TypeError: DLPack has no such element type.
+    Raise TypeError if DLPack has no such element type.
     """
     kind = from_numpy(array.dtype)
     if kind is None or not kind.itemsize:
@@ -195,9 +194,8 @@ def to_array(value: Any, where: str) -> Any:
     numpy and CuPy arrays are returned unchanged. Objects with DLPack or
     `__cuda_array_interface__`, such as torch tensors, are taken without a copy.
 
-    Raises:
-        Internal: the value is no array, or has an unknown type or layout.
-        ConfigError: the value lies in GPU memory, and CuPy cannot be used here.
+    Raise Internal if the value is no array, or has an unknown type or layout. Raise ConfigError if
+    the value lies in GPU memory, and CuPy cannot be used here.
     """
     if isinstance(value, np.ndarray):
         return value

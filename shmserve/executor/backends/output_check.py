@@ -20,9 +20,7 @@ from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
 
 class OutputCheck:
     """Checks a model's outputs, and makes `Output`s of arrays on the host or on a GPU.
-
-    `parameters`: parameters of the model.
-    """
+    `parameters`: parameters of the model."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.parameters = spec.parameters
@@ -31,11 +29,8 @@ class OutputCheck:
         self._fitting: dict[str, tuple[int, ...]] = {}  # last shape that fitted, by output
 
     def expect(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
-        """Return the description of an output that is to have a shape.
-
-        Raises:
-            Internal: the model has no such output, or the output must have another shape.
-        """
+        """Return the description of an output that is to have a shape. Raise Internal if the model
+        has no such output, or the output must have another shape."""
         spec = self._specs.get(name)
         if spec is None:
             raise self._unknown(name)
@@ -47,11 +42,8 @@ class OutputCheck:
         self, requested: tuple[str, ...], given: Mapping[str, Any], partial: bool = False
     ) -> tuple[Output, ...]:
         """Return the requested outputs in the request's order. Unrequested outputs are dropped.
-        `partial`: True if outputs may be missing, as in the answers of a stream.
-
-        Raises:
-            Internal: an output is unknown, missing, or of a wrong type or shape.
-        """
+        `partial`: True if outputs may be missing, as in the answers of a stream. Raise Internal if
+        an output is unknown, missing, or of a wrong type or shape."""
         outputs: dict[str, Output] = {}
         for name, value in given.items():
             spec = self._specs.get(name)

@@ -78,12 +78,9 @@ class _Reshaping:
         self._backend = backend
         self._inputs = inputs
         self._outputs = outputs
-        self.chooses_device = backend.chooses_device
-        self.device = backend.device
-        self.reads_on_device = backend.reads_on_device
-        self.batching = backend.batching
-        self.load = backend.load
-        self.close = backend.close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
         inner = [
@@ -126,16 +123,12 @@ class _ReshapedInput:
 
     def __init__(self, source: InputTensor, shape: Shape) -> None:
         self._source = source
-        self.name = source.name
-        self.datatype = source.datatype
         self.shape = shape
-        self.device = source.device
         self.on_device = lambda: source.on_device().reshape(shape)
         self.private_on_device = lambda: source.private_on_device().reshape(shape)
 
-    @property
-    def buffer(self) -> memoryview:
-        return self._source.buffer
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         return self._source.numpy().reshape(self.shape)
@@ -172,17 +165,14 @@ class _ReshapedRequest:
         return getattr(self._source, name)
 
     def offer(self, name: str, datatype: str, shape: Shape) -> np.ndarray[Any, Any]:
-        change = self._outputs.get(name)
-        if change is None:
-            return self._source.offer(name, datatype, shape)
-        return self._source.offer(
-            name, datatype, _filled(shape, change.inner, change.outer)
-        ).reshape(shape)
+        array: np.ndarray[Any, Any] = self._offered(self._source.offer, name, datatype, shape)
+        return array
 
     def offer_on_device(self, name: str, datatype: str, shape: Shape) -> Any:
+        return self._offered(self._source.offer_on_device, name, datatype, shape)
+
+    def _offered(self, offer: Callable[..., Any], name: str, datatype: str, shape: Shape) -> Any:
         change = self._outputs.get(name)
         if change is None:
-            return self._source.offer_on_device(name, datatype, shape)
-        return self._source.offer_on_device(
-            name, datatype, _filled(shape, change.inner, change.outer)
-        ).reshape(shape)
+            return offer(name, datatype, shape)
+        return offer(name, datatype, _filled(shape, change.inner, change.outer)).reshape(shape)

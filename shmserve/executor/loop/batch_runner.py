@@ -55,11 +55,7 @@ class BatchMember(runner.RunOutcome, eq=False):
     gathered: int = 0
 
     def begin(self, request: ExecutorRequest, batch: GatheredBatch | None) -> None:
-        """Add the request to the run, and copy the inputs into a gathered batch.
-
-        Raises:
-            ShmserveError: as `GatheredBatch.add`.
-        """
+        """Add the request to the run, and copy the inputs into a gathered batch."""
         self.request = request
         if batch is not None:
             self.gathered = batch.add(self.connection.frontend, self.message)
@@ -104,11 +100,8 @@ class BatchMember(runner.RunOutcome, eq=False):
 
     def count(self, run: Timing, share: tuple[int, int] | None) -> None:
         """Complete the answer: duration, copied bytes, and inputs of which the model keeps views.
-
-        Args:
-            run: duration of the run.
-            share: bytes copied and moved for the request's rows of a gathered batch.
-        """
+        `run`: duration of the run. `share`: bytes copied and moved for the request's rows of a
+        gathered batch."""
         request, outputs = self.request, self.outputs
         if request is None:
             return
@@ -139,10 +132,8 @@ class BatchMember(runner.RunOutcome, eq=False):
 
 class BatchRunner(Struct, eq=False):
     """Implements `Runner`. A rescheduled request stays open here until the next run or a
-    withdrawal.
-
-    `model_runs`: surrounds each run, during which another thread may look after the channels.
-    """
+    withdrawal. `model_runs`: surrounds each run, during which another thread may look after the
+    channels."""
 
     _backend: Backend
     _workspace: Workspace

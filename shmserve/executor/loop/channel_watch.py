@@ -15,11 +15,9 @@ log = logging.getLogger(__name__)
 
 
 class ChannelWatch:
-    """Hands the channels to the watching thread and back.
-
-    `attend`: looks after the channels once, for a bounded time. `wake`: makes a waiting `attend`
-    return. `disconnect`: closes all channels, after a defect in `attend`.
-    """
+    """Hands the channels to the watching thread and back. `attend`: looks after the channels once,
+    for a bounded time. `wake`: makes a waiting `attend` return. `disconnect`: closes all channels,
+    after a defect in `attend`."""
 
     def __init__(
         self,

@@ -53,11 +53,8 @@ MakeRunner = Callable[[IsCancelled, ModelRuns], Runner]
 
 
 class LoopParts(Struct, frozen=True):
-    """Parts that the loop, the intake and the runner of one model share.
-
-    Attributes:
-        segment_idle_s: time, in seconds, until unused memory is given back.
-    """
+    """Parts that the loop, the intake and the runner of one model share. `segment_idle_s`: time, in
+    seconds, until unused memory is given back."""
 
     channels: Channels
     workspace: Workspace

@@ -26,13 +26,9 @@ from shmserve.executor.wrappers.sequence_backend import SequenceBackend
 
 
 class LoopLimits(Struct, frozen=True):
-    """Settings of the server that limit a loop.
-
-    Attributes:
-        segment_idle_s: time, in seconds, until unused memory is given back.
-        max_streams: number of open streams of one instance.
-        max_sequences: number of living sequences of one instance.
-    """
+    """Settings of the server that limit a loop. `segment_idle_s`: time, in seconds, until unused
+    memory is given back. `max_streams`: number of open streams of one instance. `max_sequences`:
+    number of living sequences of one instance."""
 
     segment_idle_s: float
     max_streams: int

@@ -36,8 +36,7 @@ class RequestRunner:
 
     `peek`: returns the next request if it is waiting already, else None.
 
-    Attributes:
-        ahead: message and inputs of the next request, if the inputs are on the GPU already.
+    `ahead`: message and inputs of the next request, if the inputs are on the GPU already.
     """
 
     def __init__(

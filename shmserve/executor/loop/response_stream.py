@@ -98,12 +98,7 @@ class Stream:
     # ------------------------------------------------- the thread of the model
 
     def begin(self) -> ExecutorRequest:
-        """Open the inputs before the first run. Return the request.
-
-        Raises:
-            ProtocolViolation: a descriptor outside of what the frontend offered.
-            ShmserveError: client memory that cannot be used.
-        """
+        """Open the inputs before the first run. Return the request."""
         if self._request is not None:
             return self._request
         workspace, message = self._workspace, self.message
@@ -249,11 +244,7 @@ class Stream:
             self._changed.notify_all()
 
     def grant(self, answers: int) -> None:
-        """Give back credit for answers that the frontend has consumed.
-
-        Raises:
-            ProtocolViolation: more answers than were sent.
-        """
+        """Give back credit for answers that the frontend has consumed."""
         with self._changed:
             self._flow.grant(answers)
             self.progress_ns = self.moved_ns = time.monotonic_ns()

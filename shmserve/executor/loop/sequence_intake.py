@@ -141,11 +141,8 @@ class SequenceIntake:
                 return self._last_number
 
     def _check(self, sequence: SequenceId, is_start: bool, message: Execute) -> None:
-        """Check that the request can be a part of its sequence.
-
-        Raises:
-            InvalidArgument: the request cannot; the text is Triton's where Triton has this check.
-        """
+        """Check that the request can be a part of its sequence. Raise InvalidArgument if not, with
+        Triton's text where Triton has this check."""
         name = self._spec.name
         if self._statistics.elements(message) != 1:
             raise InvalidArgument(

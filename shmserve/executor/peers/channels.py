@@ -52,10 +52,8 @@ class Channels:
 
     Never waits for a peer: an answer is kept until the peer has room.
 
-    Attributes:
-        closed: no new peer is admitted.
-        quiet: the last `receive` found no event at all.
-        status: status page, which frontends read.
+    `closed`: no new peer is admitted. `quiet`: the last `receive` found no event at all. `status`:
+    status page, which frontends read.
     """
 
     def __init__(
@@ -121,9 +119,8 @@ class Channels:
         refusal and sends the request to another executor. `dispatch.calls.attempt` relies on this
         order.
 
-        Args:
-            busy: connections with a request that is taken and not answered; refused just before
-                the answer.
+        `busy`: connections with a request that is taken and not answered; refused just before the
+        answer.
         """
         self._look_up()  # admit lanes that were offered before
         self.closed = True

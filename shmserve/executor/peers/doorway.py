@@ -28,11 +28,7 @@ _NO_DESCRIPTOR_S = 0.01  # pause before the next accept, as the listener stays r
 
 class Doorway(Struct, eq=False):
     """Admission of frontends: a listener, connections that have sent no hello, and connected
-    processes.
-
-    Attributes:
-        frontends: connected frontend processes, by name and pid.
-    """
+    processes. `frontends`: connected frontend processes, by name and pid."""
 
     _listener: socket.socket
     _hello: bytes

@@ -23,14 +23,10 @@ _MAX_FREED = 1024  # limit per answer, as a message has a largest size
 
 
 class FrontendProcess:
-    """A frontend process, which may have many connections.
-
-    Attributes:
-        held: this executor's output slots that the frontend has not released: number of leases by
-            (slot, generation).
-        freed: the frontend's input slots that a model kept and has released since. Finalizers
-            append to this list.
-    """
+    """A frontend process, which may have many connections. `held`: this executor's output slots
+    that the frontend has not released: number of leases by (slot, generation). `freed`: the
+    frontend's input slots that a model kept and has released since. Finalizers append to this
+    list."""
 
     def __init__(self, name: str, mappings: Mappings | None = None) -> None:
         self.name = name
@@ -102,12 +98,8 @@ class FrontendConnection(Struct, eq=False):
         self.watch(epoll)
 
     def keep(self, epoll: select.epoll, data: bytes, fds: Sequence[int]) -> None:
-        """Keep an answer until the peer has room.
-
-        Raises:
-            TooLarge: the answer is too long for any message.
-            OSError: no descriptor is left.
-        """
+        """Keep an answer until the peer has room. Raise TooLarge if the answer is too long for any
+        message. Raise OSError if no descriptor is left."""
         if len(data) > transport.MAX_MESSAGE:
             raise transport.too_large(data)
         self.backlog.append((data, [os.dup(fd) for fd in fds]))
@@ -157,12 +149,8 @@ def sent_ns(event: Event) -> float:
 
 
 class Peers:
-    """The connections of frontends and lanes. For the thread that uses the channels.
-
-    Attributes:
-        by_fd: open connections, by descriptor.
-        events: events that `Channels.receive` has not returned yet.
-    """
+    """The connections of frontends and lanes. For the thread that uses the channels. `by_fd`: open
+    connections, by descriptor. `events`: events that `Channels.receive` has not returned yet."""
 
     def __init__(self) -> None:
         self.epoll = select.epoll()

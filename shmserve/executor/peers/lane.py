@@ -65,11 +65,7 @@ class InlineTensors(PeerSegments):
         self.calls: dict[int, LaneCall] = {}
 
     def view(self, at: Descriptor) -> memoryview:
-        """Return the bytes of a tensor.
-
-        Raises:
-            StaleDescriptor: the request is over.
-        """
+        """Return the bytes of a tensor. Raise StaleDescriptor if the request is over."""
         call = self.calls.get(at.generation)
         if call is None:
             raise StaleDescriptor("the request is over")

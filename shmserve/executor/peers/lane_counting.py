@@ -6,8 +6,13 @@ import os
 import time
 from collections.abc import Callable
 
-from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
-from shmserve.core.stats.request_counters import Reason, RequestCounters, nwords
+from shmserve.core.stats.request_counters import (
+    Reason,
+    RequestCounters,
+    nwords,
+    reason_of,
+    reason_of_answer,
+)
 from shmserve.errors import ShmserveError
 from shmserve.executor.peers.lane import LaneCall
 from shmserve.protocol.control.lane_messages import LaneAnswer
@@ -31,11 +36,8 @@ class LaneCounting:
         self._announced = False
 
     def open(self) -> None:
-        """Create the page of counters, and tell the coordinator. Idempotent.
-
-        Raises:
-            OSError: no descriptor is left.
-        """
+        """Create the page of counters, and tell the coordinator. Idempotent. Raise OSError if no
+        descriptor is left."""
         if self._page is None:
             self._page = OwnCounterPage(self._epoch, nwords(1))
             self._counters = RequestCounters(self._page.words)
@@ -43,11 +45,7 @@ class LaneCounting:
             self.announce()
 
     def announce(self) -> None:
-        """Tell the coordinator of the page, if the page exists.
-
-        Raises:
-            OSError: no descriptor is left; the next lane tries again.
-        """
+        """Tell the coordinator of the page, if the page exists."""
         self._announced = False
         if self._page is None:
             return

@@ -10,10 +10,9 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from shmserve.config import Settings
-from shmserve.core.caller import Caller
+from shmserve.core.caller import Caller, caller_number
 from shmserve.core.regions import region_book
 from shmserve.core.registry import Snapshot
-from shmserve.core.scheduling.caller_number import caller_number
 from shmserve.errors import Code, DeadlineExceeded, InvalidArgument, ShmserveError, from_code
 from shmserve.executor.peers.lane import LaneCall
 from shmserve.protocol import bounds
@@ -47,12 +46,8 @@ _NEVER_NS = (1 << 63) - 1
 
 
 class LaneGate:
-    """Checks of lane requests to one model.
-
-    Args:
-        snapshot: returns the current registry.
-        server_uid: user id that the server runs as.
-    """
+    """Checks of lane requests to one model. `snapshot`: returns the current registry. `server_uid`:
+    user id that the server runs as."""
 
     def __init__(
         self,
@@ -73,13 +68,9 @@ class LaneGate:
     def admit(
         self, caller: Caller, message: wire.LaneRequest, now_ns: int
     ) -> tuple[Execute, LaneCall]:
-        """Check a request. Return the loop's message and the record of the running request.
-
-        Raises:
-            InvalidArgument, NotFound: the request does not fit the model, or names a region that
-                is not the caller's.
-            Unimplemented: a decoupled model is asked for a single answer.
-        """
+        """Check a request. Return the loop's message and the record of the running request. Raise
+        InvalidArgument or NotFound if the request does not fit the model, or names a region that is
+        not the caller's. Raise Unimplemented if a decoupled model is asked for a single answer."""
         credit = self._credit(message) if self.spec.decoupled else 0
         form = _form(message)
         counts = None if message.parameters else self._fitting.get(form)

@@ -40,11 +40,8 @@ TakenIn = tuple[FromPeer | None, bytes | None]  # (message for the loop, packet 
 
 
 class LanePeers:
-    """The lanes of one executor, for the thread that uses the channels.
-
-    Args:
-        tell: sends a message to the coordinator.
-    """
+    """The lanes of one executor, for the thread that uses the channels. `tell`: sends a message to
+    the coordinator."""
 
     def __init__(
         self,
@@ -147,11 +144,8 @@ class LanePeers:
 
     def take_in(self, lane: Lane, data: memoryview) -> TakenIn:
         """Translate a message of a lane. Return the message for the loop and the packet to send at
-        once; each may be None.
-
-        Raises:
-            ProtocolViolation: the message is unreadable, or not allowed now.
-        """
+        once; each may be None. Raise ProtocolViolation if the message is unreadable, or not allowed
+        now."""
         message: wire.ToLane = wire.decode_to_lane(data)
         if isinstance(message, wire.LaneCancel):
             return (Cancel(message.number) if message.number in lane.waiting else None), None

@@ -18,11 +18,8 @@ from shmserve.protocol.control.link_messages import LaneOffered
 
 
 class LaneTraffic:
-    """The lanes among an executor's connections. For the thread that uses the channels.
-
-    Attributes:
-        stalled: lanes whose callers do not take answers.
-    """
+    """The lanes among an executor's connections. For the thread that uses the channels. `stalled`:
+    lanes whose callers do not take answers."""
 
     def __init__(self, peers: LanePeers, connections: Peers) -> None:
         self.stalled: set[Lane] = set()

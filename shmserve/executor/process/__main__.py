@@ -297,12 +297,8 @@ def main() -> int:
 
 def run_instance(process: str, master_fd: int, settings: config.Settings) -> int:
     """Run the instance that standard input describes, until the end. Return the exit status.
-
-    Args:
-        process: process id of the executor, as shmserve names processes.
-        master_fd: pidfd of the gunicorn master.
-        settings: settings of the server.
-    """
+    `process`: process id of the executor, as shmserve names processes. `master_fd`: pidfd of the
+    gunicorn master. `settings`: settings of the server."""
     instance: link_messages.Instance = _decode(sys.stdin.buffer.read())
     with open(os.devnull, "rb") as nothing:  # the model's standard input is empty
         os.dup2(nothing.fileno(), 0)

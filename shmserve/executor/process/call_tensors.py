@@ -26,8 +26,7 @@ from shmserve.protocol.oip.request import (
 )
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, object_array
-from shmserve.tensor.named_tensor import NamedTensor
-from shmserve.tensor.spec import ModelSpec
+from shmserve.tensor.spec import ModelSpec, NamedTensor
 
 
 class CallInput:

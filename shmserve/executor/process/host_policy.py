@@ -31,12 +31,8 @@ _MAX_NODES = 1024
 
 
 class HostPolicy(Struct, frozen=True):
-    """The cores and the memory of one policy.
-
-    Attributes:
-        cores: numbers of the cores to run on; empty: the cores of `node`, or all.
-        node: NUMA node to allocate memory from; None: any.
-    """
+    """The cores and the memory of one policy. `cores`: numbers of the cores to run on; empty: the
+    cores of `node`, or all. `node`: NUMA node to allocate memory from; None: any."""
 
     cores: frozenset[int] = frozenset()
     node: int | None = None
@@ -57,11 +53,8 @@ def parse(lines: Iterable[str]) -> HostPolicy:
 
 
 def apply(instance: Instance, policies: Mapping[str, Iterable[str]]) -> None:
-    """Apply the instance's policy, if any, to this process.
-
-    Raises:
-        ConfigError: none of the policy's cores, or not its node, can be used on this host.
-    """
+    """Apply the instance's policy, if any, to this process. Raise ConfigError if the host has no
+    usable core of the policy, or not the policy's node."""
     is_configured, name = _name(instance)
     if name not in policies:
         if is_configured:

@@ -32,7 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from shmserve import errors
 from shmserve.config import Settings
-from shmserve.core.scheduling.caller_number import caller_number
+from shmserve.core.caller import caller_number
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher
@@ -49,12 +49,8 @@ MAX_DEPTH = 8  # limit of models that call each other for one request
 
 
 class ModelCalls:
-    """The calls of one executor to other models; implements `calling.OtherModels`.
-
-    Args:
-        model: name of the executor's own model.
-        process: name of the executor process.
-    """
+    """The calls of one executor to other models; implements `calling.OtherModels`. `model`: name of
+    the executor's own model. `process`: name of the executor process."""
 
     def __init__(self, settings: Settings, model: str, process: str) -> None:
         self._settings = settings

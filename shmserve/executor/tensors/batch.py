@@ -34,12 +34,8 @@ from shmserve.tensor.dtypes import DATATYPES
 
 
 class BatchedOutputs(Outputs, eq=False, kw_only=True):
-    """The outputs of one request of a batch.
-
-    Args:
-        offers: slots that contain outputs of the whole batch; the batch has a lease on each while
-            answers are made.
-    """
+    """The outputs of one request of a batch. `offers`: slots that contain outputs of the whole
+    batch; the batch has a lease on each while answers are made."""
 
     offers: dict[str, Offer]
     _shared: list[Slot] = field(default_factory=list)
@@ -71,25 +67,14 @@ class BatchedOutputs(Outputs, eq=False, kw_only=True):
 
 
 class GatheredBatch:
-    """A batch of requests as a single request. The requests agree in all but their first
-    dimension.
-
-    Attributes:
-        rows: number of rows of each request, in order.
-    """
+    """A batch of requests as a single request. The requests agree in all but their first dimension.
+    `rows`: number of rows of each request, in order."""
 
     def __init__(
         self, workspace: Workspace, messages: Sequence[Execute], on_device: bool = False
     ) -> None:
-        """Reserve memory for the inputs of all requests.
-
-        Args:
-            on_device: reserve on the instance's GPU, for inputs other than BYTES.
-
-        Raises:
-            ArenaExhausted: the pool has no room.
-            ResourceExhausted: the device has no memory left.
-        """
+        """Reserve memory for the inputs of all requests. `on_device`: reserve on the instance's
+        GPU, for inputs other than BYTES."""
         self.rows: list[int] = []
         self._workspace = workspace
         self._memory = workspace.memory
@@ -115,12 +100,9 @@ class GatheredBatch:
             raise
 
     def add(self, frontend: FrontendProcess, message: Execute) -> int:
-        """Append the inputs of a request. Return the number of bytes copied by the processor.
-
-        Raises:
-            ProtocolViolation: a descriptor leads outside of the frontend's segments.
-            ShmserveError: client memory cannot be used. The request is then no part of the batch.
-        """
+        """Append the inputs of a request. Return the number of bytes copied by the processor. Raise
+        ProtocolViolation if a descriptor leads outside of the frontend's segments. Raise
+        ShmserveError if client memory cannot be used; the request is then no part of the batch."""
         filled = dict(self._filled)
         copied = 0
         for tensor in message.inputs:
@@ -166,13 +148,9 @@ class GatheredBatch:
         return (0, 0) if self._request is None else self._request.take_counts()
 
     def taken_apart(self, responses: Sequence[Response]) -> list[Response]:
-        """Split the backend's response: return for each request the rows of every output. The
-        slots of the outputs are kept until the batch is closed.
-
-        Raises:
-            Internal: the backend returned more or less than one response, or an output with
-                another number of rows than the batch.
-        """
+        """Split the backend's response: return for each request the rows of every output. The slots
+        of the outputs are kept until the batch is closed. Raise Internal if the backend returned
+        more or less than one response, or an output with another number of rows than the batch."""
         total = max(1, sum(self.rows))
         copied = [sum(r.copied for r in responses) * rows // total for rows in self.rows]
         taken = split(responses, partial(split_rows, sizes=self.rows), copied)
@@ -216,15 +194,8 @@ def split(
     responses: Sequence[Response], parts_of: Callable[[Output], list[Any]], copied: Sequence[int]
 ) -> list[Response]:
     """Return a response for each request of a batch. An error of the batch is the error of every
-    request.
-
-    Args:
-        parts_of: returns the parts of an output, one for each request.
-        copied: number of bytes that were copied for each request.
-
-    Raises:
-        Internal: the model returned more or less than one response, or as `parts_of`.
-    """
+    request. `parts_of`: returns the parts of an output, one for each request. `copied`: number of
+    bytes that were copied for each request."""
     if len(responses) != 1:
         raise Internal(f"the model gave {len(responses)} responses to 1 batch")
     response = responses[0]
@@ -242,11 +213,7 @@ def split(
 
 
 def split_rows(output: Output, sizes: Sequence[int], what: str = "rows") -> list[Any]:
-    """Split an output into consecutive parts of these sizes.
-
-    Raises:
-        Internal: the output has another size than the batch.
-    """
+    """Split an output into consecutive parts of these sizes."""
     array, total = output.array, sum(sizes)
     if array.shape[:1] != (total,):
         shape = list(array.shape)

@@ -49,11 +49,8 @@ class CudaRegion:
         return self.device.to_host(self.array(at, (at.nbytes,), _BYTE)).data.toreadonly()
 
     def array(self, at: RegionRef, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return a CuPy array that begins at the start of a window.
-
-        Raises:
-            InvalidArgument: the array would reach outside of the region.
-        """
+        """Return a CuPy array that begins at the start of a window. Raise InvalidArgument if the
+        array would reach outside of the region."""
         nbytes = prod(shape) * dtype.itemsize
         size = self.region.byte_size
         if not 0 <= nbytes <= at.nbytes or at.offset < 0 or at.offset + nbytes > size:
@@ -162,11 +159,7 @@ class CudaPlace(Window):
         self._region = region
 
     def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
-        """Return a writable array in host memory, which `put` copies to the window.
-
-        Raises:
-            InvalidArgument: the window is too small.
-        """
+        """Return a writable array in host memory, which `put` copies to the window."""
         self.check_size(nbytes)
         return np.empty(shape, dtype)
 

@@ -21,11 +21,7 @@ class DeviceRows(DeviceInput):
     """A numeric input of a batch; implements `backend.InputTensor`."""
 
     def __init__(self, like: WireTensor, rows: int, devices: Devices) -> None:
-        """Reserve memory for `rows` rows of the same shape as the rows of `like`.
-
-        Raises:
-            ResourceExhausted: the device has no memory left.
-        """
+        """Reserve memory for `rows` rows of the same shape as the rows of `like`."""
         super().__init__(like)
         self.shape = (rows, *like.shape[1:])
         self._dtype = DATATYPES[like.datatype].numpy

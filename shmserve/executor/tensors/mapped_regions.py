@@ -36,16 +36,9 @@ def _closed() -> None:
 
 
 class ClientRegions:
-    """Mapped regions, by number.
-
-    Args:
-        copy: copy instead of mapping (`client_shm_mode`).
-
-    Attributes:
-        closing: forgotten CUDA regions that may still be in use: for each number a function that
-            returns the memory, or None once the memory is closed. `tell_closed` reports the closed
-            regions.
-    """
+    """Mapped regions, by number. `copy`: copy instead of mapping (`client_shm_mode`). `closing`:
+    forgotten CUDA regions that may still be in use: for each number a function that returns the
+    memory, or None once the memory is closed. `tell_closed` reports the closed regions."""
 
     def __init__(self, link: Asks, devices: Devices, copy: bool = False) -> None:
         self.devices = devices

@@ -51,10 +51,7 @@ def from_data(
     data: bytes, name: str, datatype: str, shape: tuple[int, ...], model: str, where: str
 ) -> np.ndarray[Any, Any]:
     """Return the tensor in a file of the model's folder, in the binary format of the protocol.
-
-    Raises:
-        ConfigError: `data` is no such tensor. The text begins with `where`.
-    """
+    Raise ConfigError, with a text that begins with `where`, if `data` is no such tensor."""
     kind = DATATYPES[datatype]
     if kind.itemsize:
         nbytes = prod(shape) * kind.itemsize

@@ -21,12 +21,9 @@ from shmserve.tensor import bytes_codec
 
 
 class Window(ABC):
-    """The window for one output: at most `at.nbytes` bytes of a region.
-
-    Attributes:
-        copied: number of bytes that the processor has copied to the window.
-        moved: number of bytes that the GPU has copied to the window.
-    """
+    """The window for one output: at most `at.nbytes` bytes of a region. `copied`: number of bytes
+    that the processor has copied to the window. `moved`: number of bytes that the GPU has copied to
+    the window."""
 
     def __init__(self, name: str, at: RegionRef) -> None:
         self.copied = 0
@@ -35,11 +32,7 @@ class Window(ABC):
         self._at = at
 
     def size_of(self, output: Output) -> int | list[bytes]:
-        """Check that an output fits. Return its size in bytes, or the elements of a BYTES output.
-
-        Raises:
-            InvalidArgument: the window is too small.
-        """
+        """Check that an output fits. Return the size in bytes, or elements of a BYTES output."""
         if output.datatype == "BYTES":
             elements = bytes_codec.to_bytes(output.array.ravel().tolist())
             self.check_size(bytes_codec.encoded_size(elements))
@@ -49,11 +42,8 @@ class Window(ABC):
         return nbytes
 
     def check_size(self, nbytes: int) -> None:
-        """Check that `nbytes` bytes fit into the window.
-
-        Raises:
-            InvalidArgument: the window is too small.
-        """
+        """Check that `nbytes` bytes fit into the window. Raise InvalidArgument if the window is too
+        small."""
         if nbytes > self._at.nbytes:
             raise InvalidArgument(
                 f"shared memory size specified with the request for output '{self._name}'"
@@ -96,11 +86,7 @@ class RegionOutput(Window):
 
     def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
         """Return a writable array in the client's memory. If that memory must not be mapped or is
-        not aligned, the array is in private memory.
-
-        Raises:
-            InvalidArgument: the window is too small.
-        """
+        not aligned, the array is in private memory."""
         self.check_size(nbytes)
         if self._region.copy or not nbytes or self._address % dtype.alignment:
             return np.empty(shape, dtype)

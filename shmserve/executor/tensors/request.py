@@ -157,12 +157,9 @@ class Outputs(Struct, eq=False):
     _offers: list[Offer] = []  # slots of which a model may have kept an array
 
     def place(self, response: Response) -> None:
-        """Place the requested outputs in the requested order; drop other outputs.
-
-        Raises:
-            ArenaExhausted: the pool has no room.
-            Internal: an output lies on another GPU than the instance's.
-        """
+        """Place the requested outputs in the requested order; drop other outputs. Raise
+        ArenaExhausted if the pool has no room. Raise Internal if an output lies on another GPU than
+        the instance's."""
         request = self._request
         self.copied += response.copied
         by_name: dict[str, Output] = {}

@@ -53,12 +53,9 @@ class Offer(Struct):
 
 
 class Workspace:
-    """Arena, client regions and kept slots of one model's executor. For any thread, except
-    `settle` and `trim`, which are for the thread that uses the channels.
-
-    Attributes:
-        outputs: names of all outputs of the model.
-    """
+    """Arena, client regions and kept slots of one model's executor. For any thread, except `settle`
+    and `trim`, which are for the thread that uses the channels. `outputs`: names of all outputs of
+    the model."""
 
     def __init__(self, spec: ModelSpec, memory: ArenaMemory, regions: ClientRegions) -> None:
         self.spec = spec
@@ -71,12 +68,8 @@ class Workspace:
     # ---------------------------------------------------------------- client memory
 
     def read(self, frontend: FrontendProcess, message: Execute) -> Inputs:
-        """Return the inputs of a request, by name.
-
-        Raises:
-            ProtocolViolation: a descriptor leads outside of the frontend's segments.
-            ShmserveError: client memory cannot be used.
-        """
+        """Return the inputs of a request, by name. Raise ProtocolViolation if a descriptor leads
+        outside of the frontend's segments. Raise ShmserveError if client memory cannot be used."""
         return {tensor.name: self.open(frontend, tensor) for tensor in message.inputs}
 
     def open(self, frontend: FrontendProcess, tensor: WireTensor) -> Input | CudaInput:
@@ -139,11 +132,7 @@ class Workspace:
         return Input(tensor, view, self.spec.name, self.devices, moved=at.nbytes)
 
     def places(self, message: Execute) -> Places:
-        """Return the windows for the outputs that go into client memory, by name.
-
-        Raises:
-            ShmserveError: client memory cannot be used.
-        """
+        """Return the windows for the outputs that go into client memory, by name."""
         return {place.name: self._place(place) for place in message.places}
 
     def _place(self, place: OutputPlace) -> RegionOutput | CudaPlace:

@@ -41,12 +41,8 @@ _FLAT: Shape = (1,)
 
 def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
     """Load a backend as `sequence_backend.load` does. For a model with `batch_input` or
-    `batch_output`, return a `RaggedBackend` around the loaded backend.
-
-    Raises:
-        ConfigError: the model does not take a batch as one tensor.
-        ShmserveError: as `sequence_backend.load`.
-    """
+    `batch_output`, return a `RaggedBackend` around the loaded backend. Raise ConfigError if the
+    model does not take a batch as one tensor."""
     outer = context.spec
     if not outer.config.batch_input and not outer.config.batch_output:
         return sequence_backend.load(backend, context)

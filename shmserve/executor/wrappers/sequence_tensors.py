@@ -115,11 +115,8 @@ class Controls:
         self.has_ready = any(control.kind == READY for _, control in self._controls)
 
     def check(self, sequence: SequenceId) -> None:
-        """Check that the model's control tensors can hold a sequence id.
-
-        Raises:
-            InvalidArgument: the id does not fit the control tensor's type.
-        """
+        """Check that the model's control tensors can hold a sequence id. Raise InvalidArgument if
+        the id does not fit the control tensor's type."""
         for name, control in self._controls:
             if control.kind != CORRID or control.data_type == "TYPE_STRING":
                 continue
@@ -157,11 +154,8 @@ class States:
     """
 
     def __init__(self, spec: ModelSpec, entries: tuple[StateEntry, ...], directory: str) -> None:
-        """Read the initial states. `directory`: the model's folder.
-
-        Raises:
-            ConfigError: the file of an initial state cannot be used.
-        """
+        """Read the initial states. `directory`: the model's folder. Raise ConfigError if the file
+        of an initial state cannot be used."""
         batch = (1,) if spec.max_batch_size else ()
         self.outputs = {entry.output_name: entry for entry in entries}
         self._initial = {
@@ -182,12 +176,8 @@ class States:
 
     def keep(self, sequence: SequenceId, outputs: dict[str, Array]) -> None:
         """Record the states of an answer; `settle` makes them valid, with the states of earlier
-        answers of the same run.
-
-        Args:
-            sequence: id of the sequence.
-            outputs: arrays by output name, in memory that nothing else uses.
-        """
+        answers of the same run. `sequence`: id of the sequence. `outputs`: arrays by output name,
+        in memory that nothing else uses."""
         self._pending.setdefault(sequence, {}).update(
             {
                 entry.input_name: outputs[name]

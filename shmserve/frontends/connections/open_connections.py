@@ -39,11 +39,8 @@ C = TypeVar("C", bound=OpenConnection)
 
 class OpenConnections(Generic[C]):
     """At most `limit` connections, with at most the fraction `caller_share` for one caller.
-
-    Attributes:
-        ended: connections that have ended or were refused so far.
-        ended_at: the time of the last such end.
-    """
+    `ended`: connections that have ended or were refused so far. `ended_at`: the time of the last
+    such end."""
 
     def __init__(self, limit: int, caller_share: float = 1.0) -> None:
         self._admission = Admission(AdmissionLimits(limit, caller_share=caller_share))

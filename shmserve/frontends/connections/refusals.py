@@ -22,10 +22,8 @@ class Refusals:
     protocol has no answer, closing would tell the client nothing, so such a connection waits in
     the listener's backlog.
 
-    Args:
-        hub: the process's loop.
-        kind: name of the connections, for the flight recorder.
-        answer: bytes for a refused client; if empty, the connection is closed at once.
+    `hub`: the process's loop. `kind`: name of the connections, for the flight recorder. `answer`:
+    bytes for a refused client; if empty, the connection is closed at once.
     """
 
     def __init__(self, hub: Hub, kind: str, answer: bytes) -> None:

@@ -16,7 +16,7 @@ of the running calls, and `max_model_requests` calls. The engine reads the model
 front of a ModelInferRequest. A place belongs to the call and to its turn, and is free when both
 have ended. So answers under way are bounded by `grpc_max_calls`, too. Turns matter most in
 executors, which serve all frontends: `Execute.caller_number` identifies the caller there
-(`core.scheduling.caller_number`).
+(`core.caller`).
 """
 
 from __future__ import annotations
@@ -50,12 +50,9 @@ _BUSY = "too many calls at a time"
 
 
 class SilentCalls:
-    """The silent calls of one pool: calls that wait for a message of their client.
-
-    Args:
-        grace_s: silence, in seconds, after which a call gives way to a call that wants its place.
-        clock: checks the calls once a second.
-    """
+    """The silent calls of one pool: calls that wait for a message of their client. `grace_s`:
+    silence, in seconds, after which a call gives way to a call that wants its place. `clock`:
+    checks the calls once a second."""
 
     def __init__(self, grace_s: float, clock: ClientDeadlines) -> None:
         self._grace_s = grace_s
@@ -153,14 +150,9 @@ class AwaitedRequests(Iterator[Any]):
 
 
 class ClientDeadlines:
-    """Deadlines of clients, checked once a second while there are deadlines.
-
-    Args:
-        at: has the loop call a function at a time of the monotonic clock.
-
-    Attributes:
-        ticking: True if the next check is scheduled.
-    """
+    """Deadlines of clients, checked once a second while there are deadlines. `at`: has the loop
+    call a function at a time of the monotonic clock. `ticking`: True if the next check is
+    scheduled."""
 
     def __init__(self, at: Callable[[float, Callable[[], object]], None]) -> None:
         self._at = at
@@ -214,15 +206,8 @@ class ClientDeadlines:
 
 
 class CallPool:
-    """The calls of one kind.
-
-    Args:
-        full: error text for a client that gets no place.
-
-    Attributes:
-        admission: places and turns.
-        silent: calls that wait for a message of their client.
-    """
+    """The calls of one kind. `full`: error text for a client that gets no place. `admission`:
+    places and turns. `silent`: calls that wait for a message of their client."""
 
     def __init__(self, limits: AdmissionLimits, silent: SilentCalls, full: str = _BUSY) -> None:
         self.admission = Admission(limits)

@@ -32,12 +32,9 @@ def relayed(context: RpcContext) -> bool:
 
 
 class CallAccess:
-    """Permissions of callers, by their user or by the key of the call.
-
-    Attributes:
-        caller: returns the caller of a call, with the scopes of the call's key.
-        keyed: True if keys are configured, so every call must pass `admit`.
-    """
+    """Permissions of callers, by their user or by the key of the call. `caller`: returns the caller
+    of a call, with the scopes of the call's key. `keyed`: True if keys are configured, so every
+    call must pass `admit`."""
 
     def __init__(self, access: Access, find: FindCaller, keys: PresentedKeys) -> None:
         self.access = access

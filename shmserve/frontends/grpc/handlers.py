@@ -76,14 +76,9 @@ RpcServices = Mapping[str, Mapping[str, RpcMethod]]
 
 
 class Methods:
-    """Makes the methods of all services, and holds the rules of their calls.
-
-    Attributes:
-        overdue: deadlines of clients that have to take an answer.
-
-    Raises:
-        ConfigError: `grpc_restricted_protocol` is invalid.
-    """
+    """Makes the methods of all services, and holds the rules of their calls. `overdue`: deadlines
+    of clients that have to take an answer. Raise ConfigError if `grpc_restricted_protocol` is
+    invalid."""
 
     def __init__(
         self,

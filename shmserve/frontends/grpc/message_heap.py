@@ -63,8 +63,7 @@ class GrowingMemory:
     The memory is a mapping of its own: unlike heap, a mapping returns to the system as soon as the
     mapping is freed, and grows without a copy.
 
-    Attributes:
-        size: bytes added so far.
+    `size`: bytes added so far.
     """
 
     __slots__ = ("_heap", "_mapping", "size")

@@ -15,11 +15,8 @@ from shmserve.protocol.protobuf.infer_wire import Part
 
 class RpcContext(Protocol):
     """A call as seen by its rpc: the part of `grpc.ServicerContext` that rpcs use here.
-
-    Attributes:
-        caller_number: number of the caller, for turns and shares.
-        admitted: True if the rpc's rules let the call in before the message was received.
-    """
+    `caller_number`: number of the caller, for turns and shares. `admitted`: True if the rpc's rules
+    let the call in before the message was received."""
 
     caller_number: int
     admitted: bool
@@ -76,14 +73,9 @@ class RpcContext(Protocol):
 
 
 class HeldAnswer(Struct, eq=False):
-    """An answer sent straight from the memory in which its parts lie.
-
-    Attributes:
-        parts: the parts of the message, in order.
-        nbytes: size of all parts together, in bytes.
-        close: releases the memory. Called once, when no part is needed any more; callable from any
-            thread, never waits.
-    """
+    """An answer sent straight from the memory in which its parts lie. `parts`: the parts of the
+    message, in order. `nbytes`: size of all parts together, in bytes. `close`: releases the memory.
+    Called once, when no part is needed any more; callable from any thread, never waits."""
 
     parts: list[Part]
     nbytes: int

@@ -168,13 +168,8 @@ class ModelSubjects:
 
 
 class PlacedTensor(Struct, eq=False):
-    """A slot that a tensor is received into.
-
-    Attributes:
-        view: memory of the slot.
-        slot: the slot, None once taken or given back.
-        memory: takes the slot back.
-    """
+    """A slot that a tensor is received into. `view`: memory of the slot. `slot`: the slot, None
+    once taken or given back. `memory`: takes the slot back."""
 
     view: memoryview
     slot: Slot | None
@@ -192,13 +187,9 @@ class PlacedTensor(Struct, eq=False):
 
 
 class TensorIntake(Struct, frozen=True, eq=False):
-    """Reception of the tensors in an rpc's messages.
-
-    Attributes:
-        memory: source of the slots.
-        announced: returns the inputs that the head of a message announces, if any. Raises the
-            error that refuses the message.
-    """
+    """Reception of the tensors in an rpc's messages. `memory`: source of the slots. `announced`:
+    returns the inputs that the head of a message announces, if any. Raises the error that refuses
+    the message."""
 
     memory: TensorMemory
     announced: Callable[[memoryview, Any], AnnouncedInputs | None]

@@ -21,9 +21,9 @@ from falcon import Request, Response
 from shmserve import waiting
 from shmserve.config import Settings
 from shmserve.errors import Unavailable
-from shmserve.frontends.extension_threads import ExtensionThreads
 from shmserve.frontends.heap_budget import FREE
 from shmserve.frontends.http.server.response import BufferBody
+from shmserve.frontends.side_threads import ExtensionThreads
 
 _PIECE = 8192  # bytes per read from a stream with a `read` method
 _END = object()

@@ -23,16 +23,9 @@ _GENERIC = "internal server error"
 
 
 class ErrorHandlers:
-    """Handlers that Falcon calls for errors.
-
-    Args:
-        dispatcher: the way to the models.
-        infers: returns True if the route of a template runs models.
-
-    Attributes:
-        forms: pairs of a path prefix and a function. For paths with the prefix, the function makes
-            the error's body from message and status.
-    """
+    """Handlers that Falcon calls for errors. `dispatcher`: the way to the models. `infers`: returns
+    True if the route of a template runs models. `forms`: pairs of a path prefix and a function. For
+    paths with the prefix, the function makes the error's body from message and status."""
 
     def __init__(self, dispatcher: DispatchApi, infers: Callable[[str], bool]) -> None:
         self._dispatcher = dispatcher

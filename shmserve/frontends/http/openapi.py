@@ -63,12 +63,9 @@ class Route(Struct, frozen=True):
 
 
 def described(template: str, methods: Iterable[str], descriptions: Mapping[str, Operation]) -> Any:
-    """Return the operations of a route, by method.
-
-    `descriptions` has operations by method and path, such as ``GET /v2/models/{name}``, which also
-    describes the path with a version. A method without an operation in `descriptions` gets method
-    and path as summary.
-    """
+    """Return the operations of a route, by method. `descriptions` has operations by method and
+    path, such as ``GET /v2/models/{name}``, which also describes the path with a version. A method
+    without an operation in `descriptions` gets method and path as summary."""
     path = plain(template)
     short = path.replace("/versions/{version}", "").replace("/{repository}/", "/")
     operations = {}

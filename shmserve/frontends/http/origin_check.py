@@ -22,8 +22,7 @@ class OriginCheck:
 
     Clients send equal fields again and again, so admitted combinations are cached.
 
-    Attributes:
-        pages: paths of pages for people, which links on other sites may open.
+    `pages`: paths of pages for people, which links on other sites may open.
     """
 
     def __init__(self, origins: Origins) -> None:

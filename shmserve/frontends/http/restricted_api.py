@@ -36,12 +36,9 @@ class RouteRule(NamedTuple):
 
 
 class Guard:
-    """Middleware that refuses requests without the secret of their category or without the right
-    to the action. False if there is nothing to refuse or count.
-
-    Attributes:
-        rules: rules of all routes, by template.
-    """
+    """Middleware that refuses requests without the secret of their category or without the right to
+    the action. False if there is nothing to refuse or count. `rules`: rules of all routes, by
+    template."""
 
     def __init__(self, restricted: Restricted, access: Access, keys: PresentedKeys) -> None:
         self._restricted = restricted

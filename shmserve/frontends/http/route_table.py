@@ -12,6 +12,7 @@ from falcon.routing import BaseConverter
 from shmserve import extensions
 from shmserve.config import Settings
 from shmserve.core.access import Action
+from shmserve.errors import NotFound
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import openapi
 from shmserve.frontends.http.blocking_routes import BlockingRoutes
@@ -24,6 +25,7 @@ Responder = Callable[[falcon.Request, falcon.Response], None]
 Finder = Callable[[falcon.Request], Responder | None]
 # Paths of a model without and with a version. A version in the path must not be empty (`Given`).
 MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version:given}")
+_MAX_DIGITS = 18  # versions are positive 64-bit numbers
 
 
 class Given(BaseConverter):
@@ -149,11 +151,8 @@ class Routes:
         self._errors.forms.append((prefix, encode))
 
     def finish(self) -> None:
-        """Install the finders. No route is added after this call.
-
-        Raises:
-            ValueError: a route was not added through this table.
-        """
+        """Install the finders. No route is added after this call. Raise ValueError if a route was
+        not added through this table."""
         self._app.add_sink(self._behind, r"/")
         for template in self._app.templates:
             if template not in self._guard.rules:
@@ -194,11 +193,17 @@ class HttpExtension(Protocol):
 
 
 def add_extensions(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
-    """Add the routes of all extensions.
-
-    Raises:
-        ConfigError: an extension cannot be imported.
-    """
+    """Add the routes of all extensions."""
     routes = routes.for_extensions(settings)
     for extension in extensions.load_all(extensions.HTTP_ROUTES).values():
         extension(routes, dispatcher, settings)
+
+
+def checked_version(version: str) -> str:
+    """Return the version in a path, in the registry's form; "" if the path has no version. Raise
+    NotFound if the version is no number, since no such path exists."""
+    if not version:
+        return ""
+    if not (version.isascii() and version.isdecimal()) or len(version) > _MAX_DIGITS:
+        raise NotFound("Not Found")
+    return str(int(version))

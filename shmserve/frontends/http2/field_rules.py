@@ -84,8 +84,7 @@ def regular_fields(decoded: list[tuple[bytes, bytes]]) -> Fields:
 
     Blanks and tabs at either end of a value are removed.
 
-    Raises:
-        StreamFailed: a field is malformed, or belongs to HTTP/1 connections only.
+    Raise StreamFailed if a field is malformed, or belongs to HTTP/1 connections only.
     """
     fields = []
     for name, value in decoded:

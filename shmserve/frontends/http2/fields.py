@@ -60,10 +60,8 @@ class FieldDecoder:
     not changed. So requests are cached by block until a block changes the table. A block that
     changes the table is not cached.
 
-    Attributes:
-        stream_id: the stream whose block is open; 0 if no block is open.
-        since: the time of the open block's first frame.
-        ends_stream: whether the latest block ends its stream.
+    `stream_id`: the stream whose block is open; 0 if no block is open. `since`: the time of the
+    open block's first frame. `ends_stream`: whether the latest block ends its stream.
     """
 
     def __init__(self, limits: Limits) -> None:

@@ -30,13 +30,9 @@ class FramingFailed(Exception):
 
 
 class GrpcMessage(msgspec.Struct, frozen=True, gc=False):
-    """A whole message.
-
-    Attributes:
-        compressed: whether the message is compressed.
-        data: a view of the fed bytes, or memory of the message.
-        parts: parts received outside `data`, in the form of the receiver.
-    """
+    """A whole message. `compressed`: whether the message is compressed. `data`: a view of the fed
+    bytes, or memory of the message. `parts`: parts received outside `data`, in the form of the
+    receiver."""
 
     compressed: bool
     data: memoryview

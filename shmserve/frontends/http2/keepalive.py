@@ -12,12 +12,9 @@ _LEAVING = b"draining"
 
 
 class Keepalive:
-    """Probes a silent client, and ends the connection of a client that pings too often.
-
-    Args:
-        limits: the connection's limits.
-        output: takes pings, and records whether a response's frame was sent since the last ping.
-    """
+    """Probes a silent client, and ends the connection of a client that pings too often. `limits`:
+    the connection's limits. `output`: takes pings, and records whether a response's frame was sent
+    since the last ping."""
 
     __slots__ = ("_last_ping", "_limits", "_output", "_probed_at", "_strikes")
 
@@ -79,8 +76,7 @@ class Shutdown:
     the second GOAWAY names the last of these. So a client knows for each call whether to repeat
     the call elsewhere.
 
-    Attributes:
-        began_at: the time of the first GOAWAY; None before.
+    `began_at`: the time of the first GOAWAY; None before.
     """
 
     __slots__ = ("_limits", "_output", "_reason", "_streams", "began_at")

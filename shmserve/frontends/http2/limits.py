@@ -70,14 +70,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FloodBudget:
-    """Token bucket: `burst` at once and `per_s` per second. The refill is computed only when
-    tokens run out.
-
-    Args:
-        burst: tokens at the start, and the largest number ever.
-        per_s: tokens that come back per second.
-        now: the time in seconds.
-    """
+    """Token bucket: `burst` at once and `per_s` per second. The refill is computed only when tokens
+    run out. `burst`: tokens at the start, and the largest number ever. `per_s`: tokens that come
+    back per second. `now`: the time in seconds."""
 
     __slots__ = ("_at", "_per_s", "burst", "left")
 

@@ -37,10 +37,8 @@ class Sender:
     queue and is in one of three places: in turn (`ready`), held until the connection's window
     opens (`blocked`), or `parked` until the stream's window opens.
 
-    Args:
-        limits: the connection's limits.
-        streams: the connection's streams, closed as their responses complete.
-        output: takes frames.
+    `limits`: the connection's limits. `streams`: the connection's streams, closed as their
+    responses complete. `output`: takes frames.
     """
 
     __slots__ = ("_limits", "_max_frame", "_output", "_streams", "_table_update")

@@ -327,8 +327,7 @@ class Http2Streams:
 
         Bytes held by a stream when it ends count as consumed.
 
-        Raises:
-            ValueError: the stream holds fewer bytes.
+        Raise ValueError if the stream holds fewer bytes.
         """
         stream = self.open.get(stream_id)
         if stream is None:

@@ -29,8 +29,6 @@ _NO_REPORT = Report((), (), {}, {})
 
 
 class DashboardData:
-    """Source of the metrics page's data (`data`)."""
-
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
         self._server = {"name": settings.server_name, "version": shmserve.__version__}

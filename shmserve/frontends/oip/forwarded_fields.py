@@ -34,15 +34,8 @@ def compiled(pattern: str) -> re.Pattern[str] | None:
 
 def forwarded(pattern: re.Pattern[str], fields: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the fields whose names match the pattern. Values of a repeated field are joined by
-    commas.
-
-    Args:
-        pattern: searched in each name.
-        fields: names in lower case, and values.
-
-    Raises:
-        InvalidArgument: a matching field would become a reserved parameter.
-    """
+    commas. `pattern`: searched in each name. `fields`: names in lower case, and values. Raise
+    InvalidArgument if a matching field would become a reserved parameter."""
     kept: dict[str, str] = {}
     for name, value in fields:
         if pattern.search(name) is None:

@@ -35,13 +35,9 @@ _SHOWN = 100
 
 
 class Origins:
-    """Checks on the host a request is for and on the web page a request comes from.
-
-    Args:
-        settings: `allowed_hosts`, `allowed_origins`.
-        binds: addresses the transport listens on, in the form of the setting.
-        own_name: the machine's host name.
-    """
+    """Checks on the host a request is for and on the web page a request comes from. `settings`:
+    `allowed_hosts`, `allowed_origins`. `binds`: addresses the transport listens on, in the form of
+    the setting. `own_name`: the machine's host name."""
 
     def __init__(self, settings: Settings, binds: Iterable[str], own_name: str) -> None:
         self._origins = frozenset(settings.allowed_origins)

@@ -64,9 +64,6 @@ class Repository:
             parameters: ``config``, a configuration as JSON, and ``file:<path>``, the content of a
                 file. If there are files, the model consists of ``config`` and files alone.
             caller: looks up the caller; called only if the caller matters.
-
-        Raises:
-            ShmserveError: the request was refused, or the model cannot be loaded.
         """
         load_request.check_name(name, self._settings)
         if parameters and not self._access.open_to_all("send models"):

@@ -18,8 +18,12 @@ from shmserve.config import Settings
 from shmserve.core.caller import Caller
 from shmserve.core.region_kinds import CUDA, KINDS, SYSTEM
 from shmserve.core.regions import region_book as rules
-from shmserve.core.regions.cuda_allocation import HANDLE_BYTES, check_arguments
-from shmserve.core.regions.region_names import check_name, object_name
+from shmserve.core.regions.region_names import (
+    HANDLE_BYTES,
+    check_arguments,
+    check_name,
+    object_name,
+)
 from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument, NotFound, Unimplemented
 from shmserve.frontends.dispatch_api import DispatchApi
@@ -131,13 +135,7 @@ class SharedMemory:
         self, caller: Callable[[], Caller], spec: ModelSpec, window: RegionWindow
     ) -> RegionRef:
         """Return the reference by which executors find a window of a region. A window of zero
-        bytes may lie anywhere within the region.
-
-        Raises:
-            NotFound: the caller has no such region.
-            InvalidArgument: the window reaches outside the region, or the model takes no client
-                memory.
-        """
+        bytes may lie anywhere within the region."""
         if spec.parameters.get("client_shm_mode") == "off":
             raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
         region = rules.find(

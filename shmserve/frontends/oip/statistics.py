@@ -15,8 +15,6 @@ from shmserve.protocol.control.stats_messages import ModelReport, Report
 
 
 class Statistics:
-    """Source of the statistics (`models`)."""
-
     def __init__(self, dispatcher: DispatchApi) -> None:
         self._dispatcher = dispatcher
 

@@ -215,11 +215,7 @@ class CustomResponse:
 
 
 def response_of(given: Any) -> Any:
-    """Return the response object for an argument of `set_http_response`.
-
-    Raises:
-        ValueError: the argument cannot be sent.
-    """
+    """Return the response object for an argument of `set_http_response`."""
     if isinstance(given, str | bytes | bytearray | memoryview):
         return CustomResponse(given if isinstance(given, str) else bytes(given), 200, {})
     if isinstance(given, tuple) and len(given) == 3:

@@ -34,8 +34,6 @@ _EMPTY_ANSWER = (HttpAnswer(200, (("Content-Type", "text/plain"),)), b"")
 
 
 class GrpsBackend:
-    """Backend for the models of a project."""
-
     chooses_device = True
     device = CPU  # device of the requests' tensors; a project may use other devices by itself
     reads_on_device = False

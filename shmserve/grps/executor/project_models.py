@@ -78,8 +78,6 @@ def _listed(messages: Any) -> list[Any]:
 
 
 class ProjectModels:
-    """All loaded models of a project."""
-
     def __init__(self, project: Project) -> None:
         """Load the models. Raises ConfigError, or any error of the project's code."""
         self._dag = project.dag

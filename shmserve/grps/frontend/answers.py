@@ -42,14 +42,9 @@ def refusal(ex: Exception, what: str) -> GrpsMessage:
 
 
 def to_message(signature: ModelSignature, outcome: Outcome, kind: str) -> GrpsMessage:
-    """Convert an outcome to a message, whose large parts are views of the outcome.
-
-    Args:
-        kind: kind of payload that the client asked with.
-
-    Raises:
-        ModelFailure: the outcome does not fit into a GRPS message.
-    """
+    """Convert an outcome to a message, whose large parts are views of the outcome. `kind`: kind of
+    payload that the client asked with. Raise ModelFailure if the outcome does not fit into a GRPS
+    message."""
     if takes_message(signature.spec):
         try:
             message = message_wire.parse(message_bytes(signature, outcome))

@@ -31,8 +31,6 @@ _PERCENTS = (*range(10, 91, 10), *range(91, 102))
 
 
 class GrpsSeries:
-    """Reader of metric series."""
-
     def __init__(self, dispatcher: DispatchApi) -> None:
         self._dispatcher = dispatcher
 

@@ -22,8 +22,7 @@ from shmserve.grps.protocol.grps_message import GenericTensor, GrpsDataType, Grp
 from shmserve.grps.protocol.json_reader import FIELDS
 from shmserve.grps.protocol.model_parameters import MESSAGE, takes_message
 from shmserve.protocol import bounds
-from shmserve.protocol.oip.model_signature import InputSignature, ModelSignature
-from shmserve.protocol.oip.raw_requests import deduce
+from shmserve.protocol.oip.model_signature import InputSignature, ModelSignature, deduce
 from shmserve.protocol.oip.request import InferInput, InferRequest
 from shmserve.protocol.oip.validation import UNKNOWN_ID, CheckedInput, check_inputs
 from shmserve.protocol.protobuf.wire import encode_varint

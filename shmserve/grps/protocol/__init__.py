@@ -2,5 +2,5 @@
 Pure.
 
 Tensors are read and written in bulk, as protobuf and as JSON: no Python loop runs over their
-elements (`protocol.shortest_floats` finds the shortest decimals of FP32 numbers).
+elements (`json_writer` finds the shortest decimals of FP32 numbers).
 """

@@ -63,13 +63,9 @@ _OF_NUMPY = {kind: number for number, kind in NUMPY.items()}
 
 
 class GenericTensor(Struct, frozen=True, eq=False):
-    """A tensor of a message.
-
-    Attributes:
-        flat: elements as set in the wire form, by element type. The format allows fields of other
-            types than `dtype`, and any number of elements. `array` takes the elements of `dtype`
-            and checks their number.
-    """
+    """A tensor of a message. `flat`: elements as set in the wire form, by element type. The format
+    allows fields of other types than `dtype`, and any number of elements. `array` takes the
+    elements of `dtype` and checks their number."""
 
     name: str = ""
     dtype: int = GrpsDataType.DT_INVALID
@@ -79,11 +75,7 @@ class GenericTensor(Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, name: str, values: Any) -> GenericTensor:
         """Return a tensor with the values of a numpy array, or of anything that numpy converts.
-        Text becomes DT_STRING.
-
-        Raises:
-            InvalidArgument: the format has no such element type.
-        """
+        Text becomes DT_STRING. Raise InvalidArgument if the format has no such element type."""
         array = np.asarray(values)
         if array.dtype.kind in "OSU":
             texts = [t.decode() if isinstance(t, bytes) else str(t) for t in array.ravel().tolist()]
@@ -96,12 +88,9 @@ class GenericTensor(Struct, frozen=True, eq=False):
 
     @property
     def array(self) -> Array:
-        """Return the elements in the tensor's shape, DT_STRING as an object array of `str`.
-
-        Raises:
-            InvalidArgument: the number of elements does not fit the shape, a value does not fit
-                the element type, or the element type is unknown.
-        """
+        """Return the elements in the tensor's shape, DT_STRING as an object array of `str`. Raise
+        InvalidArgument if the number of elements does not fit the shape, a value does not fit the
+        element type, or the element type is unknown."""
         values = self.flat.get(self.dtype, [])
         if len(values) != prod(self.shape):
             raise InvalidArgument(
@@ -151,11 +140,8 @@ class GrpsMessage(Struct, frozen=True, eq=False):
         return next((kind for kind in KINDS if getattr(self, kind) not in (None, False)), "")
 
     def tensor(self, name: str = "") -> GenericTensor:
-        """Return the tensor of this name, or the first tensor if no name is given.
-
-        Raises:
-            InvalidArgument: there is no such tensor.
-        """
+        """Return the tensor of this name, or the first tensor if no name is given. Raise
+        InvalidArgument if there is no such tensor."""
         for tensor in self.gtensors or ():
             if not name or tensor.name == name:
                 return tensor

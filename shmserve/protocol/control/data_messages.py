@@ -97,7 +97,7 @@ class Execute(Message, frozen=True):
     places: tuple[OutputPlace, ...] = ()  # outputs to be written into client memory
     credit: int = 0  # answers of a stream that may be on their way; 0: a single answer
     callers: tuple[CallingModel, ...] = ()  # models that wait for the answer, outermost first
-    caller_number: int = 0  # the caller, for fair turns (`core.scheduling.caller_number`)
+    caller_number: int = 0  # the caller, for fair turns (`core.caller`)
     # parent span of the model's own calls, if the request is traced in spans
     traceparent: str = ""
 

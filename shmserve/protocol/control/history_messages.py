@@ -12,12 +12,8 @@ from shmserve.protocol.control.stats_messages import Report
 
 class AskHistory(Message, frozen=True):
     """Request of a frontend for the series of one level of `core.stats.time_series.LEVELS`.
-
-    Attributes:
-        since: number of the first period to send; the frontend has all earlier periods of history
-            `life`.
-        brief: omit the models' series, processes, incidents and the report.
-    """
+    `since`: number of the first period to send; the frontend has all earlier periods of history
+    `life`. `brief`: omit the models' series, processes, incidents and the report."""
 
     ticket: int
     level: int

@@ -121,13 +121,9 @@ class Drain(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Reply to `Hello`.
-
-    Attributes:
-        arena_bytes: size for the first segment of an arena, in bytes.
-        pool_bytes: limit of all arenas together, in bytes; 0 from a coordinator that does not send
-            the limit.
-    """
+    """Reply to `Hello`. `arena_bytes`: size for the first segment of an arena, in bytes.
+    `pool_bytes`: limit of all arenas together, in bytes; 0 from a coordinator that does not send
+    the limit."""
 
     version: int
     epoch: str

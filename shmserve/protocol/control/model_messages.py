@@ -40,11 +40,8 @@ class ModelAnswer(Message, frozen=True):
 
 class FetchModels(Message, frozen=True):
     """Order of the coordinator to the fetcher: bring models of remote repositories into the cache.
-
-    Attributes:
-        names: models to fetch in their present state; "*": all.
-        keep: snapshots that must stay, because executors run from them.
-    """
+    `names`: models to fetch in their present state; "*": all. `keep`: snapshots that must stay,
+    because executors run from them."""
 
     ticket: int
     names: tuple[str, ...]
@@ -52,12 +49,9 @@ class FetchModels(Message, frozen=True):
 
 
 class ModelsFetched(Message, frozen=True):
-    """Reply to `FetchModels`, sent when the fetch is complete or has failed.
-
-    Attributes:
-        problems: by model, the reason why the cache does not hold the repository's present state.
-        unlisted: reasons why repositories could not be listed.
-    """
+    """Reply to `FetchModels`, sent when the fetch is complete or has failed. `problems`: by model,
+    the reason why the cache does not hold the repository's present state. `unlisted`: reasons why
+    repositories could not be listed."""
 
     ticket: int
     problems: dict[str, str] = msgspec.field(default_factory=dict)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from shmserve.core.live_settings import LogChange, LogSettings, TraceChange
-from shmserve.core.trace_grants import GrantedTraces
+from shmserve.core.live_settings import GrantedTraces, LogChange, LogSettings, TraceChange
 from shmserve.protocol.control.message import Message
 
 
@@ -25,11 +24,8 @@ class ChangeTrace(Message, frozen=True):
 
 class TakeTraces(Message, frozen=True):
     """Request of a frontend to write traces whose number is limited, or which go to files.
-
-    Attributes:
-        wanted: number of sampled requests of the model.
-        ids: number of traces, including the traces of ensemble steps.
-    """
+    `wanted`: number of sampled requests of the model. `ids`: number of traces, including the traces
+    of ensemble steps."""
 
     ticket: int
     model: str
@@ -52,12 +48,9 @@ class FlagSet(Message, frozen=True):
 
 
 class SettingsAnswer(Message, frozen=True):
-    """Reply to `ChangeLog`, `ChangeTrace` and `TakeTraces`, sent after publication.
-
-    Attributes:
-        granted: number of traces that may be written.
-        traces: ids of these traces and their places in files.
-    """
+    """Reply to `ChangeLog`, `ChangeTrace` and `TakeTraces`, sent after publication. `granted`:
+    number of traces that may be written. `traces`: ids of these traces and their places in
+    files."""
 
     ticket: int
     granted: int = 0

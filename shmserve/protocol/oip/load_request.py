@@ -36,13 +36,10 @@ def check_name(name: str, settings: Settings) -> None:
 def overrides(
     name: str, parameters: Mapping[str, Parameter | bytes], settings: Settings
 ) -> tuple[str | None, dict[str, bytes]]:
-    """Return the configuration (or None) and the files, by relative path, of a load request.
-
-    Raises:
-        InvalidArgument: an unknown parameter, a parameter of a wrong type, a path that leads out
-            of the model's folder, or files without a configuration.
-        TooLarge: more than the limits allow.
-    """
+    """Return the configuration (or None) and the files, by relative path, of a load request. Raise
+    InvalidArgument for an unknown parameter, a parameter of a wrong type, a path that leads out of
+    the model's folder, or files without a configuration. Raise TooLarge if more than the limits
+    allow."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in parameters.items():

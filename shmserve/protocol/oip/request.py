@@ -32,12 +32,9 @@ class RegionWindow(Struct, frozen=True, gc=False):
 
 
 class InferInput(Struct, frozen=True):
-    """An input. Exactly one of `data`, `binary_size` and `region` is set.
-
-    Attributes:
-        data: JSON text of the array, or the parsed list if the text was not plain JSON.
-        where: name of the field in messages, e.g. ``inputs[0]``.
-    """
+    """An input. Exactly one of `data`, `binary_size` and `region` is set. `data`: JSON text of the
+    array, or the parsed list if the text was not plain JSON. `where`: name of the field in
+    messages, e.g. ``inputs[0]``."""
 
     name: str
     shape: tuple[int, ...]

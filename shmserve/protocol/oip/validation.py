@@ -95,10 +95,9 @@ def check_outputs(
 
     The second value has the places of outputs that go into client memory.
 
-    Raises:
-        InvalidArgument: an unknown output, an output without the requested form, or a
-            classification of more than `bounds.MAX_CLASSES`.
-        NotFound: a shared-memory region that is not registered.
+    Raise InvalidArgument for an unknown output, an output without the requested form, or a
+    classification of more than `bounds.MAX_CLASSES`. Raise NotFound for a shared-memory region that
+    is not registered.
     """
     default = request.binary_output
     requested = request.outputs or signature.all_outputs

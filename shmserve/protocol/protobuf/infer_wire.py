@@ -135,9 +135,8 @@ def check_data(request: WireInferRequest) -> None:
 
     `parse_request` leaves this check out, because an unknown model must be reported first.
 
-    Raises:
-        InvalidArgument: an input has no data or data in two forms, or a raw_input_contents is
-            unused.
+    Raise InvalidArgument if an input has no data or data in two forms, or a raw_input_contents is
+    unused.
     """
     model = request.model_name
     used = 0

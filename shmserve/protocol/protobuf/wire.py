@@ -47,9 +47,8 @@ class Walk:
 
         The value of a LEN field comes without its length. Groups are skipped.
 
-        Raises:
-            Malformed: the data is truncated or wrong.
-            InvalidArgument: the data has too many fields.
+        Raise Malformed if the data is truncated or wrong. Raise InvalidArgument if the data has too
+        many fields.
         """
         data = self.data
         groups: list[int] = []  # tags of the open groups

@@ -19,13 +19,9 @@ MAX_INSTANCES = 256
 
 
 class InstanceGroup(Struct, frozen=True):
-    """`count` instances on each GPU of `gpus`, or on the CPU if `gpus` is empty.
-
-    Attributes:
-        gpus: numbers of visible devices (`core.device_names`). A group of KIND_GPU or KIND_AUTO
-            may have no `gpus` until `placed`.
-        host_policy: a name in the setting `host_policies`.
-    """
+    """`count` instances on each GPU of `gpus`, or on the CPU if `gpus` is empty. `gpus`: numbers of
+    visible devices (`core.device_names`). A group of KIND_GPU or KIND_AUTO may have no `gpus` until
+    `placed`. `host_policy`: a name in the setting `host_policies`."""
 
     name: str
     count: int = 1
@@ -84,15 +80,8 @@ def instance_groups(message: Any, model: str, backend: BackendKind) -> tuple[Ins
 def placed(
     groups: Sequence[InstanceGroup], model: str, backend: BackendKind, devices: int, cupy: bool
 ) -> tuple[InstanceGroup, ...]:
-    """Return the groups with the devices of their instances.
-
-    Args:
-        devices: number of visible CUDA devices.
-        cupy: CuPy is installed.
-
-    Raises:
-        ConfigError: a required device or CuPy is missing.
-    """
+    """Return the groups with the devices of their instances. `devices`: number of visible CUDA
+    devices. `cupy`: CuPy is installed."""
     placed_groups = []
     for group in groups:
         gpus = group.gpus

@@ -8,7 +8,7 @@ against the tables of `field_table`. The result becomes a `ConfigDocument`
 (`tensor.config_document`), which travels in the spec. The executor loads the backend. The backend
 completes the fields that the configuration leaves to the model (an ONNX graph,
 `auto_complete_config`) and returns the spec to publish. If the configuration has reshapes, the
-loaded backend is wrapped once (`executor.backends.reshape`). `executor.process.warmup` runs the
+loaded backend is wrapped once (`executor.backends.reshape`). The warm-up runs the
 samples, and then the instance is READY.
 """
 
@@ -33,13 +33,13 @@ from shmserve.protocol.triton_config.backend_kinds import (
 from shmserve.protocol.triton_config.batching import check_batch_tensors, check_batching
 from shmserve.protocol.triton_config.config_parts import (
     VersionPolicy,
+    ensemble_steps,
     is_plain_file_name,
     label_files,
     tensors,
     version_policy,
 )
 from shmserve.protocol.triton_config.document import document_of
-from shmserve.protocol.triton_config.ensemble_steps import ensemble_steps
 from shmserve.protocol.triton_config.field_table import refuse_unsupported, without_effect
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup, instance_groups
 from shmserve.protocol.triton_config.sequences import check_sequences

@@ -31,8 +31,7 @@ def take(environ: MutableMapping[str, str], name: str) -> tuple[int, ...]:
     The remaining descriptors move to the first places, as the protocol demands. `environ` is
     updated to their number and names.
 
-    Raises:
-        ConfigError: LISTEN_FDS is no number.
+    Raise ConfigError if LISTEN_FDS is no number.
     """
     return tuple(fd for _, fd in _take(environ, lambda given: given == name))
 

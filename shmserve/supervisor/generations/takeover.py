@@ -46,15 +46,9 @@ class LoadingWatch:
 
 
 class TakeOver:
-    """Takeover by one supervisor's generation.
-
-    Args:
-        report: pipe to the predecessor; -1 if no predecessor waits any more.
-
-    Attributes:
-        turn_fd: reading end of a pipe, which holds a byte once gRPC processes may listen. EOF
-            without a byte means that this process has ended.
-    """
+    """Takeover by one supervisor's generation. `report`: pipe to the predecessor; -1 if no
+    predecessor waits any more. `turn_fd`: reading end of a pipe, which holds a byte once gRPC
+    processes may listen. EOF without a byte means that this process has ended."""
 
     def __init__(self, report: int, readiness: LoadingWatch) -> None:
         self._report = report
@@ -80,12 +74,8 @@ class TakeOver:
 
     def turn(self, listening: Callable[[], bool], broken: str = "") -> str:
         """Report progress to the predecessor. Return why this generation must end, or an empty
-        text.
-
-        Args:
-            listening: returns whether all gRPC processes listen.
-            broken: why gRPC processes will never listen; empty if no such reason is known.
-        """
+        text. `listening`: returns whether all gRPC processes listen. `broken`: why gRPC processes
+        will never listen; empty if no such reason is known."""
         if self._over:
             return ""
         if self._report < 0:

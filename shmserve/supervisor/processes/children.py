@@ -26,9 +26,7 @@ class Child(Struct, eq=False):
     The supervisor reaps the processes it started, each by pid. The parent of an adopted process
     reaps it.
 
-    Attributes:
-        name: model instance, or role and number.
-        popen: None for an adopted process.
+    `name`: model instance, or role and number. `popen`: None for an adopted process.
     """
 
     name: str

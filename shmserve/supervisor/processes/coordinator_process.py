@@ -20,14 +20,8 @@ _STOP_S = 2.0
 
 
 class CoordinatorProcess:
-    """The coordinator of a service, at most one at a time.
-
-    Args:
-        command: command line to exec; arguments are appended.
-
-    Attributes:
-        child: the running process, or None.
-    """
+    """The coordinator of a service, at most one at a time. `command`: command line to exec;
+    arguments are appended. `child`: the running process, or None."""
 
     def __init__(self, run_dir: str, command: list[str], master_fd: int) -> None:
         self._run_dir = run_dir

@@ -41,11 +41,8 @@ class Forked(Struct):
 
 
 class ExecutorTemplate:
-    """Keeps a template running.
-
-    Args:
-        command: command line to exec; arguments are appended. Empty: no template.
-    """
+    """Keeps a template running. `command`: command line to exec; arguments are appended. Empty: no
+    template."""
 
     def __init__(self, command: list[str], master_fd: int) -> None:
         self._command = command

@@ -21,9 +21,8 @@ class LifeWatch:
     The supervisor cannot replace its own master. So a silent master, or a silent coordinator that
     was not replaced, is left to the service manager, which can replace both (`healthy`).
 
-    Args:
-        limit_s: longest silence, in seconds, of a healthy process.
-        master_s: limit, in seconds, for gunicorn's master, which is silent while it stops.
+    `limit_s`: longest silence, in seconds, of a healthy process. `master_s`: limit, in seconds, for
+    gunicorn's master, which is silent while it stops.
     """
 
     def __init__(self, run_dir: str, limit_s: float, master_s: float) -> None:

@@ -26,15 +26,9 @@ _STARTING = "no process has begun to listen yet"
 
 
 class ServingWatch:
-    """Watch over `frontends`, reported by `send`.
-
-    Args:
-        begins: whether the service begins with this supervisor.
-        waits: whether gRPC processes may listen only once the service is ready otherwise.
-
-    Attributes:
-        reason: why no gRPC process serves; empty if one serves or none should.
-    """
+    """Watch over `frontends`, reported by `send`. `begins`: whether the service begins with this
+    supervisor. `waits`: whether gRPC processes may listen only once the service is ready otherwise.
+    `reason`: why no gRPC process serves; empty if one serves or none should."""
 
     def __init__(
         self,

@@ -20,11 +20,8 @@ _MOST_BYTES = 4096  # of one key
 
 
 def read(settings: Settings) -> dict[bytes, Key]:
-    """Return the keys of the setting `keys_file`, by digest; none if the setting is empty.
-
-    Raises:
-        ConfigError: the file cannot be used; the message has the reason.
-    """
+    """Return the keys of the setting `keys_file`, by digest; none if the setting is empty. Raise
+    ConfigError with the reason if the file cannot be used."""
     if not settings.keys_file:
         if settings.keys_required_from not in ("nobody", "remote"):  # "remote" is the default
             raise ConfigError("keys_required_from: there are no keys without keys_file")
@@ -43,12 +40,9 @@ def read(settings: Settings) -> dict[bytes, Key]:
 
 
 class KeyFile:
-    """Keys that are valid now. A look-up checks the file for changes, once a second at most. A
-    file that has become unusable changes nothing, but is reported in the log. Thread-safe.
-
-    Args:
-        settings: only `keys_file` is used.
-    """
+    """Keys that are valid now. A look-up checks the file for changes, once a second at most. A file
+    that has become unusable changes nothing, but is reported in the log. Thread-safe. `settings`:
+    only `keys_file` is used."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

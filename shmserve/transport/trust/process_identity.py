@@ -28,12 +28,7 @@ def started_at(pid: int) -> int:
 
 def of_peer(sock: socket.socket, pid: int) -> tuple[int, int]:
     """Return (pid, identity) of a Unix socket's peer; (0, 0) if the peer has ended or cannot be
-    seen.
-
-    Args:
-        sock: a connected socket.
-        pid: the peer's pid from SO_PEERCRED.
-    """
+    seen. `sock`: a connected socket. `pid`: the peer's pid from SO_PEERCRED."""
     if pid <= 0:
         return 0, 0
     started = started_at(pid)

@@ -42,11 +42,7 @@ class CertificateFiles(Struct, frozen=True):
         return bool(self.cert)
 
     def contents(self) -> tuple[bytes, bytes, bytes]:
-        """Return the contents of certificate, key and authority; empty for a file that is not set.
-
-        Raises:
-            ConfigError: a file cannot be read.
-        """
+        """Return the contents of certificate, key and authority; empty for a file not set."""
         name = f"{self.door}_tls"
         return (
             _content(f"{name}_cert", self.cert),
@@ -62,9 +58,6 @@ class Certificates:
     Args:
         files: paths of the files.
         protocol: the protocol's ALPN name.
-
-    Raises:
-        ConfigError: the files cannot be used.
     """
 
     def __init__(self, files: CertificateFiles, protocol: str) -> None:

@@ -6,15 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmserve.core.live_settings import (
+    ALL_IN_ONE,
     UNLIMITED,
+    GrantedTraces,
     LogChange,
     LogSettings,
     RuntimeSettings,
     TraceChange,
+    TraceFiles,
     TraceSettings,
     initial_log,
 )
-from shmserve.core.trace_grants import ALL_IN_ONE, GrantedTraces, TraceFiles
 
 
 def test_log_level_as_log_settings() -> None:

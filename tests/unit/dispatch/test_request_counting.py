@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from shmserve.config import Settings
-from shmserve.core.live_settings import TraceSettings
+from shmserve.core.live_settings import GrantedTraces, TraceSettings
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.core.stats import executor_counters
 from shmserve.core.stats.counter_pages import read_gauges
-from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
-from shmserve.core.stats.request_counters import Reason, RequestCounts
-from shmserve.core.trace_grants import GrantedTraces
+from shmserve.core.stats.request_counters import Reason, RequestCounts, reason_of, reason_of_answer
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.traces.tracing import Tracer
 from shmserve.errors import (

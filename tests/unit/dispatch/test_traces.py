@@ -15,9 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from shmserve.config import Settings
-from shmserve.core.live_settings import RuntimeSettings, TraceSettings
+from shmserve.core.live_settings import GrantedTraces, RuntimeSettings, TraceFiles, TraceSettings
 from shmserve.core.registry import ModelEntry, ModelState
-from shmserve.core.trace_grants import GrantedTraces, TraceFiles
 from shmserve.dispatch.calls.call import Call
 from shmserve.dispatch.outcome import OutputTensor, RunOptions
 from shmserve.dispatch.traced_request import Trace
@@ -26,7 +25,7 @@ from shmserve.dispatch.traces.trace_entries import entries_of
 from shmserve.dispatch.traces.tracing import Take, Tracer, timestamps
 from shmserve.errors import ModelFailure, ProtocolViolation, Unavailable
 from shmserve.executor.backend import Output, Request, Response
-from shmserve.exporter.intake import Intake
+from shmserve.exporter.__main__ import Intake
 from shmserve.observe.logs import TRACES
 from shmserve.protocol.control.data_messages import Timing
 from shmserve.protocol.control.span_messages import Span, Spans

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 
+from shmserve.dispatch.traces.trace_spans import SpanSender
 from shmserve.exporter import __main__ as exporter
 from shmserve.protocol.control.span_messages import Span
 from shmserve.transport import rundir
 from shmserve.transport.processes import pidfd_open, spawn
-from shmserve.transport.span_channel import SpanSender
 from tests.running_server import wait_until
 from tests.unit.exporter.test_collector import Scripted
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.fetcher import checksums
+from shmserve.fetcher import remote_files
 
 CONTENT = b"weights"
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -34,19 +34,19 @@ GIT = hashlib.sha1(b"blob 7\0" + CONTENT).hexdigest()
     ],
 )
 def test_marks(scheme: str, info: dict[str, Any], mark: str) -> None:
-    assert checksums.mark_of(scheme, info) == mark
+    assert remote_files.mark_of(scheme, info) == mark
 
 
 @pytest.mark.parametrize("mark", [f"md5:{MD5}", f"sha256:{SHA256.upper()}", f"git:{GIT}"])
 def test_a_file_is_held_against_its_mark(mark: str, tmp_path) -> None:
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
-    assert checksums.proves(mark)
-    assert checksums.matches(mark, str(path))
+    assert remote_files.proves(mark)
+    assert remote_files.matches(mark, str(path))
     path.write_bytes(b"Weights")
-    assert not checksums.matches(mark, str(path))
+    assert not remote_files.matches(mark, str(path))
 
 
 def test_an_entity_tag_proves_nothing() -> None:
-    assert not checksums.proves("etag:x")
-    assert not checksums.proves("")
+    assert not remote_files.proves("etag:x")
+    assert not remote_files.proves("")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shmserve.core.scheduling.caller_number import UNKNOWN, caller_number
+from shmserve.core.caller import UNKNOWN, caller_number
 from shmserve.frontends.caller_numbers import of_host
 
 

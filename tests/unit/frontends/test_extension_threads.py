@@ -7,8 +7,8 @@ from time import monotonic
 
 from shmserve import waiting
 from shmserve.errors import Unavailable
-from shmserve.frontends.extension_threads import ExtensionThreads
 from shmserve.frontends.hub import Hub
+from shmserve.frontends.side_threads import ExtensionThreads
 
 
 def no_thread(_: threading.Thread) -> None:

@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from shmserve.observe import log_relay
-from shmserve.observe.log_relay import LogRelay
+from shmserve.observe import log_output
+from shmserve.observe.log_output import LogRelay
 from shmserve.observe.log_writer import LogWriter
 from tests.running_server import wait_until
 
@@ -83,11 +83,13 @@ def test_a_relay_counts_lines_and_tells_the_count_before_a_long_text(pipe: Pipe)
 
 
 def test_a_receiver_goes_on_after_what_it_cannot_receive_or_place(pipe: Pipe, monkeypatch) -> None:
-    monkeypatch.setattr(log_relay, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(log_output, "_PAUSE_S", 0.0)
+    writers = {2: LogWriter(pipe.writing, str)}
+    monkeypatch.setattr(log_output._output, "writers", writers)
     sending, receiving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sending.send(b"\1of another descriptor\n")
     sending.send(b"\2own\n")
     receiving.send(b"unread")
     sending.close()  # over what was not read: the first receive raises ECONNRESET
-    log_relay.receive(receiving.detach(), {2: LogWriter(pipe.writing, str)})
+    log_output.receive(receiving.detach())
     wait_until(lambda: pipe.read() == "of another descriptor\nown\n", "both lines")

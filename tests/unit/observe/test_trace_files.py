@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shmserve.config import Settings, load
-from shmserve.core.trace_grants import ALL_IN_ONE
+from shmserve.core.live_settings import ALL_IN_ONE
 from shmserve.errors import ConfigError
 from shmserve.observe import trace_files
 from shmserve.observe.trace_files import TraceWriter, begin

@@ -15,8 +15,7 @@ from shmserve.frontends.oip import classification
 from shmserve.frontends.oip.classification import top_classes
 from shmserve.protocol import bounds
 from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
-from shmserve.protocol.oip.model_signature import ModelSignature, make_signature
-from shmserve.protocol.oip.raw_requests import deduce
+from shmserve.protocol.oip.model_signature import ModelSignature, deduce, make_signature
 from shmserve.protocol.oip.request import InferInput, InferOutput, InferRequest, RegionWindow
 from shmserve.protocol.oip.validation import check_inputs, check_outputs, refuse_decoupled
 from shmserve.tensor.spec import ModelSpec, TensorSpec

@@ -6,8 +6,8 @@ import os
 
 from shmserve.protocol.control.link_messages import GiveBack, LoadFailed
 from shmserve.protocol.control.region_messages import StoredRegions
-from shmserve.transport import outbox as outboxes
-from shmserve.transport.outbox import Outbox
+from shmserve.transport import pending_requests as outboxes
+from shmserve.transport.pending_requests import Outbox
 from tests.unit.transport.test_pending_requests import nobody_else_has
 
 

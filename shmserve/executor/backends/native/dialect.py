@@ -168,9 +168,6 @@ class NativeRequest:
         """Return the model's result as a response (for the server, not for models).
 
         `partial`: True if outputs may be missing, as in a stream.
-
-        Raises:
-            ShmserveError: the result cannot be sent.
         """
         offered, self._offered = self._offered, {}
         if result is None:

@@ -58,11 +58,7 @@ class StreamRequest(NativeRequest):
         responses.send(response)
 
     def finish(self) -> None:
-        """End the stream.
-
-        Raises:
-            ProtocolViolation: `finish` was called before.
-        """
+        """End the stream."""
         responses = self._request.responses
         assert responses is not None
         responses.send(None, final=True)
@@ -76,8 +72,6 @@ _log = logging.getLogger(__name__)
 
 
 class NativeStreamDialect(NativeDialect):
-    """Runs a class `Model` of a decoupled model."""
-
     def _request_class(self, form: RequestForm | None) -> type[Any]:
         return StreamRequest if form is None else form.stream
 

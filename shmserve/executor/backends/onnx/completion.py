@@ -33,8 +33,7 @@ def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) ->
 
     `directory`: the model's folder, which has the labels of outputs.
 
-    Raises:
-        ConfigError: configuration and graph disagree.
+    Raise ConfigError if configuration and graph disagree.
     """
     if spec.decoupled:
         raise ConfigError(f"model '{spec.name}': backend 'onnxruntime' cannot be decoupled")

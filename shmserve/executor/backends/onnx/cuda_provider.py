@@ -34,11 +34,8 @@ _FAILED = re.compile(r"CUDA failure [0-9]+: ([^;\n]*[^;\s])")  # host, file and 
 
 def open_session(ort: Any, path: str, options: Any, context: Context) -> tuple[Any, int | None]:
     """Return a session, and the ordinal of the CUDA device on which it computes; None: the CPU.
-
-    Raises:
-        ConfigError: the instance must be on a GPU, and ONNX Runtime cannot use a GPU here; or a
-            parameter has a wrong value.
-    """
+    Raise ConfigError if the instance must be on a GPU, and ONNX Runtime cannot use a GPU here, or
+    if a parameter has a wrong value."""
     ordinal = ordinal_of(context.device)
     if ordinal is not None:
         own = _provider_options(context.spec, ordinal)
@@ -87,13 +84,9 @@ def _provider_options(spec: ModelSpec, ordinal: int) -> dict[str, str]:
 
 
 def error_of(ex: Exception, ordinal: int | None, purpose: str) -> ShmserveError | None:
-    """Return the error for clients if an exception of ONNX Runtime is about CUDA, else None.
-
-    Args:
-        ex: exception of ONNX Runtime.
-        ordinal: ordinal of the GPU on which the session computes; None: the CPU.
-        purpose: use of the GPU memory, for the text of an out-of-memory error.
-    """
+    """Return the error for clients if an exception of ONNX Runtime is about CUDA, else None. `ex`:
+    exception of ONNX Runtime. `ordinal`: ordinal of the GPU on which the session computes; None:
+    the CPU. `purpose`: use of the GPU memory, for the text of an out-of-memory error."""
     if ordinal is None or isinstance(ex, ShmserveError):
         return None
     if _NO_MEMORY.search(str(ex)):

@@ -81,9 +81,6 @@ def options(ort: Any, spec: ModelSpec, on_gpu: bool = False) -> Any:
     By default, the cores of this process are divided among the instances of the model, which are
     processes side by side. Each instance has at least one thread. Threads do not spin while they
     wait, because other processes of the server use the same cores.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -112,11 +109,7 @@ def options(ort: Any, spec: ModelSpec, on_gpu: bool = False) -> Any:
 def run_options(ort: Any, spec: ModelSpec, ordinal: int | None = None) -> Any:
     """Return the options of every run: only `memory.enable_memory_arena_shrinkage`, e.g.
     "cpu:0;gpu:1". `ordinal`: the session's GPU, the only GPU whose entry counts; None: the
-    session has no GPU.
-
-    Raises:
-        ConfigError: the value is no such list, or the arena of cpu:0 is off.
-    """
+    session has no GPU."""
     options = ort.RunOptions()
     name = "memory.enable_memory_arena_shrinkage"
     value = spec.parameters.get(name, "")
@@ -171,11 +164,8 @@ def _choice(spec: ModelSpec, name: str, text: str, choices: dict[str, Any]) -> A
 
 
 def graph_tensors(args: Any, model: str) -> dict[str, GraphTensor]:
-    """Return the graph's inputs or outputs by name.
-
-    Raises:
-        ConfigError: the type is not a tensor of a known datatype.
-    """
+    """Return the graph's inputs or outputs by name. Raise ConfigError if the type is not a tensor
+    of a known datatype."""
     tensors = {}
     for arg in args:
         if arg.type not in _TYPES:

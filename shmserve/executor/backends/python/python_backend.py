@@ -37,13 +37,9 @@ class Dialect(Protocol):
 
 
 class PythonBackend:
-    """Runs `TritonPythonModel` or `Model` of a model.py.
-
-    Attributes:
-        execute: the dialect's `execute`, once the model is loaded.
-        reads_on_device: True if the model wants its inputs on the instance's GPU.
-        batching: how the model takes a batch.
-    """
+    """Runs `TritonPythonModel` or `Model` of a model.py. `execute`: the dialect's `execute`, once
+    the model is loaded. `reads_on_device`: True if the model wants its inputs on the instance's
+    GPU. `batching`: how the model takes a batch."""
 
     chooses_device = False
 

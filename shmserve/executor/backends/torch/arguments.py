@@ -47,11 +47,8 @@ class Signature(Struct, frozen=True):
 
 
 def choose_device(torch: Any, context: Context) -> int | None:
-    """Return the ordinal of the CUDA device on which a model runs; None: the CPU.
-
-    Raises:
-        ConfigError: the model must run on a GPU, and torch cannot use a GPU here.
-    """
+    """Return the ordinal of the CUDA device on which a model runs; None: the CPU. Raise ConfigError
+    if the model must run on a GPU, and torch cannot use a GPU here."""
     ordinal = ordinal_of(context.device)
     if ordinal is None or torch.cuda.is_available():
         return ordinal
@@ -69,11 +66,7 @@ def cleans_cache(spec: ModelSpec) -> bool:
 
 def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[], Any]:
     """Apply the parameters of config.pbtxt. Return a function that makes the context manager of a
-    run. `on_gpu`: True if parameters for a GPU apply.
-
-    Raises:
-        ConfigError: a parameter has an invalid value.
-    """
+    run. `on_gpu`: True if parameters for a GPU apply."""
     threads = default_threads(spec)
     inter_op = 1
     mode: Callable[[], Any] = torch.inference_mode
@@ -115,11 +108,8 @@ def _flag(spec: ModelSpec, name: str, text: str) -> bool:
 
 
 def signature(model: Any, spec: ModelSpec) -> Signature:
-    """Match the configuration with the model's `forward`.
-
-    Raises:
-        ConfigError: the configuration does not fit `forward`.
-    """
+    """Match the configuration with the model's `forward`. Raise ConfigError if the configuration
+    does not fit `forward`."""
     schema = model._c._get_method("forward").schema
     arguments = schema.arguments[1:]  # without self
     names = [argument.name for argument in arguments]

@@ -35,8 +35,6 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class PytorchBackend:
-    """Runs a TorchScript model."""
-
     chooses_device = False
     batching = BatchForm.STACKED
 

@@ -40,8 +40,6 @@ _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 class TritonDialect:
-    """Runs a class `TritonPythonModel`."""
-
     batching = BatchForm.LISTED
     reads_on_device = False  # host inputs stay on the host, also for a model on a GPU
 
@@ -277,11 +275,7 @@ def _returned(error: TritonError) -> ModelFailure:
 
 
 def _has_device_inputs(spec: ModelSpec) -> bool:
-    """Return True if inputs in GPU memory stay there.
-
-    Raises:
-        ConfigError: the parameter is neither 'yes' nor 'no'.
-    """
+    """Return True if inputs stay in GPU memory."""
     force = spec.parameters.get(_FORCE_CPU, "yes")
     if force not in ("yes", "no"):
         raise ConfigError(

@@ -34,11 +34,7 @@ class GivenOutputs:
     ) -> tuple[Output, ...]:
         """Return the requested outputs in the request's order, without outputs that the model did
         not give. Missing outputs are logged, unless `partial` is True, as for the answers of a
-        stream.
-
-        Raises:
-            Internal: an output is given twice, or a string cannot be sent.
-        """
+        stream."""
         outputs: dict[str, Output] = {}
         for name, array in pairs:
             if name in outputs:

@@ -6,7 +6,9 @@ same accessors as a received request.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -26,17 +28,47 @@ from shmserve.executor.backends.triton.inference_response import (
 from shmserve.executor.backends.triton.other_models import ResponseIterator
 from shmserve.executor.backends.triton.response_sender import InferenceResponseSender
 from shmserve.executor.backends.triton.tensor import Tensor
-from shmserve.executor.backends.triton.trace import (
-    TRITONSERVER_REQUEST_RELEASE_ALL,
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    InferenceTrace,
-    PreferredMemory,
-)
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.tensor.spec import ModelSpec
 
 # Parameters that have their own methods
 _RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
+
+
+class MemoryType(IntEnum):
+    """Kind of memory in which a tensor lies."""
+
+    TRITONSERVER_MEMORY_CPU = 0
+    TRITONSERVER_MEMORY_GPU = 2
+
+
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+
+class PreferredMemory:
+    """Preferred memory for the answer of a call to another model."""
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        if not isinstance(preferred_memory_type, MemoryType):
+            raise TypeError("preferred_memory_type must be a TRITONSERVER_MEMORY_ constant")
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class InferenceTrace:
+    """Trace of a request, if the request is traced with `trace_mode = opentelemetry`."""
+
+    def __init__(self, traceparent: str = "") -> None:
+        self._traceparent = traceparent
+
+    def get_context(self) -> str | None:
+        """Return the OpenTelemetry context as JSON, an object with `traceparent`; None without a
+        trace."""
+        return json.dumps({"traceparent": self._traceparent}) if self._traceparent else None
 
 
 class InferenceRequest:
@@ -224,11 +256,7 @@ class InferenceRequest:
 
 
 def _text(given: Any) -> Any:
-    """Return names given as `bytes`, such as elements of BYTES tensors, as text.
-
-    Raises:
-        TypeError: the name is no UTF-8.
-    """
+    """Return names given as `bytes`, such as elements of BYTES tensors, as text."""
     if not isinstance(given, bytes):
         return given
     try:

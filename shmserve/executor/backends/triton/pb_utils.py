@@ -20,7 +20,16 @@ from shmserve.executor.backends.triton.data_types import (
     triton_to_numpy_type,
 )
 from shmserve.executor.backends.triton.exceptions import TritonError, TritonModelException
-from shmserve.executor.backends.triton.inference_request import InferenceRequest
+from shmserve.executor.backends.triton.inference_request import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+)
 from shmserve.executor.backends.triton.inference_response import InferenceResponse
 from shmserve.executor.backends.triton.metrics import (
     COUNTER,
@@ -41,15 +50,6 @@ from shmserve.executor.backends.triton.response_sender import (
     InferenceResponseSender,
 )
 from shmserve.executor.backends.triton.tensor import Tensor
-from shmserve.executor.backends.triton.trace import (
-    TRITONSERVER_MEMORY_CPU,
-    TRITONSERVER_MEMORY_GPU,
-    TRITONSERVER_REQUEST_RELEASE_ALL,
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    InferenceTrace,
-    MemoryType,
-    PreferredMemory,
-)
 
 __all__ = [
     "COUNTER", "GAUGE", "HISTOGRAM", "TRITONSERVER_MEMORY_CPU", "TRITONSERVER_MEMORY_GPU",

@@ -161,12 +161,7 @@ class Tensor:
 
 
 def _contents(name: str, array: Any, on_device: bool = False) -> _Contents:
-    """Check a name and an array, and return contents.
-
-    Raises:
-        TypeError: the name is no text, or the array is no numpy array.
-        TritonModelException: the array's type has no datatype.
-    """
+    """Check a name and an array, and return contents."""
     if not isinstance(name, str):
         raise TypeError(f"a Tensor's name must be text, got {type(name).__name__}")
     if not (on_device or isinstance(array, np.ndarray)):

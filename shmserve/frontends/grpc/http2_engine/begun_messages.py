@@ -28,13 +28,8 @@ _WAIT_S = 2.0  # seconds for memory; later the message is received on the heap
 
 
 class MessageDeadline(Struct, eq=False):
-    """Deadline of one message.
-
-    Attributes:
-        left: bytes that have not arrived.
-        due: bytes of `left` that must arrive until the deadline.
-        until: the deadline (monotonic clock, seconds).
-    """
+    """Deadline of one message. `left`: bytes that have not arrived. `due`: bytes of `left` that
+    must arrive until the deadline. `until`: the deadline (monotonic clock, seconds)."""
 
     left: int
     due: int

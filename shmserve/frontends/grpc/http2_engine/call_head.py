@@ -45,12 +45,9 @@ class CallHead(Struct, frozen=True, eq=False):
 def call_head(
     request: RequestFields, methods: Methods, compression: str, hosts: Origins | None = None
 ) -> CallHead | bytes:
-    """Return the head of a call, or the encoded header block that refuses the call.
-
-    Args:
-        compression: the setting `grpc_compression`.
-        hosts: hosts that a call may name; None if any host is allowed.
-    """
+    """Return the head of a call, or the encoded header block that refuses the call. `compression`:
+    the setting `grpc_compression`. `hosts`: hosts that a call may name; None if any host is
+    allowed."""
     if request.method != "POST":
         return encode_fields(((":status", "405"), ("allow", "POST")))
     kind = request.value("content-type") or ""

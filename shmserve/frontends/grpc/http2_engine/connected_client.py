@@ -10,13 +10,9 @@ from shmserve.transport.trust.peer_credentials import caller_of
 
 
 class ConnectedClient:
-    """The client of a connection, as reported by the kernel.
-
-    Attributes:
-        address: address for people, in gRPC's notation.
-        unix: True if connected over a Unix socket.
-        number: caller number, for turns and shares of connections and calls.
-    """
+    """The client of a connection, as reported by the kernel. `address`: address for people, in
+    gRPC's notation. `unix`: True if connected over a Unix socket. `number`: caller number, for
+    turns and shares of connections and calls."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -48,13 +48,9 @@ class Gone(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
 
 
 class CallOwner(Protocol):
-    """The connection of a call.
-
-    Attributes:
-        client: address and credentials of the connected client.
-        core: the connection's protocol.
-        settle: has the connection send pending output at this turn's end.
-    """
+    """The connection of a call. `client`: address and credentials of the connected client. `core`:
+    the connection's protocol. `settle`: has the connection send pending output at this turn's
+    end."""
 
     client: ConnectedClient
     core: Connection

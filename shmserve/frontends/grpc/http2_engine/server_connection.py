@@ -39,12 +39,9 @@ _ENDED = select.EPOLLHUP | select.EPOLLERR
 
 
 class ServerConnection:
-    """A client's connection, from accept until the socket is closed.
-
-    Attributes:
-        due: time of the next `tick`, as computed by the latest `look`.
-        touched: True if something has happened since the latest `look`.
-    """
+    """A client's connection, from accept until the socket is closed. `due`: time of the next
+    `tick`, as computed by the latest `look`. `touched`: True if something has happened since the
+    latest `look`."""
 
     def __init__(self, transport: ConnectionTransport, serving: Serving, drains_at: float) -> None:
         self._transport = transport

@@ -51,11 +51,7 @@ class Streams:
         self.busy = 0
 
     def serve(self, requests: AwaitedRequests, context: RpcContext) -> Iterator[bytes]:
-        """Yield the answers of one stream.
-
-        Raises:
-            ShmserveError: the first failure, if the client asked for the stream to end with it.
-        """
+        """Yield the answers of one stream. Raise the first failure if the client asked to."""
         strict = _ERRORS_END_IT in context.invocation_metadata()
         for data in requests:
             with self.working():
@@ -97,11 +93,7 @@ class Streams:
         context: RpcContext,
         strict: bool,
     ) -> bytes:
-        """Return a failure as a message of the stream.
-
-        Raises:
-            ShmserveError: the failure itself, if `strict`: the stream ends with it.
-        """
+        """Return a failure as a message of the stream."""
         if strict:
             raise ex
         self.inferences.trace_refused(context, METHOD, ex)
@@ -128,12 +120,8 @@ def _is_decoupled(item: Running | bytes) -> TypeGuard[Running]:
 
 class Session:
     """A stream whose requests run at the same time, each in a greenlet that ends with the call.
-
-    Args:
-        context: the call.
-        requests: the messages after the first.
-        strict: True if the first failure ends the stream.
-    """
+    `context`: the call. `requests`: the messages after the first. `strict`: True if the first
+    failure ends the stream."""
 
     def __init__(
         self, streams: Streams, context: RpcContext, requests: AwaitedRequests, strict: bool

@@ -48,12 +48,8 @@ class Listening:
 
     def bind(self, adopt: Adopt) -> list[str]:
         """Listen on every address, and pass the sockets to `adopt` of a server that has not been
-        started. Return the bound addresses.
-
-        Raises:
-            AlreadyRuns: another process with this number listens already.
-            ConfigError: an address cannot be bound; the message names the address.
-        """
+        started. Return the bound addresses. Raise AlreadyRuns if another process with this number
+        listens already. Raise ConfigError with the address that cannot be bound."""
         self._await_others()
         try:
             if self._own.holder() is not None:  # the holder of the lock listens

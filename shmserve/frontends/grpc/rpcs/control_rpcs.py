@@ -62,8 +62,6 @@ class RepositoryResources:
 
 
 class ServerResources:
-    """Rpcs for statistics, trace settings and log settings."""
-
     def __init__(self, dispatcher: DispatchApi, settings: Settings, access: CallAccess) -> None:
         self._access = access
         self._statistics = Statistics(dispatcher)

@@ -109,8 +109,6 @@ class Resources:
 
 
 class RegionResources:
-    """Rpcs for client memory."""
-
     def __init__(self, regions: SharedMemory, access: CallAccess) -> None:
         self._regions = regions
         self._access = access

@@ -9,8 +9,7 @@ from shmserve.config import Settings
 from shmserve.core.registry import ModelState
 from shmserve.errors import Unavailable
 from shmserve.frontends.dispatch_api import DispatchApi
-from shmserve.frontends.http.path_values import checked_version
-from shmserve.frontends.http.route_table import MODEL_PATHS, Get, Routes
+from shmserve.frontends.http.route_table import MODEL_PATHS, Get, Routes, checked_version
 from shmserve.frontends.oip import metadata
 
 _encode = msgspec.json.Encoder().encode

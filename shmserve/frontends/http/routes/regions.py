@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import falcon
 import msgspec
 
@@ -44,7 +42,7 @@ class RegionResource:
                 f"'region name' is necessary to register {self._kind} shared memory region"
             )
         self._regions.require_on()
-        document = self._document(req)
+        document = strict_parser.loads(small_body(req.env, self._settings))
         caller = caller_of(req.env)
         if self._cuda:
             self._regions.register_cuda(caller, name, *parse_cuda(document))
@@ -53,9 +51,6 @@ class RegionResource:
 
     def _unregister(self, req: falcon.Request, resp: falcon.Response, name: str = "") -> None:
         self._regions.unregister(caller_of(req.env), name, self._kind)
-
-    def _document(self, req: falcon.Request) -> Any:
-        return strict_parser.loads(small_body(req.env, self._settings))
 
 
 def add_routes(routes: Routes, regions: SharedMemory, settings: Settings) -> None:

@@ -11,8 +11,7 @@ from falcon import Request, Response
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.dispatch_api import DispatchApi
-from shmserve.frontends.http.path_values import checked_version
-from shmserve.frontends.http.route_table import MODEL_PATHS, Get, Routes
+from shmserve.frontends.http.route_table import MODEL_PATHS, Get, Routes, checked_version
 from shmserve.frontends.http.routes.inference.body_reader import small_body
 from shmserve.frontends.http.routes.scrape.prometheus_text import CONTENT_TYPE, Metrics
 from shmserve.frontends.oip.log_and_trace import ServerSettings

@@ -46,12 +46,8 @@ _WHOLE = int(socket.MSG_WAITALL)
 
 class Head:
     """A parsed head, valid for every request of the connection that begins with equal bytes.
-
-    Attributes:
-        size: bytes of the head.
-        length: bytes of the body, 0 if the body is chunked.
-        text: bytes of the body's JSON part that binary tensors follow, 0 if there is none.
-    """
+    `size`: bytes of the head. `length`: bytes of the body, 0 if the body is chunked. `text`: bytes
+    of the body's JSON part that binary tensors follow, 0 if there is none."""
 
     __slots__ = ("chunked", "close", "environ", "expects", "length", "request", "size", "text")
 
@@ -132,9 +128,8 @@ class Heads:
         Bytes beyond the head and its empty line stay in the kernel, except after a chunked body
         and if `taken`.
 
-        Raises:
-            ParseException: the head is malformed or too large.
-            NoMoreData: the head ended in the middle.
+        Raise ParseException if the head is malformed or too large. Raise NoMoreData if the head
+        ended in the middle.
         """
         self.found = b""
         ahead = self.unreader

@@ -34,13 +34,9 @@ class WatchedClient(Protocol):
 
 
 class GreenletSocket(socket.socket):
-    """An accepted socket, taken over for one greenlet at a time.
-
-    Args:
-        hub: the worker's loop.
-        accepted: the socket, which is detached.
-        deadlines: the connection; its `watch` holds the deadline of each wait.
-    """
+    """An accepted socket, taken over for one greenlet at a time. `hub`: the worker's loop.
+    `accepted`: the socket, which is detached. `deadlines`: the connection; its `watch` holds the
+    deadline of each wait."""
 
     __slots__ = ("_deadlines", "_readiness", "_since_pause")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from time import time
 from types import TracebackType
 from typing import Protocol
 
+from falcon import Response
 from gunicorn.http.message import TOKEN_RE
 from gunicorn.http.wsgi import HEADER_VALUE_RE, STATUS_RE
 from gunicorn.util import http_date
@@ -32,10 +34,8 @@ class BufferBody:
     The connection worker sends `buffers` together with the head in one system call. Any other WSGI
     server iterates over the object, which copies the buffers, and calls `close`.
 
-    Args:
-        buffers: the body's parts in order; valid until `close`.
-        close: called after the last byte was sent or the client was lost. The connection worker
-            calls `close` once.
+    `buffers`: the body's parts in order; valid until `close`. `close`: called after the last byte
+    was sent or the client was lost. The connection worker calls `close` once.
     """
 
     __slots__ = ("buffers", "close")
@@ -268,3 +268,29 @@ class HttpResponse:
             parts.append(b"Connection: keep-alive\r\n")
         parts.append(b"\r\n")
         return b"".join(parts)
+
+
+class _Chunks:
+    """A body sent piece by piece. `close` calls `on_close` once, even if no piece was taken."""
+
+    __slots__ = ("_on_close", "_pieces")
+
+    def __init__(self, pieces: Iterator[bytes], on_close: Callable[[], object]) -> None:
+        self._pieces = pieces
+        self._on_close: Callable[[], object] | None = on_close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._pieces
+
+    def close(self) -> None:
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+
+def send_chunks(
+    resp: Response, first: bytes, rest: Iterator[bytes], on_close: Callable[[], object]
+) -> None:
+    """Stream pieces as the response's body. The server calls `on_close` after the last byte, or
+    when the client is gone."""
+    resp.stream = _Chunks(chain((first,) if first else (), rest), on_close)

@@ -16,13 +16,9 @@ WsgiApplication = Callable[[dict[str, Any], Any], Any]
 
 
 class Hooks(Struct, frozen=True):
-    """Callbacks of gunicorn.
-
-    Attributes:
-        retire: called once `max_requests` requests have begun.
-        access: called after each answer with response, request, environ and elapsed time.
-        before, after: gunicorn's pre_request and post_request hooks, where configured.
-    """
+    """Callbacks of gunicorn. `retire`: called once `max_requests` requests have begun. `access`:
+    called after each answer with response, request, environ and elapsed time. `before`, `after`:
+    gunicorn's pre_request and post_request hooks, where configured."""
 
     retire: Callable[[], None]
     access: Callable[..., None] | None = None
@@ -31,14 +27,9 @@ class Hooks(Struct, frozen=True):
 
 
 class ServingContext:
-    """Settings and state shared by all connections of a worker.
-
-    Attributes:
-        certificates: for TLS on TCP connections; None without TLS.
-        stopping: whether connections end after their present request, since `stopping_at`
-            (monotonic).
-        requests: number of requests begun.
-    """
+    """Settings and state shared by all connections of a worker. `certificates`: for TLS on TCP
+    connections; None without TLS. `stopping`: whether connections end after their present request,
+    since `stopping_at` (monotonic). `requests`: number of requests begun."""
 
     def __init__(
         self,

@@ -27,9 +27,9 @@ from shmserve.frontends.http.error_handlers import trace_refused
 from shmserve.frontends.http.route_table import Responder
 from shmserve.frontends.http.routes.inference.body_heap import RAW_COST
 from shmserve.frontends.http.routes.inference.body_reader import BodyReader, held, open_body
-from shmserve.frontends.http.routes.inference.chunks import send_chunks
 from shmserve.frontends.http.routes.inference.infer_body import client_of
 from shmserve.frontends.http.server.header_fields import underscored
+from shmserve.frontends.http.server.response import send_chunks
 from shmserve.frontends.request_ids import TRACEPARENT_IN_ENVIRON
 from shmserve.grps.frontend.answers import GENERIC, refusal
 from shmserve.grps.frontend.exchange import Exchange, options_of

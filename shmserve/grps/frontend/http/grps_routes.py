@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Literal
 
 import msgspec
 from falcon import Request, Response
+from msgspec import UNSET, Struct, UnsetType
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry, ModelState
 from shmserve.errors import InvalidArgument, ShmserveError, Unavailable, UnreadableMessage
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http.openapi import BINARY, Operation
 from shmserve.frontends.http.route_table import Routes
 from shmserve.frontends.http.routes.dashboard import page, query_parameter
 from shmserve.frontends.http.routes.inference.body_heap import RAW_COST
@@ -21,8 +24,7 @@ from shmserve.frontends.request_ids import TRACEPARENT_IN_ENVIRON
 from shmserve.grps.frontend.exchange import options_of
 from shmserve.grps.frontend.grps_service import OK, Grps
 from shmserve.grps.frontend.http import custom_paths
-from shmserve.grps.frontend.http.http_answers import BINARY, respond_once, respond_stream
-from shmserve.grps.frontend.http.openapi_texts import OPERATIONS
+from shmserve.grps.frontend.http.http_answers import respond_once, respond_stream
 from shmserve.grps.frontend.metric_series import UNKNOWN, GrpsSeries
 from shmserve.grps.frontend.payloads import Payload
 from shmserve.grps.protocol import json_reader, json_writer, model_parameters
@@ -35,6 +37,65 @@ BASE = "/grps/v1"
 JSON = "application/json"
 _TYPES = f"{JSON}, {BINARY}"
 _from_json = json_decoder()
+
+
+class GrpsStatusDocument(Struct):
+    """Result of a request; `code` is the HTTP status of a failure."""
+
+    code: int = 0
+    msg: str = ""
+    status: Literal["UNKNOWN", "SUCCESS", "FAILURE"] = "UNKNOWN"
+
+
+class GrpsTensors(Struct):
+    """Tensors: each has a name, a dtype, a shape and its elements, as `flat_float32` and the
+    like."""
+
+    tensors: list[dict[str, Any]] = []
+
+
+class GrpsDocument(Struct):
+    """protobuf's JSON of grps.protos.v1.GrpsMessage: a model, and one kind of payload."""
+
+    status: GrpsStatusDocument | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    str_data: str | UnsetType = UNSET
+    bin_data: str | UnsetType = UNSET
+    gtensors: GrpsTensors | UnsetType = UNSET
+    ndarray: Any = UNSET
+    gmap: dict[str, Any] | UnsetType = UNSET
+
+
+def _message(summary: str, body: Any = None, **more: Any) -> Operation:
+    return Operation(summary, body, GrpsDocument, GrpsDocument, **more)
+
+
+_QUICK = {
+    "health/live": "Liveness of the server",
+    "health/ready": "Readiness: the service is online, and required models are loaded",
+    "health/online": "Set the service online",
+    "health/offline": "Set the service offline",
+    "metadata/server": "Served models, as YAML in str_data",
+}
+OPERATIONS = {
+    f"{method} {BASE}/{path}": _message(summary)
+    for path, summary in _QUICK.items()
+    for method in ("GET", "POST")
+} | {
+    f"POST {BASE}/infer/predict": _message(
+        "A prediction",
+        GrpsDocument,
+        query=("model", "streaming", "return-ndarray"),
+        other_media=(BINARY,),
+    ),
+    f"POST {BASE}/metadata/model": _message("A model named in str_data, as YAML", GrpsDocument),
+    f"GET {BASE}/monitor/metrics": Operation(
+        "The metrics page", error=GrpsDocument, media="text/html; charset=utf-8"
+    ),
+    f"GET {BASE}/monitor/series": Operation(
+        "A series of the metrics page", answer=list[Any], error=GrpsDocument, query=("name",)
+    ),
+}
 
 
 def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:

@@ -9,16 +9,14 @@ from falcon import Request, Response
 
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import InvalidArgument, ModelFailure
-from shmserve.frontends.http.routes.inference.chunks import send_chunks
+from shmserve.frontends.http.openapi import BINARY
 from shmserve.frontends.http.routes.inference.infer_resource import set_receipt
-from shmserve.frontends.http.server.response import BufferBody
+from shmserve.frontends.http.server.response import BufferBody, send_chunks
 from shmserve.grps.frontend.answers import refusal, to_message
 from shmserve.grps.frontend.exchange import Exchange
 from shmserve.grps.protocol import json_writer
 from shmserve.grps.protocol.grps_message import GrpsMessage, GrpsStatus, StatusFlag
 from shmserve.waiting import beside_if_large
-
-BINARY = "application/octet-stream"
 
 
 def respond_stream(req: Request, resp: Response, exchange: Exchange, content_type: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shmserve.core.scheduling.caller_number import caller_number
+from shmserve.core.caller import caller_number
 from tests.grpc_client import Client, Rig
 
 

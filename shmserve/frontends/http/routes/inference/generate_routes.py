@@ -11,11 +11,10 @@ from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.errors import InvalidArgument, NotFound, ShmserveError
 from shmserve.frontends import request_ids
 from shmserve.frontends.dispatch_api import DispatchApi
-from shmserve.frontends.http.path_values import checked_version
-from shmserve.frontends.http.route_table import MODEL_PATHS, Routes
+from shmserve.frontends.http.route_table import MODEL_PATHS, Routes, checked_version
 from shmserve.frontends.http.routes.inference.body_reader import held, open_body
-from shmserve.frontends.http.routes.inference.chunks import send_chunks
 from shmserve.frontends.http.routes.inference.infer_body import InferBody, client_of
+from shmserve.frontends.http.server.response import send_chunks
 from shmserve.frontends.inference import Inference
 from shmserve.frontends.oip.forwarded_fields import compiled
 from shmserve.frontends.oip.generate import encode_error, encode_outcome, is_answer, parse_generate

@@ -37,8 +37,7 @@ from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.protocol.control.data_messages import Parameter, RegionRef
 from shmserve.protocol.oip import tensor_json
 from shmserve.protocol.oip.checked_request import CheckedRequest, checked
-from shmserve.protocol.oip.model_signature import ModelSignature
-from shmserve.protocol.oip.raw_requests import deduce
+from shmserve.protocol.oip.model_signature import ModelSignature, deduce
 from shmserve.protocol.oip.request import (
     InferRequest,
     RegionWindow,
@@ -60,13 +59,9 @@ _MAX_CACHED_BYTES = 4096  # bytes; parsing a longer JSON part adds little to the
 
 
 class InferBody:
-    """An inference request over HTTP.
-
-    Attributes:
-        environ: environment of WSGI.
-        nbytes, share: see `RequestSource`.
-        request, wanted: the checked request, and the requested outputs; set by `check`.
-    """
+    """An inference request over HTTP. `environ`: environment of WSGI. `nbytes`, `share`: see
+    `RequestSource`. `request`, `wanted`: the checked request, and the requested outputs; set by
+    `check`."""
 
     __slots__ = (
         "_forward", "_inputs", "_known", "_reader", "_regions", "_settings", "_signature",

@@ -14,7 +14,7 @@ from shmserve.dispatch.receipt import Receipt
 from shmserve.frontends import request_ids
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import compression
-from shmserve.frontends.http.path_values import checked_version
+from shmserve.frontends.http.route_table import checked_version
 from shmserve.frontends.http.routes.inference.infer_body import InferBody, KnownRequests
 from shmserve.frontends.http.server.response import BufferBody
 from shmserve.frontends.inference import Inference
