@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from shmserve.log_fields import LogFields
+from shmserve.log_fields import ATTRIBUTE, LogFields, log_fields
 
 ROOT = Path(__file__).parents[2] / "shmserve"
 LEVELS = {"debug", "info", "warning", "error", "exception", "log"}
@@ -29,3 +29,8 @@ def test_no_text_of_a_log_call_has_fields_in_it() -> None:
                 found.append(f"{path}:{node.lineno}")
     assert found == []
     assert set(LogFields.__annotations__) == named - {None}, "no field that no line has"
+
+
+def test_no_two_fields_have_the_same_name_in_log_lines() -> None:
+    fields = dict.fromkeys(LogFields.__annotations__)
+    assert len(log_fields(**fields)[ATTRIBUTE]) == len(fields)

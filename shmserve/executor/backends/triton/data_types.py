@@ -7,30 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from shmserve._generated import model_config_pb2 as pb
 from shmserve.errors import InvalidArgument
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import BY_CONFIG_NAME, from_numpy, object_array
 
 
-class DataType(IntEnum):
-    """Numbers of the data types in the schema."""
-
-    TYPE_BOOL = 1
-    TYPE_UINT8 = 2
-    TYPE_UINT16 = 3
-    TYPE_UINT32 = 4
-    TYPE_UINT64 = 5
-    TYPE_INT8 = 6
-    TYPE_INT16 = 7
-    TYPE_INT32 = 8
-    TYPE_INT64 = 9
-    TYPE_FP16 = 10
-    TYPE_FP32 = 11
-    TYPE_FP64 = 12
-    TYPE_STRING = 13
-    TYPE_BF16 = 14
-
+# Numbers of the data types in the schema, by name, e.g. DataType.TYPE_FP32
+_NUMBERS = {name: number for name, number in pb.DataType.items() if name in BY_CONFIG_NAME}
+DataType = IntEnum("DataType", _NUMBERS)  # type: ignore[misc]  # mypy wants them written out
 
 # Name of a data type -> numpy type
 TRITON_STRING_TO_NUMPY: dict[str, Any] = {n: kind.numpy.type for n, kind in BY_CONFIG_NAME.items()}

@@ -141,7 +141,7 @@ class Tensor:
         Raises:
             TritonModelException: DLPack has no such element type.
         """
-        if self.triton_dtype() is DataType.TYPE_STRING:
+        if self.triton_dtype() == DataType["TYPE_STRING"]:
             raise TritonModelException("DLPack does not have support for string tensors.")
         try:
             return dlpack.export(self.array(), self)
