@@ -97,11 +97,7 @@ def regions(server: Server) -> list[str]:
     ],
 )
 def test_region_to_region(
-    server: Server,
-    model: str,
-    moved: int,
-    way: tuple[str, ...],
-    request: pytest.FixtureRequest,
+    server: Server, model: str, moved: int, way: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     told = export(server, model, *way, "--rounds", "1", "--prefix", f"{model}-{len(way)}-")
     copied = told["receipt"]["copied_bytes"]

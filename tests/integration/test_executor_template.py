@@ -87,9 +87,7 @@ def test_a_killed_template_costs_nobody_anything_and_comes_back(server: Server) 
     assert "reason=signal SIGKILL" in server.log()  # the end of a fork is known as a child's is
 
 
-def test_a_stopped_template_does_not_keep_executors_from_being_started(
-    server: Server,
-) -> None:
+def test_a_stopped_template_does_not_keep_executors_from_being_started(server: Server) -> None:
     (template,), supervisor = server.pids("template"), server.pids("supervisor")
     os.kill(template, signal.SIGSTOP)
     before = int(ask(server, "one")[0])

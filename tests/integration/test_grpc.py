@@ -26,13 +26,7 @@ from tests.grpc_client import Client, Sender, put, tensor
 from tests.holding import Hold, given_up, in_flight
 from tests.integration.region_client import Memory
 from tests.raw_http2 import RawClient
-from tests.running_server import (
-    WATCHDOG_S,
-    RunningServer,
-    free_port,
-    open_fds,
-    wait_until,
-)
+from tests.running_server import WATCHDOG_S, RunningServer, free_port, open_fds, wait_until
 from tests.servers import Server, served, triton
 from tests.tls_files import make_certificates
 

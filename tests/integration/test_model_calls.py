@@ -155,9 +155,7 @@ def copied(server: Server, model: str) -> dict[str, int]:
     }
 
 
-def test_large_tensors_are_copied_once_into_a_call_and_never_out_of_it(
-    server: Server,
-) -> None:
+def test_large_tensors_are_copied_once_into_a_call_and_never_out_of_it(server: Server) -> None:
     infer_large(server, "call")
     before = copied(server, "worker")
     _, receipt = infer_large(server, "call")
@@ -207,9 +205,7 @@ def runs(server: Server, model: str) -> bool:
     return all(row["instance_state"] == "READY" and row["pid"] in alive for row in rows)
 
 
-def test_the_called_executors_death_is_an_error_and_the_next_call_works(
-    server: Server,
-) -> None:
+def test_the_called_executors_death_is_an_error_and_the_next_call_works(server: Server) -> None:
     code, text = bls(server, 'error worker {"do": "die"}')
     assert (code, "died while it had the request" in text) == (4, True)
     wait_until(lambda: runs(server, "worker"), "another executor runs")

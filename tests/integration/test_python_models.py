@@ -145,9 +145,6 @@ def test_metrics_of_models_come_and_go_with_their_instances(server: Server) -> N
     assert second in server.pids("executor metered")
 
     assert control(server, "metered", "unload")[0] == 200
-    wait_until(
-        lambda: not metered(server),
-        "the end of what is not served any more",
-    )
+    wait_until(lambda: not metered(server), "the end of what is not served any more")
     assert control(server, "metered", "load")[0] == 200
     assert metered(server)["metered_requests_total", of] == 0

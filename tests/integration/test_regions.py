@@ -206,10 +206,7 @@ def test_tritonclient_with_its_own_shared_memory(server: Server) -> None:
 
 
 def test_off_means_off(tmp_path: Path) -> None:
-    with (
-        Server(MODELS, client_shm_mode="off", grpc_processes=0) as server,
-        Memory(4096) as memory,
-    ):
+    with Server(MODELS, client_shm_mode="off", grpc_processes=0) as server, Memory(4096) as memory:
         client = Client(server.http_port)
         status, answer = client.register("r", memory.name, 4096)
         assert status == 501

@@ -20,12 +20,7 @@ import pytest
 from shmserve._generated import grpc_service_pb2 as pb
 from tests.grpc_client import Client, tensor
 from tests.holding import samples, statistics
-from tests.running_server import (
-    WATCHDOG_S,
-    free_port,
-    open_fds,
-    wait_until,
-)
+from tests.running_server import WATCHDOG_S, free_port, open_fds, wait_until
 from tests.servers import SMALL, Server, only, triton
 
 HERE = Path(__file__).parent
