@@ -10,6 +10,7 @@ apart from other servers on the machine.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import itertools
 import json
@@ -218,10 +219,8 @@ class RunningServer:
     def kill_all(self) -> None:
         """Send SIGKILL to every process of this server. For tests that failed."""
         for pid in self.processes():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         if self.master is not None:
             self.master.wait(WATCHDOG_S)
 
@@ -338,20 +337,12 @@ class RunningServer:
 
     def processes(self) -> dict[int, str]:
         """Return the live processes of this server: pid to title."""
-        mark = f"SHMSERVE_RUN_DIR={self.run_dir}".encode()
         titles: dict[int, str] = {}
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit() or int(entry) == os.getpid():
-                continue
-            try:
-                if mark not in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                    continue
-                title = Path(f"/proc/{entry}/cmdline").read_bytes()
-                state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if state != "Z":
-                titles[int(entry)] = title.replace(b"\0", b" ").decode(errors="replace").strip()
+        for pid in marked(f"SHMSERVE_RUN_DIR={self.run_dir}"):
+            with contextlib.suppress(OSError):  # it has ended
+                title = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if is_running(pid):
+                    titles[pid] = title.replace(b"\0", b" ").decode(errors="replace").strip()
         return titles
 
     def pids(self, title: str) -> list[int]:
@@ -369,6 +360,25 @@ class RunningServer:
             if name.endswith(".sock") and name != "http.sock"
         ]
         return leaks
+
+
+def marked(word: str) -> set[int]:
+    """Return the pids of other processes with this word in their environment."""
+    found = set()
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # another user's process, or one that has ended
+            if word.encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                found.add(int(entry))
+    return found - {os.getpid()}
+
+
+def is_running(pid: int) -> bool:
+    """Return True if the process runs. A zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
 
 
 def segments_left() -> list[str]:
