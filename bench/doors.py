@@ -24,10 +24,10 @@ import socket
 import ssl
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 from bench.run import machine
+from bench.turns import seconds
 from shmserve.cli.serving import key
 from shmserve.config import Settings
 from tests.running_server import ROOT, RunningServer
@@ -105,11 +105,7 @@ def median_us(door: Door, nbytes: int, count: int) -> float:
     total = door.ask(head, body, into)
     if into[total - nbytes : total] != body[-nbytes:]:
         raise RuntimeError("the answer is not what was sent")
-    times = []
-    for _ in range(count):
-        begun = time.perf_counter()
-        door.ask(head, body, into)
-        times.append(time.perf_counter() - begun)
+    times = [seconds(lambda: door.ask(head, body, into)) for _ in range(count)]
     return statistics.median(times) * 1e6
 
 

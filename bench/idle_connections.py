@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from bench.servers import Server
+from bench.turns import seconds
 
 REQUEST = b"GET /v2/models/noop/ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ROUNDS = 3000
@@ -38,12 +39,7 @@ def connect(port):
 def latencies(port):
     """p50 and p99 in microseconds."""
     with connect(port) as client:
-        times = []
-        for _ in range(ROUNDS):
-            began = time.perf_counter()
-            ask(client)
-            times.append(time.perf_counter() - began)
-    times.sort()
+        times = sorted(seconds(lambda: ask(client)) for _ in range(ROUNDS))
     return times[ROUNDS // 2] * 1e6, times[ROUNDS * 99 // 100] * 1e6
 
 

@@ -22,6 +22,7 @@ import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
+from tests.model_files import model_maker
 from tests.running_server import RunningServer, free_port
 
 FLOOD = 100
@@ -48,9 +49,7 @@ BODY = json.dumps(
 def write_models(folder: Path) -> None:
     """The two models."""
     for name, seconds in (("hot", 0.02), ("quiet", 0)):
-        (folder / name / "1").mkdir(parents=True)
-        (folder / name / "1" / "model.py").write_text(MODEL.format(seconds))
-        (folder / name / "config.pbtxt").write_text(CONFIG)
+        model_maker(folder)(MODEL.format(seconds), CONFIG, name)
 
 
 def ask_http(address: str, model: str, seconds: float) -> tuple[list[float], int]:

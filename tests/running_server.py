@@ -271,6 +271,16 @@ class RunningServer:
         status, _, answer = self.request("POST", f"/v2/models/{model}/infer", body, headers)
         return status, json.loads(answer)
 
+    def infer_binary(self, model: str, array: Any, *others: Any, **names: str) -> tuple[bytes, Any]:
+        """Return the bytes of the outputs, and the receipt, of an inference that must succeed.
+        The arguments are those of `binary_request`."""
+        body, headers = binary_request(array, *others, **names)
+        headers["shmserve-receipt"] = "1"
+        status, fields, answer = self.request("POST", f"/v2/models/{model}/infer", body, headers)
+        assert status == 200, answer[:500]
+        outputs = answer[int(fields["inference-header-content-length"]) :]
+        return outputs, json.loads(fields["shmserve-receipt"])
+
     @property
     def base_url(self) -> str:
         return f"http://{self.http_host}:{self.http_port}"
@@ -360,6 +370,16 @@ class RunningServer:
             if name.endswith(".sock") and name != "http.sock"
         ]
         return leaks
+
+
+def binary_request(array: Any, *others: Any, name: str = "IN") -> tuple[bytes, dict[str, str]]:
+    """Return body and headers of an inference: an FP32 array in bytes, outputs in bytes, and other
+    inputs in JSON."""
+    tensor = {"name": name, "shape": list(array.shape), "datatype": "FP32"}
+    tensor["parameters"] = {"binary_data_size": array.nbytes}
+    head = {"inputs": [*others, tensor], "parameters": {"binary_data_output": True}}
+    text = json.dumps(head).encode()
+    return text + array.tobytes(), {"Inference-Header-Content-Length": str(len(text))}
 
 
 def marked(word: str) -> set[int]:
