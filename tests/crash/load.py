@@ -19,7 +19,7 @@ import numpy as np
 import shmserve.client
 from shmserve._generated import grpc_service_pb2 as pb
 from tests import grpc_client
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, binary_request
 
 SIZES = (10, 1000, 300_000)  # numbers of floats; the last size needs a separate segment
 # Models, the number that each adds, and whether an input is a row of a batch.
@@ -68,23 +68,6 @@ class Work:
     verdict: Verdict
     sizes: tuple[int, ...]
     models: tuple[tuple[str, int, bool], ...]
-
-
-def request_of(model: str, array: np.ndarray, name: str = "IN") -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a binary request."""
-    head = {
-        "inputs": [
-            {
-                "name": name,
-                "shape": list(array.shape),
-                "datatype": "FP32",
-                "parameters": {"binary_data_size": array.nbytes},
-            }
-        ],
-        "parameters": {"binary_data_output": True},
-    }
-    text = json.dumps(head).encode()
-    return text + array.tobytes(), {"Inference-Header-Content-Length": str(len(text))}
 
 
 def outputs_of(body: bytes, header_length: int) -> dict[str, bytes]:
@@ -182,7 +165,7 @@ class HttpClient(LoadClient):
 
     def send(self, count: int) -> tuple[str, bool]:
         model, array, wanted = self.next(count)
-        body, headers = request_of(model, array)
+        body, headers = binary_request(array)
         try:
             if self.connection is None:
                 self.connection = http.client.HTTPConnection(

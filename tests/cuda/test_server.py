@@ -119,30 +119,9 @@ def test_tritonclients_own_module(
 
 def test_a_tensor_in_the_request_goes_to_the_device_and_back(server: Server) -> None:
     values = np.arange(COUNT, dtype=np.float32)
-    head = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "IN",
-                    "datatype": "FP32",
-                    "shape": [COUNT],
-                    "parameters": {"binary_data_size": NBYTES},
-                }
-            ],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
-    status, headers, body = server.request(
-        "POST",
-        "/v2/models/plus_one/infer",
-        head + values.tobytes(),
-        {"Inference-Header-Content-Length": str(len(head)), "shmserve-receipt": "1"},
-    )
-    assert status == 200, body
-    length = int(headers["inference-header-content-length"])
-    np.testing.assert_array_equal(np.frombuffer(body[length:], np.float32), values + 1)
-    copied = json.loads(headers["shmserve-receipt"])["copied_bytes"]
-    assert copied == {"in": 0, "batch": 0, "out": 0, "device": 2 * NBYTES}
+    body, receipt = server.infer_binary("plus_one", values)
+    np.testing.assert_array_equal(np.frombuffer(body, np.float32), values + 1)
+    assert receipt["copied_bytes"] == {"in": 0, "batch": 0, "out": 0, "device": 2 * NBYTES}
 
 
 def test_rounds_leave_nothing_open(server: Server) -> None:

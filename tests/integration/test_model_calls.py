@@ -124,27 +124,10 @@ def test_native_models_call_others(server: Server) -> None:
 def infer_large(server: Server, command: str) -> tuple[np.ndarray, Any]:
     """Send 16 MiB through `bls` to the worker and back; return the output and the receipt."""
     x = np.arange(MIB16 // 4, dtype=np.float32)
-    head = json.dumps(
-        {
-            "inputs": [
-                tensor("COMMAND", "BYTES", command),
-                {
-                    "name": "X",
-                    "datatype": "FP32",
-                    "shape": [len(x)],
-                    "parameters": {"binary_data_size": x.nbytes},
-                },
-            ],
-            "outputs": [{"name": "Y", "parameters": {"binary_data": True}}],
-        }
-    ).encode()
-    headers = {"Inference-Header-Content-Length": str(len(head)), "shmserve-receipt": "1"}
-    body = head + x.tobytes()
-    status, fields, answer = server.request("POST", "/v2/models/bls/infer", body, headers)
-    assert status == 200, answer[:500]
-    y = np.frombuffer(answer[int(fields["inference-header-content-length"]) :], np.float32)
+    answer, receipt = server.infer_binary("bls", x, tensor("COMMAND", "BYTES", command), name="X")
+    y = np.frombuffer(answer, np.float32)
     assert (y == x + 1).all()
-    return y, json.loads(fields["shmserve-receipt"])
+    return y, receipt
 
 
 def copied(server: Server, model: str) -> dict[str, int]:
