@@ -267,9 +267,23 @@ class RunningServer:
 
     def infer(self, model: str, document: Any, **headers: str) -> tuple[int, Any]:
         """Return status and JSON of an inference with JSON tensors."""
-        body = json.dumps(document).encode()
-        status, _, answer = self.request("POST", f"/v2/models/{model}/infer", body, headers)
-        return status, json.loads(answer)
+        return self.post(f"/v2/models/{model}/infer", document, **headers)
+
+    def post(self, path: str, document: Any, **headers: str) -> tuple[int, Any]:
+        """Return status and JSON of the answer to a JSON document; None: the answer is empty."""
+        status, _, answer = self.request("POST", path, json.dumps(document).encode(), headers)
+        return status, json.loads(answer) if answer else None
+
+    def index(self, **fields: Any) -> list[dict[str, Any]]:
+        """Return the rows of the repository's index."""
+        status, rows = self.post("/v2/repository/index", fields)
+        assert status == 200, rows
+        return list(rows)
+
+    def control(self, action: str, model: str, **parameters: Any) -> tuple[int, Any]:
+        """Load or unload a model; return status and JSON, None for an empty answer."""
+        path = f"/v2/repository/models/{model}/{action}"
+        return self.post(path, {"parameters": parameters} if parameters else {})
 
     def infer_binary(self, model: str, array: Any, *others: Any, **names: str) -> tuple[bytes, Any]:
         """Return the bytes of the outputs, and the receipt, of an inference that must succeed.

@@ -35,11 +35,8 @@ def repository(folder: Path) -> Path:
 
 def control(server: RunningServer, model: str, action: str, config: Any = None) -> tuple[int, Any]:
     """Status and JSON of a request to load or unload a model."""
-    document = {} if config is None else {"parameters": {"config": json.dumps(config)}}
-    body = json.dumps(document).encode()
-    path = f"/v2/repository/models/{model}/{action}"
-    status, _, answer = server.request("POST", path, body)
-    return status, json.loads(answer) if answer else None
+    parameters = {} if config is None else {"config": json.dumps(config)}
+    return server.control(action, model, **parameters)
 
 
 def changed(turn: int) -> dict[str, Any]:

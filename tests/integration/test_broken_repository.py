@@ -1,6 +1,5 @@
 """A repository in which eight of twenty models are broken in eight ways. The other models serve."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -84,8 +83,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def index(server: RunningServer) -> dict[str, dict[str, Any]]:
-    _, _, body = server.request("POST", "/v2/repository/index")
-    return {row["name"]: row for row in json.loads(body)}
+    return {row["name"]: row for row in server.index()}
 
 
 def states(server: RunningServer) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Host policies: instances run on the cores, and take memory of the node, that the policy names."""
 
-import json
 import os
 import textwrap
 from pathlib import Path
@@ -56,8 +55,7 @@ def answers(server: RunningServer, model: str) -> bool:
 
 def reason(server: RunningServer, model: str) -> str:
     """Return the reason in the index why a model is not served."""
-    _, _, body = server.request("POST", "/v2/repository/index", b"{}")
-    return "".join(row.get("reason", "") for row in json.loads(body) if row["name"] == model)
+    return "".join(row.get("reason", "") for row in server.index() if row["name"] == model)
 
 
 def test_instances_keep_to_their_policies(tmp_path: Path) -> None:

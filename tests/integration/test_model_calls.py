@@ -45,10 +45,9 @@ def bls(server: Server, command: str) -> Any:
 
 
 def bls_stream(server: Server, command: str) -> str:
-    body = json.dumps({"COMMAND": command}).encode()
-    status, _, answer = server.request("POST", "/v2/models/bls_stream/generate", body)
+    status, answer = server.post("/v2/models/bls_stream/generate", {"COMMAND": command})
     assert status == 200, answer
-    return str(json.loads(answer)["TEXT"])
+    return str(answer["TEXT"])
 
 
 def caller(server: Server, **parameters: str) -> tuple[int, Any]:

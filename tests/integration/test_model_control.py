@@ -68,9 +68,7 @@ def server(repository: Path) -> Iterator[RunningServer]:
 
 def index(server: RunningServer, **fields: Any) -> dict[str, dict[str, Any]]:
     """The index, by name and version."""
-    status, _, body = server.request("POST", "/v2/repository/index", json.dumps(fields).encode())
-    assert status == 200
-    return {f"{row['name']}/{row.get('version', '')}": row for row in json.loads(body)}
+    return {f"{row['name']}/{row.get('version', '')}": row for row in server.index(**fields)}
 
 
 def answer(server: RunningServer, model: str = "echo") -> Any:
@@ -80,12 +78,6 @@ def answer(server: RunningServer, model: str = "echo") -> Any:
 
 def adds(plus: int) -> str:
     return base64.b64encode(ADDS.replace("PLUS", str(plus)).encode()).decode()
-
-
-def load(server: RunningServer, model: str, **parameters: str) -> tuple[int, Any]:
-    body = json.dumps({"parameters": parameters}).encode()
-    status, _, text = server.request("POST", f"/v2/repository/models/{model}/load", body)
-    return status, json.loads(text) if text else None
 
 
 def executors(server: RunningServer, model: str) -> dict[str, int]:
@@ -135,13 +127,14 @@ def test_a_model_is_made_of_the_files_of_the_request_and_nothing_else(
 ) -> None:
     config = json.dumps(changed(1))
     for plus in (10, 20):
-        assert load(server, "echo", config=config, **{"file:7/model.py": adds(plus)}) == (200, None)
+        made = {"config": config, "file:7/model.py": adds(plus)}
+        assert server.control("load", "echo", **made) == (200, None)
         assert answer(server) == [1 + plus, 2 + plus]
     assert {k for k in index(server) if k.startswith("echo/")} == {"echo/7"}
     overrides = Path(rundir.overrides(server.run_dir))
     assert overrides.stat().st_mode & 0o077 == 0
     wait_until(lambda: len(list(overrides.iterdir())) == 1, "the files replaced are removed")
-    bad = load(server, "echo", config=config, **{"file:7/model.py": "bm8gbW9kZWw="})
+    bad = server.control("load", "echo", config=config, **{"file:7/model.py": "bm8gbW9kZWw="})
     assert bad[0] == 400
     assert str(server.run_dir) not in bad[1]["error"]
     assert answer(server) == [21, 22]

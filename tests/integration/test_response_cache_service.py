@@ -64,8 +64,7 @@ def test_a_kept_answer_outlives_its_executor_but_not_its_model(repository: Path)
         hits = b'nv_cache_num_hits_per_model{model="kept",version="1"} 2'
         assert hits in page.splitlines()
         (repository / "kept" / "1" / "model.py").write_text(MODEL + "# changed\n")
-        status, _, body = server.request("POST", "/v2/repository/models/kept/load", b"{}")
-        assert status == 200, body
+        assert server.control("load", "kept") == (200, None)
         again = ask("kept", 1)
         assert again[0] == 1
         assert again != first

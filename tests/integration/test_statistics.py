@@ -201,12 +201,12 @@ def test_a_model_that_is_loaded_again_goes_on_counting() -> None:
     with Server(MODELS, **only("*"), **SMALL) as server:
         for _ in range(3):
             assert server.infer("echo", GOOD)[0] == 200
-        assert server.request("POST", "/v2/repository/models/echo/unload", b"{}")[0] == 200
+        assert server.control("unload", "echo")[0] == 200
         wait_until(lambda: server.get("/v2/models/echo/stats")[0] == 404, "no statistics")
         assert "echo" not in {r["name"] for r in server.get("/v2/models/stats")[1]["model_stats"]}
         key = ("shmserve_requests_total", "model=echo", "protocol=http", "version=1")
         assert page(server)[key] == 3
-        assert server.request("POST", "/v2/repository/models/echo/load", b"{}")[0] == 200
+        assert server.control("load", "echo")[0] == 200
         assert server.infer("echo", GOOD)[0] == 200
         inference = statistics(server, "echo")["inference_stats"]
         assert inference["success"]["count"] == inference["queue"]["count"] == 4
@@ -338,9 +338,9 @@ def test_a_coordinator_that_is_stuck_is_a_503_in_time(counted: Server) -> None:
 
 
 def post(server: Server, path: str, document: Any) -> Any:
-    status, _, body = server.request("POST", path, json.dumps(document).encode())
-    assert status == 200, body
-    return json.loads(body)
+    status, told = server.post(path, document)
+    assert status == 200, told
+    return told
 
 
 def test_log_settings_reach_every_process_also_later_ones(counted: Server) -> None:

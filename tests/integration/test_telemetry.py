@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -98,8 +97,7 @@ class WatchedServer(InsideServer):
             {"name": name, "datatype": datatype, "shape": shape, "data": zeros(shape)}
             for name, (datatype, shape) in inputs.items()
         ]
-        path = f"/v2/models/{model}/infer"
-        return self.request("POST", path, json.dumps({"inputs": tensors}).encode())[0]
+        return self.post(f"/v2/models/{model}/infer", {"inputs": tensors})[0]
 
 
 def zeros(shape: list[int]) -> list[int]:
