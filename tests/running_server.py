@@ -136,7 +136,8 @@ class RunningServer:
         self.grpc_address = f"127.0.0.1:{free_port()}"
         self.log_path = Path(self.run_dir) / "log"
         self._gunicorn = gunicorn
-        self._within = within
+        self.within = within
+        self.pass_fds: list[int] = []
         self._output = output
         self._kept = kept
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
@@ -169,12 +170,13 @@ class RunningServer:
         with self.log_path.open("ab") as file:
             log = file if self._output is None else self._output
             self.master = subprocess.Popen(
-                [*self._within, sys.executable, "-m", *command],
+                [*self.within, sys.executable, "-m", *command],
                 cwd=ROOT,
                 env=self.environ,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                pass_fds=self.pass_fds,
             )
         if wait_ready:
             self.wait_ready()
