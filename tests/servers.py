@@ -1,5 +1,6 @@
 """Servers that must leave nothing behind, their settings and clients; programs beside them."""
 
+import contextlib
 import http.client
 import socket
 import subprocess
@@ -93,6 +94,25 @@ def completed(
     return subprocess.run(
         words, capture_output=True, text=True, timeout=timeout_s, env=environ, cwd=cwd
     )
+
+
+@contextlib.contextmanager
+def beside(
+    *command: str | Path, environ: Mapping[str, str] | None = None, given: str = ""
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Yield the first line that a Python program prints, and the program, which is then killed.
+    `environ`: the whole environment; `given`: what the program reads."""
+    words = [sys.executable, *map(str, command)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, env=environ, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        print(given, end="", file=process.stdin, flush=True)
+        yield process.stdout.readline(), process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def output(*command: str | Path, **options: Any) -> str:

@@ -15,7 +15,7 @@ import pytest
 from tests.cuda import standin
 from tests.cuda.conftest import MODELS
 from tests.running_server import wait_until
-from tests.servers import Server, completed, only, output, python
+from tests.servers import Server, beside, completed, only, output, python
 
 EXPORTER = Path(__file__).parent / "exporter.py"
 TRITON = Path(__file__).parent / "triton_program.py"
@@ -52,20 +52,10 @@ def export(server: Server, model: str, *options: str) -> dict[str, Any]:
 @contextmanager
 def holding(server: Server, model: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Exporter that has registered memory and waits."""
-    process = subprocess.Popen(
-        command(server, model, "--hold", *options),
-        env=environment(server),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline()
+    words = command(server, model, "--hold", *options)[1:]
+    with beside(*words, environ=environment(server)) as (told, process):
+        assert told
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def device_memory(server: Server) -> int:

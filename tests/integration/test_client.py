@@ -4,8 +4,6 @@ import gc
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +18,7 @@ from shmserve.client import Client, InferenceError, api
 from shmserve.client.memory import shared_pools
 from tests.holding import replace
 from tests.running_server import wait_until
-from tests.servers import SMALL, Server, only
+from tests.servers import SMALL, Server, beside, only
 
 MODELS = Path("tests/repositories/basic")
 NO_SOCKET = "/nonexistent/client.sock"
@@ -328,12 +326,9 @@ time.sleep(600)
 
 
 def test_a_killed_client_leaves_nothing(server: Server) -> None:
-    command = [sys.executable, "-c", _PROGRAM, f"unix:{server.unix_path}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout is not None
-        assert client.stdout.readline() == "ready\n"
+    with beside("-c", _PROGRAM, f"unix:{server.unix_path}") as (told, client):
+        assert told == "ready\n"
         assert len(regions_of(server, client.pid)) >= 2
-        client.send_signal(signal.SIGKILL)
     wait_until(lambda: not regions_of(server, client.pid), "its regions vanish")
 
 
