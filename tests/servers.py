@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import pytest
 
+from shmserve.client import InferenceError
 from tests.running_server import ROOT, WATCHDOG_S, RunningServer
 
 SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
@@ -56,6 +57,14 @@ def failed_start(server: RunningServer) -> str:
     assert status != 0, status
     assert not left, left
     return server.log()
+
+
+@contextlib.contextmanager
+def inference_error(status: int, words: str = "") -> Iterator[None]:
+    """Expect an error of `shmserve.client` with this status."""
+    with pytest.raises(InferenceError, match=words) as caught:
+        yield
+    assert caught.value.status == status, caught.value
 
 
 class UnixConnection(http.client.HTTPConnection):
