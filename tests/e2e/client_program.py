@@ -57,12 +57,12 @@ def check(model: str, inputs: dict[str, np.ndarray], get: Callable[[str], Any]) 
 
 
 def wire_inputs(
-    module: Any, inputs: dict[str, np.ndarray], datatypes: dict[str, str], binary: bool
+    module: Any, inputs: dict[str, np.ndarray], datatypes: dict[str, str], **options: bool
 ) -> list[Any]:
     made = []
     for name, array in inputs.items():
         tensor = module.InferInput(name, list(array.shape), datatypes[name])
-        tensor.set_data_from_numpy(array, binary_data=binary)
+        tensor.set_data_from_numpy(array, **options)
         made.append(tensor)
     return made
 
@@ -98,7 +98,7 @@ def run_sync(url: str) -> None:
             for binary_in, binary_out, request, response in LARGE.get(model, VARIANTS):
                 result = client.infer(
                     model,
-                    wire_inputs(http, inputs, datatypes, binary_in),
+                    wire_inputs(http, inputs, datatypes, binary_data=binary_in),
                     outputs=outputs_of(http, metadata, binary_out),
                     request_id="r1",
                     request_compression_algorithm=request,
@@ -106,17 +106,16 @@ def run_sync(url: str) -> None:
                 )
                 assert result.get_response()["id"] == "r1"
                 check(model, inputs, result.as_numpy)
-            result = client.infer(model, wire_inputs(http, inputs, datatypes, True))
+            result = client.infer(model, wire_inputs(http, inputs, datatypes))
             check(model, inputs, result.as_numpy)
             waiting = [
-                client.async_infer(model, wire_inputs(http, inputs, datatypes, True))
-                for _ in range(5)
+                client.async_infer(model, wire_inputs(http, inputs, datatypes)) for _ in range(5)
             ]
             for one in waiting:
                 check(model, inputs, one.get_result().as_numpy)
             print("sync", model)
         try:
-            client.infer("nosuch", wire_inputs(http, inputs, datatypes, True))
+            client.infer("nosuch", wire_inputs(http, inputs, datatypes))
         except http.InferenceServerException as ex:
             told = (ex.status(), "nosuch" in ex.message())
         else:
@@ -133,7 +132,7 @@ async def run_aio(url: str) -> None:
             for binary_in, binary_out, request, response in LARGE.get(model, VARIANTS):
                 result = await client.infer(
                     model,
-                    wire_inputs(http, inputs, datatypes, binary_in),
+                    wire_inputs(http, inputs, datatypes, binary_data=binary_in),
                     outputs=outputs_of(http, metadata, binary_out),
                     request_compression_algorithm=request,
                     response_compression_algorithm=response,

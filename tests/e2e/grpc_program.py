@@ -7,8 +7,10 @@ import asyncio
 import queue
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
+import client_program
 import numpy as np
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as aio
@@ -18,13 +20,7 @@ from client_program import check, problems
 COMPRESSIONS = (None, "gzip", "deflate")
 
 
-def wire_inputs(inputs: dict[str, np.ndarray], datatypes: dict[str, str]) -> list[Any]:
-    made = []
-    for name, array in inputs.items():
-        tensor = grpc.InferInput(name, list(array.shape), datatypes[name])
-        tensor.set_data_from_numpy(array)
-        made.append(tensor)
-    return made
+wire_inputs = partial(client_program.wire_inputs, grpc)
 
 
 def run_sync(url: str) -> None:
