@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.tensor import bytes_codec
-from tests.grpc_client import Client, Sender, put, tensor
+from tests.grpc_client import Client, Sender, put, request, tensor
 from tests.holding import Hold, given_up, in_flight
 from tests.integration.region_client import Memory
 from tests.raw_http2 import RawClient
@@ -40,9 +40,7 @@ def client(shared: RunningServer) -> Iterator[Client]:
 
 
 def echo(array: np.ndarray, model: str = "echo") -> pb.ModelInferRequest:
-    return pb.ModelInferRequest(
-        model_name=model, inputs=[tensor(array, "IN")], raw_input_contents=[array.tobytes()]
-    )
+    return request(array, model, name="IN")
 
 
 def command(text: str, id: str = "") -> pb.ModelInferRequest:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
-from tests.grpc_client import Client, tensor
+from tests.grpc_client import Client, request, tensor
 from tests.holding import samples, statistics
 from tests.running_server import WATCHDOG_S, free_port, open_fds, wait_until
 from tests.servers import SMALL, Server, only, triton
@@ -145,11 +145,9 @@ def test_counts_agree_with_the_clients_over_workers_and_instances(counted: Serve
 @pytest.mark.parametrize("counted", [{"grpc_processes": 1}], indirect=True)
 def test_both_protocols_count_into_the_same_model(counted: Server) -> None:
     array = np.ones(3, np.float32)
-    request = pb.ModelInferRequest(model_name="echo", inputs=[tensor(array, "IN")])
-    request.raw_input_contents.append(array.tobytes())
     with Client(counted.grpc_address) as client:
         for _ in range(4):
-            client.call("ModelInfer", request)
+            client.call("ModelInfer", request(array, "echo", name="IN"))
         with pytest.raises(grpc.RpcError):
             client.call("ModelInfer", pb.ModelInferRequest(model_name="echo"))
     for _ in range(3):
@@ -394,8 +392,7 @@ def test_no_more_requests_are_traced_than_were_asked_for(counted: Server) -> Non
     wait_until(lambda: len(traces(counted)) >= 7, "all of them in the file")
     threading.Event().wait(1.5)  # more would be told of within a second
     post(counted, "/v2/models/echo/trace/setting", {**settings, "log_frequency": "2"})
-    message = pb.ModelInferRequest(model_name="echo", inputs=[tensor(np.ones(3, np.float32), "IN")])
-    message.raw_input_contents.append(bytes(12))
+    message = request(np.zeros(3, np.float32), "echo", name="IN")
     with Client(counted.grpc_address) as client:
         for _ in range(3):
             client.infer(message)
