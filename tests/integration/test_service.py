@@ -14,7 +14,8 @@ import pytest
 
 from shmserve.cli.operating import show
 from shmserve.transport import rundir
-from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
+from tests.model_files import model_maker
+from tests.running_server import WATCHDOG_S, RunningServer, wait_until
 from tests.servers import SMALL, Server, Starting, failed_start, only, run_shmserve
 
 SETTINGS = SMALL | only("identity")
@@ -78,10 +79,7 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
 
 
 def test_systemd_hears_of_no_readiness_while_a_model_is_missing(tmp_path, manager):
-    (tmp_path / "models/broken/1").mkdir(parents=True)
-    (tmp_path / "models/broken/1/model.py").write_text("import nothing_of_that_name")
-    config = (ROOT / "tests/repositories/basic/echo/config.pbtxt").read_text()
-    (tmp_path / "models/broken/config.pbtxt").write_text(config)
+    model_maker(tmp_path / "models")("import nothing_of_that_name", name="broken")
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
     with Starting(tmp_path / "models", environ, grpc_processes=0) as server:
         said = hear(manager, "STATUS=0 ready, 0 loading, unavailable: broken/1")
