@@ -11,8 +11,10 @@ from tests.crash.reload import control
 from tests.running_server import ROOT, RunningServer, wait_until
 from tests.servers import SMALL, Starting, only, run_shmserve
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+
+from tests.unit.executor.test_onnx_backend import adder
 
 SERVER: dict[str, Any] = {
     **only("*"), **SMALL
@@ -56,14 +58,6 @@ def make(folder: Path, config: str = CONFIG, source: str | None = WORKING) -> Pa
     return folder
 
 
-def onnx_adder(path: Path) -> None:
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    ends = [[helper.make_tensor_value_info(name, kind, [4])] for name in ("X", "Y")]
-    graph = helper.make_graph([helper.make_node("Add", ["X", "X"], ["Y"])], "g", *ends)
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     for name in GOOD:
@@ -76,7 +70,7 @@ def repository(tmp_path: Path) -> Path:
     make(tmp_path / "endless", source=HOLD)
     tensors = ", ".join(f'{{ name: "{n}" data_type: TYPE_FP32 dims: [ 4 ] }}' for n in "XZ")
     count = f'backend: "onnxruntime"\ninput [ {tensors} ]\n'
-    onnx_adder(make(tmp_path / "count", count, None) / "1/model.onnx")
+    adder(tmp_path / "count", [4], config=count)
     garbage = make(tmp_path / "garbage", 'backend: "onnxruntime"\n', None)
     (garbage / "1/model.onnx").write_bytes(b"not a model")
     return tmp_path

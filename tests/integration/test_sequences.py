@@ -22,27 +22,19 @@ from tests.grpc_client import Client, request
 from tests.holding import Hold, in_flight, statistics
 from tests.running_server import wait_until
 from tests.servers import Server, triton
+from tests.unit.executor.test_onnx_backend import save, value
 
 MODELS = Path(__file__).parents[1] / "repositories" / "sequences"
 helper, T = onnx.helper, onnx.TensorProto
+INTO, OUT = ("IN", "BEFORE"), ("OUT", "AFTER")
 
 
 def write_total(folder: Path) -> None:
     """Write an ONNX model whose state is the running total of its inputs."""
-    (folder / "1").mkdir()
-    values = {
-        name: helper.make_tensor_value_info(name, T.FLOAT, ["N", 2])
-        for name in ("IN", "BEFORE", "OUT", "AFTER")
-    }
-    nodes = [
-        helper.make_node("Add", ["IN", "BEFORE"], ["OUT"]),
-        helper.make_node("Identity", ["OUT"], ["AFTER"]),
-    ]
-    graph = helper.make_graph(
-        nodes, "g", [values["IN"], values["BEFORE"]], [values["OUT"], values["AFTER"]]
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, folder / "1" / "model.onnx")
+    nodes = [helper.make_node("Add", ["IN", "BEFORE"], ["OUT"])]
+    nodes.append(helper.make_node("Identity", ["OUT"], ["AFTER"]))
+    ends = ([value(name, T.FLOAT, ["N", 2]) for name in names] for names in (INTO, OUT))
+    save(folder, nodes, *ends, config="")
 
 
 def copy(models: Path, name: str, config: str) -> None:
