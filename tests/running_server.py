@@ -392,8 +392,8 @@ def binary_request(array: Any, *others: Any, name: str = "IN") -> tuple[bytes, d
     """Return body and headers of an inference: an FP32 array in bytes, outputs in bytes, and other
     inputs in JSON."""
     tensor = {"name": name, "shape": list(array.shape), "datatype": "FP32"}
-    tensor["parameters"] = {"binary_data_size": array.nbytes}
-    head = {"inputs": [*others, tensor], "parameters": {"binary_data_output": True}}
+    binary = {**tensor, "parameters": {"binary_data_size": array.nbytes}}
+    head = {"inputs": [*others, binary], "parameters": {"binary_data_output": True}}
     text = json.dumps(head).encode()
     return text + array.tobytes(), {"Inference-Header-Content-Length": str(len(text))}
 
