@@ -35,19 +35,8 @@ PUBLIC int standin_missing(void)
 
 /* ------------------------------------------------------------------------------------- devices */
 
-PUBLIC int cudaGetDeviceCount(int *count)
-{
-    BEGIN;
-    *count = devices.count;
-    return finish(OK);
-}
-
-PUBLIC int cudaGetDevice(int *ordinal)
-{
-    BEGIN;
-    *ordinal = thread.device;
-    return finish(OK);
-}
+QUERY(cudaGetDeviceCount, (int *count), (*count = devices.count, OK))
+QUERY(cudaGetDevice, (int *ordinal), (*ordinal = thread.device, OK))
 
 /* Makes a context there, as from CUDA 12 on. */
 PUBLIC int cudaSetDevice(int ordinal)
@@ -95,15 +84,8 @@ PUBLIC int cudaDeviceDisablePeerAccess(int peer)
 
 CALL(cudaMalloc, (uint64_t *address, size_t bytes), memory_new(address, bytes))
 CALL(cudaFree, (uint64_t address), memory_free(address))
-
-PUBLIC int cudaMemGetInfo(size_t *unused, size_t *all)
-{
-    BEGIN_CONTEXT;
-    *all = device_bytes();
-    *unused = *all - used(thread.device);
-    return finish(OK);
-}
-
+CALL(cudaMemGetInfo, (size_t *unused, size_t *all),
+     (*all = device_bytes(), *unused = *all - used(thread.device), OK))
 CALL(cudaHostAlloc, (void **address, size_t bytes, unsigned flags), host_new(address, bytes, flags))
 
 PUBLIC int cudaMallocHost(void **address, size_t bytes) { return cudaHostAlloc(address, bytes, 0); }

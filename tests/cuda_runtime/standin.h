@@ -62,6 +62,8 @@ void begin_bare(const char *call);
 
 /* A call that ends with the status an expression has; others are for the stream or event `number`. */
 #define CALL(name, parameters, ...) PUBLIC int name parameters { BEGIN_CONTEXT; return finish(__VA_ARGS__); }
+/* As `CALL`, without a context. */
+#define QUERY(name, parameters, ...) PUBLIC int name parameters { BEGIN; return finish(__VA_ARGS__); }
 #define STREAM_CALL(name, parameters, ...)                                                         \
     PUBLIC int name parameters { BEGIN_CONTEXT; FIND_STREAM(number); return finish(__VA_ARGS__); }
 #define EVENT_CALL(name, parameters, ...)                                                          \
