@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from shmserve.frontends.http2 import PREFACE
-from tests.crash.reload import changed, control
+from tests.crash.reload import changed
 from tests.integration.lane_client import Program, floats, request
 from tests.running_server import RunningServer, binary_request
 
@@ -204,11 +204,11 @@ def reloading(scene: Scene) -> Iterator[None]:
     """
     scene.turn += 1
     with contextlib.suppress(OSError):
-        control(scene.server, "echo", "load", changed(scene.turn))
-        control(scene.server, "other", "load")
+        scene.server.control("load", "echo", config=changed(scene.turn))
+        scene.server.control("load", "other")
     yield
     with contextlib.suppress(OSError):
-        control(scene.server, "other", "unload")
+        scene.server.control("unload", "other")
 
 
 KILLS: dict[str, Disturbance] = {f"kill {role}": _killing(role) for role in ROLES}

@@ -93,7 +93,7 @@ def memory() -> Iterator[str]:
 
 def asked(mark: Path, key: str) -> list[tuple[str, str, str | None]]:
     code = base64.b64encode(TELLS.replace("MARK", str(mark)).encode()).decode()
-    sent = {"parameters": {"config": json.dumps(changed(1)), "file:1/model.py": code}}
+    sent = {"parameters": {"config": changed(1), "file:1/model.py": code}}
     region = {"key": key, "offset": 0, "byte_size": 4096}
     return [
         ("GET", "/v2/models/echo", None),

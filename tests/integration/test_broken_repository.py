@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.conformance.conformance_runner import _LEAKS
-from tests.crash.reload import control
 from tests.running_server import ROOT, RunningServer, wait_until
 from tests.servers import SMALL, Starting, only, run_shmserve
 
@@ -120,7 +119,7 @@ def test_the_broken_are_told_apart_and_the_others_serve(repository: Path) -> Non
         assert not server.ready()
         assert log.count("started executor instance=crash/1/0") == 3, "no restart loop"
         shutil.copy(repository / GOOD[0] / "1/model.py", repository / "crash/1/model.py")
-        assert control(server, "crash", "load") == (200, None)
+        assert server.control("load", "crash") == (200, None)
 
 
 def test_what_does_not_load_in_time_is_told(tmp_path: Path) -> None:
@@ -131,7 +130,7 @@ def test_what_does_not_load_in_time_is_told(tmp_path: Path) -> None:
         assert index(server)["endless"]["reason"] == reason
         wait_until(lambda: reason in server.log(), "the log has it, too")
         assert not server.ready()
-        assert control(server, "endless", "unload") == (200, None)
+        assert server.control("unload", "endless") == (200, None)
         assert server.ready(), "unloaded models do not count"
 
 
