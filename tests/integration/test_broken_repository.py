@@ -83,7 +83,7 @@ def states(server: RunningServer) -> dict[str, str]:
     """Return the state of each model, or {} while the server does not answer."""
     try:
         return {name: row.get("state", "LOADING") for name, row in index(server).items()}
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, AssertionError):
         return {}
 
 
