@@ -60,7 +60,7 @@ def failed_start(server: RunningServer) -> str:
 
 
 @contextlib.contextmanager
-def inference_error(status: int, words: str = "") -> Iterator[None]:
+def inference_error(status: int, words: str | None = None) -> Iterator[None]:
     """Expect an error of `shmserve.client` with this status."""
     with pytest.raises(InferenceError, match=words) as caught:
         yield
