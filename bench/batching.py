@@ -9,18 +9,19 @@ same run.
 
 from __future__ import annotations
 
-import http.client
-import json
+import contextlib
 import sys
 import tempfile
-import threading
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.running_server import RunningServer
+from bench.caller import Caller
+from bench.turns import closed_loops
+from tests.model_files import model_maker
+from tests.running_server import RunningServer, binary_request
 
 CLIENTS = (1, 8, 32)
 PER_CALL_S, PER_ROW_S, DELAY_US = 0.002, 0.0005, 2000
@@ -54,48 +55,18 @@ def write_models(folder: Path) -> None:
     """A model for each cost and kind: `call-alone` and so on."""
     for cost, seconds in COSTS.items():
         for kind, more in KINDS.items():
-            model = folder / f"{cost}-{kind}"
-            (model / "1").mkdir(parents=True)
-            (model / "1" / "model.py").write_text(MODEL.replace("COST", seconds))
-            (model / "config.pbtxt").write_text(CONFIG + more)
+            code = MODEL.replace("COST", seconds)
+            model_maker(folder)(code, CONFIG + more, f"{cost}-{kind}")
 
 
 def load(server: RunningServer, model: str, clients: int, seconds: float) -> list[float]:
     """Return the latencies, in seconds, of all requests that `clients` clients had answered in
     `seconds`."""
-    end = time.monotonic() + seconds
-    latencies: list[float] = []
-    header = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "X",
-                    "datatype": "FP32",
-                    "shape": [1, 64],
-                    "parameters": {"binary_data_size": 256},
-                }
-            ],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
-    headers = {"Inference-Header-Content-Length": str(len(header))}
-
-    def run() -> None:
-        connection = http.client.HTTPConnection(server.http_host, server.http_port, 30)
-        while (begun := time.monotonic()) < end:
-            connection.request("POST", f"/v2/models/{model}/infer", header + bytes(256), headers)
-            answer = connection.getresponse()
-            assert answer.status == 200, answer.read()
-            answer.read()
-            latencies.append(time.monotonic() - begun)
-        connection.close()
-
-    threads = [threading.Thread(target=run) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return latencies
+    body, headers = binary_request(np.zeros((1, 64), np.float32), name="X")
+    with contextlib.ExitStack() as stack:
+        callers = [Caller(stack, server) for _ in range(clients)]
+        calls = [partial(c.post, f"/v2/models/{model}/infer", body, headers) for c in callers]
+        return closed_loops(calls, seconds)
 
 
 def sizes(server: RunningServer, model: str) -> dict[int, int]:

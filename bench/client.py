@@ -28,10 +28,12 @@ import os
 import statistics
 import tempfile
 import time
+from functools import partial
 
 import numpy as np
 
 import shmserve.client
+from bench.turns import in_turn, spread
 from tests.running_server import RunningServer
 
 
@@ -105,20 +107,19 @@ def callers(stack, server, x):
 
 def measure(contestants, x, rounds):
     """Return the seconds of every call, by name."""
+
+    def timed(call):
+        begin = time.perf_counter()
+        y = call()
+        taken = time.perf_counter() - begin
+        assert y[0] == x[0]
+        assert y[-1] == x[-1]
+        return taken
+
     for call in contestants.values():
         for _ in range(3):
             assert np.array_equal(call(), x)
-    times = {name: [] for name in contestants}
-    for number in range(rounds):
-        order = list(contestants.items())
-        for name, call in order if number % 2 else reversed(order):
-            begin = time.perf_counter()
-            y = call()
-            times[name].append(time.perf_counter() - begin)
-            assert y[0] == x[0]
-            assert y[-1] == x[-1]
-            del y
-    return times
+    return in_turn(rounds, {n: partial(timed, call) for n, call in contestants.items()}, warm_up=0)
 
 
 def main():
@@ -136,8 +137,7 @@ def main():
     print(f"load {os.getloadavg()[0]:.1f}")
     print("            median ms   10 %   90 %   of triton")
     for name, seconds in times.items():
-        low, *_, high = statistics.quantiles(seconds, n=10)
-        middle = statistics.median(seconds)
+        middle, low, high = spread(seconds)
         print(
             f"{name:11}  {middle * 1e3:9.2f} {low * 1e3:6.2f} {high * 1e3:6.2f}"
             f"   {middle / base:9.2f}"

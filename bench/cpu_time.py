@@ -8,6 +8,8 @@ import os
 import statistics
 from pathlib import Path
 
+from tests.running_server import marked
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _OURS = "shmserve: "
 _RESOLUTION_US = 0.05
@@ -16,17 +18,12 @@ _RESOLUTION_US = 0.05
 def seconds(run_dir):
     """Return the processor seconds, user and kernel, that a server's processes have taken until
     now, by (pid, role). A server's processes carry the run directory in their environment."""
-    mark = f"SHMSERVE_RUN_DIR={run_dir}".encode()
     taken = {}
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        process = Path("/proc", entry)
-        with contextlib.suppress(OSError):  # another user's process, or a process that has ended
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                title = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                fields = (process / "stat").read_text().rpartition(")")[2].split()
-                taken[int(entry), role_of(title)] = (
-                    int(fields[11]) + int(fields[12])
-                ) / TICKS_PER_S
+    for pid in marked(f"SHMSERVE_RUN_DIR={run_dir}"):
+        with contextlib.suppress(OSError):  # a process that has ended
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            taken[pid, role_of(title)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
     return taken
 
 

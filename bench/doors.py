@@ -24,13 +24,15 @@ import socket
 import ssl
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
+import numpy as np
+
 from bench.run import machine
+from bench.turns import seconds
 from shmserve.cli.serving import key
 from shmserve.config import Settings
-from tests.running_server import ROOT, RunningServer
+from tests.running_server import ROOT, RunningServer, binary_request
 from tests.tls_files import make_certificates
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -62,21 +64,14 @@ class Door:
 
     def request(self, nbytes: int) -> tuple[bytes, bytes]:
         """Return head and body of an inference with a tensor of `nbytes` bytes."""
-        tensor = {"shape": [nbytes // 4], "datatype": "FP32"}
-        document = json.dumps(
-            {
-                "inputs": [
-                    {"name": "INPUT0", **tensor, "parameters": {"binary_data_size": nbytes}}
-                ],
-                "outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": True}}],
-            }
-        ).encode()
+        array = np.frombuffer(os.urandom(nbytes // 64) * 64, np.float32)
+        body, _ = binary_request(array, name="INPUT0")
         head = (
             "POST /v2/models/identity/infer HTTP/1.1\r\nHost: localhost\r\n"
-            f"Content-Length: {len(document) + nbytes}\r\n{self.fields}"
-            f"Inference-Header-Content-Length: {len(document)}\r\n\r\n"
+            f"Content-Length: {len(body)}\r\n{self.fields}"
+            f"Inference-Header-Content-Length: {len(body) - nbytes}\r\n\r\n"
         )
-        return head.encode(), document + os.urandom(nbytes // 64) * 64
+        return head.encode(), body
 
     def ask(self, head: bytes, body: bytes, into: bytearray) -> int:
         """Receive the answer into `into`, and return the answer's length in bytes."""
@@ -105,11 +100,7 @@ def median_us(door: Door, nbytes: int, count: int) -> float:
     total = door.ask(head, body, into)
     if into[total - nbytes : total] != body[-nbytes:]:
         raise RuntimeError("the answer is not what was sent")
-    times = []
-    for _ in range(count):
-        begun = time.perf_counter()
-        door.ask(head, body, into)
-        times.append(time.perf_counter() - begun)
+    times = [seconds(lambda: door.ask(head, body, into)) for _ in range(count)]
     return statistics.median(times) * 1e6
 
 

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from tests.faulty_store import KEYS, Moto
+from tests.model_files import model_maker
 from tests.running_server import RunningServer
 
 _CONFIG = """
@@ -53,11 +54,8 @@ def main() -> None:
 def _measure(mib: int) -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory(prefix="shmserve-bench-") as name:
         folder = Path(name)
-        model = folder / "models" / "large"
-        (model / "1").mkdir(parents=True)
-        (model / "config.pbtxt").write_text(_CONFIG)
-        (model / "1" / "model.py").write_text(_MODEL)
-        with (model / "1" / "weights").open("wb") as file:
+        model = model_maker(folder / "models")(_MODEL, _CONFIG, "large")
+        with Path(model, "1", "weights").open("wb") as file:
             for _ in range(mib):
                 file.write(os.urandom(1 << 20))
         moto = Moto()

@@ -2,25 +2,22 @@
 
 import os
 import socket
-import time
 
 import numpy as np
+
+from bench.turns import seconds
 
 MIB = 1 << 20
 
 
-def median_us(samples):
-    return round(sorted(samples)[len(samples) // 2] * 1e6, 2)
+def median_us(repeats, call):
+    samples = sorted(seconds(call) for _ in range(repeats))
+    return round(samples[repeats // 2] * 1e6, 2)
 
 
 def memcpy_16_mib(repeats=40):
     source, target = np.ones(16 * MIB, dtype=np.uint8), np.ones(16 * MIB, dtype=np.uint8)
-    samples = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        np.copyto(target, source)
-        samples.append(time.perf_counter() - start)
-    return median_us(samples)
+    return median_us(repeats, lambda: np.copyto(target, source))
 
 
 def _with_child(ours, theirs, serve, measure):
@@ -46,13 +43,7 @@ def seqpacket_round_trip(repeats=3000):
             sock.send(message)
 
     def measure(sock):
-        samples = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            sock.send(b"x" * 64)
-            sock.recv(256)
-            samples.append(time.perf_counter() - start)
-        return median_us(samples)
+        return median_us(repeats, lambda: (sock.send(b"x" * 64), sock.recv(256)))
 
     return _with_child(*socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET), serve, measure)
 
@@ -74,13 +65,7 @@ def tcp_16_mib(repeats=40):
 
     def measure(sock):
         memory = memoryview(bytearray(b"x" * size))
-        samples = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            sock.sendall(memory)
-            sock.recv(1)
-            samples.append(time.perf_counter() - start)
-        return median_us(samples)
+        return median_us(repeats, lambda: (sock.sendall(memory), sock.recv(1)))
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())

@@ -18,7 +18,6 @@ the rounds' requests per second (str_data); only ratios within one run mean anyt
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import shutil
@@ -27,14 +26,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
+from bench.caller import Caller
+from bench.turns import closed_loops, in_turn, seconds
 from tests.running_server import ROOT, RunningServer, free_port, wait_until
 
 PREDICT = "/grps/v1/infer/predict"
@@ -44,25 +45,10 @@ ELEMENTS = 150_528
 Call = Callable[[], object]
 
 
-class Client:
-    """Client with one connection."""
-
-    def __init__(self, port: int, model: str) -> None:
-        self._path = f"{PREDICT}?model={model}" if model else PREDICT
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        self._connection.connect()
-        self._no_delay()
-
-    def _no_delay(self) -> None:
-        self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def post(self, body: bytes) -> bytes:
-        self._connection.request("POST", self._path, body, JSON)
-        answer = self._connection.getresponse()
-        data = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"status {answer.status}: {data[:300]!r}")
-        return data
+def client(stack: ExitStack, port: int, model: str, body: bytes) -> Callable[[], bytes]:
+    """Return a function that sends the body on a connection of its own."""
+    caller = Caller(stack, SimpleNamespace(http_host="127.0.0.1", http_port=port))
+    return partial(caller.post, f"{PREDICT}?model={model}" if model else PREDICT, body, JSON)
 
 
 def start_flask(stack: ExitStack) -> int:
@@ -114,43 +100,18 @@ def grpc_caller(stack: ExitStack, address: str, model: str, values: np.ndarray) 
     return call
 
 
-def http_caller(port: int, model: str, body: bytes, values: np.ndarray) -> Call:
-    client = Client(port, model)
-    tensor = json.loads(client.post(body))["gtensors"]["tensors"][0]
+def http_caller(stack: ExitStack, port: int, model: str, body: bytes, values: np.ndarray) -> Call:
+    call = client(stack, port, model, body)
+    tensor = json.loads(call())["gtensors"]["tensors"][0]
     assert np.array_equal(np.array(tensor["flat_float32"], np.float32), values)
-    return lambda: client.post(body)
+    return call
 
 
-def measure_tensors(callers: dict[str, Call], rounds: int) -> dict[str, float]:
-    """Median seconds of a call."""
-    times: dict[str, list[float]] = {name: [] for name in callers}
-    for number in range(rounds):
-        names = list(callers) if number % 2 == 0 else list(callers)[::-1]
-        for name in names:
-            begun = time.perf_counter()
-            callers[name]()
-            times[name].append(time.perf_counter() - begun)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
-
-
-def rate(port: int, model: str, clients: int, seconds: float) -> float:
+def rate(port: int, model: str, clients: int, lasting: float) -> float:
     """Requests per second of a short text."""
-    body = b'{"str_data": "hello grps."}'
-    counts = [0] * clients
-    stop = time.perf_counter() + seconds
-
-    def run(index: int) -> None:
-        client = Client(port, model)
-        while time.perf_counter() < stop:
-            client.post(body)
-            counts[index] += 1
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / seconds
+    with ExitStack() as stack:
+        calls = [client(stack, port, model, b'{"str_data": "hello grps."}') for _ in range(clients)]
+        return len(closed_loops(calls, lasting)) / lasting
 
 
 def main() -> None:
@@ -170,24 +131,22 @@ def main() -> None:
     with ExitStack() as stack:
         flask = start_flask(stack)
         ours, rpc = start_server(stack)
-        medians = measure_tensors(
-            {
-                "flask": http_caller(flask, "", body, values),
-                "echo": http_caller(ours, "your_model-1.0.0", body, values),
-                "identity": http_caller(ours, "identity-1.0.0", body, values),
-                "grpc echo": grpc_caller(stack, rpc, "your_model-1.0.0", values),
-                "grpc identity": grpc_caller(stack, rpc, "identity-1.0.0", values),
-            },
-            options.rounds,
-        )
-        for name, seconds in medians.items():
-            print(f"gtensors {name:14} {seconds * 1e3:8.1f} ms {medians['flask'] / seconds:6.1f}x")
+        callers = {
+            "flask": http_caller(stack, flask, "", body, values),
+            "echo": http_caller(stack, ours, "your_model-1.0.0", body, values),
+            "identity": http_caller(stack, ours, "identity-1.0.0", body, values),
+            "grpc echo": grpc_caller(stack, rpc, "your_model-1.0.0", values),
+            "grpc identity": grpc_caller(stack, rpc, "identity-1.0.0", values),
+        }
+        timed = {name: partial(seconds, call) for name, call in callers.items()}
+        times = in_turn(options.rounds, timed, warm_up=0)
+        medians = {name: statistics.median(taken) for name, taken in times.items()}
+        for name, middle in medians.items():
+            print(f"gtensors {name:14} {middle * 1e3:8.1f} ms {medians['flask'] / middle:6.1f}x")
         for clients in (1, 8):
-            rates: dict[str, list[float]] = {"flask": [], "echo": []}
-            for number in range(2):
-                contestants = [("flask", flask, ""), ("echo", ours, "your_model-1.0.0")]
-                for name, port, model in contestants[:: 1 if number % 2 == 0 else -1]:
-                    rates[name].append(rate(port, model, clients, options.seconds))
+            contestants = {"flask": (flask, ""), "echo": (ours, "your_model-1.0.0")}
+            rated = {n: partial(rate, *c, clients, options.seconds) for n, c in contestants.items()}
+            rates = in_turn(2, rated, warm_up=0)
             flask_rate, our_rate = (statistics.median(rates[name]) for name in ("flask", "echo"))
             print(
                 f"str_data, {clients} clients: flask {flask_rate:.0f}/s, echo {our_rate:.0f}/s,"

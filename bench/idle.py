@@ -9,11 +9,8 @@ a busy machine as on an idle machine.
 
 import argparse
 import contextlib
-import http.client
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,84 +18,16 @@ from collections import defaultdict
 from pathlib import Path
 
 from bench.cpu_time import role_of
-from tests.running_server import free_port
+from tests.running_server import ROOT, RunningServer
 
-ROOT = Path(__file__).resolve().parents[1]
 IDENTITY = ROOT / "workers" / "identity"
-START_S, SETTLE_S, STOP_S = 120.0, 3.0, 30.0
+SETTLE_S = 3.0
 
 
-class Service:
-    """Server on its own port, with the settings as shipped."""
-
-    def __init__(self, models, folder):
-        self.run_dir = str(folder / "run")
-        self._log = folder / "log"
-        repository = ROOT / "workers"
-        if models:
-            repository = folder / "models"
-            for number in range(models):
-                _identity(repository / f"identity_{number:03}")
-        self._port = free_port()
-        grpc = free_port()
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
-        environ |= {
-            "SHMSERVE_RUN_DIR": self.run_dir,
-            "SHMSERVE_HTTP_BIND": f"127.0.0.1:{self._port}",
-            "SHMSERVE_GRPC_BIND": f"127.0.0.1:{grpc}",
-            "SHMSERVE_MODEL_REPOSITORY": str(repository),
-            # process titles would overwrite the run directory that marks the processes
-            "SPT_NOENV": "1",
-        }
-        command = [sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", "shmserve.app"]
-        began = time.monotonic()
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
-        try:
-            self._wait(began + START_S)
-        except BaseException:
-            self.stop()
-            raise
-        self.ready_s = time.monotonic() - began
-
-    def _wait(self, until):
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > until:
-                tail = self._log.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"the server did not get ready:\n{tail}")
-            time.sleep(0.05)
-
-    def _is_ready(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
-
-    def processes(self):
-        """(folder below /proc, kind) of each process of the service."""
-        mark = f"SHMSERVE_RUN_DIR={self.run_dir}".encode()
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            folder = Path("/proc", entry)
-            # another user's process, or a process that has ended
-            with contextlib.suppress(OSError):
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    yield (
-                        folder,
-                        role_of((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()),
-                    )
-
-    def stop(self):
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+def _repository(models, folder):
+    for number in range(models):
+        _identity(folder / f"identity_{number:03}")
+    return folder if models else ROOT / "workers"
 
 
 def _identity(folder):
@@ -155,16 +84,21 @@ def idle(processes, seconds):
 
 def measure(models, seconds, by_thread):
     with tempfile.TemporaryDirectory(prefix="bench-idle-") as folder:
-        service = Service(models, Path(folder))
+        server = RunningServer(_repository(models, Path(folder)))
+        began = time.monotonic()
         try:
+            server.start(wait_ready=False)
+            server.wait_ready()
+            ready_s = time.monotonic() - began
             time.sleep(SETTLE_S)
-            processes = list(service.processes())
+            titles = server.processes()
+            processes = [(Path(f"/proc/{pid}"), role_of(title)) for pid, title in titles.items()]
             held = memory(processes)
             spent, threads = idle(processes, seconds)
         finally:
-            service.stop()
+            server.stop()
     what = f"{models} models" if models else "the shipped workers"
-    print(f"{what}: ready in {service.ready_s:.2f} s, load {os.getloadavg()[0]:.1f}")
+    print(f"{what}: ready in {ready_s:.2f} s, load {os.getloadavg()[0]:.1f}")
     rows = [(role, *held[role], *spent.get(role, (0.0, 0.0))) for role in sorted(held)]
     rows.append(("all", *(sum(row[place] for row in rows) for place in range(1, 6))))
     for role, count, pss, private, wakes, percent in rows:

@@ -9,11 +9,11 @@ import argparse
 import contextlib
 import resource
 import socket
-import tempfile
 import time
 from pathlib import Path
 
-from bench.servers import Server
+from bench.turns import seconds
+from tests.running_server import RunningServer
 
 REQUEST = b"GET /v2/models/noop/ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ROUNDS = 3000
@@ -38,23 +38,13 @@ def connect(port):
 def latencies(port):
     """p50 and p99 in microseconds."""
     with connect(port) as client:
-        times = []
-        for _ in range(ROUNDS):
-            began = time.perf_counter()
-            ask(client)
-            times.append(time.perf_counter() - began)
-    times.sort()
+        times = sorted(seconds(lambda: ask(client)) for _ in range(ROUNDS))
     return times[ROUNDS // 2] * 1e6, times[ROUNDS * 99 // 100] * 1e6
 
 
 def workers(server):
     """Return the folders below /proc of the server's HTTP workers."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
-            title = (folder / "cmdline").read_bytes()
-            if parent == server._process.pid and title.startswith(b"shmserve: http worker"):
-                yield folder
+    return [Path(f"/proc/{pid}") for pid in server.pids("http worker")]
 
 
 def usage(folders):
@@ -90,15 +80,11 @@ def main():
     wanted = max(numbers) + 100
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-    with tempfile.TemporaryDirectory() as directory:
-        server = Server("shmserve", 2, Path(directory))
-        try:
-            folders = list(workers(server))
-            latencies(server.port)
-            for number in numbers:
-                measure(server.port, number, folders)
-        finally:
-            server.stop()
+    with RunningServer(http_workers=2, grpc_processes=0) as server:
+        folders = workers(server)
+        latencies(server.http_port)
+        for number in numbers:
+            measure(server.http_port, number, folders)
 
 
 if __name__ == "__main__":

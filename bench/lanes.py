@@ -11,13 +11,14 @@ import os
 import statistics
 import subprocess
 import tempfile
-import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import shmserve.client
+from bench.turns import closed_loops, in_turn, seconds
 from shmserve.protocol.control import lane_messages as wire
 from tests.running_server import RunningServer
 
@@ -57,37 +58,6 @@ def bare_caller(client, nbytes):
     return call
 
 
-def medians(callers, rounds):
-    """Median microseconds by caller, all called in turn."""
-    times = {name: [] for name in callers}
-    for number in range(rounds + 5):
-        order = list(callers.items())
-        for name, call in order if number % 2 else reversed(order):
-            begin = time.perf_counter()
-            call()
-            if number >= 5:
-                times[name].append((time.perf_counter() - begin) * 1e6)
-    return {name: statistics.median(took) for name, took in times.items()}
-
-
-def rate(call, callers, seconds):
-    """Calls a second of so many threads at a time."""
-    counts = [0] * callers
-    until = time.monotonic() + seconds
-
-    def loop(number):
-        while time.monotonic() < until:
-            call()
-            counts[number] += 1
-
-    threads = [threading.Thread(target=loop, args=(number,)) for number in range(callers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / seconds
-
-
 def in_c(server, program, nbytes, rounds):
     path = os.path.join(server.run_dir, "client.sock")
     words = [program, path, "identity", "INPUT0", "OUTPUT0", str(nbytes // 4), str(rounds)]
@@ -119,18 +89,19 @@ def report(server, client, plain, program, arguments):
     for nbytes in SIZES:
         lane, http = (caller(one, nbytes) for one in (client, plain))
         assert lane().transport == "lane"
-        found = medians(
-            {"lane": lane, "http": http, "bare": bare_caller(client, nbytes)}, arguments.rounds
-        )
+        calls = {"lane": lane, "http": http, "bare": bare_caller(client, nbytes)}
+        timed = {name: partial(seconds, call) for name, call in calls.items()}
+        times = in_turn(arguments.rounds, timed, warm_up=5)
+        found = {name: statistics.median(took) * 1e6 for name, took in times.items()}
         shown = "  ".join(f"{name} {took:.0f} us" for name, took in found.items())
         ratio, bare = found["lane"] / found["http"], found["lane"] / found["bare"]
         print(f"{nbytes:>10} bytes  {shown}  lane/http {ratio:.2f}  lane/bare {bare:.2f}")
         print(f"     in C, identity: {in_c(server, program, nbytes, arguments.rounds)}")
-    x = np.ones(4, np.float32)
+    x, lasting = np.ones(4, np.float32), arguments.seconds
     for callers in (1, 8):
         rates = {
-            name: rate(lambda one=one: one.infer(MODEL, {"IN": x}), callers, arguments.seconds)
-            for name, one in (("lane", client), ("http", plain))
+            name: len(closed_loops([partial(infer, MODEL, {"IN": x})] * callers, lasting)) / lasting
+            for name, infer in (("lane", client.infer), ("http", plain.infer))
         }
         shown = "  ".join(f"{name} {value:.0f}/s" for name, value in rates.items())
         print(

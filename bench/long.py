@@ -14,11 +14,10 @@ import os
 import sys
 import time
 
-import grpc
 import numpy as np
 
 import shmserve.client
-from shmserve._generated import grpc_service_pb2 as pb
+from tests.grpc_client import Client, request
 from tests.running_server import RunningServer, free_port, open_fds, rss_bytes
 
 MODEL, INPUT, OUTPUT = "identity", "INPUT0", "OUTPUT0"
@@ -47,15 +46,9 @@ def by_client(server, way):
 
 @contextlib.contextmanager
 def by_grpc(address):
-    request = pb.ModelInferRequest(model_name=MODEL)
-    request.inputs.add(name=INPUT, datatype="FP32", shape=[4])
-    request.raw_input_contents.append(X.tobytes())
-    data = request.SerializeToString()
-    with grpc.insecure_channel(address) as channel:
-        infer = channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer",
-            response_deserializer=pb.ModelInferResponse.FromString,
-        )
+    data = request(X, MODEL, name=INPUT).SerializeToString()
+    with Client(address) as client:
+        infer = client.method("ModelInfer")
         yield lambda: infer(data, timeout=60).raw_output_contents[0] == X.tobytes()
 
 

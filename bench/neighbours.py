@@ -21,7 +21,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from shmserve._generated import grpc_service_pb2 as pb
+from tests.grpc_client import Client, request
+from tests.model_files import model_maker
 from tests.running_server import RunningServer, free_port
 
 FLOOD = 100
@@ -48,9 +49,7 @@ BODY = json.dumps(
 def write_models(folder: Path) -> None:
     """The two models."""
     for name, seconds in (("hot", 0.02), ("quiet", 0)):
-        (folder / name / "1").mkdir(parents=True)
-        (folder / name / "1" / "model.py").write_text(MODEL.format(seconds))
-        (folder / name / "config.pbtxt").write_text(CONFIG)
+        model_maker(folder)(MODEL.format(seconds), CONFIG, name)
 
 
 def ask_http(address: str, model: str, seconds: float) -> tuple[list[float], int]:
@@ -73,17 +72,13 @@ def ask_http(address: str, model: str, seconds: float) -> tuple[list[float], int
 
 def ask_grpc(address: str, model: str, seconds: float) -> tuple[list[float], int]:
     """Ask over gRPC for a time, as `ask_http` does over HTTP."""
-    tensor = pb.ModelInferRequest.InferInputTensor(name="X", datatype="FP32", shape=[64])
-    request = pb.ModelInferRequest(
-        model_name=model, inputs=[tensor], raw_input_contents=[bytes(256)]
-    ).SerializeToString()
-    options = [("grpc.use_local_subchannel_pool", 1)]
+    data = request(np.zeros(64, np.float32), model, name="X").SerializeToString()
     latencies, refused, end = [], 0, time.monotonic() + seconds
-    with grpc.insecure_channel(address, options) as channel:
-        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    with Client(address) as client:
+        infer = client.method("ModelInfer")
         while (begun := time.monotonic()) < end:
             try:
-                infer(request, timeout=60)
+                infer(data, timeout=60)
             except grpc.RpcError:
                 refused += 1
             latencies.append(time.monotonic() - begun)

@@ -14,12 +14,10 @@ import multiprocessing
 import os
 import resource
 import socket
-import tempfile
 import time
-from pathlib import Path
 
 from bench.idle_connections import ask, connect, usage, workers
-from bench.servers import Server
+from tests.running_server import RunningServer
 
 SECONDS = 4.0
 EVERY_S = 0.01
@@ -108,23 +106,17 @@ def spread(port, folders):
 
 
 def measure(number_of_workers, numbers):
-    with tempfile.TemporaryDirectory() as directory:
-        server = Server("shmserve", number_of_workers, Path(directory))
-        try:
-            folders = list(workers(server))
-            print(f"{number_of_workers} worker(s)")
-            if number_of_workers > 1:
-                spread(server.port, folders)  # by then both workers accept
-                fresh = [spread(server.port, folders) for _ in range(SPREADS)]
-                print(f"  {LASTING} that last: {fresh}")
-            for asks in (False, True):
-                for number in numbers if asks else filter(None, numbers):
-                    beside(server.port, folders, number, asks)
-            if number_of_workers > 1:
-                used = [spread(server.port, folders) for _ in range(SPREADS)]
-                print(f"  {LASTING} that last: {used}")
-        finally:
-            server.stop()
+    with RunningServer(http_workers=number_of_workers, grpc_processes=0) as server:
+        folders, port = workers(server), server.http_port
+        print(f"{number_of_workers} worker(s)")
+        if number_of_workers > 1:
+            spread(port, folders)  # by then both workers accept
+            print(f"  {LASTING} that last: {[spread(port, folders) for _ in range(SPREADS)]}")
+        for asks in (False, True):
+            for number in numbers if asks else filter(None, numbers):
+                beside(port, folders, number, asks)
+        if number_of_workers > 1:
+            print(f"  {LASTING} that last: {[spread(port, folders) for _ in range(SPREADS)]}")
 
 
 def main():

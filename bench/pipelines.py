@@ -41,7 +41,8 @@ import numpy as np
 
 import shmserve.client
 from shmserve.client import Client
-from tests.running_server import RunningServer
+from tests.model_files import model_maker
+from tests.running_server import RunningServer, binary_request
 
 COUNT = 4 << 20  # elements: 16 MiB
 NBYTES = 4 * COUNT
@@ -105,9 +106,7 @@ def write_models(folder: Path) -> None:
         )
     sources = dict.fromkeys(STEPS, STEP) | {"native": NATIVE, "triton": TRITON}
     for model, source in sources.items():
-        (folder / model / "1").mkdir(parents=True)
-        (folder / model / "1" / "model.py").write_text(source)
-        (folder / model / "config.pbtxt").write_text('backend: "python"' + TENSORS)
+        model_maker(folder)(source, 'backend: "python"' + TENSORS, model)
     (folder / "all" / "1").mkdir(parents=True)
     ensemble = f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ {steps} }}'
     (folder / "all" / "config.pbtxt").write_text(ensemble)
@@ -121,10 +120,7 @@ class HttpCaller:
         self._connection = http.client.HTTPConnection(server.http_host, server.http_port, 60)
         self._buffer = bytearray(NBYTES)
         self._array = np.frombuffer(self._buffer, np.float32)
-        tensor = {"name": "X", "datatype": "FP32", "shape": [COUNT]}
-        inputs = [{**tensor, "parameters": {"binary_data_size": NBYTES}}]
-        document = {"inputs": inputs, "parameters": {"binary_data_output": True}}
-        self._head = json.dumps(document).encode()
+        self._head = binary_request(self._array, name="X")[0][:-NBYTES]
 
     def way(self, *models: str) -> Way:
         """Return a function that asks `models` one after the other; each answer's output is the

@@ -10,8 +10,9 @@ multiple of the walk's. Both take turns, so that a change of the machine's mood 
 """
 
 import statistics
-import time
+from functools import partial
 
+from bench.turns import in_turn, seconds
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.protocol.protobuf.infer_wire import parse_request, response_parts
 
@@ -45,14 +46,9 @@ def write_walk(view, size):
     return b"".join(response_parts("identity", "1", "1", {}, rows, [view]))
 
 
-def median_us(calls, generated, walk):
-    times = ([], [])
-    for _ in range(calls):
-        for kept, call in zip(times, (generated, walk), strict=True):
-            start = time.perf_counter_ns()
-            call()
-            kept.append(time.perf_counter_ns() - start)
-    return [statistics.median(kept) / 1000 for kept in times]
+def median_us(calls, *contestants):
+    times = in_turn(calls, {call: partial(seconds, call) for call in contestants}, warm_up=0)
+    return [statistics.median(taken) * 1e6 for taken in times.values()]
 
 
 def main():
@@ -63,12 +59,8 @@ def main():
         assert bytes(read_generated(data)[3]) == bytes(parse_request(data).inputs[0].raw)
         assert write_generated(view, size) == write_walk(view, size)
         for what, generated, walk in (
-            ("read", lambda d=data: read_generated(d), lambda d=data: parse_request(d)),
-            (
-                "write",
-                lambda v=view, s=size: write_generated(v, s),
-                lambda v=view, s=size: write_walk(v, s),
-            ),
+            ("read", partial(read_generated, data), partial(parse_request, data)),
+            ("write", partial(write_generated, view, size), partial(write_walk, view, size)),
         ):
             theirs, ours = median_us(calls, generated, walk)
             print(f"{what + ' ' + name:14}{theirs:12.1f}{ours:12.1f}{theirs / ours:8.2f}")

@@ -43,10 +43,11 @@ def put(target: Any, parameters: dict[str, Any]) -> None:
 
 
 def request(
-    array: np.ndarray = VALUES, model: str = "identity", id: str = "", **parameters: Any
-) -> pb.ModelInferRequest:
+    array: np.ndarray = VALUES, model: str = "identity", id: str = "", name: str = "INPUT0",
+    datatype: str = "FP32", **parameters: Any,
+) -> pb.ModelInferRequest:  # fmt: skip
     """Return an inference request with one raw input."""
-    made = pb.ModelInferRequest(model_name=model, id=id, inputs=[tensor(array)])
+    made = pb.ModelInferRequest(model_name=model, id=id, inputs=[tensor(array, name, datatype)])
     made.raw_input_contents.append(array.tobytes())
     put(made.parameters, parameters)
     return made

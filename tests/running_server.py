@@ -10,6 +10,7 @@ apart from other servers on the machine.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import itertools
 import json
@@ -135,7 +136,8 @@ class RunningServer:
         self.grpc_address = f"127.0.0.1:{free_port()}"
         self.log_path = Path(self.run_dir) / "log"
         self._gunicorn = gunicorn
-        self._within = within
+        self.within = within
+        self.pass_fds: list[int] = []
         self._output = output
         self._kept = kept
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
@@ -168,12 +170,13 @@ class RunningServer:
         with self.log_path.open("ab") as file:
             log = file if self._output is None else self._output
             self.master = subprocess.Popen(
-                [*self._within, sys.executable, "-m", *command],
+                [*self.within, sys.executable, "-m", *command],
                 cwd=ROOT,
                 env=self.environ,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                pass_fds=self.pass_fds,
             )
         if wait_ready:
             self.wait_ready()
@@ -218,10 +221,8 @@ class RunningServer:
     def kill_all(self) -> None:
         """Send SIGKILL to every process of this server. For tests that failed."""
         for pid in self.processes():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         if self.master is not None:
             self.master.wait(WATCHDOG_S)
 
@@ -268,9 +269,33 @@ class RunningServer:
 
     def infer(self, model: str, document: Any, **headers: str) -> tuple[int, Any]:
         """Return status and JSON of an inference with JSON tensors."""
-        body = json.dumps(document).encode()
-        status, _, answer = self.request("POST", f"/v2/models/{model}/infer", body, headers)
-        return status, json.loads(answer)
+        return self.post(f"/v2/models/{model}/infer", document, **headers)
+
+    def post(self, path: str, document: Any, **headers: str) -> tuple[int, Any]:
+        """Return status and JSON of the answer to a JSON document; None: the answer is empty."""
+        status, _, answer = self.request("POST", path, json.dumps(document).encode(), headers)
+        return status, json.loads(answer) if answer else None
+
+    def index(self, **fields: Any) -> list[dict[str, Any]]:
+        """Return the rows of the repository's index."""
+        status, rows = self.post("/v2/repository/index", fields)
+        assert status == 200, rows
+        return list(rows)
+
+    def control(self, action: str, model: str, **parameters: Any) -> tuple[int, Any]:
+        """Load or unload a model; return status and JSON, None for an empty answer."""
+        path = f"/v2/repository/models/{model}/{action}"
+        return self.post(path, {"parameters": parameters} if parameters else {})
+
+    def infer_binary(self, model: str, array: Any, *others: Any, **names: str) -> tuple[bytes, Any]:
+        """Return the bytes of the outputs, and the receipt, of an inference that must succeed.
+        The arguments are those of `binary_request`."""
+        body, headers = binary_request(array, *others, **names)
+        headers["shmserve-receipt"] = "1"
+        status, fields, answer = self.request("POST", f"/v2/models/{model}/infer", body, headers)
+        assert status == 200, answer[:500]
+        outputs = answer[int(fields["inference-header-content-length"]) :]
+        return outputs, json.loads(fields["shmserve-receipt"])
 
     @property
     def base_url(self) -> str:
@@ -338,20 +363,12 @@ class RunningServer:
 
     def processes(self) -> dict[int, str]:
         """Return the live processes of this server: pid to title."""
-        mark = f"SHMSERVE_RUN_DIR={self.run_dir}".encode()
         titles: dict[int, str] = {}
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit() or int(entry) == os.getpid():
-                continue
-            try:
-                if mark not in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                    continue
-                title = Path(f"/proc/{entry}/cmdline").read_bytes()
-                state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if state != "Z":
-                titles[int(entry)] = title.replace(b"\0", b" ").decode(errors="replace").strip()
+        for pid in marked(f"SHMSERVE_RUN_DIR={self.run_dir}"):
+            with contextlib.suppress(OSError):  # it has ended
+                title = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if is_running(pid):
+                    titles[pid] = title.replace(b"\0", b" ").decode(errors="replace").strip()
         return titles
 
     def pids(self, title: str) -> list[int]:
@@ -369,6 +386,35 @@ class RunningServer:
             if name.endswith(".sock") and name != "http.sock"
         ]
         return leaks
+
+
+def binary_request(array: Any, *others: Any, name: str = "IN") -> tuple[bytes, dict[str, str]]:
+    """Return body and headers of an inference: an FP32 array in bytes, outputs in bytes, and other
+    inputs in JSON."""
+    tensor = {"name": name, "shape": list(array.shape), "datatype": "FP32"}
+    binary = {**tensor, "parameters": {"binary_data_size": array.nbytes}}
+    head = {"inputs": [*others, binary], "parameters": {"binary_data_output": True}}
+    text = json.dumps(head).encode()
+    return text + array.tobytes(), {"Inference-Header-Content-Length": str(len(text))}
+
+
+def marked(word: str) -> set[int]:
+    """Return the pids of other processes with this word in their environment."""
+    found = set()
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # another user's process, or one that has ended
+            if word.encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                found.add(int(entry))
+    return found - {os.getpid()}
+
+
+def is_running(pid: int) -> bool:
+    """Return True if the process runs. A zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
 
 
 def segments_left() -> list[str]:

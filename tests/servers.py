@@ -1,5 +1,6 @@
 """Servers that must leave nothing behind, their settings and clients; programs beside them."""
 
+import contextlib
 import http.client
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any, Self
 
 import pytest
 
+from shmserve.client import InferenceError
 from tests.running_server import ROOT, WATCHDOG_S, RunningServer
 
 SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
@@ -57,6 +59,14 @@ def failed_start(server: RunningServer) -> str:
     return server.log()
 
 
+@contextlib.contextmanager
+def inference_error(status: int, words: str | None = None) -> Iterator[None]:
+    """Expect an error of `shmserve.client` with this status."""
+    with pytest.raises(InferenceError, match=words) as caught:
+        yield
+    assert caught.value.status == status, caught.value
+
+
 class UnixConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
@@ -93,6 +103,25 @@ def completed(
     return subprocess.run(
         words, capture_output=True, text=True, timeout=timeout_s, env=environ, cwd=cwd
     )
+
+
+@contextlib.contextmanager
+def beside(
+    *command: str | Path, environ: Mapping[str, str] | None = None, given: str = ""
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Yield the first line that a Python program prints, and the program, which is then killed.
+    `environ`: the whole environment; `given`: what the program reads."""
+    words = [sys.executable, *map(str, command)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, env=environ, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        print(given, end="", file=process.stdin, flush=True)
+        yield process.stdout.readline(), process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def output(*command: str | Path, **options: Any) -> str:

@@ -2,23 +2,20 @@
 
 import base64
 import contextlib
-import http.client
 import json
-import mmap
-import os
 import time
-from pathlib import Path
 
 import cupy
 import grpc
 import numpy as np
 
+import bench.caller
+from bench.caller import RECEIPT, TIMEOUT_S
 from bench.load.rpc import OPTIONS
 from shmserve._generated import grpc_service_pb2 as pb
+from tests.running_server import binary_request
 
-RECEIPT = "shmserve-receipt"
 RPC = "/inference.GRPCInferenceService/"
-TIMEOUT_S = 300
 runtime = cupy.cuda.runtime
 
 
@@ -44,27 +41,8 @@ class DeviceMemory:
         return float(self.array.min()) == float(self.array.max()) == value
 
 
-class Caller:
-    """Client with one HTTP connection."""
-
-    def __init__(self, stack, server):
-        self._connection = http.client.HTTPConnection(
-            server.http_host, server.http_port, timeout=TIMEOUT_S
-        )
-        stack.callback(self._connection.close)
-        self._stack = stack
-        self.receipt = {}
-
-    def post(self, path, document=None, headers=None):
-        """Return the body of a 200; `document`: object to send as JSON, or a body in bytes."""
-        body = document if isinstance(document, bytes) else json.dumps(document or {})
-        self._connection.request("POST", path, body, {RECEIPT: "1", **(headers or {})})
-        answer = self._connection.getresponse()
-        data = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"{path}: {answer.status} {data[:500].decode(errors='replace')}")
-        self.receipt = json.loads(answer.getheader(RECEIPT) or "{}")
-        return data
+class Caller(bench.caller.Caller):
+    """Client with one HTTP connection and device memory."""
 
     def register(self, name, memory):
         """Register device memory until `unregister` is called."""
@@ -75,47 +53,12 @@ class Caller:
     def unregister(self, name):
         self.post(f"/v2/cudasharedmemory/region/{name}/unregister")
 
-    def shared_array(self, name, nbytes):
-        """Return an FP32 array that is a system region until the caller ends."""
-        path = Path(f"/dev/shm/bench-gpu-{os.getpid()}-{name}")
-        with path.open("xb+") as file:
-            self._stack.callback(path.unlink)
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-            mapping = mmap.mmap(file.fileno(), nbytes)
-        base = f"/v2/systemsharedmemory/region/{name}"
-        self.post(f"{base}/register", {"key": path.name, "byte_size": nbytes})
-        self._stack.callback(self.post, f"{base}/unregister")
-        return np.frombuffer(mapping, np.float32)
-
-    def seconds(self, model, source, target, nbytes, **parameters):
-        """Return the seconds of a request with tensors in regions; `target` None: the output comes
-        in the answer."""
-        place = {"shared_memory_byte_size": nbytes}
-        tensor = {"name": "IN", "datatype": "FP32", "shape": [nbytes // 4]}
-        document = {
-            "inputs": [{**tensor, "parameters": {"shared_memory_region": source, **place}}],
-            "parameters": parameters,
-        }
-        if target is not None:
-            region = {"shared_memory_region": target, **place}
-            document["outputs"] = [{"name": "OUT", "parameters": region}]
-        begin = time.perf_counter()
-        self.post(f"/v2/models/{model}/infer", document)
-        return time.perf_counter() - begin
-
     def seconds_binary(self, model, array):
         """Return the seconds of a request with tensors in the bodies; check that 1 was added."""
-        tensor = {"name": "IN", "datatype": "FP32", "shape": [len(array)]}
-        tensor["parameters"] = {"binary_data_size": array.nbytes}
-        head = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
-        text = json.dumps(head).encode()
-        headers = {"Inference-Header-Content-Length": str(len(text))}
-        body = text + array.tobytes()
-        begin = time.perf_counter()
-        answer = self.post(f"/v2/models/{model}/infer", body, headers)
-        elapsed = time.perf_counter() - begin
+        body, headers = binary_request(array)
+        answer = self.post(f"/v2/models/{model}/infer", body, {RECEIPT: "1", **headers})
         check(np.frombuffer(answer[-array.nbytes :], np.float32), array)
-        return elapsed
+        return self.took_s
 
 
 class GrpcCaller:

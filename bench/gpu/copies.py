@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 
 from bench.gpu.timing import FAKE, NO_TIMING, milliseconds, rate, ratio, summary
-from bench.regions import in_turn
+from bench.turns import in_turn
 from shmserve.cuda.device import Device
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.segment import Mapping, Segment

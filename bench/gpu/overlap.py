@@ -2,7 +2,6 @@
 computes."""
 
 import contextlib
-import threading
 import time
 
 import cupy
@@ -10,6 +9,7 @@ import numpy as np
 
 from bench.gpu.caller import Caller
 from bench.gpu.timing import FAKE, NO_TIMING, ratio
+from bench.turns import closed_loops
 
 
 def measure(server, nbytes, seconds, rounds, copy_s):
@@ -64,23 +64,5 @@ def _call(caller, region, nbytes, passes):
 
 def _throughput(calls, seconds):
     """Return requests per second; each caller sends the next request after each answer."""
-    counts = [0] * len(calls)
-    failures = []
     begin = time.perf_counter()
-
-    def loop(number):
-        try:
-            while time.perf_counter() < begin + seconds:
-                calls[number]()
-                counts[number] += 1
-        except Exception as ex:
-            failures.append(ex)
-
-    threads = [threading.Thread(target=loop, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return sum(counts) / (time.perf_counter() - begin)
+    return len(closed_loops(calls, seconds)) / (time.perf_counter() - begin)

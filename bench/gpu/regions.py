@@ -6,7 +6,7 @@ import numpy as np
 
 from bench.gpu.caller import DeviceMemory, both
 from bench.gpu.timing import MIB, ratio, size_name, summary
-from bench.regions import in_turn
+from bench.turns import in_turn
 
 SPARE = 16 * MIB  # bytes of /dev/shm left for other users
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}

@@ -5,6 +5,8 @@ import statistics
 
 import cupy
 
+from bench.turns import spread
+
 FAKE = cupy.__version__ == "0-fake" or "FAKE_CUDA_STANDIN" in os.environ  # tests/cuda/standin.py
 NO_TIMING = "fake: no timing"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -14,9 +16,7 @@ def summary(seconds):
     """Return median and tenths, in milliseconds."""
     if FAKE:
         return NO_TIMING
-    low, *_, high = statistics.quantiles(seconds, n=10)
-    quantiles = {"p50": statistics.median(seconds), "p10": low, "p90": high}
-    return {name: milliseconds(value) for name, value in quantiles.items()}
+    return dict(zip(("p50", "p10", "p90"), map(milliseconds, spread(seconds)), strict=True))
 
 
 def milliseconds(seconds):

@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from bench.gpu_day.evidence import Evidence, NotRun
+from tests.running_server import marked
 
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = "GPU_DAY_STEP"  # variable in the environment of every process that a step starts
@@ -107,21 +108,12 @@ def _run(step: Step, evidence: Evidence, folder: Path, outcome: Outcome) -> None
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_TO_END_S)
         finally:
-            for pid in _marked(mark):
+            for pid in marked(f"{_MARK}={mark}"):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()
     outcome.took_s = round(time.monotonic() - begin, 1)
     outcome.output = log.read_text(errors="replace")[-_TAIL:]
-
-
-def _marked(mark: str) -> Iterator[int]:
-    """Yield the pids of processes that a step has left running."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if f"{_MARK}={mark}".encode() in (entry / "environ").read_bytes():
-                    yield int(entry.name)
 
 
 # --------------------------------------------------------------------------- what they leave

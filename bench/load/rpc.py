@@ -6,12 +6,13 @@ the server alone is measured. Prints one JSON object.
 
 import json
 import sys
-import threading
 import time
+from functools import partial
 
 import grpc
 import numpy as np
 
+from bench.turns import closed_loops
 from shmserve._generated import grpc_service_pb2 as pb
 
 OPTIONS = [
@@ -40,35 +41,17 @@ def checked(call, request, tensor):
     return json.loads(trailing.get("shmserve-receipt", "null"))
 
 
-def run(call, request, until, times):
-    while True:
-        begin = time.perf_counter()
-        if begin >= until:
-            return
-        call(request, timeout=120)
-        times.append(time.perf_counter() - begin)
-
-
 def main(address, method, nbytes, callers, seconds):
     request, tensor = encoded(int(nbytes))
     channels = [grpc.insecure_channel(address, OPTIONS) for _ in range(int(callers))]
     calls = [channel.unary_unary(method) for channel in channels]
     receipts = [checked(call, request, tensor) for call in calls for _ in range(3)]
-    times = [[] for _ in calls]
+    loops = [partial(call, request, timeout=120) for call in calls]
     begin = time.perf_counter()
-    until = begin + float(seconds)
-    threads = [
-        threading.Thread(target=run, args=(call, request, until, own))
-        for call, own in zip(calls, times, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    latencies = np.array(closed_loops(loops, float(seconds)))
     wall = time.perf_counter() - begin
     for channel in channels:
         channel.close()
-    latencies = np.array([second for own in times for second in own])
     report = {
         "requests": len(latencies),
         "answers": len(latencies) + len(receipts),

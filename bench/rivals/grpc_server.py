@@ -5,56 +5,28 @@ through multiprocessing queues and back. `Empty` takes bytes and answers with by
 grpcio's synchronous server costs by itself.
 """
 
-import itertools
-import multiprocessing
-import os
-import queue
 import sys
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
 
+from bench.rivals.model_process import Model
 from shmserve._generated import grpc_service_pb2 as pb
 
 THREADS = 16
 UNBOUNDED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
-def model(requests, answers, parent):
-    """The model process: gives every tensor back."""
-    while os.getppid() == parent:
-        try:
-            number, tensor = requests.get(timeout=2)
-        except queue.Empty:
-            continue
-        answers.put((number, tensor))
-
-
 class Pickle:
     """ModelInfer over a pickling queue."""
 
     def __init__(self):
-        context = multiprocessing.get_context("fork")
-        self._requests, self._answers = context.Queue(), context.Queue()
-        self._waiting = {}
-        self._numbers = itertools.count()
-        arguments = (self._requests, self._answers, os.getpid())
-        context.Process(target=model, args=arguments, daemon=True).start()
-        threading.Thread(target=self._distribute, daemon=True).start()
-
-    def _distribute(self):
-        while True:
-            number, tensor = self._answers.get()
-            self._waiting.pop(number).set_result(tensor)
+        self._model = Model()
 
     def infer(self, request, context):
         tensor = np.frombuffer(request.raw_input_contents[0], dtype="<f4")
-        number, answer = next(self._numbers), Future()
-        self._waiting[number] = answer
-        self._requests.put((number, tensor))
-        result = answer.result(timeout=120)
+        result = self._model.ask("identity", tensor)
         output = pb.ModelInferResponse.InferOutputTensor(
             name="OUTPUT0", datatype="FP32", shape=result.shape
         )

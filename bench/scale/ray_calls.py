@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 from shmserve.cluster.haproxy_slots import Address
 from shmserve.cluster.node_service import NodeReport
 from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
+from tests.running_server import marked
 
 ACTORS = 8
 _MODELS = 10
@@ -85,18 +87,10 @@ def _calls(ray: Any) -> dict[str, Any]:
 
 def _resident(titles: tuple[str, ...]) -> int:
     """Return the MiB of this process's descendants with one of `titles` in the command line."""
-    mark = f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()
     total = 0
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            command = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace")
-            if (
-                mark not in Path(f"/proc/{entry}/environ").read_bytes()
-                and int(entry) != os.getpid()
-            ):
-                continue
+    for pid in marked(f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}"):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
             if any(title in command for title in titles):
-                total += int(Path(f"/proc/{entry}/statm").read_text().split()[1])
-        except OSError:
-            continue
+                total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return (total * os.sysconf("SC_PAGE_SIZE")) >> 20

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.model_files import model_maker
 from tests.needs import ip
 from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 from tests.servers import UnixConnection
@@ -197,10 +198,7 @@ class Balancer:
 def network() -> Iterator[tuple[Balancer, list[Host]]]:
     """Three ready services and HAProxy before them. Afterwards all is removed."""
     folder = tempfile.mkdtemp(prefix="shmserve-balance-")
-    version = Path(folder) / "repository/work/1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(_MODEL)
-    (version.parent / "config.pbtxt").write_text(_MODEL_CONFIG)
+    model_maker(Path(folder) / "repository")(_MODEL, _MODEL_CONFIG, "work")
     balancer = Balancer(folder)
     hosts = [Host(number, folder) for number in range(len(NAMES))]
     namespaces = [balancer.namespace, *(host.namespace for host in hosts)]

@@ -17,9 +17,8 @@ from threading import Thread
 import grpc
 import numpy as np
 
-from shmserve._generated import grpc_service_pb2 as pb
 from tests.balance.hosts import BACKENDS, Balancer, begun
-from tests.grpc_client import Client, tensor
+from tests.grpc_client import Client, request
 from tests.servers import UnixConnection
 
 Told = tuple[str, str, str]  # for `Outcome`: the result, the host, the reason
@@ -214,12 +213,9 @@ class Load:
 
             def send(number: int) -> Told:
                 array = np.array([number], np.int64)
-                request = pb.ModelInferRequest(
-                    model_name="work", inputs=[tensor(array, "ID", "INT64")]
-                )
-                request.raw_input_contents.append(array.tobytes())
+                message = request(array, "work", name="ID", datatype="INT64")
                 try:
-                    answer = client.call("ModelInfer", request, timeout=_GIVE_UP_S)
+                    answer = client.call("ModelInfer", message, timeout=_GIVE_UP_S)
                 except grpc.RpcError as ex:
                     return _clear(ex.code().name, _CLEAR_CODES, ex.details())
                 names = [output.name for output in answer.outputs]

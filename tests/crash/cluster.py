@@ -23,7 +23,6 @@ from typing import Any
 import grpc
 import numpy as np
 
-from shmserve._generated import grpc_service_pb2 as pb
 from tests import grpc_client
 from tests.crash.cluster_rig import ClusterRig, kill, seconds_since
 from tests.running_server import wait_until
@@ -208,12 +207,7 @@ def _over_grpc(rig: ClusterRig) -> dict[str, list[float]]:
     found = {}
     for name in MODELS:
         array = np.array([1.0, 2.0], np.float32)
-        message = pb.ModelInferRequest(
-            model_name=name,
-            inputs=[grpc_client.tensor(array, "IN")],
-            raw_input_contents=[array.tobytes()],
-        )
-        answer = _called(client, message, name)
+        answer = _called(client, grpc_client.request(array, name, name="IN"), name)
         found[name] = np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
     client.channel.close()
     return found

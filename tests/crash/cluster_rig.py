@@ -30,7 +30,8 @@ from shmserve.cluster import cluster_file, commands
 from shmserve.cluster.controller import Status
 from shmserve.cluster.haproxy_socket import Balancer
 from shmserve.errors import Unavailable
-from tests.running_server import free_port, wait_until
+from tests.model_files import model_maker
+from tests.running_server import free_port, is_running, marked, wait_until
 from tests.servers import run_shmserve
 
 _HOST = "127.0.0.1"
@@ -101,15 +102,12 @@ class ClusterRig:
             self._haproxy.terminate()
             self._haproxy.wait(_END_S)
         kill(pids | self._all_pids())
-        wait_until(lambda: not any(map(_lives, pids)), "processes are left", _END_S)
+        wait_until(lambda: not any(map(is_running, pids)), "processes are left", _END_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write_files(self) -> None:
         for name in self._models:
-            version = self.folder / "models" / name / "1"
-            version.mkdir(parents=True)
-            (version.parent / "config.pbtxt").write_text(CONFIG)
-            (version / "model.py").write_text(CODE % self._run_s)
+            model_maker(self.folder / "models")(CODE % self._run_s, CONFIG, name)
         tables = "".join(
             f'[models.{name}]\nmemory_bytes = "{memory}MiB"\nreplicas = {least}\n'
             f'max_replicas = {most}\nqueue_s = "5ms"\nup_s = 1\ndown_s = 600\n'
@@ -188,7 +186,7 @@ class ClusterRig:
 
     def service_pids(self, name: str) -> set[int]:
         """Processes of the service of a node."""
-        return _with_environment(f"SHMSERVE_RUN_DIR={self.folder}/shmserve-{name[:12]}")
+        return marked(f"SHMSERVE_RUN_DIR={self.folder}/shmserve-{name[:12]}")
 
     def up(self) -> Status:
         return commands.up(self.file)
@@ -250,8 +248,7 @@ class ClusterRig:
 
     def _all_pids(self) -> set[int]:
         """Return the pids of all processes that were started for this cluster."""
-        pids = _with_environment(f"RAY_TMPDIR={self.folder}") - {os.getpid()}
-        return {pid for pid in pids if pid not in _ancestors()}
+        return marked(f"RAY_TMPDIR={self.folder}") - _ancestors()
 
 
 def kill(pids: set[int]) -> None:
@@ -289,22 +286,6 @@ def _parents() -> dict[int, int]:
                 Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1]
             )
     return found
-
-
-def _with_environment(word: str) -> set[int]:
-    found = set()
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if word.encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                found.add(int(entry))
-    return found
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _rows(text: str, separator: str) -> list[dict[str, str]]:

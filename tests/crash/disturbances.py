@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from shmserve.frontends.http2 import PREFACE
-from tests.crash.load import request_of
-from tests.crash.reload import changed, control
+from tests.crash.reload import changed
 from tests.integration.lane_client import Program, floats, request
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, binary_request
 
 ROLES = (
     *("http worker", "grpc", "executor echo", "executor pair", "executor gathered"),
@@ -118,7 +117,7 @@ def clock_jump(scene: Scene) -> Iterator[None]:
 
 
 def _head(floats: int) -> tuple[bytes, bytes]:
-    body, fields = request_of("echo", np.ones(floats, np.float32))
+    body, fields = binary_request(np.ones(floats, np.float32))
     lines = ["POST /v2/models/echo/infer HTTP/1.1", "Host: localhost"]
     lines += [f"{key}: {value}" for key, value in fields.items()]
     return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode(), body
@@ -205,11 +204,11 @@ def reloading(scene: Scene) -> Iterator[None]:
     """
     scene.turn += 1
     with contextlib.suppress(OSError):
-        control(scene.server, "echo", "load", changed(scene.turn))
-        control(scene.server, "other", "load")
+        scene.server.control("load", "echo", config=changed(scene.turn))
+        scene.server.control("load", "other")
     yield
     with contextlib.suppress(OSError):
-        control(scene.server, "other", "unload")
+        scene.server.control("unload", "other")
 
 
 KILLS: dict[str, Disturbance] = {f"kill {role}": _killing(role) for role in ROLES}

@@ -17,9 +17,8 @@ import grpc
 import numpy as np
 
 import shmserve.client
-from shmserve._generated import grpc_service_pb2 as pb
 from tests import grpc_client
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, binary_request
 
 SIZES = (10, 1000, 300_000)  # numbers of floats; the last size needs a separate segment
 # Models, the number that each adds, and whether an input is a row of a batch.
@@ -68,23 +67,6 @@ class Work:
     verdict: Verdict
     sizes: tuple[int, ...]
     models: tuple[tuple[str, int, bool], ...]
-
-
-def request_of(model: str, array: np.ndarray, name: str = "IN") -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a binary request."""
-    head = {
-        "inputs": [
-            {
-                "name": name,
-                "shape": list(array.shape),
-                "datatype": "FP32",
-                "parameters": {"binary_data_size": array.nbytes},
-            }
-        ],
-        "parameters": {"binary_data_output": True},
-    }
-    text = json.dumps(head).encode()
-    return text + array.tobytes(), {"Inference-Header-Content-Length": str(len(text))}
 
 
 def outputs_of(body: bytes, header_length: int) -> dict[str, bytes]:
@@ -170,6 +152,14 @@ class LoadClient(threading.Thread):
             return self.wrong(f"{kind} and no executor died: {reason}")
         return self.refused(kind, reason)
 
+    def failed(self, door: str, status: int, reason: str) -> tuple[str, bool]:
+        """Judge an answer without a result."""
+        if status == 503:
+            return self.refused(f"{door}503", reason)
+        if status == 502:
+            return self.lost(f"{door}502", reason)
+        return self.wrong(f"{door}{status} {reason[:200]}")
+
     def closed(self, kind: str, error: object) -> tuple[str, bool]:
         self.verdict.closed.append(f"{kind}: {error!r}")
         return kind, False
@@ -182,7 +172,7 @@ class HttpClient(LoadClient):
 
     def send(self, count: int) -> tuple[str, bool]:
         model, array, wanted = self.next(count)
-        body, headers = request_of(model, array)
+        body, headers = binary_request(array)
         try:
             if self.connection is None:
                 self.connection = http.client.HTTPConnection(
@@ -194,12 +184,8 @@ class HttpClient(LoadClient):
         except (OSError, http.client.HTTPException) as ex:
             self.close()
             return self.closed("closed", ex)
-        if answer.status == 503:
-            return self.refused("503", json.loads(data).get("error"))
-        if answer.status == 502:
-            return self.lost("502", json.loads(data).get("error"))
         if answer.status != 200:
-            return self.wrong(f"{answer.status} {data[:200]!r}")
+            return self.failed("", answer.status, str(json.loads(data).get("error", "")))
         length = int(answer.headers["Inference-Header-Content-Length"])
         return self.judge("right", outputs_of(data, length)["OUT"], wanted)
 
@@ -223,13 +209,9 @@ class LaneClient(LoadClient):
                 self.client = shmserve.client.connect(url, timeout=_TIMEOUT_S, lanes=self.lanes)
             result = self.client.infer(model, {"IN": array})
         except shmserve.client.InferenceError as ex:
-            if ex.status == 503:
-                return self.refused("lane 503", ex.message)
-            if ex.status == 502:
-                return self.lost("lane 502", ex.message)
             if ex.status == 0:
                 return self.closed("lane 503", ex.message)
-            return self.wrong(f"over a lane: {ex.status} {ex.message}")
+            return self.failed("lane ", ex.status, ex.message)
         return self.judge(f"over {result.transport}", result["OUT"].tobytes(), wanted)
 
     def close(self) -> None:
@@ -244,9 +226,7 @@ class GrpcClient(LoadClient):
 
     def send(self, count: int) -> tuple[str, bool]:
         model, array, wanted = self.next(count)
-        message = pb.ModelInferRequest(model_name=model)
-        message.inputs.add(name="IN", datatype="FP32", shape=array.shape)
-        message.raw_input_contents.append(array.tobytes())
+        message = grpc_client.request(array, model, name="IN")
         if self.client is None:
             self.client = grpc_client.Client(self.server.grpc_address)
         try:

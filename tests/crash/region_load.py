@@ -39,14 +39,10 @@ class RegionClient(LoadClient):
         except (OSError, http.client.HTTPException) as ex:
             self.close()
             return self.closed("region closed", ex)
-        if status == 503:
-            return self.refused("region 503", told["error"])
-        if status == 502:
-            return self.lost("region 502", told["error"])
         if status == 400 and "region" in told["error"]:
             return self._not_known(told["error"])
         if status != 200:
-            return self.wrong(f"with regions: {status} {told}")
+            return self.failed("region ", status, told["error"])
         return self.judge("over regions", self.target.get(wanted.size).tobytes(), wanted)
 
     def _not_known(self, error: str) -> tuple[str, bool]:

@@ -33,34 +33,27 @@ def repository(folder: Path) -> Path:
     return folder
 
 
-def control(server: RunningServer, model: str, action: str, config: Any = None) -> tuple[int, Any]:
-    """Status and JSON of a request to load or unload a model."""
-    document = {} if config is None else {"parameters": {"config": json.dumps(config)}}
-    body = json.dumps(document).encode()
-    path = f"/v2/repository/models/{model}/{action}"
-    status, _, answer = server.request("POST", path, body)
-    return status, json.loads(answer) if answer else None
-
-
-def changed(turn: int) -> dict[str, Any]:
+def changed(turn: int) -> str:
     """Return a configuration of `echo` that differs by turn but takes the same requests."""
     tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
-    return {
-        "backend": "python",
-        "input": [{"name": "IN", **tensor}],
-        "output": [{"name": "OUT", **tensor}],
-        "parameters": {"turn": {"string_value": str(turn)}},
-    }
+    return json.dumps(
+        {
+            "backend": "python",
+            "input": [{"name": "IN", **tensor}],
+            "output": [{"name": "OUT", **tensor}],
+            "parameters": {"turn": {"string_value": str(turn)}},
+        }
+    )
 
 
 def cycle(server: RunningServer, turn: int) -> None:
     """Run one cycle; every step must succeed."""
-    for model, action, config in (
-        ("echo", "load", changed(turn)),
-        ("other", "load", None),
-        ("other", "unload", None),
+    for action, model, more in (
+        ("load", "echo", {"config": changed(turn)}),
+        ("load", "other", {}),
+        ("unload", "other", {}),
     ):
-        answer = control(server, model, action, config)
+        answer = server.control(action, model, **more)
         assert answer == (200, None), f"{action} {model}: {answer}\n{server.log()[-4000:]}"
 
 

@@ -38,12 +38,11 @@ from tests.crash.load import (
     LoadClient,
     Verdict,
     outputs_of,
-    request_of,
 )
 from tests.crash.manager import Manager, names_in_shm
 from tests.crash.region_load import RegionClient
 from tests.crash.reload import lost, repository
-from tests.running_server import RunningServer, open_fds, wait_until
+from tests.running_server import RunningServer, binary_request, open_fds, wait_until
 
 SIZES = (10, 1000, 20_000)
 DRAIN_IDLE_S = 3.0  # longer than any of these clients pauses
@@ -55,7 +54,7 @@ class NewConnections(LoadClient):
 
     def send(self, count: int) -> tuple[str, bool]:
         model, array, wanted = self.next(count)
-        body, headers = request_of(model, array)
+        body, headers = binary_request(array)
         url = self.server.base_url + f"/v2/models/{model}/infer"
         try:
             with urllib.request.urlopen(

@@ -24,13 +24,7 @@ import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
 from tests.integration.region_client import Client, Memory
-from tests.running_server import (
-    RunningServer,
-    free_port,
-    open_fds,
-    rss_bytes,
-    wait_until,
-)
+from tests.running_server import RunningServer, free_port, open_fds, rss_bytes, wait_until
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "repositories" / "regions"

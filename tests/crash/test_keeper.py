@@ -15,7 +15,7 @@ import pytest
 
 from shmserve.transport import rundir
 from tests.running_server import WATCHDOG_S, RunningServer, wait_until
-from tests.servers import only, output
+from tests.servers import Server, Starting, only, output
 
 SETTINGS: dict[str, Any] = {
     **only("noop"),
@@ -66,9 +66,7 @@ def parent_of(pid: int) -> int:
 
 @pytest.mark.needs("pidns")
 def test_pid_1_passes_signals_on_outlives_reloads_and_ends_with_the_service() -> None:
-    server = RunningServer(within=PIDNS, kept=True, **SETTINGS)
-    try:
-        server.start(wait_ready=False)
+    with Starting(within=PIDNS, kept=True, **SETTINGS) as server:
         server.wait_ready()
         (keeper,) = server.pids("keeper")
         (first,) = server.pids("master")
@@ -96,17 +94,12 @@ def test_pid_1_passes_signals_on_outlives_reloads_and_ends_with_the_service() ->
         os.kill(keeper, signal.SIGTERM)
         assert server.master is not None
         assert server.master.wait(WATCHDOG_S) == 0
-        assert server.leaks() == []
-    finally:
-        server.kill_all()
 
 
 def test_nothing_outlives_a_keeper_that_is_killed() -> None:
     """A supervisor such as supervisord may kill the process that it has started. Even a hanging
     master must then end."""
-    server = RunningServer(kept=True, **SETTINGS)
-    try:
-        server.start()
+    with Server(kept=True, **SETTINGS) as server:
         assert server.master is not None
         reload(server)  # the next master gets the keeper's pipe from the master before
         assert server.master.poll() is None, "a supervisor like supervisord starts it again"
@@ -120,19 +113,11 @@ def test_nothing_outlives_a_keeper_that_is_killed() -> None:
         os.kill(master, signal.SIGSTOP)
         server.master.kill()
         wait_until(lambda: not server.processes(), f"still there: {server.processes()}")
-        assert server.leaks() == []
-    finally:
-        server.kill_all()
 
 
 def test_a_killed_master_is_the_status_of_the_service_once_all_have_ended() -> None:
-    server = RunningServer(kept=True, grpc_processes=0, **SETTINGS)
-    try:
-        server.start()
+    with Server(kept=True, grpc_processes=0, **SETTINGS) as server:
         assert server.master is not None
         (master,) = server.pids("master")
         os.kill(master, signal.SIGKILL)
         assert server.master.wait(WATCHDOG_S) == 128 + signal.SIGKILL
-        assert server.leaks() == []
-    finally:
-        server.kill_all()

@@ -104,18 +104,12 @@ def test_supervisor_and_coordinator_at_once() -> None:
 
 
 def test_after_kill_9_of_the_master_one_restart_leaves_nothing() -> None:
-    server = RunningServer(MODELS, **LOADED | {"grpc_processes": 1})
-    try:
-        server.start()
+    with Server(MODELS, **LOADED | {"grpc_processes": 1}) as server:
         assert server.master is not None
         server.master.kill()
         server.master.wait()
         wait_until(lambda: not server.processes(), f"still there: {server.processes()}")
         server.start()
-        server.stop()
-        assert server.leaks() == []
-    finally:
-        server.kill_all()
 
 
 def test_sighup_replaces_http_workers_and_leaves_models_alone() -> None:

@@ -5,7 +5,7 @@ import ctypes
 import gc
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,20 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
     yield cupy
     cupy._fake.shut_down()
     _forget()
+
+
+@pytest.fixture
+def fake_with(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Callable[..., Any]:
+    """Return a function that sets FAKE_CUDA_* and returns `fake_cupy`: ``fake_with(PIN="no")``."""
+
+    def make(**settings: object) -> Any:
+        for name, value in settings.items():
+            monkeypatch.setenv(f"FAKE_CUDA_{name}", str(value))
+        return request.getfixturevalue("fake_cupy")
+
+    return make
 
 
 def _over_the_standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:

@@ -2,9 +2,10 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from tests.servers import beside
 
 _PROGRAM = """
 import sys
@@ -27,16 +28,6 @@ def exported(
     environment: dict[str, str], count: int = 1024, device: int = 0, first: int = 0
 ) -> Iterator[tuple[bytes, subprocess.Popen[str]]]:
     """Yield the handle, and the process that owns the memory."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, str(device), str(count), str(first)],
-        env=os.environ | environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield bytes.fromhex(process.stdout.readline()), process
-    finally:
-        process.kill()
-        process.communicate()
+    words = ("-c", _PROGRAM, str(device), str(count), str(first))
+    with beside(*words, environ=os.environ | environment) as (handle, process):
+        yield bytes.fromhex(handle), process

@@ -4,7 +4,7 @@ import fcntl
 import gc
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from shmserve.shm.peer_segments import PeerSegments
 from shmserve.shm.segment import Mapping
 from tests.cuda.exporting import exported
 
+Fake = Callable[..., Any]
 SIZE = 1 << 20
 BLOCK = 2 << 20  # bytes that no other allocation shares: every driver reports this size
 
@@ -44,6 +45,14 @@ def shared() -> Iterator[int]:
     os.pwrite(fd, np.arange(SIZE // 4, dtype=np.float32).tobytes(), 0)
     yield fd
     os.close(fd)
+
+
+def reading(shared: int) -> tuple[Mappings, Device, Mapping]:
+    """Return a device that knows a read-only mapping of `shared`."""
+    mappings = Mappings()
+    mapping = Mapping(shared, SIZE)
+    mappings.mapped(mapping.address, SIZE, writable=False)
+    return mappings, Device(0, mappings), mapping
 
 
 def mapped_writable(memfd: str) -> bool:
@@ -116,13 +125,11 @@ def test_read_only_memory_is_pinned_once_where_that_is_permitted(
     pinned: int,
     told: str,
     shared: int,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    fake_with: Fake,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("FAKE_CUDA_PIN", way)
     caplog.set_level("INFO", "shmserve.cuda.pins")
-    request.getfixturevalue("fake_cupy")
+    fake_with(PIN=way)
     mappings = Mappings()
     device = Device(0, mappings)
     segments = PeerSegments(mappings=mappings)
@@ -145,10 +152,9 @@ def test_read_only_memory_is_pinned_once_where_that_is_permitted(
 
 @pytest.mark.fake_cuda
 def test_what_cannot_be_mapped_for_the_driver_is_copied_all_the_same(
-    shared: int, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    shared: int, fake_with: Fake
 ) -> None:
-    monkeypatch.setenv("FAKE_CUDA_PIN", "writable")
-    request.getfixturevalue("fake_cupy")
+    fake_with(PIN="writable")
     mappings = Mappings()
     device = Device(0, mappings)
     sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
@@ -166,10 +172,7 @@ def test_what_cannot_be_mapped_for_the_driver_is_copied_all_the_same(
 
 
 def test_memory_is_unpinned_when_its_copies_are_over(cupy: Any, shared: int) -> None:
-    mappings = Mappings()
-    device = Device(0, mappings)
-    mapping = Mapping(shared, SIZE)
-    mappings.mapped(mapping.address, SIZE, writable=False)
+    mappings, device, mapping = reading(shared)
     view = np.frombuffer(mapping.view, np.float32)
     array, event = device.bring(view)
     mappings.unmapping(mapping.address)
@@ -179,12 +182,9 @@ def test_memory_is_unpinned_when_its_copies_are_over(cupy: Any, shared: int) -> 
 
 @pytest.mark.fake_cuda
 def test_memory_is_unpinned_also_when_something_on_the_device_failed(
-    device: Device, shared: int, monkeypatch: pytest.MonkeyPatch
+    fake_cupy: Any, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mappings = Mappings()
-    device = Device(0, mappings)
-    mapping = Mapping(shared, SIZE)
-    mappings.mapped(mapping.address, SIZE, writable=False)
+    mappings, device, mapping = reading(shared)
     device.bring(np.frombuffer(mapping.view, np.float32))
     device.synchronize()
     assert device.cupy._fake.pinned
@@ -220,11 +220,9 @@ def test_idle_memory_of_peers_is_pinned_no_more(cupy: Any, shared: int, writable
 def test_memory_that_cannot_be_pinned_keeps_no_other_from_it(
     device: Device, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mappings = Mappings()
-    device = Device(0, mappings)
-    first, second = Mapping(shared, SIZE), Mapping(shared, SIZE)
-    for mapping in (first, second):
-        mappings.mapped(mapping.address, SIZE, writable=False)
+    mappings, device, first = reading(shared)
+    second = Mapping(shared, SIZE)
+    mappings.mapped(second.address, SIZE, writable=False)
 
     def refuse(*_: int) -> None:
         raise device.cupy.cuda.runtime.CUDARuntimeError(1)
@@ -237,11 +235,8 @@ def test_memory_that_cannot_be_pinned_keeps_no_other_from_it(
     assert set(device.cupy._fake.pinned) == {second.address}
 
 
-def test_small_copies_pin_nothing(device: Device, shared: int) -> None:
-    mappings = Mappings()
-    device = Device(0, mappings)
-    mapping = Mapping(shared, SIZE)
-    mappings.mapped(mapping.address, SIZE, writable=False)
+def test_small_copies_pin_nothing(cupy: Any, shared: int) -> None:
+    _, device, mapping = reading(shared)
     device.bring(np.frombuffer(mapping.view[:4096], np.float32))
     device.synchronize()
     assert device.pins.nbytes == 0
@@ -263,11 +258,8 @@ def test_mappings_find_what_lies_in_them_as_a_whole() -> None:
 
 
 @pytest.mark.fake_cuda
-def test_no_memory_left_is_told_and_the_device_goes_on(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    monkeypatch.setenv("FAKE_CUDA_MEMORY", str(1 << 20))
-    request.getfixturevalue("fake_cupy")
+def test_no_memory_left_is_told_and_the_device_goes_on(fake_with: Fake) -> None:
+    fake_with(MEMORY=1 << 20)
     device = Device(0, Mappings())
     with pytest.raises(ResourceExhausted, match="CUDA device 0 has no memory left"):
         device.empty((1 << 21,), np.dtype(np.uint8))
@@ -276,11 +268,8 @@ def test_no_memory_left_is_told_and_the_device_goes_on(
 
 
 @pytest.mark.fake_cuda
-def test_a_lost_device_says_so(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FAKE_CUDA_BROKEN", str(tmp_path / "broken"))
-    request.getfixturevalue("fake_cupy")
+def test_a_lost_device_says_so(fake_with: Fake, tmp_path: Path) -> None:
+    fake_with(BROKEN=tmp_path / "broken")
     device = Device(0, Mappings())
     device.synchronize()
     (tmp_path / "broken").touch()
@@ -361,11 +350,8 @@ def test_no_other_device_is_touched_by_threads_that_had_none(
     ("devices", "told"),
     [("0", "cudaErrorNoDevice"), ("none", "cudaErrorInsufficientDriver"), ("1", "CUDA sees 1")],
 )
-def test_a_device_that_is_not_there(
-    devices: str, told: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    monkeypatch.setenv("FAKE_CUDA_DEVICES", devices)
-    request.getfixturevalue("fake_cupy")
+def test_a_device_that_is_not_there(devices: str, told: str, fake_with: Fake) -> None:
+    fake_with(DEVICES=devices)
     with pytest.raises(ConfigError, match=told):
         Device(1, Mappings())
 
@@ -418,13 +404,9 @@ def test_a_region_is_no_larger_than_its_allocation(
 @pytest.mark.fake_cuda
 @pytest.mark.parametrize("peers", ["1", "0"])
 def test_memory_of_another_device(
-    peers: str,
-    cuda_environment: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    peers: str, cuda_environment: dict[str, str], fake_with: Fake
 ) -> None:
-    monkeypatch.setenv("FAKE_CUDA_PEERS", peers)
-    request.getfixturevalue("fake_cupy")
+    fake_with(PEERS=peers)
     devices = Devices(0, Mappings())
     with exported(cuda_environment, device=1) as (handle, _):
         wrong_number = region(handle, device_id=0)  # the client numbers its devices differently

@@ -1,10 +1,10 @@
 """Traps of the fake: mistakes that fail on a real device must fail on the fake."""
 
+import contextlib
 import ctypes
 import mmap
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.cuda import fake
+from tests.servers import beside
 
 pytestmark = pytest.mark.fake_cuda
 
@@ -43,24 +44,15 @@ def _mistakes_are_meant(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def export(compiled: Path) -> Iterator[Callable[..., tuple[bytes, subprocess.Popen[str]]]]:
     """Start an exporter on a device: the handle, and the process."""
-    started: list[subprocess.Popen[str]] = []
+    environ = os.environ | fake.environment(compiled)
+    with contextlib.ExitStack() as stack:
 
-    def start(device: int = 0) -> tuple[bytes, subprocess.Popen[str]]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", EXPORTER, str(device)],
-            env=os.environ | fake.environment(compiled),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        assert process.stdout
-        return bytes.fromhex(process.stdout.readline()), process
+        def start(device: int = 0) -> tuple[bytes, subprocess.Popen[str]]:
+            program = beside("-c", EXPORTER, str(device), environ=environ)
+            handle, process = stack.enter_context(program)
+            return bytes.fromhex(handle), process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+        yield start
 
 
 def failing(call: Callable[..., object], *args: object) -> int:

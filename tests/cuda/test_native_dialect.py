@@ -11,14 +11,7 @@ import pytest
 from shmserve.errors import Code, Internal, ResourceExhausted, ShmserveError
 from shmserve.executor.backend import Context
 from shmserve.executor.process.call_tensors import CallInput
-from tests.backend_runner import (
-    FakeBackendRequest,
-    arrays,
-    ask,
-    ask_stream,
-    failure,
-    load,
-)
+from tests.backend_runner import FakeBackendRequest, arrays, ask, ask_stream, failure, load
 from tests.model_files import X_TO_Y, Make, native
 from tests.unit.executor.called_models import FakeOtherModels, answer
 

@@ -4,6 +4,7 @@ Only on the fake, which has several devices and MIG devices.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from shmserve.executor.devices import Devices
 from shmserve.executor.process import model_loading
 from shmserve.shm.mappings import Mappings
 from tests.cuda import fake
+from tests.model_files import model_maker
 from tests.servers import run_shmserve
 
 pytestmark = pytest.mark.fake_cuda
@@ -48,19 +50,14 @@ class Model:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    (tmp_path / "m" / "1" / "model.py").write_text(MODEL)
-    return tmp_path / "m"
+    return Path(model_maker(tmp_path)(MODEL))
 
 
 def check(folder: Path, groups: str, environment: dict[str, str]) -> list[str]:
     """The lines of `shmserve check --load`."""
     (folder / "config.pbtxt").write_text(CONFIG % groups)
-    done = run_shmserve(
-        "check",
-        "--load",
-        environ=os.environ | environment | {"SHMSERVE_MODEL_REPOSITORY": str(folder.parent)},
-    )
+    environ = os.environ | environment | {"SHMSERVE_MODEL_REPOSITORY": str(folder.parent)}
+    done = run_shmserve("check", "--load", environ=environ)
     return [line for line in done.stdout.splitlines() if " model m" in line]
 
 
@@ -112,11 +109,10 @@ def test_a_host_without_devices(folder: Path, compiled: Path) -> None:
 
 
 def test_a_warm_up_that_costs_the_device_is_a_failed_load(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    folder: Path, fake_with: Callable[..., object]
 ) -> None:
     broken = folder / "broken"
-    monkeypatch.setenv("FAKE_CUDA_BROKEN", str(broken))
-    request.getfixturevalue("fake_cupy")
+    fake_with(BROKEN=broken)
     (folder / "config.pbtxt").write_text(CONFIG % "kind: KIND_CPU")
     (folder / "1" / "model.py").write_text(
         "class Model:\n"

@@ -3,8 +3,6 @@
 Run by `make test-cupy` (tests/cuda/standin.py), as are the other tests of this folder.
 """
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +16,7 @@ from shmserve.errors import Internal
 from shmserve.shm.mappings import Mappings
 from tests.cuda import standin
 from tests.cuda.exporting import exported
+from tests.servers import beside
 
 pytestmark = [
     pytest.mark.fake_cuda,
@@ -221,19 +220,16 @@ with stream:
     array += 7
     event.record()
 runtime = cupy.cuda.runtime
-print(bytes(runtime.ipcGetMemHandle(array.data.ptr)).hex())
-print(bytes(runtime.ipcGetEventHandle(event.ptr)).hex(), flush=True)
+memory = bytes(runtime.ipcGetMemHandle(array.data.ptr)).hex()
+print(memory, bytes(runtime.ipcGetEventHandle(event.ptr)).hex(), flush=True)
 sys.stdin.read()
 """
 
 
 def test_an_event_of_another_process(fake_cupy: Any) -> None:
     runtime = fake_cupy.cuda.runtime
-    with subprocess.Popen(
-        [sys.executable, "-c", EXPORTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        handle, event = (bytes.fromhex(process.stdout.readline()) for _ in range(2))
+    with beside("-c", EXPORTER) as (told, process):
+        handle, event = map(bytes.fromhex, told.split())
         opened = runtime.ipcOpenMemHandle(handle)
         waited = runtime.ipcOpenEventHandle(event)
         runtime.streamWaitEvent(0, waited)

@@ -1,6 +1,7 @@
 """Unexpected errors of CUDA and NVML: the process goes on and reports the error."""
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -101,11 +102,8 @@ def test_memory_that_cannot_be_unpinned_is_told(
 
 
 @pytest.mark.fake_cuda
-def test_a_device_that_has_no_mig_mode(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    monkeypatch.setenv("FAKE_CUDA_LACKS", "GetMigMode")
-    request.getfixturevalue("fake_cupy")
+def test_a_device_that_has_no_mig_mode(fake_with: Callable[..., object]) -> None:
+    fake_with(LACKS="GetMigMode")
     found = gpus.present()
     assert found
     assert not any(gpu.mig for gpu in found)

@@ -3,8 +3,6 @@
 import base64
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from shmserve.cli.operating import show
 from tests.cuda.exporting import exported
 from tests.integration.region_client import Client, Memory
 from tests.running_server import wait_until
-from tests.servers import Server, only, python
+from tests.servers import Server, beside, only, python
 
 MODELS = Path(__file__).parents[1] / "repositories" / "regions"
 TRITON = Path(__file__).parent / "triton_program.py"
@@ -107,17 +105,9 @@ def test_they_end_with_their_owner(client: CudaClient, server: Server) -> None:
         f"client = CudaClient({server.unix_path!r}, bytes.fromhex(sys.stdin.readline()));"
         "print(client.register_cuda('mortal')[0], flush=True); sys.stdin.readline()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
-        try:
-            assert owner.stdin is not None
-            assert owner.stdout is not None
-            print(client.handle.hex(), file=owner.stdin, flush=True)
-            assert owner.stdout.readline() == "200\n"
-            assert client.infer("touch", ("mortal", 0), None, 4)[0] == 200
-        finally:
-            owner.kill()
+    with beside("-c", script, given=f"{client.handle.hex()}\n") as (told, _):
+        assert told == "200\n"
+        assert client.infer("touch", ("mortal", 0), None, 4)[0] == 200
     wait_until(lambda: client.cuda_status() == ["immortal"], "the region to go with its owner")
     assert client.infer("touch", ("mortal", 0), None, 4)[0] == 404
 

@@ -15,7 +15,7 @@ import pytest
 from tests.cuda import standin
 from tests.cuda.conftest import MODELS
 from tests.running_server import wait_until
-from tests.servers import Server, completed, only, output, python
+from tests.servers import Server, beside, completed, only, output, python
 
 EXPORTER = Path(__file__).parent / "exporter.py"
 TRITON = Path(__file__).parent / "triton_program.py"
@@ -52,20 +52,10 @@ def export(server: Server, model: str, *options: str) -> dict[str, Any]:
 @contextmanager
 def holding(server: Server, model: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Exporter that has registered memory and waits."""
-    process = subprocess.Popen(
-        command(server, model, "--hold", *options),
-        env=environment(server),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline()
+    words = command(server, model, "--hold", *options)[1:]
+    with beside(*words, environ=environment(server)) as (told, process):
+        assert told
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def device_memory(server: Server) -> int:
@@ -97,11 +87,7 @@ def regions(server: Server) -> list[str]:
     ],
 )
 def test_region_to_region(
-    server: Server,
-    model: str,
-    moved: int,
-    way: tuple[str, ...],
-    request: pytest.FixtureRequest,
+    server: Server, model: str, moved: int, way: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     told = export(server, model, *way, "--rounds", "1", "--prefix", f"{model}-{len(way)}-")
     copied = told["receipt"]["copied_bytes"]
@@ -123,30 +109,9 @@ def test_tritonclients_own_module(
 
 def test_a_tensor_in_the_request_goes_to_the_device_and_back(server: Server) -> None:
     values = np.arange(COUNT, dtype=np.float32)
-    head = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "IN",
-                    "datatype": "FP32",
-                    "shape": [COUNT],
-                    "parameters": {"binary_data_size": NBYTES},
-                }
-            ],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
-    status, headers, body = server.request(
-        "POST",
-        "/v2/models/plus_one/infer",
-        head + values.tobytes(),
-        {"Inference-Header-Content-Length": str(len(head)), "shmserve-receipt": "1"},
-    )
-    assert status == 200, body
-    length = int(headers["inference-header-content-length"])
-    np.testing.assert_array_equal(np.frombuffer(body[length:], np.float32), values + 1)
-    copied = json.loads(headers["shmserve-receipt"])["copied_bytes"]
-    assert copied == {"in": 0, "batch": 0, "out": 0, "device": 2 * NBYTES}
+    body, receipt = server.infer_binary("plus_one", values)
+    np.testing.assert_array_equal(np.frombuffer(body, np.float32), values + 1)
+    assert receipt["copied_bytes"] == {"in": 0, "batch": 0, "out": 0, "device": 2 * NBYTES}
 
 
 def test_rounds_leave_nothing_open(server: Server) -> None:

@@ -3,8 +3,8 @@
 Found by reading the source. A value is followed from the import of a library through local names,
 attributes (of any object: `self._runtime` in one file equals `_runtime` of another object) and
 arguments of the package's own functions, and reported as a dotted path,
-`cupy.cuda.runtime.malloc`. Arrays and events that come in as `Any` cannot be followed: `ARRAYS`
-and `EVENTS` name them.
+`cupy.cuda.runtime.malloc`. Arrays and events that come in as `Any` cannot be followed: `NAMED`
+names them.
 """
 
 import ast
@@ -28,31 +28,22 @@ SOURCES = {
     "import_torch": "torch",
 }
 CALLS_LATER = {"partial": 0, "weakref.finalize": 1}  # which argument is the function
-ARRAY, STREAM, EVENT, DEVICE = (
-    "cupy.ndarray",
-    "cupy.cuda.Stream",
-    "cupy.cuda.Event",
-    "cupy.cuda.Device",
-)
+ARRAY, STREAM, EVENT = "cupy.ndarray", "cupy.cuda.Stream", "cupy.cuda.Event"
+DEVICE, MEMORY, POINTER = (f"cupy.cuda.{n}" for n in ("Device", "UnownedMemory", "MemoryPointer"))
+MADE_BY = ("empty", "asarray", "arange", "from_dlpack", "ascontiguousarray", "ndarray",
+           "ndarray.copy", "ndarray.reshape")  # fmt: skip
 RESULTS = {
-    "cupy.empty()": ARRAY,
-    "cupy.asarray()": ARRAY,
-    "cupy.arange()": ARRAY,
-    "cupy.from_dlpack()": ARRAY,
-    "cupy.ascontiguousarray()": ARRAY,
-    f"{ARRAY}()": ARRAY,
-    f"{ARRAY}.copy()": ARRAY,
-    f"{ARRAY}.reshape()": ARRAY,
+    **{f"cupy.{name}()": ARRAY for name in MADE_BY},
     f"{ARRAY}.device": DEVICE,
-    f"{ARRAY}.data": "cupy.cuda.MemoryPointer",
+    f"{ARRAY}.data": POINTER,
     f"{STREAM}()": STREAM,
     f"{STREAM}.null": STREAM,
     f"{STREAM}.record()": EVENT,
     "cupy.cuda.get_current_stream()": STREAM,
     f"{EVENT}()": EVENT,
     f"{DEVICE}()": DEVICE,
-    "cupy.cuda.UnownedMemory()": "cupy.cuda.UnownedMemory",
-    "cupy.cuda.MemoryPointer()": "cupy.cuda.MemoryPointer",
+    f"{MEMORY}()": MEMORY,
+    f"{POINTER}()": POINTER,
     "cupy.get_default_memory_pool()": "cupy.cuda.MemoryPool",
 }
 WITH_DEVICE_ARRAYS = (
@@ -66,19 +57,9 @@ WITH_DEVICE_ARRAYS = (
 )
 OF_NUMPY = {("cupy.ndarray.copy", "shmserve/executor/wrappers/sequence_backend.py")}
 OWN_ARRAYS = {("shmserve/executor/process/call_tensors.py", "_array")}  # attributes
-ARRAYS, EVENTS = {"array", "source", "target"}, {"event"}
+NAMED = {**dict.fromkeys(("array", "source", "target"), ARRAY), "event": EVENT}  # parameters
 # Attributes that numpy's arrays have in the same form; no CUDA call happens
-OF_ANY_ARRAY = (
-    "shape",
-    "dtype",
-    "nbytes",
-    "itemsize",
-    "strides",
-    "flags",
-    "ndim",
-    "size",
-    "__array",
-)
+OF_ANY_ARRAY = re.compile("shape|dtype|nbytes|itemsize|strides|flags|ndim|size|__array")
 ONLY_WAYS = {*LIBRARIES, "cupy.cuda", "cupy.cuda.runtime", "cupy.cuda.driver", "torch.cuda"}
 WORTH_KNOWING = {*ONLY_WAYS, STREAM, "cupy.empty"}  # attributes of objects
 ANYWHERE = ""  # an attribute of any object in any file
@@ -168,19 +149,13 @@ class Reader(ast.NodeVisitor):
             if alias.name in LIBRARIES:
                 self._scopes[-1][alias.asname or alias.name] = alias.name
 
-    def visit_Assign(self, node: ast.Assign) -> None:
+    def visit_Assign(self, node: ast.Assign | ast.NamedExpr | ast.AnnAssign) -> None:
         self.generic_visit(node)
-        for target in node.targets:
-            self._bind(target, node.value)
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if node.value is not None:
+                self._bind(target, node.value)
 
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
-        self.generic_visit(node)
-        self._bind(node.target, node.value)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self.generic_visit(node)
-        if node.value is not None:
-            self._bind(node.target, node.value)
+    visit_NamedExpr = visit_AnnAssign = visit_Assign
 
     def visit_With(self, node: ast.With) -> None:
         for item in node.items:
@@ -214,7 +189,7 @@ class Reader(ast.NodeVisitor):
 
     def _told(self, node: ast.expr) -> str:
         if isinstance(node, ast.Name):
-            return next((s[node.id] for s in reversed(self._scopes) if node.id in s), "")
+            return next((s[node.id] for s in reversed(self._scopes) if s.get(node.id)), "")
         if isinstance(node, ast.BoolOp):
             return next(filter(None, map(self.path, node.values)), "")
         if isinstance(node, ast.IfExp):
@@ -246,12 +221,8 @@ class Reader(ast.NodeVisitor):
         return f"{base}()" if base else ""
 
     def _declared(self, arg: ast.arg) -> str:
-        if (
-            self.file not in WITH_DEVICE_ARRAYS
-            or dotted(arg.annotation or ast.Constant(0)) != "Any"
-        ):
-            return ""
-        return ARRAY if arg.arg in ARRAYS else EVENT if arg.arg in EVENTS else ""
+        is_any = dotted(arg.annotation or ast.Constant(0)) == "Any"
+        return NAMED.get(arg.arg, "") if is_any and self.file in WITH_DEVICE_ARRAYS else ""
 
     # ---------------------------------------------------------------- learning
 
@@ -262,10 +233,7 @@ class Reader(ast.NodeVisitor):
             return
         path = self.path(value)
         if isinstance(target, ast.Name):
-            if path:
-                self._scopes[-1][target.id] = path
-            else:
-                self._scopes[-1].pop(target.id, None)
+            self._scopes[-1][target.id] = path
         elif path in WORTH_KNOWING and isinstance(target, ast.Attribute):
             home = ANYWHERE if path in ONLY_WAYS else self.file
             self.known.attributes.setdefault((home, target.attr), path)
@@ -292,8 +260,7 @@ class Reader(ast.NodeVisitor):
             return
         if library == "torch" and not name.startswith(OF_TORCH):
             return
-        plain = name.removeprefix(f"{ARRAY}.").startswith(OF_ANY_ARRAY)
-        if plain or (name, self.file) in OF_NUMPY:
+        if OF_ANY_ARRAY.match(name.removeprefix(f"{ARRAY}.")) or (name, self.file) in OF_NUMPY:
             return
         self.sites.add(Site(name, self.file, self._line))
 

@@ -84,9 +84,7 @@ def caught(place: Place, tree: Path, tests: Sequence[str]) -> str:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "a test that hangs"
-    if failed := re.search(
-        r"^(?:FAILED|ERROR) \S*/test_(\w+)\.py::(\w+)", done.stdout, re.MULTILINE
-    ):
+    if failed := re.search(r"(?m)^(?:FAILED|ERROR) \S*/test_(\w+)\.py::(\w+)", done.stdout):
         return f"{failed[1]}: {failed[2]}"
     if done.returncode < 0:
         return f"signal {-done.returncode}"
@@ -98,20 +96,16 @@ def caught(place: Place, tree: Path, tests: Sequence[str]) -> str:
 def _finding(place: Place) -> str:
     if place.findings is None or not place.findings.exists():
         return ""
-    kinds = [
-        line.split(" ", 1)[1].partition(":")[0] for line in place.findings.read_text().splitlines()
-    ]
-    return f"finding: {kinds[0]}" if kinds else ""
+    found = re.match(r"\d+ ([^:]*)", place.findings.read_text())
+    return f"finding: {found[1]}" if found else ""
 
 
-def places(cupy: Path | None, folder: Path) -> Iterator[Place]:
+def place_of(cupy: Path | None, folder: Path) -> Place:
     if cupy is None:
-        yield Place("fake", {})
-    else:
-        libraries = standin.build(cupy / "standin")
-        findings = folder / "findings"
-        environment = standin.environment(libraries, cupy, findings=findings)
-        yield Place("stand-in", environment, findings)
+        return Place("fake", {})
+    findings = folder / "findings"
+    environment = standin.environment(standin.build(cupy / "standin"), cupy, findings=findings)
+    return Place("stand-in", environment, findings)
 
 
 def parse() -> argparse.Namespace:
@@ -131,19 +125,18 @@ def main() -> int:
     chosen = [m for m in MISTAKES if options.only in f"{m.kind} {m.name}"]
     kept: dict[str, dict[str, str]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     with copy_of_tree() as tree:
-        for place in places(options.cupy, tree):
-            if not options.skip_first:
-                needed = sorted({name for mistake in chosen for name in mistake.tests})
-                for name in needed:
-                    if why := caught(place, tree, [name]):
-                        print(f"{place.name}: without any mistake, {why}", flush=True)
-                        return 1
-            for mistake in chosen:
-                with made(mistake, tree):
-                    by = caught(place, tree, mistake.tests)
-                kept.setdefault(mistake.name, {})[place.name] = by
-                KEPT.write_text(json.dumps(kept, indent=1))
-                print(f"{place.name:8}  {mistake.kind}, {mistake.name}: {by or '-'}", flush=True)
+        place = place_of(options.cupy, tree)
+        needed = {name for mistake in chosen for name in mistake.tests}
+        for name in () if options.skip_first else sorted(needed):
+            if why := caught(place, tree, [name]):
+                print(f"{place.name}: without any mistake, {why}", flush=True)
+                return 1
+        for mistake in chosen:
+            with made(mistake, tree):
+                by = caught(place, tree, mistake.tests)
+            kept.setdefault(mistake.name, {})[place.name] = by
+            KEPT.write_text(json.dumps(kept, indent=1))
+            print(f"{place.name:8}  {mistake.kind}, {mistake.name}: {by or '-'}", flush=True)
     found = [kept.get(m.name, {}) for m in MISTAKES]
     if all("fake" in one and "stand-in" in one for one in found):
         rows = (

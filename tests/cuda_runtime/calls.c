@@ -35,19 +35,8 @@ PUBLIC int standin_missing(void)
 
 /* ------------------------------------------------------------------------------------- devices */
 
-PUBLIC int cudaGetDeviceCount(int *count)
-{
-    BEGIN;
-    *count = devices.count;
-    return finish(OK);
-}
-
-PUBLIC int cudaGetDevice(int *ordinal)
-{
-    BEGIN;
-    *ordinal = thread.device;
-    return finish(OK);
-}
+QUERY(cudaGetDeviceCount, (int *count), (*count = devices.count, OK))
+QUERY(cudaGetDevice, (int *ordinal), (*ordinal = thread.device, OK))
 
 /* Makes a context there, as from CUDA 12 on. */
 PUBLIC int cudaSetDevice(int ordinal)
@@ -59,11 +48,7 @@ PUBLIC int cudaSetDevice(int ordinal)
     return finish(OK);
 }
 
-PUBLIC int cudaDeviceSynchronize(void)
-{
-    BEGIN_CONTEXT;
-    return finish(wait_device(thread.device));
-}
+CALL(cudaDeviceSynchronize, (void), wait_device(thread.device))
 
 PUBLIC int cudaDeviceCanAccessPeer(int *can, int ordinal, int peer)
 {
@@ -97,51 +82,18 @@ PUBLIC int cudaDeviceDisablePeerAccess(int peer)
 
 /* -------------------------------------------------------------------------------------- memory */
 
-PUBLIC int cudaMalloc(uint64_t *address, size_t bytes)
-{
-    BEGIN_CONTEXT;
-    return finish(memory_new(address, bytes));
-}
-
-PUBLIC int cudaFree(uint64_t address)
-{
-    BEGIN_CONTEXT;
-    return finish(memory_free(address));
-}
-
-PUBLIC int cudaMemGetInfo(size_t *unused, size_t *all)
-{
-    BEGIN_CONTEXT;
-    *all = device_bytes();
-    *unused = *all - used(thread.device);
-    return finish(OK);
-}
-
-PUBLIC int cudaHostAlloc(void **address, size_t bytes, unsigned flags)
-{
-    BEGIN_CONTEXT;
-    return finish(host_new(address, bytes, flags));
-}
+CALL(cudaMalloc, (uint64_t *address, size_t bytes), memory_new(address, bytes))
+CALL(cudaFree, (uint64_t address), memory_free(address))
+CALL(cudaMemGetInfo, (size_t *unused, size_t *all),
+     (*all = device_bytes(), *unused = *all - used(thread.device), OK))
+CALL(cudaHostAlloc, (void **address, size_t bytes, unsigned flags), host_new(address, bytes, flags))
 
 PUBLIC int cudaMallocHost(void **address, size_t bytes) { return cudaHostAlloc(address, bytes, 0); }
 
-PUBLIC int cudaFreeHost(void *address)
-{
-    BEGIN_CONTEXT;
-    return finish(host_free(ADDRESS(address)));
-}
-
-PUBLIC int cudaHostRegister(void *address, size_t bytes, unsigned flags)
-{
-    BEGIN_CONTEXT;
-    return finish(host_pin(ADDRESS(address), bytes, flags));
-}
-
-PUBLIC int cudaHostUnregister(void *address)
-{
-    BEGIN_CONTEXT;
-    return finish(host_unpin(ADDRESS(address)));
-}
+CALL(cudaFreeHost, (void *address), host_free(ADDRESS(address)))
+CALL(cudaHostRegister, (void *address, size_t bytes, unsigned flags),
+     host_pin(ADDRESS(address), bytes, flags))
+CALL(cudaHostUnregister, (void *address), host_unpin(ADDRESS(address)))
 
 /* What 12 and 13 have in common of cudaPointerAttributes. */
 struct pointer_attributes {
@@ -167,45 +119,20 @@ PUBLIC int cudaPointerGetAttributes(struct pointer_attributes *told, uint64_t ad
 
 struct ipc_handle { unsigned char bytes[64]; };
 
-PUBLIC int cudaIpcGetMemHandle(struct ipc_handle *handle, uint64_t address)
-{
-    BEGIN_CONTEXT;
-    return finish(memory_handle(handle->bytes, address));
-}
-
-PUBLIC int cudaIpcOpenMemHandle(uint64_t *address, struct ipc_handle handle, unsigned flags)
-{
-    BEGIN_CONTEXT;
-    return finish(memory_open(address, handle.bytes, flags));
-}
-
-PUBLIC int cudaIpcCloseMemHandle(uint64_t address)
-{
-    BEGIN_CONTEXT;
-    return finish(memory_close(address));
-}
-
-PUBLIC int cudaIpcGetEventHandle(struct ipc_handle *handle, void *number)
-{
-    BEGIN_CONTEXT;
-    struct event *event = event_of(number);
-    return finish(event ? event_handle(handle->bytes, event) : INVALID_HANDLE);
-}
-
-PUBLIC int cudaIpcOpenEventHandle(struct event **event, struct ipc_handle handle)
-{
-    BEGIN_CONTEXT;
-    return finish(event_open(event, handle.bytes));
-}
+CALL(cudaIpcGetMemHandle, (struct ipc_handle *handle, uint64_t address),
+     memory_handle(handle->bytes, address))
+CALL(cudaIpcOpenMemHandle, (uint64_t *address, struct ipc_handle handle, unsigned flags),
+     memory_open(address, handle.bytes, flags))
+CALL(cudaIpcCloseMemHandle, (uint64_t address), memory_close(address))
+EVENT_CALL(cudaIpcGetEventHandle, (struct ipc_handle *handle, void *number),
+           event_handle(handle->bytes, event))
+CALL(cudaIpcOpenEventHandle, (struct event **event, struct ipc_handle handle),
+     event_open(event, handle.bytes))
 
 /* -------------------------------------------------------------------------------------- copies */
 
-PUBLIC int cudaMemcpyAsync(uint64_t target, uint64_t source, size_t bytes, int kind, void *number)
-{
-    BEGIN_CONTEXT;
-    struct stream *stream = stream_of(number);
-    return finish(stream ? copy(target, source, bytes, kind, stream) : INVALID_HANDLE);
-}
+STREAM_CALL(cudaMemcpyAsync, (uint64_t target, uint64_t source, size_t bytes, int kind, void *number),
+            copy(target, source, bytes, kind, stream))
 
 /* On the default stream. The host waits, unless both are device memory. */
 PUBLIC int cudaMemcpy(uint64_t target, uint64_t source, size_t bytes, int kind)
@@ -229,13 +156,8 @@ static int copy_between(uint64_t target, int to, uint64_t source, int from, size
     return copy(target, source, bytes, 3, stream);
 }
 
-PUBLIC int cudaMemcpyPeerAsync(uint64_t target, int to, uint64_t source, int from, size_t bytes,
-                               void *number)
-{
-    BEGIN_CONTEXT;
-    struct stream *stream = stream_of(number);
-    return finish(stream ? copy_between(target, to, source, from, bytes, stream) : INVALID_HANDLE);
-}
+STREAM_CALL(cudaMemcpyPeerAsync, (uint64_t target, int to, uint64_t source, int from, size_t bytes, void *number),
+            copy_between(target, to, source, from, bytes, stream))
 
 /* Waits for both devices. Works without peer access: the driver takes another way then. */
 PUBLIC int cudaMemcpyPeer(uint64_t target, int to, uint64_t source, int from, size_t bytes)
@@ -249,12 +171,8 @@ PUBLIC int cudaMemcpyPeer(uint64_t target, int to, uint64_t source, int from, si
     return finish(status ? status : wait_stream(stream, FOREVER));
 }
 
-PUBLIC int cudaMemsetAsync(uint64_t target, int value, size_t bytes, void *number)
-{
-    BEGIN_CONTEXT;
-    struct stream *stream = stream_of(number);
-    return finish(stream ? fill(target, value, bytes, stream) : INVALID_HANDLE);
-}
+STREAM_CALL(cudaMemsetAsync, (uint64_t target, int value, size_t bytes, void *number),
+            fill(target, value, bytes, stream))
 
 PUBLIC int cudaMemset(uint64_t target, int value, size_t bytes)
 {

@@ -3,13 +3,6 @@
 
 #include <stdlib.h>
 
-#define FIND_STREAM(number)                          \
-    struct stream *stream = stream_of(number);       \
-    if (!stream) return finish(INVALID_HANDLE)
-#define FIND_EVENT(number)                           \
-    struct event *event = event_of(number);          \
-    if (!event) return finish(INVALID_HANDLE)
-
 /* ------------------------------------------------------------------------------------- streams */
 
 PUBLIC int cudaStreamCreateWithPriority(struct stream **stream, unsigned flags, int priority)
@@ -38,12 +31,7 @@ PUBLIC int cudaStreamDestroy(void *number)
     return finish((uintptr_t)number <= 2 ? INVALID_HANDLE : stream_drop(stream));
 }
 
-PUBLIC int cudaStreamSynchronize(void *number)
-{
-    BEGIN_CONTEXT;
-    FIND_STREAM(number);
-    return finish(wait_stream(stream, FOREVER));
-}
+STREAM_CALL(cudaStreamSynchronize, (void *number), wait_stream(stream, FOREVER))
 
 /* "Not ready" once when there is work left, which is done meanwhile. */
 PUBLIC int cudaStreamQuery(void *number)
@@ -55,29 +43,9 @@ PUBLIC int cudaStreamQuery(void *number)
     return finish(status ? status : ready ? OK : NOT_READY);
 }
 
-PUBLIC int cudaStreamGetFlags(void *number, unsigned *flags)
-{
-    BEGIN_CONTEXT;
-    FIND_STREAM(number);
-    *flags = stream->flags;
-    return finish(OK);
-}
-
-PUBLIC int cudaStreamGetPriority(void *number, int *priority)
-{
-    BEGIN_CONTEXT;
-    FIND_STREAM(number);
-    *priority = stream->priority;
-    return finish(OK);
-}
-
-PUBLIC int cudaStreamIsCapturing(void *number, int *status)
-{
-    BEGIN_CONTEXT;
-    FIND_STREAM(number);
-    *status = 0;
-    return finish(OK);
-}
+STREAM_CALL(cudaStreamGetFlags, (void *number, unsigned *flags), (*flags = stream->flags, OK))
+STREAM_CALL(cudaStreamGetPriority, (void *number, int *priority), (*priority = stream->priority, OK))
+STREAM_CALL(cudaStreamIsCapturing, (void *number, int *status), (*status = 0, OK))
 
 static int run_function(struct op *op)
 {
@@ -141,35 +109,18 @@ PUBLIC int cudaEventDestroy(void *number)
     return finish(event_drop(event));
 }
 
-PUBLIC int cudaEventRecord(void *number, void *stream_number)
+/* For a call with an event and a stream. */
+static int with_stream(struct event *event, void *number, int (*function)(struct event *, struct stream *))
 {
-    BEGIN_CONTEXT;
-    FIND_EVENT(number);
-    FIND_STREAM(stream_number);
-    return finish(event_record(event, stream));
+    struct stream *stream = stream_of(number);
+    return stream ? function(event, stream) : INVALID_HANDLE;
 }
 
-PUBLIC int cudaStreamWaitEvent(void *stream_number, void *number, unsigned flags)
-{
-    BEGIN_CONTEXT;
-    FIND_EVENT(number);
-    FIND_STREAM(stream_number);
-    return finish(flags > 1 ? INVALID_VALUE : event_wait(event, stream));
-}
-
-PUBLIC int cudaEventQuery(void *number)
-{
-    BEGIN_CONTEXT;
-    FIND_EVENT(number);
-    return finish(event_query(event));
-}
-
-PUBLIC int cudaEventSynchronize(void *number)
-{
-    BEGIN_CONTEXT;
-    FIND_EVENT(number);
-    return finish(event_synchronize(event));
-}
+EVENT_CALL(cudaEventRecord, (void *number, void *stream), with_stream(event, stream, event_record))
+EVENT_CALL(cudaStreamWaitEvent, (void *stream, void *number, unsigned flags),
+           flags > 1 ? INVALID_VALUE : with_stream(event, stream, event_wait))
+EVENT_CALL(cudaEventQuery, (void *number), event_query(event))
+EVENT_CALL(cudaEventSynchronize, (void *number), event_synchronize(event))
 
 PUBLIC int cudaEventElapsedTime(float *ms, void *start_number, void *number)
 {

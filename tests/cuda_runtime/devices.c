@@ -217,17 +217,10 @@ static int get_properties(unsigned char *properties, int ordinal, int version)
     return OK;
 }
 
-PUBLIC int cudaGetDeviceProperties_v2(unsigned char *properties, int ordinal)
-{
-    BEGIN;
-    return finish(get_properties(properties, ordinal, 12));
-}
-
-PUBLIC int cudaGetDeviceProperties(unsigned char *properties, int ordinal)
-{
-    BEGIN;
-    return finish(get_properties(properties, ordinal, 13));
-}
+QUERY(cudaGetDeviceProperties_v2, (unsigned char *properties, int ordinal),
+      get_properties(properties, ordinal, 12))
+QUERY(cudaGetDeviceProperties, (unsigned char *properties, int ordinal),
+      get_properties(properties, ordinal, 13))
 
 PUBLIC int cudaDeviceGetAttribute(int *value, int attribute, int ordinal)
 {

@@ -46,12 +46,8 @@ PUBLIC int cuGetErrorString(int status, const char **text) { return cuGetErrorNa
 /* ------------------------------------------------------------------------------------ contexts */
 
 /* A context is known by its device; 0: the thread has none yet. */
-PUBLIC int cuCtxGetCurrent(uint64_t *context)
-{
-    BEGIN;
-    *context = thread.chosen ? 0x100 + (uint64_t)thread.device : 0;
-    return finish(OK);
-}
+QUERY(cuCtxGetCurrent, (uint64_t *context),
+      (*context = thread.chosen ? 0x100 + (uint64_t)thread.device : 0, OK))
 
 PUBLIC int cuCtxSetCurrent(uint64_t context)
 {
@@ -63,12 +59,7 @@ PUBLIC int cuCtxSetCurrent(uint64_t context)
     return finish(OK);
 }
 
-PUBLIC int cuCtxGetDevice(int *ordinal)
-{
-    BEGIN;
-    *ordinal = thread.device;
-    return finish(thread.chosen ? OK : NO_CONTEXT);
-}
+QUERY(cuCtxGetDevice, (int *ordinal), (*ordinal = thread.device, thread.chosen ? OK : NO_CONTEXT))
 
 /* Bit k is set if the process has a context on device k. */
 PUBLIC unsigned standin_contexts(void)
@@ -151,12 +142,8 @@ PUBLIC int cuFuncGetAttribute(int *value, int attribute, const struct standin_ke
     return finish(OK);
 }
 
-PUBLIC int cuFuncSetAttribute(const struct standin_kernel *kernel, int attribute, int value)
-{
-    BEGIN;
-    (void)kernel, (void)attribute, (void)value;
-    return finish(OK);
-}
+QUERY(cuFuncSetAttribute, (const struct standin_kernel *kernel, int attribute, int value),
+      ((void)kernel, (void)attribute, (void)value, OK))
 
 void modules_leaks(void)
 {

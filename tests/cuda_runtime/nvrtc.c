@@ -175,32 +175,9 @@ static int give(const struct text *text, char *target, size_t end)
     return text->bytes ? SUCCESS : INVALID_PROGRAM;
 }
 
-PUBLIC int nvrtcGetPTXSize(struct program *program, size_t *bytes)
-{
-    return size_of(&program->code, bytes, 1);
-}
-
-PUBLIC int nvrtcGetPTX(struct program *program, char *code)
-{
-    return give(&program->code, code, 1);
-}
-
-PUBLIC int nvrtcGetCUBINSize(struct program *program, size_t *bytes)
-{
-    return size_of(&program->code, bytes, 0);
-}
-
-PUBLIC int nvrtcGetCUBIN(struct program *program, char *code)
-{
-    return give(&program->code, code, 0);
-}
-
-PUBLIC int nvrtcGetProgramLogSize(struct program *program, size_t *bytes)
-{
-    return size_of(&program->log, bytes, 1);
-}
-
-PUBLIC int nvrtcGetProgramLog(struct program *program, char *log)
-{
-    return give(&program->log, log, 1);
-}
+PUBLIC int nvrtcGetPTXSize(struct program *program, size_t *bytes) { return size_of(&program->code, bytes, 1); }
+PUBLIC int nvrtcGetPTX(struct program *program, char *code) { return give(&program->code, code, 1); }
+PUBLIC int nvrtcGetCUBINSize(struct program *program, size_t *bytes) { return size_of(&program->code, bytes, 0); }
+PUBLIC int nvrtcGetCUBIN(struct program *program, char *code) { return give(&program->code, code, 0); }
+PUBLIC int nvrtcGetProgramLogSize(struct program *program, size_t *bytes) { return size_of(&program->log, bytes, 1); }
+PUBLIC int nvrtcGetProgramLog(struct program *program, char *log) { return give(&program->log, log, 1); }

@@ -53,6 +53,22 @@ void begin_bare(const char *call);
     int begun = begin(__func__, true);            \
     if (begun) return begun
 
+#define FIND_STREAM(number)                       \
+    struct stream *stream = stream_of(number);    \
+    if (!stream) return finish(INVALID_HANDLE)
+#define FIND_EVENT(number)                        \
+    struct event *event = event_of(number);       \
+    if (!event) return finish(INVALID_HANDLE)
+
+/* A call that ends with the status an expression has; others are for the stream or event `number`. */
+#define CALL(name, parameters, ...) PUBLIC int name parameters { BEGIN_CONTEXT; return finish(__VA_ARGS__); }
+/* As `CALL`, without a context. */
+#define QUERY(name, parameters, ...) PUBLIC int name parameters { BEGIN; return finish(__VA_ARGS__); }
+#define STREAM_CALL(name, parameters, ...)                                                         \
+    PUBLIC int name parameters { BEGIN_CONTEXT; FIND_STREAM(number); return finish(__VA_ARGS__); }
+#define EVENT_CALL(name, parameters, ...)                                                          \
+    PUBLIC int name parameters { BEGIN_CONTEXT; FIND_EVENT(number); return finish(__VA_ARGS__); }
+
 /* Let others run while a host function does, which may take the interpreter's lock. */
 void unlocked(void (*function)(void *), void *argument);
 

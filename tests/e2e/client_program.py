@@ -11,29 +11,24 @@ from typing import Any
 import numpy as np
 import tritonclient.http as http
 import tritonclient.http.aio as aio
+from tritonclient.utils import np_to_triton_dtype
 
 RNG = np.random.default_rng(7)
 
 
-def problems() -> dict[str, tuple[dict[str, np.ndarray], dict[str, str]]]:
-    """Return inputs and their datatypes for every shipped worker."""
+def problems() -> dict[str, dict[str, np.ndarray]]:
+    """Return inputs for every shipped worker."""
     small = RNG.integers(-1000, 1000, (2, 16), dtype=np.int32)
     vectors = RNG.random((2, 100), dtype=np.float32)
     text = np.array([b"a", "grün".encode(), b"", b"x" * 5000], dtype=np.object_)
     return {
-        "add_sub": (
-            {"INPUT0": small[0], "INPUT1": small[1]},
-            dict.fromkeys(("INPUT0", "INPUT1"), "INT32"),
-        ),
-        "identity": ({"INPUT0": RNG.random(1000, dtype=np.float32)}, {"INPUT0": "FP32"}),
-        "identity_bytes": ({"INPUT0": text}, {"INPUT0": "BYTES"}),
-        "noop": ({"INPUT0": RNG.random(7, dtype=np.float32)}, {"INPUT0": "FP32"}),
-        "digits": ({"image": RNG.integers(0, 17, (8, 8)).astype(np.float32)}, {"image": "FP32"}),
-        "gpu_add_sub": (
-            {"INPUT0": vectors[0], "INPUT1": vectors[1]},
-            dict.fromkeys(("INPUT0", "INPUT1"), "FP32"),
-        ),
-        "gpu_classifier": ({"image": RNG.random((3, 224, 224), np.float32)}, {"image": "FP32"}),
+        "add_sub": {"INPUT0": small[0], "INPUT1": small[1]},
+        "identity": {"INPUT0": RNG.random(1000, dtype=np.float32)},
+        "identity_bytes": {"INPUT0": text},
+        "noop": {"INPUT0": RNG.random(7, dtype=np.float32)},
+        "digits": {"image": RNG.integers(0, 17, (8, 8)).astype(np.float32)},
+        "gpu_add_sub": {"INPUT0": vectors[0], "INPUT1": vectors[1]},
+        "gpu_classifier": {"image": RNG.random((3, 224, 224), np.float32)},
     }
 
 
@@ -56,13 +51,11 @@ def check(model: str, inputs: dict[str, np.ndarray], get: Callable[[str], Any]) 
         np.testing.assert_array_equal(get("OUTPUT0"), inputs["INPUT0"])
 
 
-def wire_inputs(
-    module: Any, inputs: dict[str, np.ndarray], datatypes: dict[str, str], binary: bool
-) -> list[Any]:
+def wire_inputs(module: Any, inputs: dict[str, np.ndarray], **options: bool) -> list[Any]:
     made = []
     for name, array in inputs.items():
-        tensor = module.InferInput(name, list(array.shape), datatypes[name])
-        tensor.set_data_from_numpy(array, binary_data=binary)
+        tensor = module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array, **options)
         made.append(tensor)
     return made
 
@@ -89,7 +82,7 @@ def run_sync(url: str) -> None:
         assert client.is_server_live()
         assert client.is_server_ready()
         assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
-        for model, (inputs, datatypes) in problems().items():
+        for model, inputs in problems().items():
             assert client.is_model_ready(model)
             assert client.is_model_ready(model, "1")
             assert not client.is_model_ready(model, "7")
@@ -98,7 +91,7 @@ def run_sync(url: str) -> None:
             for binary_in, binary_out, request, response in LARGE.get(model, VARIANTS):
                 result = client.infer(
                     model,
-                    wire_inputs(http, inputs, datatypes, binary_in),
+                    wire_inputs(http, inputs, binary_data=binary_in),
                     outputs=outputs_of(http, metadata, binary_out),
                     request_id="r1",
                     request_compression_algorithm=request,
@@ -106,17 +99,14 @@ def run_sync(url: str) -> None:
                 )
                 assert result.get_response()["id"] == "r1"
                 check(model, inputs, result.as_numpy)
-            result = client.infer(model, wire_inputs(http, inputs, datatypes, True))
+            result = client.infer(model, wire_inputs(http, inputs))
             check(model, inputs, result.as_numpy)
-            waiting = [
-                client.async_infer(model, wire_inputs(http, inputs, datatypes, True))
-                for _ in range(5)
-            ]
+            waiting = [client.async_infer(model, wire_inputs(http, inputs)) for _ in range(5)]
             for one in waiting:
                 check(model, inputs, one.get_result().as_numpy)
             print("sync", model)
         try:
-            client.infer("nosuch", wire_inputs(http, inputs, datatypes, True))
+            client.infer("nosuch", wire_inputs(http, inputs))
         except http.InferenceServerException as ex:
             told = (ex.status(), "nosuch" in ex.message())
         else:
@@ -127,13 +117,13 @@ def run_sync(url: str) -> None:
 async def run_aio(url: str) -> None:
     async with aio.InferenceServerClient(url) as client:
         assert await client.is_server_ready()
-        for model, (inputs, datatypes) in problems().items():
+        for model, inputs in problems().items():
             metadata = await client.get_model_metadata(model)
             assert (await client.get_model_config(model))["name"] == model
             for binary_in, binary_out, request, response in LARGE.get(model, VARIANTS):
                 result = await client.infer(
                     model,
-                    wire_inputs(http, inputs, datatypes, binary_in),
+                    wire_inputs(http, inputs, binary_data=binary_in),
                     outputs=outputs_of(http, metadata, binary_out),
                     request_compression_algorithm=request,
                     response_compression_algorithm=response,

@@ -7,8 +7,10 @@ import asyncio
 import queue
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
+import client_program
 import numpy as np
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as aio
@@ -18,13 +20,7 @@ from client_program import check, problems
 COMPRESSIONS = (None, "gzip", "deflate")
 
 
-def wire_inputs(inputs: dict[str, np.ndarray], datatypes: dict[str, str]) -> list[Any]:
-    made = []
-    for name, array in inputs.items():
-        tensor = grpc.InferInput(name, list(array.shape), datatypes[name])
-        tensor.set_data_from_numpy(array)
-        made.append(tensor)
-    return made
+wire_inputs = partial(client_program.wire_inputs, grpc)
 
 
 def run_sync(url: str) -> None:
@@ -33,7 +29,7 @@ def run_sync(url: str) -> None:
         assert client.is_server_ready()
         assert "system_shared_memory" in client.get_server_metadata().extensions
         assert client.get_server_metadata(as_json=True)["name"] == "shmserve"
-        for model, (inputs, datatypes) in problems().items():
+        for model, inputs in problems().items():
             assert client.is_model_ready(model)
             assert client.is_model_ready(model, "1")
             assert not client.is_model_ready(model, "7")
@@ -44,7 +40,7 @@ def run_sync(url: str) -> None:
             for compression in COMPRESSIONS:
                 result = client.infer(
                     model,
-                    wire_inputs(inputs, datatypes),
+                    wire_inputs(inputs),
                     outputs=wanted,
                     request_id="r1",
                     compression_algorithm=compression,
@@ -56,12 +52,12 @@ def run_sync(url: str) -> None:
                 )
                 assert result.get_response().id == "r1"
                 check(model, inputs, result.as_numpy)
-            check(model, inputs, client.infer(model, wire_inputs(inputs, datatypes)).as_numpy)
+            check(model, inputs, client.infer(model, wire_inputs(inputs)).as_numpy)
             answers: queue.Queue[Any] = queue.Queue()
             for _ in range(5):
                 client.async_infer(
                     model,
-                    wire_inputs(inputs, datatypes),
+                    wire_inputs(inputs),
                     lambda result, error, put=answers.put: put((result, error)),
                 )
             for _ in range(5):
@@ -86,11 +82,10 @@ def control(client: Any) -> None:
 
 
 def refusals(client: Any) -> None:
-    inputs, datatypes = problems()["identity"]
-    given = wire_inputs(inputs, datatypes)
+    given = wire_inputs(problems()["identity"])
     assert refused(lambda: client.infer("nosuch", given)) == "StatusCode.NOT_FOUND"
     assert refused(lambda: client.infer("add_sub", given)) == "StatusCode.INVALID_ARGUMENT"
-    large = wire_inputs({"INPUT0": np.zeros(4 << 20, np.float32)}, datatypes)
+    large = wire_inputs({"INPUT0": np.zeros(4 << 20, np.float32)})
     late = refused(lambda: client.infer("identity", large, client_timeout=0.001))
     assert late == "StatusCode.DEADLINE_EXCEEDED", late
     cancelled: queue.Queue[Any] = queue.Queue()
@@ -136,9 +131,9 @@ def run_stream(url: str) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with grpc.InferenceServerClient(url) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
-        for model, (inputs, datatypes) in problems().items():
+        for model, inputs in problems().items():
             for number in range(3):
-                given = wire_inputs(inputs, datatypes)
+                given = wire_inputs(inputs)
                 client.async_stream_infer(model, given, request_id=str(number))
             for number in range(3):
                 result, error = answers.get(timeout=60)
@@ -160,12 +155,9 @@ def run_stream(url: str) -> None:
 def repeated(values: list[int], delay_ms: int = 0) -> list[Any]:
     """Return inputs of the worker that answers once for each value."""
     count = len(values)
-    inputs = {
-        "IN": np.array(values, np.int32),
-        "DELAY": np.full(count, delay_ms, np.uint32),
-        "WAIT": np.zeros(1, np.uint32),
-    }
-    return wire_inputs(inputs, {"IN": "INT32", "DELAY": "UINT32", "WAIT": "UINT32"})
+    delays = np.full(count, delay_ms, np.uint32)
+    given = {"IN": np.array(values, np.int32), "DELAY": delays, "WAIT": np.zeros(1, np.uint32)}
+    return wire_inputs(given)
 
 
 def repeat(client: Any, answers: queue.Queue[Any]) -> None:
@@ -192,19 +184,19 @@ def repeat(client: Any, answers: queue.Queue[Any]) -> None:
 async def run_aio(url: str) -> None:
     async with aio.InferenceServerClient(url) as client:
         assert await client.is_server_ready()
-        for model, (inputs, datatypes) in problems().items():
+        for model, inputs in problems().items():
             assert (await client.get_model_config(model)).config.name == model
             for compression in COMPRESSIONS:
                 result = await client.infer(
-                    model, wire_inputs(inputs, datatypes), compression_algorithm=compression
+                    model, wire_inputs(inputs), compression_algorithm=compression
                 )
                 check(model, inputs, result.as_numpy)
 
             async def requests(
-                model: str = model, inputs: Any = inputs, datatypes: Any = datatypes
+                model: str = model, inputs: Any = inputs
             ) -> AsyncIterator[dict[str, Any]]:
                 for _ in range(3):
-                    yield {"model_name": model, "inputs": wire_inputs(inputs, datatypes)}
+                    yield {"model_name": model, "inputs": wire_inputs(inputs)}
 
             count = 0
             async for result, error in client.stream_infer(requests()):

@@ -4,9 +4,7 @@ import base64
 import json
 import os
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +13,13 @@ from playwright.sync_api import Browser, sync_playwright
 
 from tests import needs
 from tests.crash.reload import changed
-from tests.running_server import ROOT, free_port
+from tests.faulty_store import FolderServer
+from tests.integration.test_access import TELLS
+from tests.running_server import ROOT
 from tests.servers import Server, only
 
 pytestmark = pytest.mark.needs("browser")
 MODELS = ROOT / "tests/repositories/basic"
-TELLS = """
-class Model:
-    def __init__(self, context):
-        open("MARK", "w").close()
-
-    def infer(self, request):
-        return {"OUT": request.input("IN")}
-"""
 # Sends every request in turn, without reading the answers' contents.
 ATTACK = """
 async ([base, mode, asked]) => {
@@ -50,27 +42,14 @@ async ([base, mode, asked]) => {
 """
 
 
-class _Page(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<!doctype html><title>a page</title>")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[int]:
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Port of a foreign web site."""
-    site = ThreadingHTTPServer(("127.0.0.1", free_port()), _Page)
-    thread = threading.Thread(target=site.serve_forever)
-    thread.start()
-    yield site.server_port
-    site.shutdown()
-    thread.join()
-    site.server_close()
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "index.html").write_text("<!doctype html><title>a page</title>")
+    site = FolderServer(folder)
+    yield site.port
+    site.stop()
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +93,7 @@ def memory() -> Iterator[str]:
 
 def asked(mark: Path, key: str) -> list[tuple[str, str, str | None]]:
     code = base64.b64encode(TELLS.replace("MARK", str(mark)).encode()).decode()
-    sent = {"parameters": {"config": json.dumps(changed(1)), "file:1/model.py": code}}
+    sent = {"parameters": {"config": changed(1), "file:1/model.py": code}}
     region = {"key": key, "offset": 0, "byte_size": 4096}
     return [
         ("GET", "/v2/models/echo", None),
@@ -141,11 +120,7 @@ def attack(browser: Browser, page_url: str, base: str, *arguments: Any) -> tuple
     context = browser.new_context()
     page = context.new_page()
     page.set_default_timeout(60_000)
-    if (
-        base == ""
-        # a page that has rebound its name: the page came from elsewhere, its requests go to the
-        # service
-    ):
+    if not base:  # the page has rebound its name: it came from elsewhere, its requests go here
         context.route(
             page_url, lambda r: r.fulfill(body="<title>x</title>", content_type="text/html")
         )

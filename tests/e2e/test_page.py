@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +77,20 @@ class Seen:
             self.complaints.append(f"{status}: {url}")
 
 
-def visit(browser: Browser, server: Server, path: str = "/", **context: Any) -> tuple[Page, Seen]:
-    """Open a page and wait until it shows numbers."""
+@contextmanager
+def visited(
+    browser: Browser, server: Server, path: str = "/", faultless: bool = True, **context: Any
+) -> Iterator[Page]:
+    """Open a page that shows numbers; with `faultless` it must have no faults until the end."""
     page = browser.new_context(**context).new_page()
     page.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)
     seen = Seen(page, server)
     page.goto(server.base_url + path)
     expect(page.locator("#charts figure svg")).to_have_count(CHARTS)
-    return page, seen
+    yield page
+    assert seen.complaints == [] or not faultless
+    page.context.close()
 
 
 def drawn(page: Page) -> list[str]:
@@ -102,85 +108,79 @@ def tile(page: Page, name: str) -> float:
 
 
 def test_everything_moves_under_load_without_a_click(browser: Browser, busy: Server) -> None:
-    page, seen = visit(browser, busy)
-    wait_until(lambda: tile(page, "Requests") > 0, "requests")
-    # one more chart for each value that the model reports
-    expect(page.locator("figure svg")).to_have_count(CHARTS + GPU_CHARTS + 6)
-    before = drawn(page)
-    labels = page.locator("figure").evaluate_all(
-        "all => all.map(one => one.querySelector('.plot').getAttribute('aria-label'))"
-    )
-    wait_until(
-        lambda: all(old != new for old, new in zip(before, drawn(page), strict=False)),
-        "every chart to move",
-    )
-    assert all(re.match(r"[^:]+, [^:]*: .", label) for label in labels), labels
-    assert any(re.search(r"Requests, .*: reports [1-9]", label) for label in labels), labels
-    assert tile(page, "Latency, average") > 0
-    assert tile(page, "CPU") > 0
-    expect(page.locator("#state")).to_have_text("ready")
-    expect(page.locator("#problem")).to_be_hidden()
-    assert seen.complaints == []
-    page.context.close()
+    with visited(browser, busy) as page:
+        wait_until(lambda: tile(page, "Requests") > 0, "requests")
+        # one more chart for each value that the model reports
+        expect(page.locator("figure svg")).to_have_count(CHARTS + GPU_CHARTS + 6)
+        before = drawn(page)
+        labels = page.locator("figure").evaluate_all(
+            "all => all.map(one => one.querySelector('.plot').getAttribute('aria-label'))"
+        )
+        wait_until(
+            lambda: all(old != new for old, new in zip(before, drawn(page), strict=False)),
+            "every chart to move",
+        )
+        assert all(re.match(r"[^:]+, [^:]*: .", label) for label in labels), labels
+        assert any(re.search(r"Requests, .*: reports [1-9]", label) for label in labels), labels
+        assert tile(page, "Latency, average") > 0
+        assert tile(page, "CPU") > 0
+        expect(page.locator("#state")).to_have_text("ready")
+        expect(page.locator("#problem")).to_be_hidden()
 
 
 def test_numbers_agree_with_the_metrics(browser: Browser) -> None:
     with Server(MODELS, **SMALL) as server:
         for document in [GOOD] * 37 + [BAD] * 3:
             server.infer("reports", document)
-        page, seen = visit(browser, server)
-        _, _, text = server.request("GET", "/metrics")
-        found = re.findall(rb'^shmserve_requests_total{model="reports".*} ([0-9.]+)', text, re.M)
-        assert sum(map(float, found)) == 40
-        row = page.locator("#models tbody tr")
-        expect(row.locator("th")).to_have_text("reports")
-        expect(row.locator("td").nth(-2)).to_have_text("40")
-        expect(row.locator("td").nth(-1)).to_have_text("3")
-        expect(page.locator("#troubles tbody tr").first).to_contain_text("the model raised")
-        held = server.show("processes")
-        # one process asks
-        expect(page.locator("#processes tbody tr")).to_have_count(len(held) - 1)
-        expect(page.locator("#gpus-section")).to_be_hidden()
-        assert seen.complaints == []
-        page.context.close()
+        with visited(browser, server) as page:
+            _, _, text = server.request("GET", "/metrics")
+            found = re.findall(
+                rb'^shmserve_requests_total{model="reports".*} ([0-9.]+)', text, re.M
+            )
+            assert sum(map(float, found)) == 40
+            row = page.locator("#models tbody tr")
+            expect(row.locator("th")).to_have_text("reports")
+            expect(row.locator("td").nth(-2)).to_have_text("40")
+            expect(row.locator("td").nth(-1)).to_have_text("3")
+            expect(page.locator("#troubles tbody tr").first).to_contain_text("the model raised")
+            held = server.show("processes")
+            # one process asks
+            expect(page.locator("#processes tbody tr")).to_have_count(len(held) - 1)
+            expect(page.locator("#gpus-section")).to_be_hidden()
 
 
 def test_gpus_have_charts_of_their_own(browser: Browser, busy: Server) -> None:
-    page, seen = visit(browser, busy)
-    shown = {
-        "GPU utilisation": "GPU 1 31 %",
-        "GPU memory": "GPU 1 1 GiB",
-        "GPU temperature": "GPU 1 41 °C",
-        "GPU power": "GPU 1 150 W",
-    }
-    for title, text in shown.items():
-        chart = page.get_by_role("img", name=re.compile(rf"^{title}, [^:]+: {text}$"))
-        expect(chart).to_be_visible()
-    cells = page.locator("#gpus tbody tr").locator("th, td")
-    expect(cells).to_have_text(
-        ["1", "Fake GPU", "31 %", "1 GiB", "4 GiB", "41 °C", "150 W", "300 W"]
-    )
-    (row,) = busy.show("gpus")
-    assert (row["gpu"], row["temperature_celsius"]) == (1, 41)
-    _, _, text = busy.request("GET", "/metrics")  # type: ignore[assignment]
-    assert re.search(rb'^shmserve_gpu_power_watts{gpu="1",.*} 150.001$', text, re.M)  # type: ignore[call-overload]
-    page.get_by_label("60 min").check()
-    expect(page.locator("#now-title")).to_have_text("This minute")
-    expect(cells.nth(2)).to_have_text("31 %")
-    assert seen.complaints == []
-    page.context.close()
+    with visited(browser, busy) as page:
+        shown = {
+            "GPU utilisation": "GPU 1 31 %",
+            "GPU memory": "GPU 1 1 GiB",
+            "GPU temperature": "GPU 1 41 °C",
+            "GPU power": "GPU 1 150 W",
+        }
+        for title, text in shown.items():
+            chart = page.get_by_role("img", name=re.compile(rf"^{title}, [^:]+: {text}$"))
+            expect(chart).to_be_visible()
+        cells = page.locator("#gpus tbody tr").locator("th, td")
+        expect(cells).to_have_text(
+            ["1", "Fake GPU", "31 %", "1 GiB", "4 GiB", "41 °C", "150 W", "300 W"]
+        )
+        (row,) = busy.show("gpus")
+        assert (row["gpu"], row["temperature_celsius"]) == (1, 41)
+        _, _, text = busy.request("GET", "/metrics")  # type: ignore[assignment]
+        assert re.search(rb'^shmserve_gpu_power_watts{gpu="1",.*} 150.001$', text, re.M)  # type: ignore[call-overload]
+        page.get_by_label("60 min").check()
+        expect(page.locator("#now-title")).to_have_text("This minute")
+        expect(cells.nth(2)).to_have_text("31 %")
 
 
 def test_what_models_say_is_shown_and_not_run(browser: Browser, busy: Server) -> None:
-    page, seen = visit(browser, busy)
-    name = "<img src=x onerror=document.title='hurt'>"
-    expect(page.locator("#values h3").get_by_text(name, exact=True)).to_be_visible()
-    assert page.locator("img").count() == 0
-    assert "hurt" not in page.title()
-    shown = {text.strip() for text in page.locator("#values h3").all_text_contents()}
-    assert shown == {"mean", "top", "bottom", "sum", "spread", name}
-    assert seen.complaints == []
-    page.context.close()
+    with visited(browser, busy) as page:
+        name = "<img src=x onerror=document.title='hurt'>"
+        expect(page.locator("#values h3").get_by_text(name, exact=True)).to_be_visible()
+        assert page.locator("img").count() == 0
+        assert "hurt" not in page.title()
+        shown = {text.strip() for text in page.locator("#values h3").all_text_contents()}
+        assert shown == {"mean", "top", "bottom", "sum", "spread", name}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -189,27 +189,25 @@ def test_it_is_readable_by_day_and_night_on_any_screen(
     browser: Browser, busy: Server, scheme: Any, size: tuple[int, int]
 ) -> None:
     viewport: Any = {"width": size[0], "height": size[1]}
-    page, seen = visit(browser, busy, color_scheme=scheme, viewport=viewport)
-    expect(page.locator("#models tbody tr")).to_have_count(1)
-    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-    for chart in page.locator("figure").all():
-        box = chart.bounding_box()
-        assert box is not None
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= size[0]
-    for table in page.locator("main table:visible").all():  # on a phone rows are cards
-        fits = table.evaluate("one => one.scrollWidth <= one.parentElement.clientWidth")
-        assert fits or size[0] > 640, table.get_attribute("id")
-    texts = ["--text", "--quiet", "--good", "--bad", "--accent"]
-    for name, ratio in page.evaluate(_CONTRAST, texts).items():
-        assert ratio >= 4.5, f"{name} on a card: {ratio:.2f}"
-    lines = [f"--c{number}" for number in range(8)]
-    for name, ratio in page.evaluate(_CONTRAST, lines).items():
-        assert ratio >= 2.9, f"{name} on a card: {ratio:.2f}"
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, re.findall(r"\d+", ground))) < 300) == (scheme == "dark")
-    assert seen.complaints == []
-    page.context.close()
+    with visited(browser, busy, color_scheme=scheme, viewport=viewport) as page:
+        expect(page.locator("#models tbody tr")).to_have_count(1)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        for chart in page.locator("figure").all():
+            box = chart.bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= size[0]
+        for table in page.locator("main table:visible").all():  # on a phone rows are cards
+            fits = table.evaluate("one => one.scrollWidth <= one.parentElement.clientWidth")
+            assert fits or size[0] > 640, table.get_attribute("id")
+        texts = ["--text", "--quiet", "--good", "--bad", "--accent"]
+        for name, ratio in page.evaluate(_CONTRAST, texts).items():
+            assert ratio >= 4.5, f"{name} on a card: {ratio:.2f}"
+        lines = [f"--c{number}" for number in range(8)]
+        for name, ratio in page.evaluate(_CONTRAST, lines).items():
+            assert ratio >= 2.9, f"{name} on a card: {ratio:.2f}"
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", ground))) < 300) == (scheme == "dark")
 
 
 # The contrast of colours with a card's background, as WCAG 2 measures it
@@ -233,66 +231,58 @@ _CONTRAST = """names => {
 
 
 def test_colours_follow_the_system_while_it_is_shown(browser: Browser, busy: Server) -> None:
-    page, seen = visit(browser, busy, color_scheme="light")
-    line = page.locator("#charts .line").first
-    by_day = line.evaluate("one => getComputedStyle(one).stroke")
-    page.emulate_media(color_scheme="dark")
-    expect(line).to_have_css("stroke", "rgb(108, 176, 255)")
-    assert by_day == "rgb(31, 111, 235)"
-    assert seen.complaints == []
-    page.context.close()
+    with visited(browser, busy, color_scheme="light") as page:
+        line = page.locator("#charts .line").first
+        by_day = line.evaluate("one => getComputedStyle(one).stroke")
+        page.emulate_media(color_scheme="dark")
+        expect(line).to_have_css("stroke", "rgb(108, 176, 255)")
+        assert by_day == "rgb(31, 111, 235)"
 
 
 def test_other_times_and_the_other_address(browser: Browser, busy: Server) -> None:
-    page, seen = visit(browser, busy, "/grps/v1/monitor/metrics")
-    expect(page.locator("#now-title")).to_have_text("Last second")
-    page.get_by_label("60 min").check()
-    expect(page.locator("#now-title")).to_have_text("This minute")
-    wait_until(lambda: tile(page, "Requests") > 0, "the minute that runs")
-    page.keyboard.press("ArrowRight")
-    expect(page.locator("#now-title")).to_have_text("This hour")
-    assert seen.complaints == []
-    page.context.close()
+    with visited(browser, busy, "/grps/v1/monitor/metrics") as page:
+        expect(page.locator("#now-title")).to_have_text("Last second")
+        page.get_by_label("60 min").check()
+        expect(page.locator("#now-title")).to_have_text("This minute")
+        wait_until(lambda: tile(page, "Requests") > 0, "the minute that runs")
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#now-title")).to_have_text("This hour")
 
 
 def test_pointing_at_a_moment_shows_its_values_everywhere(browser: Browser, busy: Server) -> None:
-    page, seen = visit(browser, busy)
-    figures = page.locator("#charts figure")
-    pointed = page.locator("figure svg.pointed")
-    requests = figures.first
-    requests.locator(".plot").hover()
-    over_time = CHARTS - 1 + GPU_CHARTS + 6
-    expect(pointed).to_have_count(over_time)
-    moment = requests.locator(".moment text")
-    expect(moment).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
-    expect(requests.locator(".near").filter(visible=True)).to_have_count(0)
-    together = "all => new Set(all.map(one => one.textContent)).size"  # within one frame
-    assert page.locator("#charts .lines .moment").evaluate_all(together) == 1
-    figures.nth(3).locator(".plot").hover()
-    expect(figures.nth(3).locator(".legend b")).to_contain_text("took")
-    expect(pointed).to_have_count(1)
-    page.locator("h1").hover()
-    expect(pointed).to_have_count(0)
-    expect(figures.nth(3).locator(".legend b")).to_have_text("in the time shown")
-    assert seen.complaints == []
-    page.context.close()
+    with visited(browser, busy) as page:
+        figures = page.locator("#charts figure")
+        pointed = page.locator("figure svg.pointed")
+        requests = figures.first
+        requests.locator(".plot").hover()
+        over_time = CHARTS - 1 + GPU_CHARTS + 6
+        expect(pointed).to_have_count(over_time)
+        moment = requests.locator(".moment text")
+        expect(moment).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+        expect(requests.locator(".near").filter(visible=True)).to_have_count(0)
+        together = "all => new Set(all.map(one => one.textContent)).size"  # within one frame
+        assert page.locator("#charts .lines .moment").evaluate_all(together) == 1
+        figures.nth(3).locator(".plot").hover()
+        expect(figures.nth(3).locator(".legend b")).to_contain_text("took")
+        expect(pointed).to_have_count(1)
+        page.locator("h1").hover()
+        expect(pointed).to_have_count(0)
+        expect(figures.nth(3).locator(".legend b")).to_have_text("in the time shown")
 
 
 def test_a_plot_is_drawn_to_scale(browser: Browser, busy: Server) -> None:
     """Made-up points on known axes: gaps, points without neighbours, marks, crosshair."""
-    page, seen = visit(browser, busy)
-    found = page.evaluate(_TO_SCALE)
-    assert found["line"] == ["M62 144L72 76", "M62 110L72 110L82 110L92 110L102 110"]
-    assert found["dots"] == ["M92 8h0", ""]
-    assert found["area"] == ["", ""]
-    assert found["grid"] == "M62 144H102M62 110H102M62 76H102M62 42H102M62 8H102"
-    assert found["rows"] == ["0", "10 ms", "20 ms", "30 ms", "40 ms"]
-    assert found["legend"] == [["–", "10 ms"], ["20 ms", "10 ms"]]  # the newest; at the pointer
-    assert found["points"] == [["72", "76", "3"], ["72", "110", "3"]]
-    assert found["alone"] == "M62 144L62 144L72 8L72 144Z"
-    assert found["left"] == 0
-    assert seen.complaints == []
-    page.context.close()
+    with visited(browser, busy) as page:
+        found = page.evaluate(_TO_SCALE)
+        assert found["line"] == ["M62 144L72 76", "M62 110L72 110L82 110L92 110L102 110"]
+        assert found["dots"] == ["M92 8h0", ""]
+        assert found["area"] == ["", ""]
+        assert found["grid"] == "M62 144H102M62 110H102M62 76H102M62 42H102M62 8H102"
+        assert found["rows"] == ["0", "10 ms", "20 ms", "30 ms", "40 ms"]
+        assert found["legend"] == [["–", "10 ms"], ["20 ms", "10 ms"]]  # the newest; at the pointer
+        assert found["points"] == [["72", "76", "3"], ["72", "110", "3"]]
+        assert found["alone"] == "M62 144L62 144L72 8L72 144Z"
+        assert found["left"] == 0
 
 
 _TO_SCALE = """async () => {
@@ -336,15 +326,14 @@ _TO_SCALE = """async () => {
 
 
 def test_marks_are_round_in_number_size_and_time(browser: Browser, busy: Server) -> None:
-    page, _ = visit(browser, busy, timezone_id="Asia/Kolkata")
-    found = page.evaluate(_MARKS)
-    assert found["decimal"] == [0, 0.1, 0.2, 0.3]
-    assert found["below"] == [-50, -25, 0, 25]
-    assert found["whole"] == [0, 1, 2]
-    assert found["binary"] == [0, 512, 1024]
-    assert found["hours"] == ["00:00", "06:00", "12:00", "18:00"]
-    assert found["texts"] == ["0", "1.5 ms", "20 %", "100", "1.5M", "0.0025", "512 MiB"]
-    page.context.close()
+    with visited(browser, busy, timezone_id="Asia/Kolkata", faultless=False) as page:
+        found = page.evaluate(_MARKS)
+        assert found["decimal"] == [0, 0.1, 0.2, 0.3]
+        assert found["below"] == [-50, -25, 0, 25]
+        assert found["whole"] == [0, 1, 2]
+        assert found["binary"] == [0, 512, 1024]
+        assert found["hours"] == ["00:00", "06:00", "12:00", "18:00"]
+        assert found["texts"] == ["0", "1.5 ms", "20 %", "100", "1.5M", "0.0025", "512 MiB"]
 
 
 _MARKS = """async () => {
@@ -367,8 +356,7 @@ _MARKS = """async () => {
 
 
 def test_a_coordinator_that_is_away_is_told_and_forgotten(browser: Browser) -> None:
-    with Server(MODELS, **SMALL) as server:
-        page, _ = visit(browser, server)
+    with Server(MODELS, **SMALL) as server, visited(browser, server, faultless=False) as page:
         server.wait_arenas()
         (pid,) = server.pids("coordinator")
         os.kill(pid, signal.SIGSTOP)
@@ -379,17 +367,15 @@ def test_a_coordinator_that_is_away_is_told_and_forgotten(browser: Browser) -> N
         expect(page.locator("#problem")).to_be_hidden()
         row = page.locator("#models tbody tr td").nth(-2)
         expect(row).to_have_text("1")
-        page.context.close()
 
 
 def test_points_that_come_piecemeal_are_the_same_as_all_at_once(
     browser: Browser, busy: Server
 ) -> None:
     """Compare `series.js` over random polls of a simulated history with the expected points."""
-    page, _ = visit(browser, busy)
-    problems = page.evaluate(_PIECEMEAL)
-    assert problems == []
-    page.context.close()
+    with visited(browser, busy, faultless=False) as page:
+        problems = page.evaluate(_PIECEMEAL)
+        assert problems == []
 
 
 _PIECEMEAL = """async () => {

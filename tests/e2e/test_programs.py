@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.running_server import binary_request
 from tests.servers import Server, python, run_shmserve
 
 HERE = Path(__file__).parent
@@ -49,20 +50,9 @@ def test_a_plain_gthread_run_works_too() -> None:
 
 
 def binary_identity(server: Server, array: np.ndarray) -> tuple[int, dict[str, str], bytes]:
-    head = {
-        "inputs": [
-            {
-                "name": "INPUT0",
-                "shape": list(array.shape),
-                "datatype": "FP32",
-                "parameters": {"binary_data_size": array.nbytes},
-            }
-        ],
-        "parameters": {"binary_data_output": True},
-    }
-    text = json.dumps(head).encode()
-    headers = {"Inference-Header-Content-Length": str(len(text)), "shmserve-receipt": "1"}
-    return server.request("POST", "/v2/models/identity/infer", text + array.tobytes(), headers)
+    body, headers = binary_request(array, name="INPUT0")
+    headers["shmserve-receipt"] = "1"
+    return server.request("POST", "/v2/models/identity/infer", body, headers)
 
 
 @pytest.mark.parametrize("mib", [1, 16, 64])

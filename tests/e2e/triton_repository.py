@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 from onnx import TensorProto as T
-from onnx import helper, save
+from onnx import helper
+
+from tests.unit.executor.test_onnx_backend import save, value
 
 BATCHED = """
 import json
@@ -154,9 +156,5 @@ def python(root: Path, name: str, code: str, config: str = "", version: int = 1)
 
 
 def onnx(root: Path, name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> None:
-    folder = root / name / "1"
-    folder.mkdir(parents=True)
-    left, right = ([helper.make_tensor_value_info(*v) for v in side] for side in (inputs, outputs))
-    graph = helper.make_graph(nodes, name, left, right)
-    opsets = [helper.make_opsetid("", 17)]
-    save(helper.make_model(graph, opset_imports=opsets, ir_version=8), folder / "model.onnx")
+    ends = ([value(*one) for one in side] for side in (inputs, outputs))
+    save(root / name, nodes, *ends, config="")

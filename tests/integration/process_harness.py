@@ -15,18 +15,9 @@ from shmserve.core.registry import Snapshot
 from shmserve.errors import ShmserveError, Unavailable
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.transport import rundir
-from tests.running_server import wait_until
+from tests.running_server import is_running, marked, wait_until
 
 STAND_INS = Path(__file__).parent / "stand_ins"
-
-
-def is_running(pid: int) -> bool:
-    """Return True if the process runs. A zombie does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 class Tree:
@@ -92,18 +83,7 @@ class Tree:
 
     def members(self) -> list[int]:
         """Return the pids of all processes with our run directory, stand-ins included."""
-        wanted = f"SHMSERVE_RUN_DIR={self.run_dir}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                environ = (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if wanted in environ and is_running(int(entry.name)):
-                found.append(int(entry.name))
-        return found
+        return [*filter(is_running, marked(f"SHMSERVE_RUN_DIR={self.run_dir}"))]
 
     def kill(self, pid: int) -> None:
         assert pid

@@ -41,7 +41,7 @@ DOORS = ("tcp", "unix", "grpc", "grpc-unix")
 def over_http(door: str, address: str, fields: dict[str, str], mark: str) -> dict[str, Any]:
     """Return the status that answers each action over HTTP."""
     code = base64.b64encode(TELLS.replace("MARK", mark).encode()).decode()
-    sent = {"parameters": {"config": json.dumps(changed(1)), "file:1/model.py": code}}
+    sent = {"parameters": {"config": changed(1), "file:1/model.py": code}}
     asked: dict[str, tuple[str, str, Any]] = {
         "read": ("GET", "/v2/models/echo", None),
         "load": ("POST", "/v2/repository/models/echo/load", {}),
@@ -66,7 +66,7 @@ def over_http(door: str, address: str, fields: dict[str, str], mark: str) -> dic
 def over_grpc(address: str, fields: dict[str, str], mark: str) -> dict[str, Any]:
     """Return the name of the status that answers each action over gRPC."""
     sent = pb.RepositoryModelLoadRequest(model_name="echo")
-    sent.parameters["config"].string_param = json.dumps(changed(1))
+    sent.parameters["config"].string_param = changed(1)
     sent.parameters["file:1/model.py"].bytes_param = TELLS.replace("MARK", mark).encode()
     config = pb.RepositoryModelLoadRequest(model_name="echo")
     config.parameters["config"].string_param = "{}"

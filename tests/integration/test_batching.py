@@ -19,6 +19,7 @@ from tests.grpc_client import Client
 from tests.holding import Hold, in_flight, metric, statistics
 from tests.running_server import wait_until
 from tests.servers import Server
+from tests.unit.executor.test_onnx_backend import save, value
 
 MODELS = Path(__file__).parents[1] / "repositories" / "batching"
 POOL = 8
@@ -27,22 +28,14 @@ helper, T = onnx.helper, onnx.TensorProto
 
 def write_ragged(folder: Path) -> None:
     """Write a model that doubles its input and reports each request's length in a ragged batch."""
-    values = {
-        name: helper.make_tensor_value_info(name, T.FLOAT, shape)  # type: ignore[arg-type]
-        for name, shape in (("X", ["N"]), ("T", ["B"]), ("Y", ["N"]), ("COUNT", ["B", 1]))
-    }
+    inputs = [value("X", T.FLOAT, ["N"]), value("T", T.FLOAT, ["B"])]
+    outputs = [value("Y", T.FLOAT, ["N"]), value("COUNT", T.FLOAT, ["B", 1])]
     nodes = [
         helper.make_node("Add", ["X", "X"], ["Y"]),
         helper.make_node("Unsqueeze", ["T", "axis"], ["COUNT"]),
     ]
     axis = helper.make_tensor("axis", T.INT64, [1], [1])
-    ends = [values["X"], values["T"]], [values["Y"], values["COUNT"]]
-    graph = helper.make_graph(nodes, "g", *ends, [axis])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (folder / "1").mkdir(parents=True)
-    onnx.save(model, folder / "1" / "model.onnx")
-    (folder / "config.pbtxt").write_text(
-        """backend: "onnxruntime" max_batch_size: 8
+    config = """backend: "onnxruntime" max_batch_size: 8
         input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true } ]
         output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] },
                  { name: "COUNT" data_type: TYPE_FP32 dims: [ 1 ] } ]
@@ -50,23 +43,20 @@ def write_ragged(folder: Path) -> None:
                         source_input: "X" } ]
         batch_output [ { target_name: "Y" source_input: "X" } ]
         dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 30000000 }"""
-    )
+    save(folder, nodes, inputs, outputs, constants=[axis], config=config)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(MODELS, models, dirs_exist_ok=True)
-    (models / "sum" / "1").mkdir(parents=True)
-    values = [helper.make_tensor_value_info(name, T.FLOAT, ["N", "M"]) for name in "ABY"]
-    graph = helper.make_graph([helper.make_node("Add", ["A", "B"], ["Y"])], "g", *[values[:2]],  # type: ignore[arg-type, call-arg]
-                              [values[2]])  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, models / "sum" / "1" / "model.onnx")
-    (models / "sum" / "config.pbtxt").write_text(
+    config = (
         'backend: "onnxruntime" max_batch_size: 8 '
         "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 200000 }"
     )
+    a, b, y = (value(name, T.FLOAT, ["N", "M"]) for name in "ABY")
+    node = helper.make_node("Add", ["A", "B"], ["Y"])
+    save(models / "sum", [node], [a, b], [y], config=config)
     write_ragged(models / "ragged")
     shutil.copytree(models / "meeting", models / "twins")
     twice = (

@@ -1,6 +1,5 @@
 """A repository in which eight of twenty models are broken in eight ways. The other models serve."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,13 @@ from typing import Any
 import pytest
 
 from tests.conformance.conformance_runner import _LEAKS
-from tests.crash.reload import control
 from tests.running_server import ROOT, RunningServer, wait_until
 from tests.servers import SMALL, Starting, only, run_shmserve
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+
+from tests.unit.executor.test_onnx_backend import adder
 
 SERVER: dict[str, Any] = {
     **only("*"), **SMALL
@@ -57,14 +57,6 @@ def make(folder: Path, config: str = CONFIG, source: str | None = WORKING) -> Pa
     return folder
 
 
-def onnx_adder(path: Path) -> None:
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    ends = [[helper.make_tensor_value_info(name, kind, [4])] for name in ("X", "Y")]
-    graph = helper.make_graph([helper.make_node("Add", ["X", "X"], ["Y"])], "g", *ends)
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     for name in GOOD:
@@ -77,22 +69,21 @@ def repository(tmp_path: Path) -> Path:
     make(tmp_path / "endless", source=HOLD)
     tensors = ", ".join(f'{{ name: "{n}" data_type: TYPE_FP32 dims: [ 4 ] }}' for n in "XZ")
     count = f'backend: "onnxruntime"\ninput [ {tensors} ]\n'
-    onnx_adder(make(tmp_path / "count", count, None) / "1/model.onnx")
+    adder(tmp_path / "count", [4], config=count)
     garbage = make(tmp_path / "garbage", 'backend: "onnxruntime"\n', None)
     (garbage / "1/model.onnx").write_bytes(b"not a model")
     return tmp_path
 
 
 def index(server: RunningServer) -> dict[str, dict[str, Any]]:
-    _, _, body = server.request("POST", "/v2/repository/index")
-    return {row["name"]: row for row in json.loads(body)}
+    return {row["name"]: row for row in server.index()}
 
 
 def states(server: RunningServer) -> dict[str, str]:
     """Return the state of each model, or {} while the server does not answer."""
     try:
         return {name: row.get("state", "LOADING") for name, row in index(server).items()}
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, AssertionError):
         return {}
 
 
@@ -128,7 +119,7 @@ def test_the_broken_are_told_apart_and_the_others_serve(repository: Path) -> Non
         assert not server.ready()
         assert log.count("started executor instance=crash/1/0") == 3, "no restart loop"
         shutil.copy(repository / GOOD[0] / "1/model.py", repository / "crash/1/model.py")
-        assert control(server, "crash", "load") == (200, None)
+        assert server.control("load", "crash") == (200, None)
 
 
 def test_what_does_not_load_in_time_is_told(tmp_path: Path) -> None:
@@ -139,7 +130,7 @@ def test_what_does_not_load_in_time_is_told(tmp_path: Path) -> None:
         assert index(server)["endless"]["reason"] == reason
         wait_until(lambda: reason in server.log(), "the log has it, too")
         assert not server.ready()
-        assert control(server, "endless", "unload") == (200, None)
+        assert server.control("unload", "endless") == (200, None)
         assert server.ready(), "unloaded models do not count"
 
 

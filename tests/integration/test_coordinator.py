@@ -115,36 +115,32 @@ def peer(run_dir):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("role", "message"),
     [
-        lambda p: p.channel.send(b"\xc1 not msgpack"),
-        lambda p: p.channel.send(b"\x80"),
-        lambda p: p.send(Show(1, "models")),  # before hello
-        lambda p: p.send(Hello(messages.VERSION, "boss", "boss-1-aa", 1)),
-        lambda p: p.send(Hello(messages.VERSION, "http", "../x", 1)),
-        lambda p: p.send(Hello(messages.VERSION + 1, "http", "http-1-aa", 1)),
-        lambda p: p.send(Hello(messages.VERSION, "http", "http-1-aa", 1, held_bytes=-5)),
-        lambda p: p.hello("http", "http-1-aa").send(Show(1, "models")),  # not a cli
-        lambda p: p.hello("http", "http-1-aa").send(Started("m/1/0", 1)),  # not a supervisor
-        lambda p: p.hello("http", "http-1-aa").send(Grant(1, 0)),
-        lambda p: p.hello("http", "http-1-aa").send(StoredPages(())),  # not a supervisor
-        lambda p: p.hello("http", "http-1-aa").send(SetFlag(1, "no_flag", True)),
-        lambda p: p.hello("executor", "executor-1-aa", instance="m/1/0").send(
-            SetFlag(1, "grps_online", True)  # not a frontend
-        ),
-        lambda p: p.hello("executor", "executor-1-aa", instance="m/1/0").send(AskReport(1)),
-        lambda p: p.hello("http", "http-1-aa").send(
-            ChangeTrace(1, "m", TraceChange(rate=-1))  # a negative rate
-        ),
-        lambda p: p.hello("executor", "executor-1-aa", instance="m/1/0").send(
-            Loaded("m/1/0", ModelSpec("m", "1", "", "", 0, (), ()), "../x.sock")
-        ),
+        ("", b"\xc1 not msgpack"),
+        ("", b"\x80"),
+        ("", Show(1, "models")),  # before hello
+        ("", Hello(messages.VERSION, "boss", "boss-1-aa", 1)),
+        ("", Hello(messages.VERSION, "http", "../x", 1)),
+        ("", Hello(messages.VERSION + 1, "http", "http-1-aa", 1)),
+        ("", Hello(messages.VERSION, "http", "http-1-aa", 1, held_bytes=-5)),
+        ("http", Show(1, "models")),  # not a cli
+        ("http", Started("m/1/0", 1)),  # not a supervisor
+        ("http", Grant(1, 0)),
+        ("http", StoredPages(())),  # not a supervisor
+        ("http", SetFlag(1, "no_flag", True)),
+        ("executor", SetFlag(1, "grps_online", True)),  # not a frontend
+        ("executor", AskReport(1)),
+        ("http", ChangeTrace(1, "m", TraceChange(rate=-1))),  # a negative rate
+        ("executor", Loaded("m/1/0", ModelSpec("m", "1", "", "", 0, (), ()), "../x.sock")),
     ],
 )
-def test_whoever_breaks_the_protocol_is_closed_alone(run_dir, peer, wrong):
+def test_whoever_breaks_the_protocol_is_closed_alone(run_dir, peer, role, message):
     bystander = peer().hello("http", "http-9-zz")
     offender = peer()
-    wrong(offender)
+    if role:
+        offender.hello(role, f"{role}-1-aa", instance="m/1/0" if role == "executor" else "")
+    offender.channel.send(message if isinstance(message, bytes) else messages.encode(message))
     assert offender.closed()
     bystander.send(Grant(1, 4096))
     assert bystander.receive() == Granted(1, True)

@@ -344,17 +344,7 @@ def test_memory_of_clients_at_both_ends(server: Server) -> None:
 
 def index(server: Server) -> dict[str, tuple[str, str]]:
     """Name -> state and reason."""
-    _, _, body = server.request("POST", "/v2/repository/index", b"")
-    return {row["name"]: (row.get("state", ""), row.get("reason", "")) for row in json.loads(body)}
-
-
-def control(server: Server, act: str, model: str, **parameters: Any) -> tuple[int, str]:
-    status, _, body = server.request(
-        "POST",
-        f"/v2/repository/models/{model}/{act}",
-        json.dumps({"parameters": parameters}).encode(),
-    )
-    return status, body.decode()
+    return {row["name"]: (row.get("state", ""), row.get("reason", "")) for row in server.index()}
 
 
 @pytest.fixture
@@ -368,27 +358,27 @@ def own(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
 
 def test_loading_an_ensemble_loads_what_it_consists_of(own: tuple[Server, Path]) -> None:
     server, folder = own
-    assert control(server, "load", "scale")[0] == 200
-    assert control(server, "load", "nested")[0] == 200
+    assert server.control("load", "scale")[0] == 200
+    assert server.control("load", "nested")[0] == 200
     names = {name for name, (state, _) in index(server).items() if state == "READY"}
     assert names == {"scale", "chain", "nested"}
     # The ensemble becomes unusable without its models, and usable again with them
-    assert control(server, "unload", "scale")[0] == 200
+    assert server.control("unload", "scale")[0] == 200
     assert index(server)["nested"][0] == "UNAVAILABLE"
     assert "depends on 'scale', which is not ready" in index(server)["chain"][1]
-    assert control(server, "load", "scale")[0] == 200
+    assert server.control("load", "scale")[0] == 200
     assert index(server)["nested"][0] == "READY"
     # A configuration that does not fit replaces nothing
     chain = (folder / "chain/config.pbtxt").read_text()
     (folder / "chain/config.pbtxt").write_text(chain.replace("FP32", "INT8"))
-    status, text = control(server, "load", "chain")
+    status, told = server.control("load", "chain")
     assert status == 400
-    assert "load failed for model 'chain'" in text
-    assert "is INT8" in text
+    assert "load failed for model 'chain'" in told["error"]
+    assert "is INT8" in told["error"]
     assert index(server)["nested"][0] == "READY"
     write(folder, "chain", CHAIN.replace('"a"', '"c"', 1))
-    status, text = control(server, "load", "chain")
-    assert (status, "takes tensor 'a'" in text) == (400, True)
+    status, told = server.control("load", "chain")
+    assert (status, "takes tensor 'a'" in told["error"]) == (400, True)
     # In a circle
     circle = (
         step("second", {"IN": "IN"}, {"OUT": "OUT"}),
@@ -396,14 +386,14 @@ def test_loading_an_ensemble_loads_what_it_consists_of(own: tuple[Server, Path])
     )
     for name, one in zip(("first", "second"), circle, strict=True):
         write(folder, name, ensemble("IN", "OUT", one))
-    status, text = control(server, "load", "first")
+    status, told = server.control("load", "first")
     assert status == 400
-    assert "depends on 'second'" in text
+    assert "depends on 'second'" in told["error"]
     # A model that was loaded only for the ensemble is unloaded with it, even by a new coordinator.
     # A model that a client has loaded stays.
     replace(server, "coordinator")
     assert index(server)["nested"][0] == "READY"
-    assert control(server, "unload", "nested", unload_dependents=True)[0] == 200
+    assert server.control("unload", "nested", unload_dependents=True)[0] == 200
     states = {name: state for name, (state, _) in index(server).items()}
     assert (states["nested"], states["chain"]) == ("UNAVAILABLE", "UNAVAILABLE")
     assert states["scale"] == "READY"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.model_files import model_maker
 from tests.running_server import wait_until
 from tests.servers import Server
 
@@ -39,9 +40,7 @@ output { name: "OUT" data_type: TYPE_FP64 dims: [4] }
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     for name in ("one", "other"):
-        (tmp_path / name / "1").mkdir(parents=True)
-        (tmp_path / name / "1" / "model.py").write_text(MODEL)
-        (tmp_path / name / "config.pbtxt").write_text(CONFIG)
+        model_maker(tmp_path)(MODEL, CONFIG, name)
     with Server(tmp_path, grpc_processes=0) as server:
         yield server
 
@@ -87,9 +86,7 @@ def test_a_killed_template_costs_nobody_anything_and_comes_back(server: Server) 
     assert "reason=signal SIGKILL" in server.log()  # the end of a fork is known as a child's is
 
 
-def test_a_stopped_template_does_not_keep_executors_from_being_started(
-    server: Server,
-) -> None:
+def test_a_stopped_template_does_not_keep_executors_from_being_started(server: Server) -> None:
     (template,), supervisor = server.pids("template"), server.pids("supervisor")
     os.kill(template, signal.SIGSTOP)
     before = int(ask(server, "one")[0])

@@ -33,14 +33,18 @@ def install(folder: Path, project: Path) -> Path:
     packages = [path.parent for path in project.glob("*/__init__.py")]
     for package in packages:
         shutil.copytree(package, folder / package.name)
-    about = folder / f"{table['name'].replace('-', '_')}-{table['version']}.dist-info"
+    return describe(folder, table["name"], table["version"], table["entry-points"])
+
+
+def describe(folder: Path, name: str, version: str, points: dict[str, dict[str, str]]) -> Path:
+    """Write what an installed distribution tells of itself."""
+    about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {table['name']}\nVersion: {table['version']}\n"
-    )
+    told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (about / "METADATA").write_text(told)
     groups = [
-        "\n".join([f"[{group}]", *(f"{name} = {target}" for name, target in entries.items())])
-        for group, entries in table["entry-points"].items()
+        "\n".join([f"[{group}]", *(f"{point} = {target}" for point, target in entries.items())])
+        for group, entries in points.items()
     ]
     (about / "entry_points.txt").write_text("\n\n".join(groups) + "\n")
     return folder
@@ -62,13 +66,10 @@ def server(site: Path) -> Iterator[Server]:
 
 
 def infer(server: Server, model: str, values: list[float]) -> list[float]:
-    request = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [len(values)]}]}
-    request["inputs"][0]["data"] = values
-    status, _, body = server.request(
-        "POST", f"/v2/models/{model}/infer", json.dumps(request).encode()
-    )
-    assert status == 200, body
-    data: list[float] = json.loads(body)["outputs"][0]["data"]
+    tensor = {"name": "X", "datatype": "FP32", "shape": [len(values)], "data": values}
+    status, answer = server.infer(model, {"inputs": [tensor]})
+    assert status == 200, answer
+    data: list[float] = answer["outputs"][0]["data"]
     return data
 
 
@@ -202,13 +203,9 @@ def blocking(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     """Server with one worker and an extension whose routes block."""
     folder = tmp_path_factory.mktemp("blocking")
     (folder / "waiting_routes.py").write_text(BLOCKING)
-    about = folder / "waiting_routes-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: waiting-routes\nVersion: 1\n")
-    (about / "entry_points.txt").write_text(
-        "[shmserve.http_routes]\nwaiting = waiting_routes:add_routes\n"
-        "[shmserve.grpc_services]\nwaiting = waiting_routes:add_service\n"
-    )
+    points = {"http_routes": "add_routes", "grpc_services": "add_service"}
+    groups = {f"shmserve.{g}": {"waiting": f"waiting_routes:{p}"} for g, p in points.items()}
+    describe(folder, "waiting-routes", "1", groups)
     with Server(
         EXAMPLE / "models",
         {"PYTHONPATH": f"{site}:{folder}"},
@@ -338,14 +335,8 @@ def test_a_setting_that_no_extension_has_is_unknown(site: Path) -> None:
 
 
 def check(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return run_shmserve(
-        "check",
-        environ={
-            "SHMSERVE_MODEL_REPOSITORY": str(EXAMPLE / "models"),
-            "PATH": "/usr/bin",
-            **environ,
-        },
-    )
+    own = {"SHMSERVE_MODEL_REPOSITORY": str(EXAMPLE / "models"), "PATH": "/usr/bin"}
+    return run_shmserve("check", environ=own | environ)
 
 
 def test_the_document_shows_the_files_as_they_are() -> None:

@@ -5,8 +5,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,18 +20,12 @@ from grpc_health.v1 import health_pb2
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.tensor import bytes_codec
-from tests.grpc_client import Client, Sender, put, tensor
+from tests.grpc_client import Client, Sender, put, request, tensor
 from tests.holding import Hold, given_up, in_flight
 from tests.integration.region_client import Memory
 from tests.raw_http2 import RawClient
-from tests.running_server import (
-    WATCHDOG_S,
-    RunningServer,
-    free_port,
-    open_fds,
-    wait_until,
-)
-from tests.servers import Server, served, triton
+from tests.running_server import WATCHDOG_S, RunningServer, free_port, open_fds, wait_until
+from tests.servers import Server, beside, served, triton
 from tests.tls_files import make_certificates
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"
@@ -48,9 +40,7 @@ def client(shared: RunningServer) -> Iterator[Client]:
 
 
 def echo(array: np.ndarray, model: str = "echo") -> pb.ModelInferRequest:
-    return pb.ModelInferRequest(
-        model_name=model, inputs=[tensor(array, "IN")], raw_input_contents=[array.tobytes()]
-    )
+    return request(array, model, name="IN")
 
 
 def command(text: str, id: str = "") -> pb.ModelInferRequest:
@@ -213,13 +203,8 @@ def test_stream_clients_that_vanish_leave_nothing(shared: RunningServer) -> None
         assert first.infer(echo(np.zeros(1 << 20, np.float32))).outputs  # segments stay
     before = open_fds(pid)
     for _ in range(3):
-        program = subprocess.Popen(
-            [sys.executable, "-c", VANISHING, shared.grpc_address], stdout=subprocess.PIPE
-        )
-        assert program.stdout is not None
-        assert program.stdout.readline() == b"streaming\n"
-        program.kill()
-        program.communicate()
+        with beside("-c", VANISHING, shared.grpc_address) as (told, _):
+            assert told == "streaming\n"
     wait_until(lambda: slots(shared) == 0, "slots are left")
     wait_until(lambda: open_fds(pid) <= before + 2, "connections are left")
 

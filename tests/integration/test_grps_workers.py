@@ -148,19 +148,8 @@ def test_a_pipeline_over_http(server: RunningServer) -> None:
     status, metadata = server.get("/v2/models/line")
     assert [t["name"] for t in metadata["inputs"]] == ["X"]
     data = np.arange(1 << 16, dtype=np.float32)
-    head = json.dumps(
-        {"inputs": [{"name": "X", "datatype": "FP32", "shape": [data.size],
-                     "parameters": {"binary_data_size": data.nbytes}}],
-         "outputs": [{"name": "Y", "parameters": {"binary_data": True}}]}
-    ).encode()  # fmt: skip
-    headers = {"Inference-Header-Content-Length": str(len(head)), "shmserve-receipt": "1"}
-    status, fields, body = server.request(
-        "POST", "/v2/models/line/infer", head + data.tobytes(), headers
-    )
-    assert status == 200
-    cut = int(fields["inference-header-content-length"])
-    np.testing.assert_array_equal(np.frombuffer(body[cut:], np.float32), (data * 2 + 1) * 2)
-    receipt = json.loads(fields["shmserve-receipt"])
+    body, receipt = server.infer_binary("line", data, name="X")
+    np.testing.assert_array_equal(np.frombuffer(body, np.float32), (data * 2 + 1) * 2)
     assert receipt["copied_bytes"] == {"in": 0, "batch": 0, "out": 0, "device": 0}
 
 

@@ -1,8 +1,6 @@
 """Host policies: instances run on the cores, and take memory of the node, that the policy names."""
 
-import json
 import os
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from shmserve import config
 from shmserve.errors import ConfigError
 from shmserve.executor.process.host_policy import HostPolicy, parse
+from tests.model_files import model_maker
 from tests.running_server import RunningServer, wait_until
 from tests.servers import SMALL, Starting
 
@@ -56,19 +55,14 @@ def answers(server: RunningServer, model: str) -> bool:
 
 def reason(server: RunningServer, model: str) -> str:
     """Return the reason in the index why a model is not served."""
-    _, _, body = server.request("POST", "/v2/repository/index", b"{}")
-    return "".join(row.get("reason", "") for row in json.loads(body) if row["name"] == model)
+    return "".join(row.get("reason", "") for row in server.index() if row["name"] == model)
 
 
 def test_instances_keep_to_their_policies(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     first, last = cores[0], cores[-1]
     for name in ("plain", "named", "unknown", "gone"):
-        folder = tmp_path / name / "1"
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(textwrap.dedent(MODEL))
-        policy = "" if name == "plain" else name
-        (tmp_path / name / "config.pbtxt").write_text(CONFIG % policy)
+        model_maker(tmp_path)(MODEL, CONFIG % ("" if name == "plain" else name), name)
     policies = {
         "cpu": [f"cpu-cores={first}"],
         "named": [f"cpu-cores={first}-{last}", "numa-node=0"],

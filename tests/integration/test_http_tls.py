@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.integration.region_client import Client
-from tests.running_server import WATCHDOG_S, RunningServer, wait_until
+from tests.running_server import WATCHDOG_S, RunningServer, binary_request, wait_until
 from tests.servers import Server, completed, failed_start, triton
 from tests.tls_files import make_certificates
 
@@ -99,30 +99,15 @@ def test_who_shows_no_certificate(server: Encrypted) -> None:
 
 def test_large_tensors_are_received_in_their_place(server: Encrypted) -> None:
     array = np.arange(4 << 20, dtype=np.float32)
-    head = {
-        "inputs": [
-            {
-                "name": "IN",
-                "shape": [array.size],
-                "datatype": "FP32",
-                "parameters": {"binary_data_size": array.nbytes},
-            }
-        ],
-        "outputs": [{"name": "OUT", "parameters": {"binary_data": True}}],
-    }
-    document = json.dumps(head).encode()
-    fields = {
-        "Inference-Header-Content-Length": str(len(document)),
-        "Content-Length": str(len(document) + array.nbytes),
-        "shmserve-receipt": "1",
-    }
+    whole, fields = binary_request(array)
+    fields |= {"Content-Length": str(len(whole)), "shmserve-receipt": "1"}
     connection = http.client.HTTPSConnection("localhost", server.http_port, context=server.tls)
     for _ in range(2):
         connection.putrequest("POST", "/v2/models/echo/infer")
         for name, value in fields.items():
             connection.putheader(name, value)
         connection.endheaders()
-        connection.send(document)
+        connection.send(whole[: -array.nbytes])
         connection.send(array.data.cast("B"))
         answer = connection.getresponse()
         body = answer.read()

@@ -27,8 +27,10 @@ from tests.running_server import free_port
 from tests.servers import completed
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_SETTINGS = str(ROOT / "tests/apps/gunicorn.conf.py")
+APPS = str(ROOT / "tests/apps")
 WORKER = "shmserve.frontends.http.server.worker.ConnectionWorker"
+GUNICORN = (sys.executable, "-m", "gunicorn", "-c", f"{APPS}/gunicorn.conf.py", "-k", WORKER,
+            "--no-control-socket", "--chdir", str(ROOT), "--pythonpath", APPS)  # fmt: skip
 WATCHDOG_S = 60.0
 GET = b"GET %s HTTP/1.1\r\nHost: test\r\n\r\n"
 
@@ -42,10 +44,7 @@ class Server:
         self.log = directory / "log"
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
         environ |= {f"SHMSERVE_{name.upper()}": value for name, value in settings.items()}
-        command = [sys.executable, "-m", "gunicorn", "-c", NO_SETTINGS]
-        command += ["--no-control-socket", "-k", WORKER]
-        command += ["-b", f"unix:{self.path}", "-b", f"127.0.0.1:{self.port}"]
-        command += ["--chdir", str(ROOT), "--pythonpath", str(ROOT / "tests/apps")]
+        command = [*GUNICORN, "-b", f"unix:{self.path}", "-b", f"127.0.0.1:{self.port}"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, *options, "http_worker_app"], stdout=log, stderr=log, env=environ
@@ -68,8 +67,7 @@ class Server:
 
     def request(self, head: bytes, body: bytes = b"") -> Answer:
         with self.connect() as sock:
-            sock.sendall(head + body)
-            return receive(sock)
+            return ask(sock, head + body)
 
     def info(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(self.request(GET % b"/info").body)
@@ -104,6 +102,11 @@ def receive(sock: socket.socket, method: str = "GET") -> Answer:
     else:
         answer.body = exactly(sock, int(answer.fields["content-length"]))
     return answer
+
+
+def ask(sock: socket.socket, request: bytes) -> Answer:
+    sock.sendall(request)
+    return receive(sock)
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
@@ -209,8 +212,7 @@ def test_after_small_requests_there_may_come_any(server: Server) -> None:
     with server.connect() as sock:
         for pieces, bodies in bursts:
             for _ in range(10):
-                sock.sendall(small)
-                assert receive(sock).body == b"small"
+                assert ask(sock, small).body == b"small"
             for piece in pieces:
                 sock.sendall(piece)
                 time.sleep(0.05)
@@ -222,8 +224,7 @@ def test_readinto_receives_exactly_the_body(server: Server, size: int) -> None:
     body = os.urandom(size)
     with server.connect() as sock:
         for _ in range(2):
-            sock.sendall(post(b"/digest", body))
-            told = json.loads(receive(sock).body)
+            told = json.loads(ask(sock, post(b"/digest", body)).body)
             assert told["got"] == size
             assert told["sha"] == hashlib.sha256(body).hexdigest()
             assert not told["failed"]
@@ -261,10 +262,9 @@ def test_chunked_body_is_read_into_memory_and_counted(server: Server) -> None:
 def test_too_many_chunks_end_the_connection(server: Server) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     with server.connect() as sock:
-        sock.sendall(head + b"1\r\nx\r\n" * 65536 + b"0\r\n\r\n")
-        assert receive(sock).body == b"x" * 65536
-        sock.sendall(head + b"1\r\nx\r\n" * 65537 + b"0\r\n\r\n")
-        assert receive(sock).status == 500  # this application handles no errors
+        assert ask(sock, head + b"1\r\nx\r\n" * 65536 + b"0\r\n\r\n").body == b"x" * 65536
+        # this application handles no errors
+        assert ask(sock, head + b"1\r\nx\r\n" * 65537 + b"0\r\n\r\n").status == 500
         assert ended(sock)
 
 
@@ -282,14 +282,11 @@ def test_body_in_small_pieces(server: Server) -> None:
 def test_continue_is_sent_when_the_body_is_read(server: Server) -> None:
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"
     with server.connect() as sock:
-        sock.sendall(head % b"/")
-        assert receive(sock).status == 100
-        sock.sendall(b"hello")
-        assert receive(sock).body == b"hello"
+        assert ask(sock, head % b"/").status == 100
+        assert ask(sock, b"hello").body == b"hello"
         sock.sendall(head % b"/" + b"again")  # did not wait: no 100 needed
         assert receive(sock).body == b"again"
-        sock.sendall(head % b"/ignore")
-        assert receive(sock).body == b"ignored"
+        assert ask(sock, head % b"/ignore").body == b"ignored"
         assert ended(sock)
 
 
@@ -300,11 +297,9 @@ def test_unread_body_is_drained_or_the_connection_ends(
     server: Server, path: bytes, size: int, stays: bool
 ) -> None:
     with server.connect() as sock:
-        sock.sendall(post(path, b"x" * size))
-        assert receive(sock).body == b"ignored"
+        assert ask(sock, post(path, b"x" * size)).body == b"ignored"
         if stays:
-            sock.sendall(GET % path)
-            assert receive(sock).body == b"ignored"
+            assert ask(sock, GET % path).body == b"ignored"
         else:
             assert ended(sock)
 
@@ -320,11 +315,9 @@ def test_unread_body_is_drained_or_the_connection_ends(
 )
 def test_keep_alive(server: Server, request_bytes: bytes, stays: bool) -> None:
     with server.connect() as sock:
-        sock.sendall(request_bytes)
-        answer = receive(sock)
+        answer = ask(sock, request_bytes)
         if stays:
-            sock.sendall(request_bytes)
-            assert receive(sock).body == b"ignored"
+            assert ask(sock, request_bytes).body == b"ignored"
             assert answer.fields.get("connection") != "close"
         else:
             assert ended(sock)
@@ -336,17 +329,14 @@ def test_head_and_no_content_have_no_body(server: Server) -> None:
         sock.sendall(b"HEAD /big?100000 HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = receive(sock, "HEAD")
         assert (answer.status, answer.fields["content-length"]) == (200, "100008")
-        sock.sendall(GET % b"/nothing")
-        answer = receive(sock)
+        answer = ask(sock, GET % b"/nothing")
         assert (answer.status, answer.fields.get("content-length")) == (204, None)
-        sock.sendall(GET % b"/ignore")
-        assert receive(sock).body == b"ignored"
+        assert ask(sock, GET % b"/ignore").body == b"ignored"
 
 
 def test_stream_is_chunked_for_1_1_and_ends_with_the_connection_for_1_0(server: Server) -> None:
     with server.connect() as sock:
-        sock.sendall(GET % b"/stream")
-        assert receive(sock).body == b"onetwothree"
+        assert ask(sock, GET % b"/stream").body == b"onetwothree"
         sock.sendall(b"GET /stream HTTP/1.0\r\n\r\n")
         assert rest(sock).endswith(b"\r\n\r\nonetwothree")
 
@@ -380,8 +370,7 @@ def test_refusals_are_json_and_end_the_connection(
     server: Server, request_bytes: bytes, status: int
 ) -> None:
     with server.connect() as sock:
-        sock.sendall(request_bytes)
-        answer = receive(sock)
+        answer = ask(sock, request_bytes)
         assert answer.status == status
         assert list(json.loads(answer.body)) == ["error"]
         assert answer.fields["content-type"] == "application/json"
@@ -423,12 +412,10 @@ def test_unix_socket(server: Server) -> None:
         sock.connect(server.path)
         body = os.urandom(1 << 20)
         for _ in range(2):
-            sock.sendall(post(b"/digest", body))
-            told = json.loads(receive(sock).body)
+            told = json.loads(ask(sock, post(b"/digest", body)).body)
             assert told["sha"] == hashlib.sha256(body).hexdigest()
             assert told["copied"] == 0
-        sock.sendall(b"GET /info HTTP/1.1\r\nHost: example\r\n\r\n")
-        told = json.loads(receive(sock).body)
+        told = json.loads(ask(sock, b"GET /info HTTP/1.1\r\nHost: example\r\n\r\n").body)
     assert (told["REMOTE_ADDR"], told["SERVER_NAME"], told["SERVER_PORT"]) == ("", "example", "80")
 
 
@@ -525,8 +512,7 @@ def test_idle_connection_is_closed(start: Callable[..., Server]) -> None:
     def served() -> bool:
         with server.connect() as kept:
             try:
-                kept.sendall(GET % b"/ignore")
-                assert receive(kept).body == b"ignored"
+                assert ask(kept, GET % b"/ignore").body == b"ignored"
             except OSError:  # the test was too slow, and the connection was idle
                 return False
             return ended(kept)
@@ -540,8 +526,7 @@ def test_connection_limit(start: Callable[..., Server]) -> None:
 
     def hold() -> bool:
         sock = server.connect()
-        sock.sendall(GET % b"/ignore")
-        if receive(sock).status != 200:  # connections of the start may still count
+        if ask(sock, GET % b"/ignore").status != 200:  # connections of the start may still count
             sock.close()
             return False
         sock.sendall(b"GET /")  # so the connection is not idle
@@ -550,8 +535,7 @@ def test_connection_limit(start: Callable[..., Server]) -> None:
 
     wait_until(hold)
     with server.connect() as sock:
-        sock.sendall(GET % b"/ignore")
-        answer = receive(sock)
+        answer = ask(sock, GET % b"/ignore")
         assert (answer.status, answer.fields["retry-after"]) == (503, "1")
         assert "max_connections" in json.loads(answer.body)["error"]
         assert ended(sock)
@@ -565,14 +549,12 @@ def test_the_longest_idle_connection_gives_way(start: Callable[..., Server]) -> 
     time.sleep(0.5)  # connections of the start have been closed
     with server.connect() as oldest, server.connect() as second:
         for sock in (oldest, second):
-            sock.sendall(GET % b"/ignore")
-            assert receive(sock).status == 200
+            assert ask(sock, GET % b"/ignore").status == 200
         with server.connect() as silent:
             time.sleep(1.5)
             assert server.request(GET % b"/ignore").status == 200
             assert ended(oldest)
-            second.sendall(GET % b"/ignore")
-            assert receive(second).status == 200
+            assert ask(second, GET % b"/ignore").status == 200
             assert silent.fileno() >= 0
 
 
@@ -623,8 +605,7 @@ def test_sigterm_finishes_what_runs_and_closes_the_rest(start: Callable[..., Ser
     server = start()
     with server.connect() as idle, server.connect() as busy, server.connect() as next_one:
         for sock in (idle, next_one):
-            sock.sendall(GET % b"/ignore")
-            receive(sock)
+            ask(sock, GET % b"/ignore")
         busy.sendall(GET % b"/slow?1.5")
         time.sleep(0.3)
         server.process.send_signal(signal.SIGTERM)
@@ -666,8 +647,7 @@ def test_recycling_workers_loses_no_request(
     def client(_: int) -> None:
         sock = server.connect()
         for _ in range(150):
-            sock.sendall(GET % b"/info")
-            answer = receive(sock)
+            answer = ask(sock, GET % b"/info")
             pids.add(json.loads(answer.body)["pid"])
             if answer.fields.get("connection") == "close":
                 sock.close()
@@ -701,19 +681,14 @@ def test_an_early_answer_to_a_large_body_says_that_it_closes(server: Server) -> 
             b"POST /big?10 HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n" + b"x" * 20000
         )
         assert "connection" not in receive(sock).fields
-        sock.sendall(GET % b"/big?10")
-        assert receive(sock).status == 200
+        assert ask(sock, GET % b"/big?10").status == 200
 
 
 def test_gunicorns_own_tls_is_refused_with_a_reason(tmp_path: Path) -> None:
     for name in ("key", "cert"):
         (tmp_path / name).touch()
-    command = [sys.executable, "-m", "gunicorn", "-c", NO_SETTINGS]
-    command += ["--no-control-socket", "-k", WORKER]
-    command += ["-b", "127.0.0.1:0", "--keyfile", str(tmp_path / "key")]
-    command += ["--certfile", str(tmp_path / "cert"), "--chdir", str(ROOT)]
-    command += ["--pythonpath", str(ROOT / "tests/apps"), "http_worker_app"]
-    done = completed(*command)
+    files = ("--keyfile", tmp_path / "key", "--certfile", tmp_path / "cert")
+    done = completed(*GUNICORN, "-b", "127.0.0.1:0", *files, "http_worker_app")
     assert done.returncode != 0
     assert "http_tls_cert" in done.stderr
     assert "Traceback" not in done.stderr
@@ -739,10 +714,7 @@ def test_connections_are_spread_over_the_workers(start: Callable[..., Server]) -
     fewest = []
     for _ in range(9):
         held = [server.connect() for _ in range(8)]
-        pids = []
-        for sock in held:
-            sock.sendall(GET % b"/info")
-            pids.append(json.loads(receive(sock).body)["pid"])
+        pids = [json.loads(ask(sock, GET % b"/info").body)["pid"] for sock in held]
         for sock in held:
             sock.close()
         fewest.append(8 - max(pids.count(pid) for pid in pids))
@@ -786,13 +758,11 @@ def test_connections_take_no_threads(server: Server) -> None:
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(server.connect()) for _ in range(400)]
         for sock in idle[::2]:  # half of the connections have been used before
-            sock.sendall(GET % b"/info")
-            told = json.loads(receive(sock).body)
+            told = json.loads(ask(sock, GET % b"/info").body)
         assert told["threads"] == before
         assert server.request(GET % b"/big?100000").status == 200  # other clients are served
         for sock in idle:
-            sock.sendall(GET % b"/info")
-            assert receive(sock).status == 200
+            assert ask(sock, GET % b"/info").status == 200
 
 
 def test_work_beside_the_loop_keeps_nobody_waiting(server: Server) -> None:

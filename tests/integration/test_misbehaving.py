@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.holding import Hold, in_flight, replace
+from tests.model_files import model_maker
 from tests.running_server import RunningServer, wait_until
 from tests.servers import SMALL, Server, Starting, served
 
@@ -180,10 +181,7 @@ def test_kept_outputs_do_not_change_answers(shared: RunningServer) -> None:
 
 def test_a_model_that_does_not_load_is_told_and_others_serve(tmp_path: Path) -> None:
     for name, source in (("broken", BROKEN), ("silent", SILENT)):
-        folder = tmp_path / name / "1"
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(source)
-        (tmp_path / name / "config.pbtxt").write_text((MODELS / "echo/config.pbtxt").read_text())
+        model_maker(tmp_path)(source, (MODELS / "echo/config.pbtxt").read_text(), name)
     good = tmp_path / "echo"
     good.symlink_to(MODELS / "echo")
     with Starting(tmp_path, **SMALL) as server:
@@ -227,9 +225,8 @@ def test_a_small_pool_serves_what_fits_and_says_what_does_not() -> None:
 def test_a_model_that_prints_without_end_leaves_room_in_the_log(tmp_path: Path) -> None:
     code = (MODELS / "echo/1/model.py").read_text()
     flood = "import os\n        print('\\n'.join(['noise'] * 50000), flush=True)"
-    (tmp_path / "echo/1").mkdir(parents=True)
-    (tmp_path / "echo/1/model.py").write_text(code.replace("pass", flood))
-    (tmp_path / "echo/config.pbtxt").write_text((MODELS / "echo/config.pbtxt").read_text())
+    config = (MODELS / "echo/config.pbtxt").read_text()
+    model_maker(tmp_path)(code.replace("pass", flood), config, "echo")
     with Server(tmp_path, **SMALL) as server:
         assert server.log().count("noise") < 25000
         server.stop()

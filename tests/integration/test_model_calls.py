@@ -45,10 +45,9 @@ def bls(server: Server, command: str) -> Any:
 
 
 def bls_stream(server: Server, command: str) -> str:
-    body = json.dumps({"COMMAND": command}).encode()
-    status, _, answer = server.request("POST", "/v2/models/bls_stream/generate", body)
+    status, answer = server.post("/v2/models/bls_stream/generate", {"COMMAND": command})
     assert status == 200, answer
-    return str(json.loads(answer)["TEXT"])
+    return str(answer["TEXT"])
 
 
 def caller(server: Server, **parameters: str) -> tuple[int, Any]:
@@ -124,27 +123,10 @@ def test_native_models_call_others(server: Server) -> None:
 def infer_large(server: Server, command: str) -> tuple[np.ndarray, Any]:
     """Send 16 MiB through `bls` to the worker and back; return the output and the receipt."""
     x = np.arange(MIB16 // 4, dtype=np.float32)
-    head = json.dumps(
-        {
-            "inputs": [
-                tensor("COMMAND", "BYTES", command),
-                {
-                    "name": "X",
-                    "datatype": "FP32",
-                    "shape": [len(x)],
-                    "parameters": {"binary_data_size": x.nbytes},
-                },
-            ],
-            "outputs": [{"name": "Y", "parameters": {"binary_data": True}}],
-        }
-    ).encode()
-    headers = {"Inference-Header-Content-Length": str(len(head)), "shmserve-receipt": "1"}
-    body = head + x.tobytes()
-    status, fields, answer = server.request("POST", "/v2/models/bls/infer", body, headers)
-    assert status == 200, answer[:500]
-    y = np.frombuffer(answer[int(fields["inference-header-content-length"]) :], np.float32)
+    answer, receipt = server.infer_binary("bls", x, tensor("COMMAND", "BYTES", command), name="X")
+    y = np.frombuffer(answer, np.float32)
     assert (y == x + 1).all()
-    return y, json.loads(fields["shmserve-receipt"])
+    return y, receipt
 
 
 def copied(server: Server, model: str) -> dict[str, int]:
@@ -155,9 +137,7 @@ def copied(server: Server, model: str) -> dict[str, int]:
     }
 
 
-def test_large_tensors_are_copied_once_into_a_call_and_never_out_of_it(
-    server: Server,
-) -> None:
+def test_large_tensors_are_copied_once_into_a_call_and_never_out_of_it(server: Server) -> None:
     infer_large(server, "call")
     before = copied(server, "worker")
     _, receipt = infer_large(server, "call")
@@ -207,9 +187,7 @@ def runs(server: Server, model: str) -> bool:
     return all(row["instance_state"] == "READY" and row["pid"] in alive for row in rows)
 
 
-def test_the_called_executors_death_is_an_error_and_the_next_call_works(
-    server: Server,
-) -> None:
+def test_the_called_executors_death_is_an_error_and_the_next_call_works(server: Server) -> None:
     code, text = bls(server, 'error worker {"do": "die"}')
     assert (code, "died while it had the request" in text) == (4, True)
     wait_until(lambda: runs(server, "worker"), "another executor runs")

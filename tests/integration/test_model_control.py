@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shmserve.transport import rundir
-from tests.crash.reload import changed, control
+from tests.crash.reload import changed
 from tests.running_server import ROOT, RunningServer, wait_until
 from tests.servers import Server, only
 
@@ -68,9 +68,7 @@ def server(repository: Path) -> Iterator[RunningServer]:
 
 def index(server: RunningServer, **fields: Any) -> dict[str, dict[str, Any]]:
     """The index, by name and version."""
-    status, _, body = server.request("POST", "/v2/repository/index", json.dumps(fields).encode())
-    assert status == 200
-    return {f"{row['name']}/{row.get('version', '')}": row for row in json.loads(body)}
+    return {f"{row['name']}/{row.get('version', '')}": row for row in server.index(**fields)}
 
 
 def answer(server: RunningServer, model: str = "echo") -> Any:
@@ -80,12 +78,6 @@ def answer(server: RunningServer, model: str = "echo") -> Any:
 
 def adds(plus: int) -> str:
     return base64.b64encode(ADDS.replace("PLUS", str(plus)).encode()).decode()
-
-
-def load(server: RunningServer, model: str, **parameters: str) -> tuple[int, Any]:
-    body = json.dumps({"parameters": parameters}).encode()
-    status, _, text = server.request("POST", f"/v2/repository/models/{model}/load", body)
-    return status, json.loads(text) if text else None
 
 
 def executors(server: RunningServer, model: str) -> dict[str, int]:
@@ -110,12 +102,12 @@ def test_versions_come_and_go_with_their_folders(server: RunningServer, reposito
     (repository / "echo/config.pbtxt").write_text(config + "\nversion_policy { all {} }")
     shutil.copytree(repository / "echo/1", repository / "echo/3")
     (repository / "echo/3/model.py").write_text(ADDS.replace("PLUS", "3"))
-    assert control(server, "echo", "load") == (200, None)
+    assert server.control("load", "echo") == (200, None)
     assert {k for k in index(server) if k.startswith("echo/")} == {"echo/1", "echo/3"}
     assert answer(server) == [4, 5], "the newest version answers"
     shutil.copytree(repository / "echo/1", repository / "echo/5")
     (repository / "echo/5/model.py").write_text("import nothing_of_that_name")
-    status, refusal = control(server, "echo", "load")
+    status, refusal = server.control("load", "echo")
     assert status == 400
     assert "load failed for model 'echo'" in refusal["error"]
     assert "nothing_of_that_name" in refusal["error"]
@@ -125,7 +117,7 @@ def test_versions_come_and_go_with_their_folders(server: RunningServer, reposito
     assert index(server)["echo/3"]["state"] == "READY"
     shutil.rmtree(repository / "echo/5")
     shutil.rmtree(repository / "echo/3")
-    assert control(server, "echo", "load") == (200, None)
+    assert server.control("load", "echo") == (200, None)
     assert {k for k in index(server) if k.startswith("echo/")} == {"echo/1"}
     assert answer(server) == [1, 2]
 
@@ -133,15 +125,16 @@ def test_versions_come_and_go_with_their_folders(server: RunningServer, reposito
 def test_a_model_is_made_of_the_files_of_the_request_and_nothing_else(
     server: RunningServer,
 ) -> None:
-    config = json.dumps(changed(1))
+    config = changed(1)
     for plus in (10, 20):
-        assert load(server, "echo", config=config, **{"file:7/model.py": adds(plus)}) == (200, None)
+        made = {"config": config, "file:7/model.py": adds(plus)}
+        assert server.control("load", "echo", **made) == (200, None)
         assert answer(server) == [1 + plus, 2 + plus]
     assert {k for k in index(server) if k.startswith("echo/")} == {"echo/7"}
     overrides = Path(rundir.overrides(server.run_dir))
     assert overrides.stat().st_mode & 0o077 == 0
     wait_until(lambda: len(list(overrides.iterdir())) == 1, "the files replaced are removed")
-    bad = load(server, "echo", config=config, **{"file:7/model.py": "bm8gbW9kZWw="})
+    bad = server.control("load", "echo", config=config, **{"file:7/model.py": "bm8gbW9kZWw="})
     assert bad[0] == 400
     assert str(server.run_dir) not in bad[1]["error"]
     assert answer(server) == [21, 22]
@@ -151,17 +144,17 @@ def test_a_model_is_made_of_the_files_of_the_request_and_nothing_else(
     assert answer(server) == [21, 22]
     os.kill(next(iter(executors(server, "echo").values())), signal.SIGKILL)
     wait_until(lambda: answer(server) == [21, 22], "an executor of the same files")
-    assert control(server, "echo", "unload") == (200, None)
-    assert control(server, "echo", "load") == (200, None)
+    assert server.control("unload", "echo") == (200, None)
+    assert server.control("load", "echo") == (200, None)
     assert answer(server) == [1, 2]
     wait_until(lambda: not list(overrides.iterdir()), "no overrides are left")
 
 
 def test_loading_what_is_loaded_already_changes_nothing(server: RunningServer) -> None:
     before = executors(server, "echo")
-    assert control(server, "echo", "load") == (200, None)
+    assert server.control("load", "echo") == (200, None)
     assert executors(server, "echo") == before
-    assert control(server, "echo", "load", changed(1)) == (200, None)
+    assert server.control("load", "echo", config=changed(1)) == (200, None)
     assert executors(server, "echo").keys() != before.keys()
 
 
@@ -170,9 +163,9 @@ def test_requests_of_one_model_are_done_in_turn_and_of_others_meanwhile(
 ) -> None:
     done: list[str] = []
 
-    def ask(label: str, model: str, action: str, config: Any = None) -> threading.Thread:
+    def ask(label: str, model: str, action: str, **config: str) -> threading.Thread:
         def work() -> None:
-            assert control(server, model, action, config) == (200, None)
+            assert server.control(action, model, **config) == (200, None)
             done.append(label)
 
         thread = threading.Thread(target=work)
@@ -180,10 +173,10 @@ def test_requests_of_one_model_are_done_in_turn_and_of_others_meanwhile(
         return thread
 
     hold.touch()
-    slow = ask("slow", "slow", "load", changed(1))
+    slow = ask("slow", "slow", "load", config=changed(1))
     wait_until(lambda: len(executors(server, "slow")) == 2, "the load of the slow model")
     after = ask("after", "slow", "unload")
-    quick = ask("quick", "echo", "load", changed(1))
+    quick = ask("quick", "echo", "load", config=changed(1))
     quick.join(60)
     assert done == ["quick"]
     hold.unlink()
@@ -203,11 +196,11 @@ def test_requests_of_one_model_are_done_in_turn_and_of_others_meanwhile(
 
 @pytest.mark.parametrize("role", ["coordinator", "supervisor"])
 def test_a_load_survives_the_death_of(role: str, server: RunningServer, hold: Path) -> None:
-    assert control(server, "echo", "unload") == (200, None)
+    assert server.control("unload", "echo") == (200, None)
     hold.touch()
     answers: list[Any] = []
     thread = threading.Thread(
-        target=lambda: answers.append(control(server, "slow", "load", changed(1)))
+        target=lambda: answers.append(server.control("load", "slow", config=changed(1)))
     )
     thread.start()
     wait_until(lambda: len(executors(server, "slow")) == 2, "the load")
@@ -228,7 +221,7 @@ def test_a_client_that_goes_away_does_not_cancel_its_load(
     server: RunningServer, hold: Path
 ) -> None:
     hold.touch()
-    body = json.dumps({"parameters": {"config": json.dumps(changed(1))}}).encode()
+    body = json.dumps({"parameters": {"config": changed(1)}}).encode()
     client = http.client.HTTPConnection(server.http_host, server.http_port)
     client.request("POST", "/v2/repository/models/slow/load", body)
     wait_until(lambda: len(executors(server, "slow")) == 2, "the load")
@@ -242,7 +235,7 @@ def test_a_client_that_goes_away_does_not_cancel_its_load(
 def test_a_polled_repository_is_followed(repository: Path) -> None:
     shutil.rmtree(repository / "slow")
     with Server(repository, model_control="poll", poll_interval_s=0.1, grpc_processes=0) as server:
-        status, refusal = control(server, "echo", "load")
+        status, refusal = server.control("load", "echo")
         assert status == 503
         assert "not allowed if polling" in refusal["error"]
         rewrite(repository / "echo/1/model.py", ADDS.replace("PLUS", "5"))
@@ -267,6 +260,6 @@ def rewrite(path: Path, text: str) -> None:
 
 def test_without_model_control_nothing_changes(repository: Path) -> None:
     with Server(repository, grpc_processes=0) as server:
-        assert control(server, "echo", "unload")[0] == 503
-        assert control(server, "echo", "load")[0] == 503
+        assert server.control("unload", "echo")[0] == 503
+        assert server.control("load", "echo")[0] == 503
         assert set(index(server)) == {"echo/1", "slow/1"}

@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve._generated import grps_pb2 as grps_pb
-from tests.grpc_client import Client, tensor
+from tests.grpc_client import Client, request
 from tests.running_server import free_port, wait_until
 from tests.servers import Server
 
@@ -163,9 +163,7 @@ def test_a_request_over_http(server: Server, collector: Collector) -> None:
 
 def test_requests_over_grpc(server: Server, collector: Collector) -> None:
     array = np.ones(3, np.float32)
-    message = pb.ModelInferRequest(
-        model_name="echo", inputs=[tensor(array, "IN")], raw_input_contents=[array.tobytes()]
-    )
+    message = request(array, "echo", name="IN")
     with Client(server.grpc_address) as client:
         trace, parent = begun()
         client.call("ModelInfer", message, metadata=[("traceparent", parent)])

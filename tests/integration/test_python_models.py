@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.reload import control
 from tests.holding import samples
 from tests.running_server import wait_until
 from tests.servers import SMALL, Server, only, served
@@ -144,10 +143,7 @@ def test_metrics_of_models_come_and_go_with_their_instances(server: Server) -> N
     assert 0 < metered(server)["metered_requests_total", of] < 12
     assert second in server.pids("executor metered")
 
-    assert control(server, "metered", "unload")[0] == 200
-    wait_until(
-        lambda: not metered(server),
-        "the end of what is not served any more",
-    )
-    assert control(server, "metered", "load")[0] == 200
+    assert server.control("unload", "metered")[0] == 200
+    wait_until(lambda: not metered(server), "the end of what is not served any more")
+    assert server.control("load", "metered")[0] == 200
     assert metered(server)["metered_requests_total", of] == 0

@@ -1,7 +1,6 @@
 """Rate limiter in a real server: instances that share a resource never execute at the same time."""
 
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -57,10 +56,9 @@ def times(server: Server, model: str, number: int) -> list[tuple[int, int]]:
     ran = []
     for _ in range(CALLS):
         if model == "streaming":
-            body = json.dumps({"COMMAND": "run"}).encode()
-            status, _, text = server.request("POST", "/v2/models/streaming/generate", body)
-            assert status == 200, text
-            ran.append(json.loads(text)["TIMES"])
+            status, told = server.post("/v2/models/streaming/generate", {"COMMAND": "run"})
+            assert status == 200, told
+            ran.append(told["TIMES"])
             continue
         sequence = {"sequence_id": number, "sequence_start": True, "sequence_end": True}
         more: dict[str, Any] = {"parameters": sequence} if model == "sequenced" else {}

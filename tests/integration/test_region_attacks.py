@@ -23,12 +23,7 @@ import pytest
 from tests.holding import Hold, in_flight
 from tests.integration.region_client import BASE, OTHER_UID, Client, Memory, as_user
 from tests.needs import own_address
-from tests.running_server import (
-    WATCHDOG_S,
-    folder_of,
-    free_port,
-    wait_until,
-)
+from tests.running_server import WATCHDOG_S, folder_of, free_port, wait_until
 from tests.servers import Server
 
 MODELS = Path(__file__).parents[1] / "repositories" / "regions"

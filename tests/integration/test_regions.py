@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from shmserve.cli.operating import show
 from tests.integration.region_client import Client, Memory
 from tests.running_server import wait_until
-from tests.servers import Server, served, triton
+from tests.servers import Server, beside, served, triton
 
 MODELS = Path(__file__).parents[1] / "repositories" / "regions"
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
@@ -184,19 +182,9 @@ def test_a_region_of_a_dead_process_is_reaped(server: Server, client: Client) ->
             f"c = Client({server.unix_path!r});"
             f"print(c.register('mortal', {memory.name!r}, 4096)[0], flush=True); input()"
         )
-        child = subprocess.Popen(
-            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert child.stdout is not None
-        assert child.stdin is not None
-        try:
-            assert child.stdout.readline() == b"200\n"
+        with beside("-c", script) as (told, _):
+            assert told == "200\n"
             assert "mortal" in client.status()
-        finally:
-            child.kill()
-            child.wait()
-            child.stdin.close()
-            child.stdout.close()
         wait_until(lambda: "mortal" not in client.status(), "reaping")
         assert os.path.exists(memory.path)
 
@@ -206,10 +194,7 @@ def test_tritonclient_with_its_own_shared_memory(server: Server) -> None:
 
 
 def test_off_means_off(tmp_path: Path) -> None:
-    with (
-        Server(MODELS, client_shm_mode="off", grpc_processes=0) as server,
-        Memory(4096) as memory,
-    ):
+    with Server(MODELS, client_shm_mode="off", grpc_processes=0) as server, Memory(4096) as memory:
         client = Client(server.http_port)
         status, answer = client.register("r", memory.name, 4096)
         assert status == 501

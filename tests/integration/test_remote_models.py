@@ -1,6 +1,5 @@
 """Service with models in an S3 store: start, changes, and absence of the store."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -41,9 +40,7 @@ def result(server: RunningServer, model: str) -> Any:
 
 
 def index(server: RunningServer) -> dict[str, dict[str, str]]:
-    status, _, body = server.request("POST", "/v2/repository/index", b"{}")
-    assert status == 200
-    return {row["name"]: row for row in json.loads(body) if row.get("state") != "UNAVAILABLE"}
+    return {row["name"]: row for row in server.index() if row.get("state") != "UNAVAILABLE"}
 
 
 def service(store: Faulty, folder: Path, kind: type[Server] = Server, **settings: Any) -> Server:
@@ -102,15 +99,14 @@ def without_the_store(moto: Moto, store: Faulty, folder: Path) -> None:
         assert "not fetched: s3://models/prod" in server.log()
         store.start()
         wait_until(lambda: "reason" not in index(server)["add"], "it was reached")
-        status, _, body = server.request("POST", "/v2/repository/models/new/load", b"{}")
-        assert (status, body) == (200, b"")
+        assert server.control("load", "new") == (200, None)
         assert result(server, "new") == 1001
         assert set(index(server)) >= {"add", "late", "new", "broken"}
         store.faults = {"new/2/model.py": "truncate"}
         put(moto, "new", 2, "1")
-        status, _, body = server.request("POST", "/v2/repository/models/new/load", b"{}")
+        status, told = server.control("load", "new")
         assert status == 400
-        assert b"2/model.py" in body
+        assert "2/model.py" in told["error"]
         assert result(server, "new") == 1001
     assert SECRET not in server.log()
 

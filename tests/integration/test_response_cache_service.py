@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.holding import statistics
+from tests.model_files import model_maker
 from tests.running_server import wait_until
 from tests.servers import SMALL, Server, only
 
@@ -32,9 +33,7 @@ CONFIG = """
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     for name, cache in (("kept", "response_cache { enable: true }"), ("plain", "")):
-        (tmp_path / name / "1").mkdir(parents=True)
-        (tmp_path / name / "1" / "model.py").write_text(MODEL)
-        (tmp_path / name / "config.pbtxt").write_text(CONFIG % cache)
+        model_maker(tmp_path)(MODEL, CONFIG % cache, name)
     return tmp_path
 
 
@@ -64,8 +63,7 @@ def test_a_kept_answer_outlives_its_executor_but_not_its_model(repository: Path)
         hits = b'nv_cache_num_hits_per_model{model="kept",version="1"} 2'
         assert hits in page.splitlines()
         (repository / "kept" / "1" / "model.py").write_text(MODEL + "# changed\n")
-        status, _, body = server.request("POST", "/v2/repository/models/kept/load", b"{}")
-        assert status == 200, body
+        assert server.control("load", "kept") == (200, None)
         again = ask("kept", 1)
         assert again[0] == 1
         assert again != first

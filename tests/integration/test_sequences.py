@@ -18,31 +18,23 @@ import onnx
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
-from tests.grpc_client import Client, put, tensor
+from tests.grpc_client import Client, request
 from tests.holding import Hold, in_flight, statistics
 from tests.running_server import wait_until
 from tests.servers import Server, triton
+from tests.unit.executor.test_onnx_backend import save, value
 
 MODELS = Path(__file__).parents[1] / "repositories" / "sequences"
 helper, T = onnx.helper, onnx.TensorProto
+INTO, OUT = ("IN", "BEFORE"), ("OUT", "AFTER")
 
 
 def write_total(folder: Path) -> None:
     """Write an ONNX model whose state is the running total of its inputs."""
-    (folder / "1").mkdir()
-    values = {
-        name: helper.make_tensor_value_info(name, T.FLOAT, ["N", 2])
-        for name in ("IN", "BEFORE", "OUT", "AFTER")
-    }
-    nodes = [
-        helper.make_node("Add", ["IN", "BEFORE"], ["OUT"]),
-        helper.make_node("Identity", ["OUT"], ["AFTER"]),
-    ]
-    graph = helper.make_graph(
-        nodes, "g", [values["IN"], values["BEFORE"]], [values["OUT"], values["AFTER"]]
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, folder / "1" / "model.onnx")
+    nodes = [helper.make_node("Add", ["IN", "BEFORE"], ["OUT"])]
+    nodes.append(helper.make_node("Identity", ["OUT"], ["AFTER"]))
+    ends = ([value(name, T.FLOAT, ["N", 2]) for name in names] for names in (INTO, OUT))
+    save(folder, nodes, *ends, config="")
 
 
 def copy(models: Path, name: str, config: str) -> None:
@@ -349,11 +341,8 @@ def test_tritonclient_sends_sequences(server: Server) -> None:
 def counting(model: str, runs: int, hold: Hold | None = None) -> pb.ModelInferRequest:
     """Return a request for `runs` runs. With `hold` the first waits, and no request shares runs."""
     array = np.array([[runs] if hold is None else [runs, 0]], np.int32)
-    made = pb.ModelInferRequest(model_name=model, inputs=[tensor(array, "COUNT", "INT32")])
-    made.raw_input_contents.append(array.tobytes())
-    if hold is not None:
-        put(made.parameters, {"hold": str(hold.path)})
-    return made
+    more = {} if hold is None else {"hold": str(hold.path)}
+    return request(array, model, name="COUNT", datatype="INT32", **more)
 
 
 def frontend_of(server: Server, model: str) -> int:
@@ -443,14 +432,9 @@ def test_kill_9_of_an_executor_between_two_runs(
 def steps(number: int, count: int, flags: str = "") -> pb.ModelInferRequest:
     """A request of a sequence of `counter`."""
     array = np.array([[count]], np.int32)
-    made = pb.ModelInferRequest(model_name="counter", id=f"{number}/{count}{flags}")
-    made.inputs.append(tensor(array, "IN", "INT32"))
-    made.raw_input_contents.append(array.tobytes())
-    told = {f"sequence_{flag}": True for flag in flags.split()}
-    put(
-        made.parameters, {"sequence_id": number, "triton_enable_empty_final_response": True, **told}
-    )
-    return made
+    told: dict[str, Any] = {f"sequence_{flag}": True for flag in flags.split()}
+    told |= {"sequence_id": number, "triton_enable_empty_final_response": True}
+    return request(array, "counter", f"{number}/{count}{flags}", "IN", "INT32", **told)
 
 
 def test_streams_of_answers_to_requests_of_sequences(

@@ -5,8 +5,6 @@ import os
 import queue
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ import pytest
 
 from shmserve.cli.operating import show
 from shmserve.transport import rundir
-from tests.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
+from tests.model_files import model_maker
+from tests.running_server import WATCHDOG_S, RunningServer, wait_until
 from tests.servers import SMALL, Server, Starting, failed_start, only, run_shmserve
 
 SETTINGS = SMALL | only("identity")
@@ -80,10 +79,7 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
 
 
 def test_systemd_hears_of_no_readiness_while_a_model_is_missing(tmp_path, manager):
-    (tmp_path / "models/broken/1").mkdir(parents=True)
-    (tmp_path / "models/broken/1/model.py").write_text("import nothing_of_that_name")
-    config = (ROOT / "tests/repositories/basic/echo/config.pbtxt").read_text()
-    (tmp_path / "models/broken/config.pbtxt").write_text(config)
+    model_maker(tmp_path / "models")("import nothing_of_that_name", name="broken")
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
     with Starting(tmp_path / "models", environ, grpc_processes=0) as server:
         said = hear(manager, "STATUS=0 ready, 0 loading, unavailable: broken/1")
@@ -130,41 +126,34 @@ def test_a_reload_replaces_http_workers_and_nothing_else():
         assert server.get("/v2/health/ready")[0] == 200
 
 
-def start_with_sockets(server, listeners):
-    """Start the server as systemd would: named descriptors from 3 on, for the pid in LISTEN_PID."""
-    saved = [os.dup(listener.fileno()) for listener in listeners.values()]
-    moves = "".join(f"{place}<&{fd} " for place, fd in enumerate(saved, 3))
-    names = ":".join(listeners)
-    script = f"exec {moves}; export LISTEN_PID=$$ LISTEN_FDS={len(saved)} LISTEN_FDNAMES={names}"
-    with server.log_path.open("ab") as log:
-        server.master = subprocess.Popen(
-            [
-                *("bash", "-c", f'{script}; exec "$@"', "bash"),
-                *(sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", "shmserve.app"),
-            ],
-            env=server.environ,
-            pass_fds=saved,
-            stdout=log,
-            stderr=log,
-        )
-    for fd in saved:
-        os.close(fd)
-    for listener in listeners.values():
-        listener.close()
+class Activated(Server):
+    """Server started as by systemd: named descriptors from 3 on, for the pid in LISTEN_PID."""
+
+    def __init__(self, listeners, **settings):
+        super().__init__(**settings)
+        self._listeners = listeners
+        for name in {"", "http"} & set(listeners):
+            self.http_port = listeners[name].getsockname()[1]
+
+    def start(self, wait_ready=True):
+        saved = self.pass_fds = [os.dup(each.fileno()) for each in self._listeners.values()]
+        moves = "".join(f"{place}<&{fd} " for place, fd in enumerate(saved, 3))
+        told = f"LISTEN_FDS={len(saved)} LISTEN_FDNAMES={':'.join(self._listeners)}"
+        script = f'exec {moves}; export LISTEN_PID=$$ {told}; exec "$@"'
+        self.within = ("bash", "-c", script, "bash")
+        super().start(wait_ready=False)
+        for fd in saved:
+            os.close(fd)
+        for listener in self._listeners.values():
+            listener.close()
+        if wait_ready:
+            self.wait_ready()
 
 
 def test_systemd_may_hold_the_listening_socket():
     listener = socket.create_server(("127.0.0.1", 0))
-    server = RunningServer(**SETTINGS)
-    server.http_port = listener.getsockname()[1]
-    start_with_sockets(server, {"": listener})
-    try:
-        server.wait_ready()
+    with Activated({"": listener}, **SETTINGS) as server:
         assert "unix:" not in server.log()
-        server.stop()
-    finally:
-        server.kill_all()
-    assert server.leaks() == []
 
 
 def test_systemd_may_hold_sockets_of_http_and_grpc_and_each_takes_its_own(tmp_path):
@@ -172,28 +161,20 @@ def test_systemd_may_hold_sockets_of_http_and_grpc_and_each_takes_its_own(tmp_pa
     grpc_listener = socket.create_server(("127.0.0.1", 0))
     http_listener = socket.create_server(("127.0.0.1", 0))
     unix_listener = socket.create_server(path, family=socket.AF_UNIX)
-    server = RunningServer(**{**SETTINGS, "grpc_processes": 2})
-    server.http_port = http_listener.getsockname()[1]
     target = f"127.0.0.1:{grpc_listener.getsockname()[1]}"
     listeners = {"other": unix_listener, "grpc": grpc_listener, "http": http_listener}
-    start_with_sockets(server, listeners)
 
     def grpc_lives():
         with grpc.insecure_channel(target) as channel:
             live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
             return live(b"", WATCHDOG_S, wait_for_ready=True) == b"\x08\x01"
 
-    try:
-        server.wait_ready()
+    with Activated(listeners, **SETTINGS | {"grpc_processes": 2}) as server:
         assert grpc_lives()
         for pid in server.pids("grpc"):
             os.kill(pid, signal.SIGKILL)
         assert grpc_lives(), "whose place successors take"
-        server.stop()
-        assert os.path.exists(path), "it is systemd's to remove"
-    finally:
-        server.kill_all()
-    assert server.leaks() == []
+    assert os.path.exists(path), "it is systemd's to remove"
 
 
 @pytest.mark.parametrize(
@@ -257,8 +238,7 @@ def test_a_live_services_socket_is_not_taken_away(tmp_path):
 
 
 def test_a_socket_for_grpc_that_nobody_would_take():
-    server = RunningServer(**SETTINGS)
-    start_with_sockets(server, {"grpc": socket.create_server(("127.0.0.1", 0))})
+    server = Activated({"grpc": socket.create_server(("127.0.0.1", 0))}, **SETTINGS)
     told = "shmserve: grpc_processes: 0, but systemd passes a socket for gRPC"
     assert told in failed_start(server)
 

@@ -1,30 +1,15 @@
 """A really small /dev/shm, as in containers: in a mount namespace of the server."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tests.running_server import ROOT, RunningServer
-from tests.servers import SMALL, only
+from tests.servers import SMALL, Server, only
 
 MODELS = ROOT / "tests/repositories/basic"
 SETTINGS = SMALL | only("echo")
 MIB = 1 << 20
-
-
-def start(server: RunningServer, shm_bytes: int) -> None:
-    mount = f"mount -t tmpfs -o size={shm_bytes} shm /dev/shm"
-    gunicorn = f"exec {sys.executable} -m gunicorn -c gunicorn.conf.py shmserve.app"
-    with server.log_path.open("ab") as log:
-        server.master = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", f"{mount} && {gunicorn}"],
-            cwd=ROOT,
-            env=server.environ,
-            stdout=log,
-            stderr=log,
-        )
 
 
 def echo(server: RunningServer, nbytes: int) -> tuple[int, str]:
@@ -38,11 +23,9 @@ def echo(server: RunningServer, nbytes: int) -> tuple[int, str]:
 @pytest.mark.parametrize("pool", [0, 64 * MIB])
 def test_what_fits_is_served_and_what_does_not_is_refused(pool: int) -> None:
     """No process gets a SIGBUS, even if the configured pool is larger than /dev/shm."""
-    server = RunningServer(MODELS, **SETTINGS, pool_bytes=pool)
-    try:
-        start(server, 16 * MIB)
-        server.wait_ready()
-        server.wait_linked()
+    mount = 'mount -t tmpfs -o size=16M shm /dev/shm && exec "$@"'
+    within = ("unshare", "--mount", "sh", "-c", mount, "sh")
+    with Server(MODELS, within=within, **SETTINGS, pool_bytes=pool) as server:
         before = server.pids("executor"), server.pids("http worker")
         assert ("enlarge /dev/shm" in server.log()) == (pool > 0)
         for _ in range(2):
@@ -51,7 +34,3 @@ def test_what_fits_is_served_and_what_does_not_is_refused(pool: int) -> None:
             assert status == (503 if pool else 413)
             assert ("pool_bytes" if not pool else "shared memory is full") in why
         assert (server.pids("executor"), server.pids("http worker")) == before
-        server.stop()
-    finally:
-        server.kill_all()
-    assert server.leaks() == []

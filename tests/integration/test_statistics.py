@@ -18,14 +18,9 @@ import numpy as np
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
-from tests.grpc_client import Client, tensor
+from tests.grpc_client import Client, request, tensor
 from tests.holding import samples, statistics
-from tests.running_server import (
-    WATCHDOG_S,
-    free_port,
-    open_fds,
-    wait_until,
-)
+from tests.running_server import WATCHDOG_S, free_port, open_fds, wait_until
 from tests.servers import SMALL, Server, only, triton
 
 HERE = Path(__file__).parent
@@ -150,11 +145,9 @@ def test_counts_agree_with_the_clients_over_workers_and_instances(counted: Serve
 @pytest.mark.parametrize("counted", [{"grpc_processes": 1}], indirect=True)
 def test_both_protocols_count_into_the_same_model(counted: Server) -> None:
     array = np.ones(3, np.float32)
-    request = pb.ModelInferRequest(model_name="echo", inputs=[tensor(array, "IN")])
-    request.raw_input_contents.append(array.tobytes())
     with Client(counted.grpc_address) as client:
         for _ in range(4):
-            client.call("ModelInfer", request)
+            client.call("ModelInfer", request(array, "echo", name="IN"))
         with pytest.raises(grpc.RpcError):
             client.call("ModelInfer", pb.ModelInferRequest(model_name="echo"))
     for _ in range(3):
@@ -206,12 +199,12 @@ def test_a_model_that_is_loaded_again_goes_on_counting() -> None:
     with Server(MODELS, **only("*"), **SMALL) as server:
         for _ in range(3):
             assert server.infer("echo", GOOD)[0] == 200
-        assert server.request("POST", "/v2/repository/models/echo/unload", b"{}")[0] == 200
+        assert server.control("unload", "echo")[0] == 200
         wait_until(lambda: server.get("/v2/models/echo/stats")[0] == 404, "no statistics")
         assert "echo" not in {r["name"] for r in server.get("/v2/models/stats")[1]["model_stats"]}
         key = ("shmserve_requests_total", "model=echo", "protocol=http", "version=1")
         assert page(server)[key] == 3
-        assert server.request("POST", "/v2/repository/models/echo/load", b"{}")[0] == 200
+        assert server.control("load", "echo")[0] == 200
         assert server.infer("echo", GOOD)[0] == 200
         inference = statistics(server, "echo")["inference_stats"]
         assert inference["success"]["count"] == inference["queue"]["count"] == 4
@@ -343,9 +336,9 @@ def test_a_coordinator_that_is_stuck_is_a_503_in_time(counted: Server) -> None:
 
 
 def post(server: Server, path: str, document: Any) -> Any:
-    status, _, body = server.request("POST", path, json.dumps(document).encode())
-    assert status == 200, body
-    return json.loads(body)
+    status, told = server.post(path, document)
+    assert status == 200, told
+    return told
 
 
 def test_log_settings_reach_every_process_also_later_ones(counted: Server) -> None:
@@ -399,8 +392,7 @@ def test_no_more_requests_are_traced_than_were_asked_for(counted: Server) -> Non
     wait_until(lambda: len(traces(counted)) >= 7, "all of them in the file")
     threading.Event().wait(1.5)  # more would be told of within a second
     post(counted, "/v2/models/echo/trace/setting", {**settings, "log_frequency": "2"})
-    message = pb.ModelInferRequest(model_name="echo", inputs=[tensor(np.ones(3, np.float32), "IN")])
-    message.raw_input_contents.append(bytes(12))
+    message = request(np.zeros(3, np.float32), "echo", name="IN")
     with Client(counted.grpc_address) as client:
         for _ in range(3):
             client.infer(message)

@@ -1,31 +1,15 @@
 """The service as the systemd unit confines it."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.running_server import ROOT, RunningServer
+from tests.running_server import ROOT
 from tests.servers import Server, only
 
 UNIT = ROOT / "deploy/systemd/shmserve.service"
-
-
-def start_confined(server, folder, *options):
-    with server.log_path.open("ab") as log:
-        server.master = subprocess.Popen(
-            [
-                *(sys.executable, str(ROOT / "tests/integration/confined.py"), str(UNIT)),
-                *(str(folder), *options),
-                *(sys.executable, "-m", "shmserve", "serve"),
-            ],
-            cwd=ROOT,
-            env=server.environ,
-            stdout=log,
-            stderr=log,
-        )
 
 
 @pytest.mark.needs("seccomp")
@@ -35,15 +19,14 @@ def start_confined(server, folder, *options):
 def test_it_serves_over_every_socket_as_the_unit_confines_it(tmp_path, options):
     """Layout as in the unit: sockets where clients reach them, the run directory below."""
     os.chmod(tmp_path, 0o755)
-    server = RunningServer(**only("identity"), http_workers=1)
+    within = (sys.executable, str(ROOT / "tests/integration/confined.py"), str(UNIT))
+    server = Server(kept=True, **only("identity"), http_workers=1)
+    server.within = (*within, str(tmp_path), *options)
     server.unix_path = f"{tmp_path}/http.sock"
     server.environ["SHMSERVE_HTTP_BIND"] = f"127.0.0.1:{server.http_port},unix:{server.unix_path}"
     server.environ["SHMSERVE_GRPC_BIND"] = f"{server.grpc_address},unix:{tmp_path}/grpc.sock"
     server.environ["SHMSERVE_RUN_DIR"] = server.run_dir = f"{tmp_path}/private"
-    try:
-        start_confined(server, tmp_path, *options)
-        server.wait_ready()
-        server.wait_linked()
+    with server:
         (executor,) = server.pids("executor")
         confined = Path(f"/proc/{executor}/status").read_text()
         assert "Seccomp:\t2\n" in confined
@@ -53,10 +36,6 @@ def test_it_serves_over_every_socket_as_the_unit_confines_it(tmp_path, options):
         assert server.pids("grpc"), server.log()
         for name in ("http.sock", "grpc.sock"):
             assert (tmp_path / name).is_socket(), server.log()
-        server.stop()
-    finally:
-        server.kill_all()
-    assert server.leaks() == []
 
 
 def check_mounts(pid, folder):

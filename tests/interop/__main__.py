@@ -13,6 +13,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import ExitStack
@@ -56,20 +57,16 @@ class Run:
         self.began = time.monotonic()
         self._give_up = self.began + _WATCHDOG_S + given.idle
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [*client.command, *words],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             env=os.environ | client.environ,
         )
-        self._readers = [
-            threading.Thread(target=self._read_output, daemon=True),
-            threading.Thread(target=self._read_errors, daemon=True),
-        ]
-        self._errors = ""
-        for reader in self._readers:
-            reader.start()
+        self._reader = threading.Thread(target=self._read_output, daemon=True)
+        self._reader.start()
 
     def _read_output(self) -> None:
         assert self.process.stdout is not None
@@ -77,10 +74,6 @@ class Run:
             self._lines.put(line.strip())
         self._lines.put("")
         self._lines.put("")  # for `line` and `verdict`
-
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        self._errors = self.process.stderr.read()
 
     def line(self) -> str:
         """Return the next line of output; empty at the end, or without output in time."""
@@ -97,10 +90,11 @@ class Run:
         if self.process.poll() is None and not self._ends():
             self.process.kill()
             last = f"no end after {time.monotonic() - self.began:.0f} s"
-        for reader in self._readers:
-            reader.join(30)
+        self._reader.join(30)
         self.process.wait(30)
-        errors = self._errors.strip().splitlines() or ["no word"]
+        with self._errors:
+            self._errors.seek(0)
+            errors = self._errors.read().strip().splitlines() or ["no word"]
         return last if last not in ("", "running") else errors[-1]
 
     def _ends(self) -> bool:

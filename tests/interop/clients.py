@@ -21,16 +21,8 @@ BUILD = ROOT / ".interop"
 _BUILD_S = 600
 _GO_LIBRARIES = Path("/usr/share/gocode")  # where Debian has the sources of packages
 _JARS = Path("/usr/share/java")
-_NETTY = (
-    "buffer",
-    "codec",
-    "codec-http",
-    "codec-http2",
-    "common",
-    "handler",
-    "resolver",
-    "transport",
-)
+_NETTY = ("buffer", "common", "handler", "resolver", "transport",
+          *("codec", "codec-http", "codec-http2"))  # fmt: skip
 _JAVA_LIBRARIES = (
     *(f"grpc-{part}" for part in ("api", "context", "core", "netty", "protobuf", "stub")),
     *("protobuf-lite", "grpc-protobuf-lite", "protobuf", "guava", "failureaccess"),

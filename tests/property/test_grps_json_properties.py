@@ -133,30 +133,14 @@ def test_shortest_decimals_of_many_bit_patterns() -> None:
     assert np.array_equal(shortest(array).astype(np.float32), array, equal_nan=True)
 
 
+members = [
+    *("tensors", "name", "dtype", "shape", "flat_float32", "flatInt64", "flat_string"),
+    *("s_s", "s_b", "s_i32", "sF", "x"),
+]
 json_values: Any = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "tensors",
-                    "name",
-                    "dtype",
-                    "shape",
-                    "flat_float32",
-                    "flatInt64",
-                    "flat_string",
-                    "s_s",
-                    "s_b",
-                    "s_i32",
-                    "sF",
-                    "x",
-                ]
-            ),
-            inner,
-            max_size=4,
-        )
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(members), inner, max_size=4)
     ),
     max_leaves=12,
 )

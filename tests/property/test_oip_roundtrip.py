@@ -110,24 +110,13 @@ def _maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(strategy, strategy, strategy, JSON)
 
 
+_KEYS = [
+    *("binary_data_size", "binary_data", "classification", "binary_data_output"),
+    *("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"),
+    *("sequence_id", "priority", "triton_x", "x"),
+]
 _PARAMETERS = st.dictionaries(
-    st.sampled_from(
-        [
-            "binary_data_size",
-            "shared_memory_region",
-            "shared_memory_offset",
-            "shared_memory_byte_size",
-            "binary_data",
-            "classification",
-            "binary_data_output",
-            "sequence_id",
-            "priority",
-            "triton_x",
-            "x",
-        ]
-    ),
-    st.one_of(st.integers(-2, 40), st.booleans(), SCALARS),
-    max_size=2,
+    st.sampled_from(_KEYS), st.one_of(st.integers(-2, 40), st.booleans(), SCALARS), max_size=2
 )
 _NAMES = st.sampled_from(["INPUT0", "INPUT1", "OUTPUT0", "OUTPUT1"])
 _INPUTS = st.fixed_dictionaries(

@@ -1,6 +1,5 @@
 """TorchScript model in a server: copied bytes; writes to read-only memory kill no process."""
 
-import json
 import warnings
 from pathlib import Path
 
@@ -36,25 +35,13 @@ def test_inputs_are_copied_only_for_models_that_write_into_them(tmp_path: Path) 
     write(tmp_path, "in_place", "InPlace")
     write(tmp_path, "same", "Same")
     x = np.arange(1 << 18, dtype=np.float32)
-    tensor = {
-        "name": "INPUT__0",
-        "shape": list(x.shape),
-        "datatype": "FP32",
-        "parameters": {"binary_data_size": x.nbytes},
-    }
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    headers = {"Inference-Header-Content-Length": str(len(head)), "shmserve-receipt": "1"}
     copied = {}
     with Server(tmp_path, http_workers=1) as server:
         for name, factor in (("double", 2), ("in_place", 2), ("same", 1)):
             for _ in range(3):  # the optimiser changes the graph after the first runs
-                path = f"/v2/models/{name}/infer"
-                status, fields, body = server.request("POST", path, head + x.tobytes(), headers)
-                assert status == 200, body
-                length = int(fields["inference-header-content-length"])
-                np.testing.assert_array_equal(np.frombuffer(body[length:], np.float32), factor * x)
-            receipt = json.loads(fields["shmserve-receipt"])["copied_bytes"]
-            copied[name] = (receipt["in"], receipt["out"])
+                body, receipt = server.infer_binary(name, x, name="INPUT__0")
+                np.testing.assert_array_equal(np.frombuffer(body, np.float32), factor * x)
+            copied[name] = (receipt["copied_bytes"]["in"], receipt["copied_bytes"]["out"])
     # data received together with the head counts as copied, too, and is much less than a tensor
     assert {name: (into // x.nbytes, out) for name, (into, out) in copied.items()} == {
         "double": (0, x.nbytes),

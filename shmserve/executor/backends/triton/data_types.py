@@ -13,7 +13,6 @@ from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import BY_CONFIG_NAME, from_numpy, object_array
 
-
 # Numbers of the data types in the schema, by name, e.g. DataType.TYPE_FP32
 _NUMBERS = {name: number for name, number in pb.DataType.items() if name in BY_CONFIG_NAME}
 DataType = IntEnum("DataType", _NUMBERS)  # type: ignore[misc]  # mypy wants them written out
