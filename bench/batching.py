@@ -7,8 +7,6 @@ bytes each over kept HTTP connections, one request after the other, to all model
 same run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import tempfile

@@ -13,8 +13,6 @@ report has medians over the rounds of each round's median time, and ratios to `o
 answer of each case is compared byte for byte.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -6,8 +6,6 @@ empty cache, and in the store with what the start before has fetched. Seconds ar
 the service to the end of the first inference, asked for again and again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -15,8 +15,6 @@ within a round, every second round backwards. Reported are medians of all calls 
 the rounds' requests per second (str_data); only ratios within one run mean anything.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ line. Over HTTP each client has a connection, over gRPC a channel, of one proces
 sleeps instead of computing, so waiting shows for places, threads and connections, not for the CPU.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import subprocess

@@ -23,8 +23,6 @@ the calls. Bytes copied by calls, `in calls`, are the remaining growth of the th
 `shmserve_copied_bytes_total`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -3,8 +3,6 @@
 `python docs/draw.py` rewrites the drawings; `--check` fails when one is stale.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

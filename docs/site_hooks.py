@@ -2,8 +2,6 @@
 document, rewrite links to files that are not documents, send readers of moved sections on, and
 refuse pages that would fetch anything from another host."""
 
-from __future__ import annotations
-
 import json
 import re
 from os.path import normpath, relpath

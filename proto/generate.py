@@ -14,8 +14,6 @@ Files below `standard/` describe services that other packages describe, too (grp
 grpc_reflection). Each gets a descriptor pool of its own, so that a process may import both.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -8,8 +8,6 @@ and times (``…_s``) may have units; docs/settings.md has every setting.
 Extensions have settings of their own: the key ``x_a_b`` is `a_b` of the extension ``x``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

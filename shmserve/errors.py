@@ -11,8 +11,6 @@ The server's own 503 means that nothing of the request has run. If a request had
 its result was lost, the status is 502.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import NamedTuple, Self
 

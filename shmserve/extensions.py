@@ -17,8 +17,6 @@ also runs from a source tree whose metadata is missing or older than the code. N
 before it is needed, and each process loads only its own groups.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import logging

@@ -3,8 +3,6 @@
 Randomness enters through arguments so that the pure layers stay deterministic.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -6,8 +6,6 @@ Libraries without a row send nothing of their own accord: numpy, torch, CuPy, gr
 Falcon, OpenTelemetry's SDK, fsspec and its stores for S3, Google and Azure.
 """
 
-from __future__ import annotations
-
 from collections.abc import MutableMapping
 
 _OFF = {

@@ -8,8 +8,6 @@ LogFields lists every field that a log call may have, so mypy finds a misspelled
 `_WRITTEN_AS` renames a field in log lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TypedDict, Unpack

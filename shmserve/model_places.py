@@ -1,7 +1,5 @@
 """Model places: the entries of `model_repository`, and the local path of each."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator, Mapping

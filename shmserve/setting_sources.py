@@ -3,8 +3,6 @@
 The names of the settings come from `config`.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import tomllib

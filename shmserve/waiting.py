@@ -7,8 +7,6 @@ processes, and WSGI servers with a thread for each request. All waits for anothe
 or a contended lock go through this module.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The conformance models as plain functions, for tests without executors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

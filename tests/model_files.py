@@ -1,7 +1,5 @@
 """Small Python models, written to folders for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent

@@ -3,8 +3,6 @@
 The document has a claim's id in a comment behind the words: a test compares document and module.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from bench.gpu_day import figures

@@ -1,7 +1,5 @@
 """Evidence left by the steps, and the decisions about claims."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,8 +1,6 @@
 """Figures by which claims are decided: each function reads the evidence, and returns whether the
 claim holds, and the number."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
 from typing import Any

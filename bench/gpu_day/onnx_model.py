@@ -3,8 +3,6 @@
 Prints one JSON object: `number` and `problems`, or `not_run` with the reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

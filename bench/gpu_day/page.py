@@ -1,7 +1,5 @@
 """The report as one self-contained page: tables, and inline plots as SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any

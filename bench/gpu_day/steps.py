@@ -1,7 +1,5 @@
 """Steps of a GPU day: commands in separate processes, each with a time limit."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -5,8 +5,6 @@
 The server decodes and encodes as GRPS's documentation describes, and runs no model.
 """
 
-from __future__ import annotations
-
 import sys
 
 from flask import Flask, Response, request

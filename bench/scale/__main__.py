@@ -6,8 +6,6 @@ python -m bench.scale --plots docs/scale       # draw as well (extra: bench)
 python -m bench.scale --measure                # what a host costs, with a service that runs here
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict, replace

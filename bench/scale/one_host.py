@@ -5,8 +5,6 @@ Every figure is counted on real processes: a service with a few models and with 
 cost of each model shows, and a HAProxy with as many slots as a large cluster has.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

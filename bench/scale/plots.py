@@ -1,7 +1,5 @@
 """Plots of the simulation as SVG, with the simulation's assumptions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib

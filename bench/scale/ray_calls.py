@@ -1,7 +1,5 @@
 """Cost of orders and reports on their way through Ray, with actors that are asked as nodes are."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

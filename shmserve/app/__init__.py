@@ -4,8 +4,6 @@ gunicorn imports this module in each HTTP worker, after the fork (`preload_app` 
 object that must not be forked exists before.
 """
 
-from __future__ import annotations
-
 import gc
 
 from shmserve import config

@@ -1,7 +1,5 @@
 """Command ``shmserve completion SHELL``: prints a script for the shell to source."""
 
-from __future__ import annotations
-
 import argparse
 
 from shmserve import command_line

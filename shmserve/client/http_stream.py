@@ -2,8 +2,6 @@
 each answer. Requests or answers that have no such form are refused before anything is sent, if
 this can be known."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Stream over a lane: receives answers and sends credit for the answers taken."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 

@@ -1,7 +1,5 @@
 """Attempt at a request: the places of its tensors, and its encoding for HTTP or a lane."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Call of a client, and the result of an inference."""
 
-from __future__ import annotations
-
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from typing import Any
 

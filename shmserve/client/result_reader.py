@@ -1,8 +1,6 @@
 """Conversion of server answers to results: arrays in shared memory are used in place, not
 copied."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Calls besides inference: health, descriptions, statistics, the model repository."""
 
-from __future__ import annotations
-
 import os
 import urllib.parse
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Types that numpy lacks, such as BF16, come from the optional package ml_dtypes.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

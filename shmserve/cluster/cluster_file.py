@@ -4,8 +4,6 @@ Table names are prefixes of setting names, as in the server's settings file: err
 ``[models.digits] memory_bytes`` ``models_digits_memory_bytes``. Sizes and times may have units.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Commands of `shmserve cluster`: up, status, down. They run outside of the actors."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

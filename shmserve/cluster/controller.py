@@ -4,8 +4,6 @@ The controller keeps no state that cannot be found out again: nodes report the m
 The transport to the nodes is an argument (`Nodes`).
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -4,8 +4,6 @@ HTTP requests name the model in the path. gRPC clients also name the model in th
 `x-model`, because a balancer cannot read gRPC messages.
 """
 
-from __future__ import annotations
-
 from shmserve.cluster.cluster_file import ClusterFile
 from shmserve.cluster.haproxy_slots import NODES, backend
 

@@ -4,8 +4,6 @@ Each model has a backend, made by `haproxy_config`. The servers of a backend com
 and all exist from the start, in maintenance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """HAProxy's runtime API: commands on the stats socket, and a thread that keeps a HAProxy up to
 date."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import threading

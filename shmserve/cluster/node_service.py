@@ -2,8 +2,6 @@
 ordered. The server is asked through its Unix socket, like by any local client. This module does
 not depend on who gives the orders."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

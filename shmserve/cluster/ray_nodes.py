@@ -1,8 +1,6 @@
 """Ray actors: on each node an actor for the node's service, on the head node the controller's
 actor. Ray carries orders and reports, some hundred bytes per node and round."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

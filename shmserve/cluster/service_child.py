@@ -5,8 +5,6 @@ The process becomes ``shmserve serve``. The kernel sends SIGTERM when the starti
 any reason.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

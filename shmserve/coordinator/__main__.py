@@ -1,8 +1,6 @@
 """``python -m shmserve.coordinator``: command line of the coordinator process. The supervisor
 starts it; people never do."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

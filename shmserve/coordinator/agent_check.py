@@ -7,8 +7,6 @@ change settings that operators made in the balancer. Every peer that reaches the
 answer: the figure is no secret.
 """
 
-from __future__ import annotations
-
 import logging
 import selectors
 import socket

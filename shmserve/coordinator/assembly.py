@@ -1,8 +1,6 @@
 """Assembly of one coordinator: makes the parts, then starts from the repository or resumes from a
 checkpoint."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

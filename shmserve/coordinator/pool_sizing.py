@@ -1,7 +1,5 @@
 """Pool sizing: size of the pool from /dev/shm, the cgroup's memory limit and the setting."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

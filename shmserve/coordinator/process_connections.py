@@ -5,8 +5,6 @@ gets the current state. A peer that breaks the protocol is closed too, without e
 peers.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

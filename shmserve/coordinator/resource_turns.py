@@ -5,8 +5,6 @@ grants nothing until every published executor has said hello, and at least for l
 waits between two attempts to connect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from shmserve.coordinator.models.supervisor_sync import Send

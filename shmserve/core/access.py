@@ -4,8 +4,6 @@ Pure policy. A door names the caller (`core.caller.Caller`, from the kernel, wit
 key sent along) and the action. docs/security.md shows the table to users.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """Callers: senders of requests and messages, as identified by the kernel and a key."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal

@@ -4,8 +4,6 @@ A device is named "cuda:K". K counts the devices left visible to the service by
 CUDA_VISIBLE_DEVICES, in that order, for every process of the service.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Effects: the coordinator's decisions, to be carried out by its shell. Plain values, no I/O."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from shmserve.log_fields import LogFields

@@ -13,8 +13,6 @@ digest in a dict. Timing of the look-up reveals only digests, which a caller can
 bit and cannot turn into a key.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import tomllib

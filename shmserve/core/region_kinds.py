@@ -1,7 +1,5 @@
 """Region kinds: kinds of client memory and their differences. A new kind is a new row."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from msgspec import Struct

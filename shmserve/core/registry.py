@@ -4,8 +4,6 @@ Only the coordinator writes the registry (I10). A `Snapshot` is immutable; every
 snapshot with a higher `generation`. `shmserve.shm.registry_page` publishes snapshots.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from functools import cached_property
 

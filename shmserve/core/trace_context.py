@@ -1,7 +1,5 @@
 """W3C Trace Context: the trace of a request, from the header field `traceparent`."""
 
-from __future__ import annotations
-
 import re
 
 from msgspec import Struct

@@ -5,8 +5,6 @@ copied on a separate stream, so that inputs of the next request arrive during th
 device must be synchronised before an answer is sent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

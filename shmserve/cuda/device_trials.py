@@ -4,8 +4,6 @@
 or crash a process. A part prints one JSON value. Libraries are imported only when a part runs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

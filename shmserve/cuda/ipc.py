@@ -6,8 +6,6 @@ kept longer than its region (Triton's shared-memory extension; CUDA Runtime API,
 cudaIpcOpenMemHandle).
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import threading

@@ -2,8 +2,6 @@
 Where registering is not permitted, copies go through the driver's buffers, and a warning is
 logged once."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -1,7 +1,5 @@
 """CuPy module, imported on first use, and the meaning of CUDA errors."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Options and outcomes of calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from msgspec import Struct

@@ -4,8 +4,6 @@
 `NO_MODELS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NoReturn, Protocol

@@ -6,8 +6,6 @@ After a restart of the coordinator, the executor asks again. The resources that 
 are named in its hello.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

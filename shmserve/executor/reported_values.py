@@ -4,8 +4,6 @@ The coordinator asks for the values as a table, `AskStats("monitor")`, and for t
 `AskStats("values")`.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

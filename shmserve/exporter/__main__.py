@@ -1,8 +1,6 @@
 """Entry point of the exporter: ``python -m shmserve.exporter``, started by the supervisor, never
 by hand."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -1,7 +1,5 @@
 """Connection to the collector: outcome of exports, and a log line whenever the outcome changes."""
 
-from __future__ import annotations
-
 import enum
 import logging
 import random

@@ -1,7 +1,5 @@
 """Export of metrics: sends the families of `/metrics` to the collector."""
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,8 +1,6 @@
 """Export of spans: sends the spans of the server's processes to the collector, from a bounded queue
 that is emptied in batches by number and by time."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

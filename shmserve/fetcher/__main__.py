@@ -5,8 +5,6 @@ Each question of the coordinator is answered in a thread of a pool. The main thr
 that the process is alive.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -14,8 +14,6 @@ A snapshot appears by a rename after all of its files have reached the disk, and
 rename. Snapshots share equal files as hard links.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Fetch of one remote model into the cache: as listed now, complete, or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

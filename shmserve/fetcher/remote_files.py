@@ -8,8 +8,6 @@ A *mark* is ``<kind>:<value>``: what a store says about a file's content. The ki
 that changes with the content.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

@@ -1,8 +1,6 @@
 """Round of the fetcher: list the remote repositories, fetch requested models, write the
 catalogs."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterable

@@ -6,8 +6,6 @@ one caller, unless the relayed requests bring keys or the proxy sends client add
 protocol.
 """
 
-from __future__ import annotations
-
 import socket
 from ipaddress import IPv6Address, IPv6Network
 

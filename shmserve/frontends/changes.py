@@ -1,7 +1,5 @@
 """Condition variable for the greenlets of one loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from shmserve import waiting

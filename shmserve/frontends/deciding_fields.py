@@ -5,8 +5,6 @@ as one name and read the other field. So if a request has both, neither decides:
 refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from shmserve.errors import InvalidArgument

@@ -5,8 +5,6 @@ until the next wait. That wait registers the descriptor again and so sees the ke
 state: no event is missed.
 """
 
-from __future__ import annotations
-
 import select
 from collections.abc import Callable
 from contextlib import suppress

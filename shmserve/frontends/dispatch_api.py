@@ -4,8 +4,6 @@ The protocols let frontends be tested with `tests.fake_dispatch`, without shared
 or processes. `shmserve.dispatch.Dispatcher` is the real implementation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol
 

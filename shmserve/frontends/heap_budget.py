@@ -1,7 +1,5 @@
 """Heap budget of a process, shared by all messages that cannot be received straight into slots."""
 
-from __future__ import annotations
-
 import threading
 
 from shmserve.errors import Unavailable

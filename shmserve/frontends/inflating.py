@@ -1,7 +1,5 @@
 """Inflating of received data, in steps of bounded size: gzip and deflate."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any

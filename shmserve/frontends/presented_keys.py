@@ -1,7 +1,5 @@
 """Keys that requests come with: holders, and counts of requests by key name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from shmserve.config import Settings

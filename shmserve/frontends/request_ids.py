@@ -4,8 +4,6 @@ An id comes from the client, or is made when a failure is reported. So a success
 an id costs nothing.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

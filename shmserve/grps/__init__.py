@@ -12,8 +12,6 @@ over HTTP and gRPC, `executor` runs projects and workers that take messages, `re
 projects. No module outside imports these packages: `shmserve.extensions` names them.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

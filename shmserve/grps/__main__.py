@@ -1,7 +1,5 @@
 """Runner for scripts of a GRPS project, such as test.py, with `grps_framework` importable."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

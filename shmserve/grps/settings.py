@@ -1,7 +1,5 @@
 """Settings of GRPS, whose names begin with ``grps_``."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 from shmserve.config import ExtensionSettings, Settings

@@ -6,8 +6,6 @@ writer lives. The latest rings of ended processes are kept. `shmserve show event
 even if no process lives.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

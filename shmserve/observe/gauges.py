@@ -1,7 +1,5 @@
 """Numbers known only to the outermost layer of a process, made available for publication."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 _sources: list[Callable[[], int]] = []

@@ -3,8 +3,6 @@
 NVML is asked if nvidia-ml-py is installed. Otherwise the driver's device files are counted.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading

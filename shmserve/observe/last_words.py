@@ -5,8 +5,6 @@ The program's standard input is a file in memory, which the parent keeps. An exc
 program goes to this file, even while the module is still being imported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import runpy

@@ -4,8 +4,6 @@ Output of logging's handlers, warnings, tracebacks and prints becomes whole line
 never blocks.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import threading

@@ -8,8 +8,6 @@ queue of a process holds 1 MiB of lines. At its end a process waits up to a seco
 go out.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import threading

@@ -5,8 +5,6 @@ processes). One filter and one formatter serve every handler of the process, inc
 so all processes write lines of the same form.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping

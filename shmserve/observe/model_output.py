@@ -1,7 +1,5 @@
 """Bounded output of models: lines beyond a rate per second are dropped and counted."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

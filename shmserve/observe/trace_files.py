@@ -4,8 +4,6 @@ Between writes each file is a complete array: new entries overwrite the array's 
 of the file. Only the operator chooses the path.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

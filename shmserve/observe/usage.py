@@ -1,7 +1,5 @@
 """Resource use of processes, from /proc. Values that cannot be read are left out."""
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 

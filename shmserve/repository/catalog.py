@@ -7,8 +7,6 @@ snapshots are complete and never change (`shmserve.fetcher.cache` describes the 
     <repository_cache_dir>/snapshots/<digest>/<model>/  a model at some moment
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ Readers run in the coordinator (in a separate thread, when a model is loaded), i
 check``, and in executors. A reader never runs a model's code.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """A model's folder: configuration, versions, labels."""
 
-from __future__ import annotations
-
 import os
 import re
 from importlib import util

@@ -1,7 +1,5 @@
 """The file `index.json`, for repositories that cannot be listed, such as a web server."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from shmserve.errors import ConfigError, UnreadableMessage

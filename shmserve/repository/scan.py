@@ -1,8 +1,6 @@
 """All repository paths together: the models, names that occur twice, and fingerprints of folders,
 which detect changes from file names, sizes and times, not contents."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

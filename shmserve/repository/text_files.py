@@ -1,7 +1,5 @@
 """Small text files of the repository, read with errors that show no path."""
 
-from __future__ import annotations
-
 import os
 import stat
 

@@ -1,7 +1,5 @@
 """Settings of clients' shared memory, and of callers' rights."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from shmserve.settings import kinds as kind

@@ -4,8 +4,6 @@ A field is `name: Annotated[kind, "what the setting does"] = default`. docs/sett
 `shmserve settings NAME` show this text, which is Markdown with links relative to docs/.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal, get_args, get_origin
 

@@ -1,7 +1,5 @@
 """Settings for the bounds of requests: size, number and time."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta

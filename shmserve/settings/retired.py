@@ -4,8 +4,6 @@ A retired setting may stay in a file if it states the present behaviour: the ser
 other value is refused, because the server cannot do what the setting asks for.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import msgspec

@@ -1,7 +1,5 @@
 """Settings for the models, addresses and memory of a service."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct

@@ -4,8 +4,6 @@ The arena is the only writer (I1) of its segments. Thread-safe: every decision i
 lock. Segments are made and mapped without the lock.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

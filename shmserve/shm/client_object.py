@@ -4,8 +4,6 @@ No other module opens a path that a client names. The object is opened once. Fro
 descriptor stands for the object, whatever happens to the name. Nothing here unlinks a file.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 

@@ -15,8 +15,6 @@ not to blame and is started again without a pause.
 ordinary error.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 

@@ -4,8 +4,6 @@ The coordinator does not map pages of other processes, but copies a page with `p
 that its owner truncates causes an error, not a SIGBUS.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 

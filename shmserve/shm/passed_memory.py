@@ -1,7 +1,5 @@
 """Memory that clients pass as descriptors: the supported kinds and their checks."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Keyed by the peer process: a segment is mapped once, whichever channel brought t
 are checked against the announced sizes, never against data in shared memory.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterable, Sequence

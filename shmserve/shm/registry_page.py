@@ -19,8 +19,6 @@ trusted, because only processes of the server's user can write it.
 memory). A restarted coordinator continues the generation of the file.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading

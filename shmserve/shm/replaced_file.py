@@ -12,8 +12,6 @@ decisions are lost if the coordinator dies, too. The last inodes are left for so
 recorder creates a ring then.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

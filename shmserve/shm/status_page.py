@@ -6,8 +6,6 @@ the live sequences as hints for choosing an executor. The coordinator reads the 
 (`core.stats.executor_counters`). No process trusts the words for more (I7).
 """
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from heapq import heappop, heappush
 

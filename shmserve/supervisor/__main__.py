@@ -1,7 +1,5 @@
 """``python -m shmserve.supervisor``: started by `shmserve.supervisor.launch`, never by hand."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

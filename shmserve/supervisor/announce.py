@@ -1,7 +1,5 @@
 """Messages to the service manager: readiness, a status line, the watchdog's sign of life."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf
 

@@ -5,8 +5,6 @@ together, the next coordinator opens the objects again by their keys. It drops a
 object has another inode, and a sealed region, which has no key, and logs a line for each.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -4,8 +4,6 @@ The keeper needs a master that is the process it started. gunicorn's `daemon` ma
 command line, GUNICORN_CMD_ARGS and configuration files, so only gunicorn knows the final value.
 """
 
-from __future__ import annotations
-
 from gunicorn.app.wsgiapp import WSGIApplication
 
 from shmserve.supervisor import launch

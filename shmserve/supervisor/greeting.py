@@ -1,7 +1,5 @@
 """Log lines for the operator when the service is ready: addresses, models, and a first request."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shlex

@@ -3,8 +3,6 @@
 A guard, and so its worker, ends soon after the gunicorn master.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import random

@@ -32,8 +32,6 @@ A stop: SIGTERM to the master. HTTP workers finish their requests (`drain_timeou
 `on_exit` then stops the supervisor (`supervisor.service`). SIGHUP replaces HTTP workers only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

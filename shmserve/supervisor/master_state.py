@@ -4,8 +4,6 @@ A reload of gunicorn.conf.py leaves the state alone, and the master's forks (HTT
 the state.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -14,8 +14,6 @@ Exporter and fetcher have 3.5 s to end, however long the drain has taken. `Super
 when no process of the service is left.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import queue

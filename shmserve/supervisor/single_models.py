@@ -4,8 +4,6 @@ Such models are laid out in the run directory in a repository's form, for all re
 repositories.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

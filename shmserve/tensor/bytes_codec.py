@@ -4,8 +4,6 @@ Source: binary tensor data extension. All arithmetic uses exact integers. Every 
 against the available bytes before use.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Sequence
 

@@ -5,8 +5,6 @@ numbers. So the JSON form of a Struct is the document itself. UNSET fields are n
 that shmserve never reads stay plain JSON (`JsonObject`, `JsonArray`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

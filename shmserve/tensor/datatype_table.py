@@ -6,8 +6,6 @@ and its ModelConfig names (``TYPE_FP32``, ``TYPE_STRING``). The server adds nump
 (`client/tensors.py`).
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import Final
 

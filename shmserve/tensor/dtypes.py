@@ -1,7 +1,5 @@
 """Datatypes of the protocol with numpy's types: the rows of `datatype_table.py`, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any, Final

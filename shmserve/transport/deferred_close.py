@@ -5,8 +5,6 @@ client itself. So a thread of its own closes descriptors that may be anything bu
 thread is stuck, no more descriptors are taken.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Extras `otlp` and `remote`: checks the installed packages and the cache folder."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterable

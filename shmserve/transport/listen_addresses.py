@@ -4,8 +4,6 @@ Errors are for the operator who starts the service. An error names the setting, 
 far as the kernel tells, the process that holds the address.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Messages to systemd about the service (sd_notify): one datagram, no library."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import Sequence

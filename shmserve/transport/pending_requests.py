@@ -6,8 +6,6 @@ repetition. An answer may carry fds, which always end up with exactly one owner.
 Not thread-safe: the owner holds its lock for every call, so that each coordinator is asked once.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Sequence

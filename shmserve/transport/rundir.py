@@ -33,8 +33,6 @@ forks keep the file open, and each supervisor inherits the descriptor. So two su
 at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

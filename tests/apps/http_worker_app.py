@@ -1,8 +1,6 @@
 """A WSGI application that shows the connection worker's behaviour; started by the worker's
 tests."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Bytes of other parties are decoded by one function, which raises one error."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Documents that must not drift from the code."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

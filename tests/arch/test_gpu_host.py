@@ -1,7 +1,5 @@
 """`make wheels`, and the installation by `make test-gpu` on a host without network."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -4,8 +4,6 @@ Deliberate exceptions are listed here with a reason. An exception that no longer
 test, too.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """Log lines have fields: no text of a log call has `key=value` in it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

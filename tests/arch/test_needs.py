@@ -1,8 +1,6 @@
 """A test that the machine cannot run is reported as skipped, and fails if ``--require`` names its
 need."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

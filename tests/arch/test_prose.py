@@ -4,8 +4,6 @@ A pronoun makes a reader look for its noun. `CEILINGS` holds the density that ea
 reached: after a change that lowers a density, lower its ceiling.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -6,8 +6,6 @@
 Reads FOLDER/program.cu, writes FOLDER/code and FOLDER/log. Options unknown to g++ are ignored.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

@@ -4,8 +4,6 @@ Arguments: the URL and the gRPC address. Runs in an environment without anything
 repository. Prints one line per client.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Awaitable

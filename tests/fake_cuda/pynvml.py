@@ -4,8 +4,6 @@ FAKE_CUDA_LACKS names functions (with commas, without "nvmlDevice") that the dev
 support.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import types

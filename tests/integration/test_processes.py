@@ -7,8 +7,8 @@ import pytest
 
 from shmserve.core.registry import ModelState
 from shmserve.shm.registry_page import RegistryReader
-from tests.integration.process_harness import Tree, is_running
-from tests.running_server import wait_until
+from tests.integration.process_harness import Tree
+from tests.running_server import is_running, wait_until
 
 MODELS = {"alpha": {"count": 2}, "beta": {}}
 

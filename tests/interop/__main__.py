@@ -6,8 +6,6 @@ Each client is a program that runs one cell and prints `ok`, or what went wrong 
 Prints and writes a table; exits 1 if a cell fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import queue

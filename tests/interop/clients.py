@@ -1,7 +1,5 @@
 """Build the clients of the interop matrix, with stubs generated from proto/, below `.interop/`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The `grpcio` library as a client: `grpcio_client.py HOST:PORT CELL MESSAGES IDLE_S`."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

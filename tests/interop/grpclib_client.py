@@ -3,8 +3,6 @@
 grpclib sends no compressed messages, and a GOAWAY ends all of its calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -1,7 +1,5 @@
 """The proxies of the interop matrix, each on a port of 127.0.0.1 before one server."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Fixtures for tests of the data plane in one process: see `rig.py`."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 
 import pytest

@@ -1,7 +1,5 @@
 """The HTTP application over the fake dispatcher, called as a WSGI server calls it."""
 
-from __future__ import annotations
-
 import io
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Ceilings for the files, moves and calls of one warm request: see `bench.corridor`."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The table of extensions: built-in extensions, and extensions of other distributions."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import metadata

@@ -1,7 +1,5 @@
 """Names of instances."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve import ids

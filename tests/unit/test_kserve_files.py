@@ -1,8 +1,6 @@
 """deploy/kserve/: all fields are fields of KServe and Kubernetes, all settings are this
 server's."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Libraries whose C code writes to standard error, past the log."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

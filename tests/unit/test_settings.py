@@ -1,7 +1,5 @@
 """Settings: from a file and the environment, with units, and error messages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

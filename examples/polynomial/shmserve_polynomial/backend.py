@@ -1,7 +1,5 @@
 """Backend for polynomials, which computes in the executor's output slots."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

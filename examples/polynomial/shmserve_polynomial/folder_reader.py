@@ -1,8 +1,6 @@
 """Reader of model folders with `coefficients.json` in each version: numbers, highest power
 first."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from shmserve.protocol.triton_config import document

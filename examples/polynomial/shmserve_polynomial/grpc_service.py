@@ -1,7 +1,5 @@
 """The service example.Polynomial: rpc Value(google.protobuf.Struct) returns (DoubleValue)."""
 
-from __future__ import annotations
-
 from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct
 from google.protobuf.wrappers_pb2 import DoubleValue

@@ -1,7 +1,5 @@
 """GET /polynomial/{model}?x=3"""
 
-from __future__ import annotations
-
 import falcon
 
 from shmserve.config import Settings

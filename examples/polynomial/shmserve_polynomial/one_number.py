@@ -1,7 +1,5 @@
 """Request for a polynomial's value at one point, for HTTP and gRPC."""
 
-from __future__ import annotations
-
 from time import monotonic_ns
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Command ``shmserve check``: tells whether a server would run. One line a finding, exit status 1
 on a problem."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ A missing part of GPU support is a note on a host without devices and a warning 
 devices. With `--gpu`, a missing part is a failure (exit status 1).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -1,7 +1,5 @@
 """Findings of `shmserve doctor`, above all on GPUs: driver, packages, and trials of both."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

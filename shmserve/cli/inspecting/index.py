@@ -1,7 +1,5 @@
 """Command ``shmserve index FOLDER``: writes the index of a model repository for a web server."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

@@ -2,8 +2,6 @@
 --markdown, docs/settings.md.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from itertools import groupby

@@ -5,8 +5,6 @@ Run as a program (``python -m shmserve.cli.inspecting.try_load``), the module lo
 given on standard input. On failure, the program prints the reason.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """Transport gRPC of `shmserve measure`. No other module of the command line imports the gRPC
 library."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Self
 

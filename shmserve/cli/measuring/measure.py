@@ -5,8 +5,6 @@ The client is written in Python and shares the host with the server, so only com
 machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import threading
 import time

@@ -1,7 +1,5 @@
 """Doors of `shmserve measure`: callers over one transport, each repeating a single request."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 from collections.abc import Callable, Mapping

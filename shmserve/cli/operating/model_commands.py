@@ -1,7 +1,5 @@
 """Commands ``shmserve load | unload | ready``: HTTP requests that any client may send."""
 
-from __future__ import annotations
-
 import argparse
 import time
 import urllib.parse

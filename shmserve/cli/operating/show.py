@@ -1,8 +1,6 @@
 """Command ``shmserve show``: prints rows from a running server, or events from its files, as a
 table or as JSON."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

@@ -1,8 +1,6 @@
 """Command ``shmserve cluster up | status | down | haproxy``: a service on many hosts, through
 Ray."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

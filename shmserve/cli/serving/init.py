@@ -1,8 +1,6 @@
 """Command ``shmserve init DIR``: makes a model repository with the example workers, and a settings
 file."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -1,8 +1,6 @@
 """Command ``shmserve key new``: makes a key for a caller and prints the key once. The file of keys
 stores only the hash."""
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Command ``shmserve reload``: has a running service replace its processes (setting `reload`)."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 import time

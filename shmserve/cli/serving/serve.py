@@ -1,8 +1,6 @@
 """Command ``shmserve serve``: execs the keeper, which runs gunicorn with shmserve's configuration
 file."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Command ``shmserve units ROOT``: writes systemd units for the environment of this program."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -6,8 +6,6 @@ never if the server may still write there (`taint`: the client gave up waiting f
 Invariant (tests/property/test_client_memory.py): two live leases share a block only on purpose.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import os

@@ -5,8 +5,6 @@ device (`synchronize`) before telling the server of device memory, and before us
 again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

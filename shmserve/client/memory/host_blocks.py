@@ -1,7 +1,5 @@
 """Blocks of host memory: sealed memfds, whose descriptors are sent to the server."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import mmap

@@ -1,7 +1,5 @@
 """Memory that a client shares with its server, on the host and on GPUs."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

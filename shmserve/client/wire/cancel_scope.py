@@ -6,8 +6,6 @@ interrupt that shuts down the client's own end. The server then sees a disconnec
 the request too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ A restarted coordinator drops the connection. The client then connects and asks 
 harmless: registering the same memory twice is no error.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

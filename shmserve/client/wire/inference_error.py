@@ -1,7 +1,5 @@
 """InferenceError: the exception for all failures of a call."""
 
-from __future__ import annotations
-
 LATE = "the server did not answer in time"
 CLOSED = "the client is closed"
 

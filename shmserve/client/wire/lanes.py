@@ -6,8 +6,6 @@ While no lane is available, requests go over HTTP, and after a pause the client 
 again.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

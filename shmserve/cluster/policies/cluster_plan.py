@@ -8,8 +8,6 @@ second of busy executors. A balancer that counts connections evens out the rest,
 differences are ignored.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet

@@ -4,8 +4,6 @@ A model has at most one replica on a node. A replica stays unless the replica is
 another model needs the room for an only replica, or one node has far more work than another.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet

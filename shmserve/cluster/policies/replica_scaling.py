@@ -5,8 +5,6 @@ least one, is removed after requests have not waited for a long while, if the re
 the work. The capacity of a replica is measured when requests begin to wait.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Control request: a request to load or unload one model, from arrival to answer."""
 
-from __future__ import annotations
-
 from enum import Enum, auto
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Desired models: chooses the models to run from the repository's scan and `model_control`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 

@@ -11,8 +11,6 @@ request to `overrides/` in the run directory. The files are removed with the las
 uses them, or when the request fails. A sweep removes files of a frontend that died before asking.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import time

@@ -5,8 +5,6 @@ all wanted models and is repeated until the stores were reached once. Afterwards
 repeats the question.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Callable, Iterable

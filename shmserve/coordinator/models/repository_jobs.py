@@ -1,7 +1,5 @@
 """Repository jobs: the coordinator's disk work, run by the background thread."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """Supervisor sync: tells the supervisor which executors run already and which should run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

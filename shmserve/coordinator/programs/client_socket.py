@@ -15,8 +15,6 @@ descriptor is known to be memory. On a file of a FUSE file system both calls can
 (`transport.deferred_close`).
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

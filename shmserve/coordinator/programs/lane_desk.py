@@ -4,8 +4,6 @@ The desk chooses the executor with the fewest lanes. Requests on a lane concern 
 and the program, and continue without a coordinator. Executors report when lanes end.
 """
 
-from __future__ import annotations
-
 import socket
 from collections import Counter
 from collections.abc import Callable

@@ -24,8 +24,6 @@ An executor's death is not blamed on a CUDA region. A request that used a CUDA r
 run again.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterable
 

@@ -1,7 +1,5 @@
 """Owners: processes that registered regions, watched by pidfd where the process is known."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 """Predecessor: link to the coordinator of the previous generation, which has clients while it
 drains."""
 
-from __future__ import annotations
-
 import os
 import queue
 from collections.abc import Callable

@@ -7,8 +7,6 @@ the link, each coordinator sends all of its regions, and the regions unregistere
 other's knowledge. Regions keep their numbers; the numbers of two generations lie far apart.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence

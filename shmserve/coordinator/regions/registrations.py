@@ -11,8 +11,6 @@ descriptors for the coordinator's successor. CUDA regions have no descriptor and
 handled alike. `system_regions` and `cuda_regions` describe how each kind is registered.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

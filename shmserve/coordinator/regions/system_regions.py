@@ -1,7 +1,5 @@
 """Registration of system regions: objects named by key, or passed as a descriptor."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

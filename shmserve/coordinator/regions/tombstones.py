@@ -1,7 +1,5 @@
 """Tombstones: unregistered regions, kept briefly for requests already accepted."""
 
-from __future__ import annotations
-
 import os
 from collections import OrderedDict
 

@@ -10,8 +10,6 @@ the file: the coordinator finds executors through the published registry and the
 dismisses executors of leaving revisions.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

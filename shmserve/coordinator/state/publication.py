@@ -1,8 +1,6 @@
 """Publication: publishes the registry with models, regions, and settings made by clients.
 The effect runner writes down, publishes and sends the reconciler's decisions."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,8 +1,6 @@
 """Runtime settings: settings that clients change while the service runs, kept, published and sent
 to every process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace

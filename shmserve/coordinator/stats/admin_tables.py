@@ -1,8 +1,6 @@
 """Admin tables for ``shmserve show``: the coordinator's own rows at once, rows of other processes
 within a second."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 

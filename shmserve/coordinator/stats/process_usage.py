@@ -1,8 +1,6 @@
 """Process usage: processor time and private memory of the service's processes, read once a second,
 or seldom while idle."""
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The registry's records keep an ensemble as a loaded model with steps. The functi
 each snapshot whether the ensemble can be used, from the models of its steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace

@@ -13,8 +13,6 @@ followed by a share too small by less than d, for any queue length. So shares se
 swinging (tests/property/test_free_capacity_properties.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from msgspec import Struct

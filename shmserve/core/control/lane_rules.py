@@ -1,7 +1,5 @@
 """Lane rules: which models have lanes, and how many lanes a user may have. Pure."""
 
-from __future__ import annotations
-
 from msgspec import UNSET
 
 from shmserve.config import Settings

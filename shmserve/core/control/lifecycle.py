@@ -11,8 +11,6 @@ restarted for ever. The reason of a FAILED instance is published. Loading the mo
 the instance.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 from shmserve.errors import ProtocolViolation

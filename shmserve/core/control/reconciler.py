@@ -11,8 +11,6 @@ Invariants (tests/property/test_reconciler_properties.py):
 `core.control.rollout` decides which revision of a model has which instances.
 """
 
-from __future__ import annotations
-
 from shmserve.core.control.lifecycle import Event, State
 from shmserve.core.control.records import InstanceRecord, ProcessRecord, refused
 from shmserve.core.control.rollout import Rollouts

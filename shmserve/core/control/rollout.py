@@ -13,8 +13,6 @@ A leaving revision stays desired for `LINGER_S`, so that requests which have jus
 their executor. Then its executors get SIGTERM, and SIGKILL after the longest request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from shmserve.core.control.records import InstanceRecord, ModelRecord, Revision, VersionRecord

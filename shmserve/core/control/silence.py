@@ -10,8 +10,6 @@ jumps make no difference. Before the first sign a second counts a third, because
 starts.
 """
 
-from __future__ import annotations
-
 _SIGNS = 4  # signs of life within the limit
 _STARTING = 1 / 3  # weight of a second before the first sign, while the process starts
 

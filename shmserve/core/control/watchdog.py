@@ -17,8 +17,6 @@ later: within 72 looks. Without the setting `dashboard` no process reads /proc, 
 are asked once in 9 looks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

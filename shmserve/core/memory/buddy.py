@@ -4,8 +4,6 @@ Freed blocks keep their size until a larger block is requested, because a server
 few sizes again and again. Merging at each free would mean splitting again at the next request.
 """
 
-from __future__ import annotations
-
 MIN_BLOCK = 256  # bytes; blocks are aligned to their size, so blocks of 4 KiB and more to pages
 
 

@@ -18,8 +18,6 @@ the announced size. A process gives back its own idle segments before a request 
 process is not asked to trim for its own request.
 """
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from shmserve.core.effects import AnswerGrant, AskTrim, Effect

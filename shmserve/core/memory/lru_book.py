@@ -1,7 +1,5 @@
 """LRU book: decides which kept items to drop, the least recently used first. Pure."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar

@@ -10,8 +10,6 @@ quarter steps between powers of two, and are given back after `segment_idle_s`. 
 slot is taken from a list and put back.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from msgspec import Struct

@@ -21,8 +21,6 @@ A lease outlives its request in three cases, each with an end:
   until the array is collected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import IntEnum
 

@@ -20,8 +20,6 @@ not reveal regions of other owners. `client_shm_isolation = "shared"` makes one 
 owners, as Triton has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Names chosen by clients, for regions and objects, and arguments that register GPU memory."""
 
-from __future__ import annotations
-
 from shmserve.core.caller import Caller
 from shmserve.core.region_kinds import CUDA
 from shmserve.core.registry import Region

@@ -10,8 +10,6 @@ calls.
 All methods are called from one thread.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable

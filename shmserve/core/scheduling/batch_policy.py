@@ -1,7 +1,5 @@
 """Batch policy: `dynamic_batching` of a model's configuration, in the batcher's units."""
 
-from __future__ import annotations
-
 from msgspec import UNSET, Struct
 
 from shmserve.tensor.config_document import ConfigDocument, QueuePolicyEntry

@@ -10,8 +10,6 @@ not fit into the batch is skipped: other callers fill the batch, and the next ba
 skipped caller.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Set
 from typing import Generic

@@ -6,8 +6,6 @@ their own. Each step is a model, and maps the model's inputs and outputs to tens
 (`core.scheduling.pipeline_wiring`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET

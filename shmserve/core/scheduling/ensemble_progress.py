@@ -6,8 +6,6 @@ each answer, and their runs and tensors carry the answer's number. All other ten
 determines the stream, at most one, behind which a step runs.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Outputs are matched to inputs by name if every required input has an output of i
 position.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

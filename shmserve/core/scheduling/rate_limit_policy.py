@@ -1,8 +1,6 @@
 """Rate limit policy: resources required by the `rate_limiter` of an instance group, and the
 amounts in the settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from msgspec import UNSET, Struct

@@ -12,8 +12,6 @@ Invariants (tests/property/test_rate_limiter_properties.py):
 - a process holds nothing after it has released or left.
 """
 
-from __future__ import annotations
-
 import itertools
 
 from msgspec import Struct

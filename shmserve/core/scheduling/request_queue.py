@@ -10,8 +10,6 @@ Invariants (tests/property/test_request_queue_properties.py):
 - every pushed request leaves exactly once, by any method.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, Generic

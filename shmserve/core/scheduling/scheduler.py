@@ -4,8 +4,6 @@ Three queues implement the interface: `RequestQueue` (one request at a time), `B
 of compatible requests), `SequenceQueue` (batches of requests of different sequences).
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 

@@ -5,8 +5,6 @@ stream: the model sends, the frontend grants credit or cancels, the server ends 
 model can no longer end.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 from shmserve.errors import ProtocolViolation

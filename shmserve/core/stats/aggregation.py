@@ -5,8 +5,6 @@ and comparisons take one line each. `of_model` and `of_all` turn the row of a pe
 for a second as for a month.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import nan
 

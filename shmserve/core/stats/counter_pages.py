@@ -10,8 +10,6 @@ A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in 
 belong to frontends: number of rows for model versions, and rows of keys in use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

@@ -4,8 +4,6 @@ Each executor publishes the metrics of its model (`shmserve.shm.metrics_area`). 
 checked like any peer's message (I7), because one bad name would spoil a whole scrape. Pure.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from enum import IntEnum

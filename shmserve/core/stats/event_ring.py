@@ -9,8 +9,6 @@ flood does not push out the events that led to it.
 Texts name models, processes, settings and reasons: no data from clients.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections import OrderedDict

@@ -5,8 +5,6 @@ instances and roles, and reasons. Events are the only source of incidents. `said
 to one client. It is shown only to callers who may see the log (`core.access.Access.sees_errors`).
 """
 
-from __future__ import annotations
-
 from math import inf
 
 from msgspec import Struct

@@ -5,8 +5,6 @@ the last second, and the result. The instances of a model are merged here. Repor
 any peer's message.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import isfinite, nan
 from typing import Any

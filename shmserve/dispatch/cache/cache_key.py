@@ -19,8 +19,6 @@ shared by several hosts would have to compare digests of the files instead.
 A request with client memory has no key: frontends never map such memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 

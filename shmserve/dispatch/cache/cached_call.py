@@ -1,7 +1,5 @@
 """Cached call: a request answered from the response cache if possible, otherwise by an executor."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress

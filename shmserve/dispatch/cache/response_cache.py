@@ -10,8 +10,6 @@ answers are evicted on a `Trim`, and when the process's own requests find no mem
 coordinator, cached answers are bytes of an arena.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence

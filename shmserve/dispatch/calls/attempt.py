@@ -7,8 +7,6 @@ models that must not see a request twice as well. No answer is ever repeated, be
 run again only before its first answer.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import threading

@@ -1,7 +1,5 @@
 """Data plane: parts shared by all calls of a process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from msgspec import Struct

@@ -5,8 +5,6 @@ request is counted before the client can have the answer. So a client that asks 
 afterwards finds its own requests counted.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Step call: a request to a plain model, and the tensors passed between steps of an ensemble."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from shmserve.core.memory.slots import Slot

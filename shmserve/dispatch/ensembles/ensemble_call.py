@@ -15,8 +15,6 @@ is asked for one answer after another, and each answer is a piece of work like a
 behind it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from functools import partial

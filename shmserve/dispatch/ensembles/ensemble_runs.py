@@ -5,8 +5,6 @@ runs. The request's thread (or greenlet) waits for answers. It runs steps itself
 running or no thread is free, so an ensemble works without further threads.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Ensemble tensors: tensors of one request to an ensemble, each with a lease on its slot."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Steps of one request to an ensemble: calls of models, and the tensors passed between calls."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import time

@@ -1,8 +1,6 @@
 """Executor connection: a frontend's connection to an executor, with at most one request in
 flight."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from shmserve.core.caller import UNKNOWN

@@ -8,8 +8,6 @@ A frontend sends hello and first request together. So an executor that is busy f
 delay a frontend beyond the request's deadline.
 """
 
-from __future__ import annotations
-
 import select
 import threading
 

@@ -14,8 +14,6 @@ that input. Executors need not know: they map segments read-only, and check boun
 announced size (I11).
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

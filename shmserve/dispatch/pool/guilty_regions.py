@@ -1,8 +1,6 @@
 """Guilty regions: finds whether client memory used by a request killed an executor, according to
 the coordinator."""
 
-from __future__ import annotations
-
 import time
 
 from shmserve import waiting

@@ -5,8 +5,6 @@ The load balancer reads the registry again before sending, because the instances
 have changed while the request's body arrived.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

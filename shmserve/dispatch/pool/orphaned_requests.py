@@ -4,8 +4,6 @@ The executor may still read the inputs of such a request. So the slots stay leas
 connection stays busy until the answer or the executor's death (EOF).
 """
 
-from __future__ import annotations
-
 import os
 import selectors
 import threading

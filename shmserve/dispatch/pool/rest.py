@@ -8,8 +8,6 @@ once a second. The coordinator wakes once a second for its history. `python -m b
 wake-ups of processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 

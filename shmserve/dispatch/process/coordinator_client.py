@@ -6,8 +6,6 @@ Each question waits for an answer, long enough for a restarted coordinator to re
 later requests see the change at every frontend.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

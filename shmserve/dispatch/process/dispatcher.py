@@ -1,7 +1,5 @@
 """Dispatcher: a frontend process's arena, executors and view of the registry."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

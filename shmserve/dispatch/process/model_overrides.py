@@ -5,8 +5,6 @@ only by this user. The folder belongs to the coordinator once the coordinator wa
 errors remove the folder here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@ A file is a JSON array. Each trace has an id and several entries: the model and 
 for each moment, and one for each tensor. docs/statistics.md has an example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 from typing import Any

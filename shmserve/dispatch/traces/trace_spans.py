@@ -5,8 +5,6 @@ half a second at most. Without an exporter, or without room, the process drops t
 them. The exporter's queue is bounded as well.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Sequence

@@ -7,8 +7,6 @@ JSON to the server's log. If traces are limited in number or have ids, the coord
 traces, so limits and ids hold for all processes together.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -5,8 +5,6 @@ watch:`. Then the watching thread takes the lock, and attends to the channels un
 returned. So the two threads never touch channels, scheduler or streams at the same time.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Only for the thread that has the channels.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 

@@ -7,8 +7,6 @@ translates. A peer that breaks its protocol loses its channel, with no other eff
 for messages and sends answers. Methods are for one thread at a time, unless they say otherwise.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import select

@@ -1,7 +1,5 @@
 """Doorway: accepts connections of frontends and reads the hello of each."""
 
-from __future__ import annotations
-
 import logging
 import os
 import select

@@ -1,8 +1,6 @@
 """Frontends connected to this executor: the segments that a frontend may name, and the slots it
 holds."""
 
-from __future__ import annotations
-
 import os
 import select
 from collections import deque

@@ -1,7 +1,5 @@
 """Lane: a local program's own channel to the executor, which the loop treats like a frontend."""
 
-from __future__ import annotations
-
 import time
 
 from msgspec import Struct, field

@@ -1,7 +1,5 @@
 """Counts of lane requests and outcomes, kept by the executor, as no frontend takes part."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

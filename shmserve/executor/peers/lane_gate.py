@@ -4,8 +4,6 @@ A lane's request becomes an `Execute`, whose regions are the caller's own. An `A
 lane's answer, which contains the bytes of small outputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from functools import partial
 

@@ -5,8 +5,6 @@ read, or no message while too many requests or answers of the lane wait. A lane 
 caller does not take answers or sends unreadable messages. Other lanes notice nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@
 or does not take answers within `send_timeout_s`. Other lanes notice nothing.
 """
 
-from __future__ import annotations
-
 import select
 import time
 

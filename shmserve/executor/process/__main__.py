@@ -5,8 +5,6 @@ The process reads one `Instance` from stdin, loads the model and tells the coord
 process serves until told to stop or until the gunicorn master is gone.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import logging

@@ -6,8 +6,6 @@ existing threads. The memory node is set for the calling thread alone, the main 
 knows no other way. Later threads inherit both from the thread that starts them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

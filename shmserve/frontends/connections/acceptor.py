@@ -12,8 +12,6 @@ A process without descriptors pauses, since the loop would report the waiting co
 time.
 """
 
-from __future__ import annotations
-
 import errno
 import socket
 from collections.abc import Callable

@@ -8,8 +8,6 @@ longest idle of many thousand connections costs one look at each connection per 
 many clients ask for room.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Hashable, Iterator
 from math import inf

@@ -1,7 +1,5 @@
 """Refusals of connections for which there is no room, with the reason for the client."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections import deque

@@ -1,7 +1,5 @@
 """gRPC statuses of errors: code and text from the table in `shmserve.errors`."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Heap memory of gRPC messages whose tensors have no slots."""
 
-from __future__ import annotations
-
 import mmap
 import weakref
 

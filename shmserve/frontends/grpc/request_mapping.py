@@ -5,8 +5,6 @@ Source: Triton's gRPC frontend. The kinds of parameters are Triton's, and error 
 Triton's wording.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 

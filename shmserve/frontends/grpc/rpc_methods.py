@@ -1,7 +1,5 @@
 """Calls and answers as seen by rpcs: the only part of the engine that rpcs use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
 

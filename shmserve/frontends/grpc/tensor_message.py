@@ -10,8 +10,6 @@ heap (`message_heap`), received into one buffer and copied once. Streams, compre
 typed contents never get slots. Slots belong to the message until the inference takes the slots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from math import prod

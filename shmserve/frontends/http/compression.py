@@ -1,7 +1,5 @@
 """Compression of answers: only successful inferences, only if the client asks for compression."""
 
-from __future__ import annotations
-
 import functools
 import zlib
 from collections.abc import Sequence

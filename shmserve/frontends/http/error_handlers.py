@@ -1,7 +1,5 @@
 """Error answers: every error as ``{"error": "..."}``, with the status of `shmserve.errors`."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

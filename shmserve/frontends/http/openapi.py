@@ -4,8 +4,6 @@ An `Operation` describes purpose, bodies and answers of a route. Schemas come fr
 bodies and answers.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

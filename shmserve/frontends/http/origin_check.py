@@ -1,7 +1,5 @@
 """First check of every HTTP request: the host it is for, and the web page it comes from."""
 
-from __future__ import annotations
-
 import falcon
 
 from shmserve.errors import InvalidArgument

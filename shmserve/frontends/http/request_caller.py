@@ -1,7 +1,5 @@
 """Callers of HTTP requests, as identified by the kernel."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec.structs import replace

@@ -4,8 +4,6 @@ the route's action.
 Callers have rights of their own or through a key. Every route is added with category and action.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Server side of one HTTP/2 connection: bytes in, events out; commands in, bytes out."""
 
-from __future__ import annotations
-
 from shmserve.frontends.http2 import frames
 from shmserve.frontends.http2.control import ControlFrames
 from shmserve.frontends.http2.events import ConnectionTerminated, Event, StreamReset

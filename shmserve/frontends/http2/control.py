@@ -1,7 +1,5 @@
 """Control frames of the client: every frame type except DATA, HEADERS and CONTINUATION."""
 
-from __future__ import annotations
-
 from shmserve.frontends.http2 import frames
 from shmserve.frontends.http2.events import Event, StreamReset
 from shmserve.frontends.http2.fields import RequestFields

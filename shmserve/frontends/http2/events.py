@@ -1,7 +1,5 @@
 """Events that a connection returns to its owner."""
 
-from __future__ import annotations
-
 import msgspec
 
 from shmserve.frontends.http2.fields import Fields, RequestFields

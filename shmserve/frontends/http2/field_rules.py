@@ -1,7 +1,5 @@
 """Rules for well-formed requests and trailers (RFC 9113 section 8)."""
 
-from __future__ import annotations
-
 import re
 
 import msgspec

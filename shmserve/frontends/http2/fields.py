@@ -1,7 +1,5 @@
 """Header blocks: assembled from frames, decoded by `hpack`, encoded without state."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import hpack

@@ -1,7 +1,5 @@
 """Frames of RFC 9113: numbers of all types, and the encoding of frames sent by a server."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 from struct import Struct
 

@@ -3,8 +3,6 @@
 Messages may begin and end anywhere in frames.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from struct import Struct
 from typing import Any, Protocol

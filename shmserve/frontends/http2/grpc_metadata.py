@@ -1,7 +1,5 @@
 """Fields of gRPC: timeouts, status messages and binary values."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

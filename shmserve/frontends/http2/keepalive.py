@@ -1,7 +1,5 @@
 """Pings: limits on the client's pings, the server's keepalive pings, and graceful shutdown."""
 
-from __future__ import annotations
-
 from shmserve.frontends.http2 import frames
 from shmserve.frontends.http2.frames import ConnectionFailed, ErrorCode
 from shmserve.frontends.http2.limits import Limits

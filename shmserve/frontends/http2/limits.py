@@ -1,7 +1,5 @@
 """Limits of one connection: sizes, numbers, rates and times, all in one place."""
 
-from __future__ import annotations
-
 import msgspec
 
 from shmserve.frontends.http2 import frames

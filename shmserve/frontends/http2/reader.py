@@ -1,7 +1,5 @@
 """Reader of frames: turns the client's bytes into frames, and HEADERS and DATA into events."""
 
-from __future__ import annotations
-
 from shmserve.frontends.http2 import frames
 from shmserve.frontends.http2.control import ControlFrames
 from shmserve.frontends.http2.events import (

@@ -1,7 +1,5 @@
 """Sender of responses: frames as much as the client's windows allow, for each stream in turn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from shmserve.frontends.http2 import frames

@@ -1,7 +1,5 @@
 """Streams of a connection, their windows, and the bytes waiting to be sent."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import msgspec

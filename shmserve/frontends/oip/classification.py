@@ -1,7 +1,5 @@
 """Classification extension: the k greatest values of an output as ``value:index[:label]``."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Data of the metrics page: the coordinator's history and the registry as plain values."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

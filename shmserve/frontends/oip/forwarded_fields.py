@@ -3,8 +3,6 @@
 The settings are `http_header_forward_pattern` and `grpc_header_forward_pattern`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

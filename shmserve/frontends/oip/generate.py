@@ -5,8 +5,6 @@ the request's id and `parameters` is an object whose keys count as if they stood
 other key is a request parameter. In an answer, an output of one element appears as that element.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -1,7 +1,5 @@
 """Metadata of the server and of its models, as plain values."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 import shmserve

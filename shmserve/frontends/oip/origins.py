@@ -4,8 +4,6 @@
 checks for users.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Model repository extension without a transport: index, load, unload."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct

@@ -3,8 +3,6 @@
 A setting is a list of ``<category>[,<category>...]:<header>=<value>``.
 """
 
-from __future__ import annotations
-
 import hmac
 import re
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Every frontend answers status and look-ups from the published registry. Only reg
 unregister go to the coordinator. `core.regions.region_book` decides about callers' rights.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import os

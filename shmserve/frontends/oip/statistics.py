@@ -3,8 +3,6 @@
 docs/statistics.md explains the fields.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from shmserve.core.registry import ModelEntry, ModelState

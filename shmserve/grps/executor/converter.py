@@ -1,7 +1,5 @@
 """Converters: the base class of a project's converters, and their register."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

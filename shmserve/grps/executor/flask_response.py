@@ -3,8 +3,6 @@
 A response object of Flask is taken unchanged, and recognised by its attributes, not by its class.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """The package `grps_framework`, as projects import it. The package exists only after `install`."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from types import ModuleType

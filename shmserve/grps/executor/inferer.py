@@ -1,7 +1,5 @@
 """Inferers: the base class of a project's inferers, and their register."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

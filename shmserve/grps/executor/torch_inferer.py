@@ -1,7 +1,5 @@
 """TorchScript models, and tensors of messages for them. Needs torch, an optional dependency."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

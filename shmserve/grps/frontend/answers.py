@@ -1,7 +1,5 @@
 """Answers of a model, as GRPS messages."""
 
-from __future__ import annotations
-
 import logging
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """Exchange: a GRPS request and its answers, without a transport."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from time import monotonic_ns
 from typing import TypeVar

@@ -5,8 +5,6 @@ For other workers, the same keys are filled in from the registry. Keys without a
 null.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

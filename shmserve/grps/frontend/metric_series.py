@@ -4,8 +4,6 @@ System names are the names on GRPS's metrics page. Any other name is a value tha
 about themselves, aggregated over all models that report it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ and bytes go to the model's single input for text or bytes. A model that takes t
 message. docs/grps.md has the table.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 The body travels in a tensor of its own.
 """
 
-from __future__ import annotations
-
 import msgspec
 from msgspec import Struct
 

@@ -9,8 +9,6 @@ number is rounded to the double with 6 significant digits, or with more (up to 9
 converts back to the same FP32.
 """
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

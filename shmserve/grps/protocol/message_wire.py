@@ -4,8 +4,6 @@ As in every protobuf library: of several fields of the oneof, the last counts; r
 be packed or not, and come in pieces; unknown fields are skipped.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any

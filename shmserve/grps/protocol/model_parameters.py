@@ -10,8 +10,6 @@ Parameters of config.pbtxt (for a GRPS project, its own files give them):
 - ``grps_streaming_ctrl_mode``, ``_key``, ``_content_type``: how an HTTP client asks for a stream
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@ parameter ``grps_version`` is the GRPS version of a model's newest version. Vers
 as n and n.0.0. A project is known by the names of its models.
 """
 
-from __future__ import annotations
-
 from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.core.scheduling.ensemble_graph import PIPELINE
 from shmserve.grps.protocol import model_parameters

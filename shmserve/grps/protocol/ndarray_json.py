@@ -1,7 +1,5 @@
 """The `ndarray` of a GRPS request: nested lists of numbers, read as an FP32 tensor."""
 
-from __future__ import annotations
-
 import math
 import struct
 from typing import Any

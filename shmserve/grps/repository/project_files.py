@@ -4,8 +4,6 @@ A version of a worker may be a project (`<worker>/<version>/conf/inference.yml` 
 worker's folder itself may be a project, too, as version 1.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Any

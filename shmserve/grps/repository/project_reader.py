@@ -1,8 +1,6 @@
 """Reader of GRPS projects in the repository. Also completes workers of other backends that take
 messages."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from shmserve.errors import ConfigError

@@ -7,8 +7,6 @@ malformed request ends the connection. Fields are only ever appended, with defau
 Needs nothing but msgspec: the Python client imports this module.
 """
 
-from __future__ import annotations
-
 import msgspec
 from msgspec import Struct
 

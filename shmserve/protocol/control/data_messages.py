@@ -1,7 +1,5 @@
 """Messages of the data channel, frontend <-> executor. `messages` has the unions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import final
 

@@ -1,7 +1,5 @@
 """Messages of the link about recent history. `messages` has the unions."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from shmserve.core.stats.incidents import Incident

@@ -9,8 +9,6 @@ defaults.
 Needs nothing but msgspec: the Python client imports this module.
 """
 
-from __future__ import annotations
-
 import msgspec
 from msgspec import Struct
 

@@ -1,7 +1,5 @@
 """Messages of the link between every process and the coordinator. `messages` has the unions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Base of all control-plane messages."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 

@@ -10,8 +10,6 @@ Two kinds of channel:
 - *link*, every process <-> coordinator: `ToCoordinator`, `FromCoordinator`
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from shmserve.protocol.control import data_messages as data

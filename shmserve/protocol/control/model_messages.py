@@ -1,7 +1,5 @@
 """Messages of model control, frontend <-> coordinator. `messages` has the unions."""
 
-from __future__ import annotations
-
 import msgspec
 
 from shmserve.protocol.control.message import Message

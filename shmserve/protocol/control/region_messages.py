@@ -1,7 +1,5 @@
 """Messages of the link about client memory. `messages` has the unions."""
 
-from __future__ import annotations
-
 from shmserve.core.region_kinds import SYSTEM
 from shmserve.core.registry import Region
 from shmserve.protocol.control.message import Message

@@ -1,7 +1,5 @@
 """Messages about runtime settings: logs, traces, flags."""
 
-from __future__ import annotations
-
 from shmserve.core.live_settings import GrantedTraces, LogChange, LogSettings, TraceChange
 from shmserve.protocol.control.message import Message
 

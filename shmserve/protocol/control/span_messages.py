@@ -4,8 +4,6 @@ The channel goes one way, is used for nothing else, and never blocks a frontend.
 room are dropped.
 """
 
-from __future__ import annotations
-
 import msgspec
 from msgspec import Struct
 

@@ -1,7 +1,5 @@
 """Messages of the link about counters. `messages` has the unions."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from msgspec import Struct, field

@@ -4,8 +4,6 @@ JSON data is always flat. NaN and Infinity are written as bare tokens, as Triton
 64-bit integers keep every bit. FP32 is written as the equal double.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from math import prod

@@ -1,7 +1,5 @@
 """Checked requests: requests that fit their models, which frontends may keep and use again."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from shmserve.config import Settings

@@ -1,7 +1,5 @@
 """An inference request as its JSON says, unchecked: the result of both parsers."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

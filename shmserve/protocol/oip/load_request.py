@@ -1,7 +1,5 @@
 """Checks of a request to load a model, made by a client or by a model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from shmserve import ids

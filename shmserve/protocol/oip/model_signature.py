@@ -4,8 +4,6 @@ The signature also gives the request of a raw body, which is the tensor and noth
 Binary Request" of the binary tensor data extension).
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from msgspec import Struct

@@ -5,8 +5,6 @@ the decoder refuses the text, `strict_parser` runs: it accepts NaN and Infinity 
 msgspec does not know, and names the wrong field.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

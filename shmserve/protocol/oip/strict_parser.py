@@ -5,8 +5,6 @@ the message names the first wrong field. Or the text holds NaN or Infinity token
 clients send and msgspec does not know.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -7,8 +7,6 @@ only for integer types, true and false only for BOOL, strings only for BYTES. Fl
 accept integers, too.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any

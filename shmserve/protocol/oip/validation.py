@@ -3,8 +3,6 @@
 The wording follows Triton's where clients or their tests look at it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from math import prod
 

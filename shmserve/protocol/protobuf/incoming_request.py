@@ -13,8 +13,6 @@ is expected, the receiver first looks at its head (MSG_PEEK) and takes no tensor
 slot exists.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

@@ -6,8 +6,6 @@ mixture of both forms is one packed field in pieces. Stricter than Triton: an in
 fit its datatype is refused, not truncated.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator
 from typing import Any

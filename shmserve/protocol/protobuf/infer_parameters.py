@@ -1,7 +1,5 @@
 """Maps of InferParameter in requests, tensors and responses: reading and writing."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 

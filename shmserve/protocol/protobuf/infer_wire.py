@@ -10,8 +10,6 @@ generated classes 6 and 3 us. Property tests and 10,000 mutations compare this r
 generated classes. This reader may only be stricter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Packed varints in bulk, by numpy: Python loops are too slow for all elements of a tensor."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

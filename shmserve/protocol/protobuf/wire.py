@@ -8,8 +8,6 @@ and tags of more than five bytes are refused.
 A tag is a field's number and wire type as on the wire: ``number << 3 | type``.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Facts about backends that the checks of a configuration need. Only executors import backends."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 AUTO, GPU, CPU, MODEL = "KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"

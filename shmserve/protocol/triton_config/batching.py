@@ -1,8 +1,6 @@
 """Checks of `dynamic_batching`, `batch_input` and `batch_output`: values against each other and
 against the rest of the file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from shmserve._generated import model_config_pb2 as pb

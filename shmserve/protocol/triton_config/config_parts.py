@@ -1,8 +1,6 @@
 """Independent parts of a configuration, checked one by one: tensors, labels, versions, and the
 steps of an ensemble (`ensemble_scheduling`), with fields that an ensemble cannot have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Literal
 

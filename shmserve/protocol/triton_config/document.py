@@ -1,7 +1,5 @@
 """`ConfigDocument`s: made from a normalised ModelConfig message, and completed by a model."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import msgspec

@@ -8,8 +8,6 @@ empty `response_cache {}` passes. An explicit default such as `allow_ragged_batc
 not set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

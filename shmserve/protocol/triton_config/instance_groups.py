@@ -1,7 +1,5 @@
 """Instance groups: read from a configuration, placed on devices, and split into instances."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -12,8 +12,6 @@ loaded backend is wrapped once (`executor.backends.reshape`). The warm-up runs t
 samples, and then the instance is READY.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

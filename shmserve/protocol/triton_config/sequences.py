@@ -1,7 +1,5 @@
 """Checks of `sequence_batching`: values against each other and against the rest of the file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

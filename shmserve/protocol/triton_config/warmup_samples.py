@@ -1,7 +1,5 @@
 """`model_warmup` of config.pbtxt, checked: sample requests that run before a model is ready."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any, Literal
 

@@ -7,8 +7,6 @@ On sockets from systemd, HTTP workers and gRPC processes accept nothing before m
 or cannot be. Clients wait meanwhile.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

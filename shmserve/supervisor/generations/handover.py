@@ -28,8 +28,6 @@ generation also ends if the old one stops. The generation that serves removes th
 Unix sockets when it stops (`launch.stopping`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import logging

@@ -35,8 +35,6 @@ serves (`NotifyAccess=all`). Without a keeper (gunicorn was started directly) sy
 new main process. Without `NOTIFY_SOCKET` as well, a reload by handover is refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -6,8 +6,6 @@ has stored them. A list of all regions has a name of its own. At a start the sup
 restored regions for the coordinator, as if an earlier coordinator had just ended.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ gRPC processes of the new generation listen once all models are ready. The super
 its predecessor that the generation serves, or why it will not.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

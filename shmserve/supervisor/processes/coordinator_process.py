@@ -1,7 +1,5 @@
 """Coordinator process: kept running, by a start or by adoption from an earlier supervisor."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

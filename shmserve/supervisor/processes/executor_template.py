@@ -5,8 +5,6 @@ A fork takes milliseconds and shares imported modules. If the template has ended
 answer, executors are exec'ed, as executors on a GPU always are.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import select

@@ -4,8 +4,6 @@ The coordinator decides which executors are desired. `core.control.lifecycle.Res
 instance, decides when an ended process is started again.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterable

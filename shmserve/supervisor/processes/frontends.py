@@ -5,8 +5,6 @@ lock, a new supervisor finds the processes of an earlier supervisor. The lock al
 second process with the same number.
 """
 
-from __future__ import annotations
-
 import logging
 from math import inf
 from typing import BinaryIO

@@ -1,7 +1,5 @@
 """Life watch: kills processes beside the supervisor that give no sign of life."""
 
-from __future__ import annotations
-
 import logging
 
 from shmserve.core.control.silence import Silence, period_s

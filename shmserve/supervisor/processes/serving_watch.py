@@ -10,8 +10,6 @@ The coordinator judges HTTP workers by itself: none has been linked for 10 s, or
 coordinator's own start (`core.control.reconciler`).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

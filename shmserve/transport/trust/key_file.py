@@ -1,7 +1,5 @@
 """Key file: hashed keys, read by every frontend, and again when the file has changed."""
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

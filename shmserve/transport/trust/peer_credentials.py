@@ -13,8 +13,6 @@ descriptors of the user's processes, as far as the server may see them: processe
 or of all users if the server is root (`with_process`).
 """
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket

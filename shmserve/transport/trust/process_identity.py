@@ -6,8 +6,6 @@ number of the process in the kernel's file system of pidfds. Kernels before 6.9 
 number, and the value is 0: not known.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 

@@ -1,7 +1,5 @@
 """TLS of the server: certificates, read again when their files have changed."""
 
-from __future__ import annotations
-
 import logging
 import ssl
 import threading

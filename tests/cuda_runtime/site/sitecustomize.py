@@ -6,8 +6,6 @@ runs, to jump to the stand-in's function of that name. CuPy's own code is unchan
 the stand-in lacks return "not supported".
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import mmap

@@ -3,8 +3,6 @@
 _fake.py: devices and memory; _queues.py: streams; _array.py and _kernels.py: arrays.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy

@@ -1,7 +1,5 @@
 """DLPack of the fake: numpy's own tensors, with the device changed."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

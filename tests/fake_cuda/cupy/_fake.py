@@ -13,8 +13,6 @@ Environment, beside the variables of fake_devices:
 - FAKE_CUDA_BROKEN: a path: once the file exists, a process that waits for the device loses it
 """
 
-from __future__ import annotations
-
 import bisect
 import ctypes
 import mmap

@@ -1,7 +1,5 @@
 """Handles of the fake driver, which name another process's memfd in /proc."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Computations: numpy's functions, run on a stream when a caller waits for the stream."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

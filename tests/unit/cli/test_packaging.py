@@ -1,7 +1,5 @@
 """Installed files: the units, and the contents of a wheel."""
 
-from __future__ import annotations
-
 import subprocess
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`shmserve reload` beside another reload."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

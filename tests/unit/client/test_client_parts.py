@@ -1,7 +1,5 @@
 """Parts of the Python client that need no server."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

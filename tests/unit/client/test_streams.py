@@ -1,7 +1,5 @@
 """The client's streams, tested without a server."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket

@@ -1,7 +1,5 @@
 """cluster.toml: settings, and error messages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

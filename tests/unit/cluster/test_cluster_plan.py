@@ -1,7 +1,5 @@
 """Looks in, decisions out; and a small cluster simulated for some minutes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

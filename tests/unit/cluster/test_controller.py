@@ -1,7 +1,5 @@
 """The controller's rounds with obedient nodes, and the status shown to people."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

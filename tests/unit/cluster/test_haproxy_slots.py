@@ -1,7 +1,5 @@
 """Slots of a balancer: assignment, and no repeated commands."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.cluster.haproxy_slots import Address, ServerSlot, changes, slots

@@ -1,7 +1,5 @@
 """A real HAProxy with the generated configuration, and routes set at run time."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The service of one node: obeys orders, and restarts when killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Models that a new generation loads besides those named in its settings."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.config import Settings

@@ -1,7 +1,5 @@
 """Resource use of the service's processes: each process counts once, for any number of links."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Publications: which processes are told."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any

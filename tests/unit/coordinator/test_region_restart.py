@@ -1,7 +1,5 @@
 """Regions when the coordinator is replaced and the supervisor is slow."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

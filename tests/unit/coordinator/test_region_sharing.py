@@ -1,7 +1,5 @@
 """Two generations' coordinators know the same regions."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

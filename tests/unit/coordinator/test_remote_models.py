@@ -1,7 +1,5 @@
 """Questions of the coordinator to the fetcher, and the effect of silence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The rate limiter's messages: permitted senders, and the contents of a hello."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.coordinator.resource_turns import ResourceTurns

@@ -1,7 +1,5 @@
 """Rates, times and percentages made of counters."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from math import isnan
 

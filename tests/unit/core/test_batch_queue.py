@@ -1,7 +1,5 @@
 """Selection of requests for the next batch: the cases of config.pbtxt's documentation."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import UNSET
 

@@ -1,7 +1,5 @@
 """The state of an ensemble as derived from the ensemble's models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

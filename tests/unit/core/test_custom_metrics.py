@@ -1,7 +1,5 @@
 """Models' own metrics: permitted reports of an executor, and the sum of many instances."""
 
-from __future__ import annotations
-
 from math import inf, nan
 
 import pytest

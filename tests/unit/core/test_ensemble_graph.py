@@ -1,7 +1,5 @@
 """Requirements on an ensemble: steps, and the models named by the steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Incidents as a bounded view of events; repeated events are one incident."""
 
-from __future__ import annotations
-
 import itertools
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Key files: accepted and refused content, and the key in a request."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Values reported by models: permitted reports of an executor, and the sum of several instances."""
 
-from __future__ import annotations
-
 from math import inf, isnan, nan
 from typing import Any
 

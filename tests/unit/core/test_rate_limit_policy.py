@@ -1,7 +1,5 @@
 """Resources requested by instance groups, and resources granted by settings."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import UNSET
 

@@ -1,7 +1,5 @@
 """Differences between kinds of client memory, and the name of a kind in messages."""
 
-from __future__ import annotations
-
 from shmserve.core.region_kinds import BY_KEY, CUDA_MEMORY, MEMFD
 from shmserve.core.registry import Region
 

@@ -1,7 +1,5 @@
 """The queue of requests that run separately."""
 
-from __future__ import annotations
-
 from shmserve.core.scheduling.request_queue import RequestQueue
 
 

@@ -1,7 +1,5 @@
 """Rules of log and trace settings."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Sequences: slots, waiting, and batches, in examples with the test's own clock."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from shmserve.core.scheduling.sequence_policy import SequencePolicy

@@ -1,7 +1,5 @@
 """Valid `traceparent` fields, and their contents."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.core.trace_context import TraceContext, parse

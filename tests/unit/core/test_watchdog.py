@@ -1,7 +1,5 @@
 """The watchdog: idle executors that answer nothing count as dead."""
 
-from __future__ import annotations
-
 from shmserve.core.control.watchdog import Verdict, Watchdog
 
 

@@ -1,7 +1,5 @@
 """Requests of frontends to the coordinator, over a link with scripted answers."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

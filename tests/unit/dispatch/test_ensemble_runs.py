@@ -1,7 +1,5 @@
 """Runs side by side, with as many threads as there are."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """Stand-ins for called models: they give scripted answers, and record the requests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 

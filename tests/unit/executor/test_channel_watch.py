@@ -1,7 +1,5 @@
 """Two threads that take turns with the channels: while the model runs, and after a failure."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

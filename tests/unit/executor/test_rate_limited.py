@@ -1,7 +1,5 @@
 """An executor that shares resources: asking, holding, giving back, and the coordinator's death."""
 
-from __future__ import annotations
-
 from shmserve.executor.rate_limited import SharedResources
 from shmserve.protocol.control.link_messages import AcquireResources, ReleaseResources
 from shmserve.protocol.control.messages import ToCoordinator

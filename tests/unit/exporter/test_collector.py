@@ -1,7 +1,5 @@
 """Results of an export by the collector's answer, and the log of failures."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

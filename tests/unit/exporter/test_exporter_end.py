@@ -1,7 +1,5 @@
 """The exporter's end, and the spans still taken at the end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Families of Prometheus as the SDK has metrics."""
 
-from __future__ import annotations
-
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
 from opentelemetry.sdk.resources import Resource

@@ -1,7 +1,5 @@
 """Batches by number and by time, and spans without room."""
 
-from __future__ import annotations
-
 import threading
 import time
 

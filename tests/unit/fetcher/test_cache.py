@@ -1,7 +1,5 @@
 """The cache: complete, bounded, and never evicting snapshots in use."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

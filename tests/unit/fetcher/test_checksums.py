@@ -1,7 +1,5 @@
 """Checksums of stores, as fsspec's file systems describe files."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from typing import Any

@@ -1,7 +1,5 @@
 """A store's list of files is untrusted input."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

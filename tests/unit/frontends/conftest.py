@@ -1,7 +1,5 @@
 """Fixtures for tests of the frontends."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.http_client import Client

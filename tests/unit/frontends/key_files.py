@@ -1,7 +1,5 @@
 """A server's file with one key."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Access control: each cell of the table, and the origin that a request claims."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

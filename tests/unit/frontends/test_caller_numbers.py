@@ -1,7 +1,5 @@
 """Caller numbers: which addresses count as one caller."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.core.caller import UNKNOWN, caller_number

@@ -1,7 +1,5 @@
 """A caller's share of the pool, counted in requests over HTTP and gRPC."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Threads for code of extensions, on a loop."""
 
-from __future__ import annotations
-
 import threading
 from time import monotonic
 

@@ -1,7 +1,5 @@
 """Frontend processes under the supervisor's care, with stand-ins that only hold their lock."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

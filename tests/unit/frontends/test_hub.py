@@ -1,7 +1,5 @@
 """The loop of an HTTP worker, and the greenlets that wait on the loop."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

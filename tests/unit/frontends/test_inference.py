@@ -1,7 +1,5 @@
 """The common driver of requests, with requests that fail at each step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Health and reflection, described by the project's own files, against the official packages."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The model repository extension without processes: checks, index, restrictions, forwarding."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Cached look-ups in callers' regions: when a cached result is used again."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

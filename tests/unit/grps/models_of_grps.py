@@ -1,7 +1,5 @@
 """Fake models for tests of the GRPS frontends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

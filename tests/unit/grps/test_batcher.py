@@ -1,7 +1,5 @@
 """Batches of a project's model: order of runs, and requests that cannot wait."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Models with a custom path, and models that take raw HTTP requests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

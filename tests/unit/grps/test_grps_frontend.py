@@ -1,7 +1,5 @@
 """GRPS over HTTP against fake models: payloads, answers, errors."""
 
-from __future__ import annotations
-
 import json
 from time import monotonic
 from typing import Any

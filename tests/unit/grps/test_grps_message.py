@@ -1,7 +1,5 @@
 """The GRPS message and its wire form, case by case."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

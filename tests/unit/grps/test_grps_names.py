@@ -1,7 +1,5 @@
 """Names of models as GRPS clients write the names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """GRPS projects in the repository: recognised projects, and messages about the rest."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """GRPS over real gRPC against fake models."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

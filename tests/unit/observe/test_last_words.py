@@ -1,7 +1,5 @@
 """Programs that end with an exception, with nobody to read their output."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Counts of dropped lines, and lines that a relay hands over."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """Log settings can be changed while a process runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Trace files: whole JSON arrays, with several writers and after errors."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

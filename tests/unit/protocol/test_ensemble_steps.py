@@ -1,7 +1,5 @@
 """config.pbtxt of ensembles."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """Requests taken apart while they come."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

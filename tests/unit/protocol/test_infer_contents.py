@@ -1,7 +1,5 @@
 """Typed contents to tensor bytes: every datatype, wrong ones, large ones."""
 
-from __future__ import annotations
-
 import tracemalloc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ModelInfer messages: pairing of raw parts, refusals and errors, copies."""
 
-from __future__ import annotations
-
 import mmap
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Instance groups on a host's devices: placement, view of clients, refusals."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

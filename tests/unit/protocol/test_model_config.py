@@ -1,7 +1,5 @@
 """config.pbtxt: accepted fields, refused fields, and the JSON form."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

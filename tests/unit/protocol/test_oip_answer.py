@@ -1,7 +1,5 @@
 """Tensors and answers as JSON."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

@@ -1,7 +1,5 @@
 """The JSON part of requests: accepted fields, and errors that name the field."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

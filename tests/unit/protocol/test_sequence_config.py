@@ -1,7 +1,5 @@
 """`sequence_batching` of config.pbtxt: valid settings, and contradictions."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.core.scheduling.sequence_policy import SequencePolicy, sequence_policy

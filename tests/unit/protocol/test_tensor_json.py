@@ -1,7 +1,5 @@
 """JSON arrays into tensors: strict about types and ranges, lenient about nesting."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

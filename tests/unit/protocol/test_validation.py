@@ -1,7 +1,5 @@
 """Requests against models: shapes, sizes, batches, raw deduction, classification."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scanning repositories: models found, and messages about the rest."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

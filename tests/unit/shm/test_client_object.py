@@ -1,7 +1,5 @@
 """Opening memory named by a client: errors name the region, never the key."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

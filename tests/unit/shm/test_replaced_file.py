@@ -1,7 +1,5 @@
 """Files that are replaced as a whole, with room for the next content."""
 
-from __future__ import annotations
-
 import logging
 
 from shmserve.shm.replaced_file import ReplacedFile

@@ -1,7 +1,5 @@
 """Segments: real POSIX shared memory, and nothing left of it."""
 
-from __future__ import annotations
-
 import mmap
 import os
 

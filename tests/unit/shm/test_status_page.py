@@ -1,7 +1,5 @@
 """Location of sequences as published to frontends."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Snapshots of the registry with small models, for tests of what is told of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot

@@ -1,7 +1,5 @@
 """Children's ends: a pid may already belong to another process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

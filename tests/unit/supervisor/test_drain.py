@@ -1,7 +1,5 @@
 """The end of a service whose requests hang: the exporter has its own time, and one life."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Reports of a handover about a new generation, or about the reason of a failure."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

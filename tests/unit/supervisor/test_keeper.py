@@ -1,7 +1,5 @@
 """The keeper with small programs: signals, the followed master, and the end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

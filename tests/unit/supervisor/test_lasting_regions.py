@@ -1,7 +1,5 @@
 """Clients' memory in systemd's descriptor store, and back."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

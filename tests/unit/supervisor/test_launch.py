@@ -1,7 +1,5 @@
 """Checks of the master before any process is launched."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Reports to the coordinator about gRPC processes that serve, fail to serve, or are late."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """One model's folder in place of a repository, as orchestrators mount it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

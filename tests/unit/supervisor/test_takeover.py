@@ -1,7 +1,5 @@
 """When a new generation may serve, and the messages to the predecessor."""
 
-from __future__ import annotations
-
 import os
 from math import inf
 

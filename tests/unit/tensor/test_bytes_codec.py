@@ -1,7 +1,5 @@
 """BYTES framing: round trips, and refusal of any other bytes."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.errors import InvalidArgument

@@ -1,7 +1,5 @@
 """The table of datatypes agrees with numpy, with the protocol's schema and with Triton's."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve._generated import grpc_service_pb2, model_config_pb2

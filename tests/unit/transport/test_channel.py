@@ -1,7 +1,5 @@
 """Channels over real Unix sockets."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Descriptors of strangers, closed by a separate thread."""
 
-from __future__ import annotations
-
 import os
 import threading
 from types import SimpleNamespace

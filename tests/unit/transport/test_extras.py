@@ -1,7 +1,5 @@
 """Export needs extra packages; without the packages the start names the extra to install."""
 
-from __future__ import annotations
-
 from importlib import metadata
 from typing import Any
 

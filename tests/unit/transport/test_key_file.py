@@ -1,7 +1,5 @@
 """The file of keys while a server runs: changed, broken, gone, made by the command."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

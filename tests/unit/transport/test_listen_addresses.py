@@ -1,8 +1,6 @@
 """Listening addresses of a service: parsing, checks, reservation, and other holders of an
 address."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

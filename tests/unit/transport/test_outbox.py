@@ -1,7 +1,5 @@
 """Messages that wait to be sent to the coordinator."""
 
-from __future__ import annotations
-
 import os
 
 from shmserve.protocol.control.link_messages import GiveBack, LoadFailed

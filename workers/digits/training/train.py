@@ -7,8 +7,6 @@ scikit-learn's bundled data set (1797 images of 8x8, from the UCI repository) is
 seed. A quarter is held out and measured with ONNX Runtime on the exported model, as it is served.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

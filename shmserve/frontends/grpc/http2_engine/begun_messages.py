@@ -8,8 +8,6 @@ If memory for a tensor must first be made, a thread makes the memory. Meanwhile 
 not read, for at most 2 s. Without memory by then, the message is received on the heap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from time import monotonic

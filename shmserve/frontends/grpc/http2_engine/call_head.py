@@ -1,7 +1,5 @@
 """Heads of HTTP/2 requests, read as heads of gRPC calls."""
 
-from __future__ import annotations
-
 import grpc
 from msgspec import Struct
 

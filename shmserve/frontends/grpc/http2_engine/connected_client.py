@@ -1,7 +1,5 @@
 """Connected clients: address, caller number and credentials of a connection's peer."""
 
-from __future__ import annotations
-
 import socket
 
 from shmserve.core.caller import Caller

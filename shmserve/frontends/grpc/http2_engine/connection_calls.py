@@ -1,7 +1,5 @@
 """Calls of a connection: begin, answer and end. Everything runs on the loop."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import partial

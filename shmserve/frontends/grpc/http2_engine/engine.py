@@ -1,7 +1,5 @@
 """The engine: ports, the loop's thread, and shutdown."""
 
-from __future__ import annotations
-
 import logging
 import random
 import socket

@@ -4,8 +4,6 @@ The loop is the hub of `frontends.hub` with timers for connections. Only this th
 objects of the loop. Other threads post functions.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush

@@ -1,7 +1,5 @@
 """gRPC's message compression: gzip and deflate (zlib's format), with a size limit."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterator

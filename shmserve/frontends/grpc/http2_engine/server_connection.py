@@ -1,7 +1,5 @@
 """A client's connection: the socket, and the protocol's timers. Everything runs on the loop."""
 
-from __future__ import annotations
-
 import logging
 import select
 import socket

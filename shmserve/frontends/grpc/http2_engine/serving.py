@@ -1,7 +1,5 @@
 """Shared state of all connections of the engine, and the runs of their rpcs."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import Generator, Sequence

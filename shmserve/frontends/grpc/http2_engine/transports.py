@@ -18,8 +18,6 @@ arrived. A greenlet for each HTTP/2 connection would cost two switches for each 
 for each idle connection.
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 import ssl

@@ -6,8 +6,6 @@ is their only tensor, without an id and without client memory.
 An entry is valid while the signature of the model version stays the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

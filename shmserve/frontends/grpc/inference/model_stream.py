@@ -9,8 +9,6 @@ A bounded queue lies between these greenlets: at most four encoded answers wait 
 While the client does not read, the model gets no more credit and so has to stop.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

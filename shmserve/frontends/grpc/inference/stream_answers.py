@@ -1,7 +1,5 @@
 """Answers of ModelStreamInfer: messages of a stream, and errors that leave the stream open."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from shmserve.core.registry import ModelEntry

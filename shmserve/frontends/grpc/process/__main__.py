@@ -1,7 +1,5 @@
 """``python -m shmserve.frontends.grpc.process``: started by the supervisor, never by hand."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import logging

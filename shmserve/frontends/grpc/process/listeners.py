@@ -5,8 +5,6 @@ these processes (`supervisor.launch`), so no other program can take it. Only pro
 Unix sockets: of several processes, only the last to bind would get clients.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """Trimming of the gRPC process's C heap, which holds messages while they are received and sent."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 

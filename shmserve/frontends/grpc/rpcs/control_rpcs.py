@@ -1,7 +1,5 @@
 """Control rpcs: model repository, statistics, trace and log settings."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """grpc.health.v1: readiness of the server and of each model, asked once or watched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from shmserve import waiting

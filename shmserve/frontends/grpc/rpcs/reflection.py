@@ -1,7 +1,5 @@
 """grpc.reflection.v1alpha: lets clients such as grpcurl find services and their messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 The page in `static/` is complete: nothing is fetched from other servers and no script is inline.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 from importlib import resources

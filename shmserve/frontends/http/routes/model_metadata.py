@@ -1,7 +1,5 @@
 """Health and metadata: all answers made from the registry alone."""
 
-from __future__ import annotations
-
 import msgspec
 from falcon import Request, Response
 

@@ -1,7 +1,5 @@
 """Shared-memory extension over HTTP."""
 
-from __future__ import annotations
-
 import falcon
 import msgspec
 

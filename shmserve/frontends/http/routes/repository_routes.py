@@ -1,7 +1,5 @@
 """Model repository extension over HTTP."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import functools

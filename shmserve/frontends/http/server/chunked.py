@@ -1,7 +1,5 @@
 """Chunked request bodies: gunicorn's reader, with limits."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from math import inf

@@ -1,7 +1,5 @@
 """WSGI environment: built once per connection and per distinct head, then only copied."""
 
-from __future__ import annotations
-
 import os
 import ssl
 from typing import Any

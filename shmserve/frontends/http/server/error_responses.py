@@ -1,7 +1,5 @@
 """Error answers given by the worker itself, without the application."""
 
-from __future__ import annotations
-
 import msgspec
 from gunicorn.http import errors
 

@@ -12,8 +12,6 @@ Parsing is expensive, and clients send equal heads again and again. So a connect
 latest heads, byte for byte.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 from typing import Any

@@ -6,8 +6,6 @@ server keeps the dropped fields apart, under a key of its own. Under other worke
 fields do not arrive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

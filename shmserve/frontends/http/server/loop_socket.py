@@ -4,8 +4,6 @@ A call for a head waits before it reads, since the head is rarely there already.
 and answers try first. No call moves so many bytes at once that other connections have to wait.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterable
 from time import monotonic

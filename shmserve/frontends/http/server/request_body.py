@@ -5,8 +5,6 @@ socket straight into the caller's memory. `copied` counts the bytes for which th
 possible: bytes that came with the head, and every byte of a chunked body.
 """
 
-from __future__ import annotations
-
 import socket
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Responses: from the result of a WSGI application to bytes on the socket."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """Logger of gunicorn, with lines in the form of all other log lines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gunicorn.glogging import Logger

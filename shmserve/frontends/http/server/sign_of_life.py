@@ -1,7 +1,5 @@
 """Sign of life of an HTTP worker, checked once a second by gunicorn's master (`timeout`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from time import monotonic
 from typing import Any

@@ -5,8 +5,6 @@ remains: bytes peeked at have been decrypted, so later calls take these bytes fr
 instead of the kernel.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import select

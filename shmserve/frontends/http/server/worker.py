@@ -5,8 +5,6 @@ The loop sends signs of life to the master. Work that would hold up the loop run
 (`frontends.connections`).
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """State shared by the connections of one worker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from time import monotonic
 from typing import Any

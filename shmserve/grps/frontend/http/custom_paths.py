@@ -6,8 +6,6 @@ without cost for other requests.
 The paths come after all routes of the application (`Routes.add_behind`).
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable

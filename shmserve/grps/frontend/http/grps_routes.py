@@ -1,7 +1,5 @@
 """GRPS over HTTP: the routes below /grps/v1/."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Each function returns a tuple: the status, then the results."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from enum import IntEnum

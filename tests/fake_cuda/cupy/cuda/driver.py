@@ -1,7 +1,5 @@
 """The CUDA driver's functions, by CuPy's names."""
 
-from __future__ import annotations
-
 from cupy import _fake
 
 ctxGetCurrent = _fake.get_context

@@ -1,7 +1,5 @@
 """The CUDA runtime's functions, by CuPy's names."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import fake_devices

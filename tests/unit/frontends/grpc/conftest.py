@@ -1,7 +1,5 @@
 """Fixtures for tests of the gRPC frontend."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.grpc_client import Rig

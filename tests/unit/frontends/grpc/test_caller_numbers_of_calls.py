@@ -1,7 +1,5 @@
 """gRPC requests give the dispatcher their caller number."""
 
-from __future__ import annotations
-
 import os
 
 from shmserve.core.caller import caller_number

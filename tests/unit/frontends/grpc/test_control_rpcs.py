@@ -1,7 +1,5 @@
 """Repository, statistics, settings over gRPC; secrets; counts of requests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Metadata that become parameters, and metadata that decide about access."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

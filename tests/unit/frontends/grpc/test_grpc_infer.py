@@ -1,7 +1,5 @@
 """ModelInfer over a real channel: tensors, parameters, errors, receipts."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

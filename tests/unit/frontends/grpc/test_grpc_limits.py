@@ -1,7 +1,5 @@
 """Limits of the gRPC server: number of calls, and time to wait for clients."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future
 from typing import Any

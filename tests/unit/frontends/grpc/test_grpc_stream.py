@@ -1,7 +1,5 @@
 """ModelStreamInfer over a real channel: order, errors, many answers, slow and gone clients."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

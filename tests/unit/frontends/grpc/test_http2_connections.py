@@ -1,7 +1,5 @@
 """Misuse of connections by clients of the HTTP/2 engine, and the effect on other connections."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The HTTP/2 engine alone: identity of callers, refusals, and shutdown."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import time

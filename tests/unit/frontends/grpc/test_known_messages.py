@@ -1,7 +1,5 @@
 """Repeated heads of messages: which parts the server remembers."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

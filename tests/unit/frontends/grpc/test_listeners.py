@@ -1,7 +1,5 @@
 """gRPC listeners: addresses, ports in use, socket files, several processes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

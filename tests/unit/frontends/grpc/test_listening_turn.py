@@ -1,7 +1,5 @@
 """When a gRPC process may listen: messages of the supervisor, and the supervisor's end."""
 
-from __future__ import annotations
-
 import os
 import threading
 

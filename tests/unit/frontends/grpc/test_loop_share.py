@@ -1,7 +1,5 @@
 """Work on the loop of the HTTP/2 engine, and when the work is done."""
 
-from __future__ import annotations
-
 import threading
 from time import monotonic
 from typing import Any

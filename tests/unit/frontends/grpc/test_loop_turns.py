@@ -1,7 +1,5 @@
 """The thread of the HTTP/2 engine: posted functions, waiting calls, and time."""
 
-from __future__ import annotations
-
 import threading
 from time import monotonic
 

@@ -1,7 +1,5 @@
 """Deadlines of messages during reception: how deadlines grow, and up to which limit."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

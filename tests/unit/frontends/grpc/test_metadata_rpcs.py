@@ -1,7 +1,5 @@
 """gRPC calls other than inference: metadata, regions, health, reflection."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from typing import Any

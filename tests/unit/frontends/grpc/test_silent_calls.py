@@ -1,7 +1,5 @@
 """Calls that send nothing, and their cost for other callers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Messages of a stream that wait for the rpc's thread."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

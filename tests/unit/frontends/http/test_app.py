@@ -1,7 +1,5 @@
 """Health, metadata, paths and errors over the fake dispatcher."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The metrics page over HTTP: files, data, GRPS's series."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """generate and generate_stream over the fake dispatcher."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Header fields with a `_` in the name, from the socket to the model and to access control."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Heap limits of request bodies: per request, and for all requests together."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import json

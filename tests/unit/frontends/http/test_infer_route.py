@@ -1,7 +1,5 @@
 """Inference over HTTP: JSON, binary, raw, receipts."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -1,7 +1,5 @@
 """Remembered JSON parts: checks made once, and checks made for each request."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

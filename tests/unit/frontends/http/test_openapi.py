@@ -1,7 +1,5 @@
 """The OpenAPI document against the existing routes and the routes' answers."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

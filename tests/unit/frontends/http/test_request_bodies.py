@@ -1,7 +1,5 @@
 """Wrong, chunked and compressed bodies, and compressed answers."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Statistics, trace and log settings, and metrics over HTTP, on made-up numbers."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

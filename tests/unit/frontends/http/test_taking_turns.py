@@ -1,7 +1,5 @@
 """A client that is always faster than its connection: other clients still have their turns."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import struct

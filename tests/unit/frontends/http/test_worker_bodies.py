@@ -1,7 +1,5 @@
 """Request bodies on a socket pair."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

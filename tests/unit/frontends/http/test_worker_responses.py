@@ -1,7 +1,5 @@
 """Responses of the connection worker, without sockets."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any

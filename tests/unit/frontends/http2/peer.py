@@ -1,7 +1,5 @@
 """A client that sends exactly the given frames, and reads the server's frames."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import hpack

@@ -1,7 +1,5 @@
 """Known attacks on HTTP/2 end with a clear code; similar lawful traffic goes on."""
 
-from __future__ import annotations
-
 import hpack
 import pytest
 

@@ -1,7 +1,5 @@
 """Frames that real clients send beside messages never end a connection, in any number."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

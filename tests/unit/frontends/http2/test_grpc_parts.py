@@ -1,7 +1,5 @@
 """gRPC's messages and fields."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The loop of the HTTP/2 engine: a failure in one call's work does not affect other calls."""
 
-from __future__ import annotations
-
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
 
 

@@ -1,7 +1,5 @@
 """Pings both ways, and leaving in good order."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.frontends.http2 import ConnectionTerminated, ErrorCode, RequestReceived

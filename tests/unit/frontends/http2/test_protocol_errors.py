@@ -1,7 +1,5 @@
 """Protocol errors of clients, and the code of each."""
 
-from __future__ import annotations
-
 import hpack
 import pytest
 

@@ -1,7 +1,5 @@
 """Flow control of data from the client."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.frontends.http2 import ErrorCode, RequestReceived

@@ -1,7 +1,5 @@
 """Requests: from frames to events."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.frontends import http2

@@ -1,7 +1,5 @@
 """Responses: headers, buffers and trailers into frames, within the client's windows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import hpack

@@ -1,7 +1,5 @@
 """Clients that let the server wait, in every way."""
 
-from __future__ import annotations
-
 import pytest
 
 from shmserve.frontends import http2

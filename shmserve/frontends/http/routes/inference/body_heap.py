@@ -4,8 +4,6 @@ JSON, compressed bodies and chunked bodies of unknown size are gathered on the p
 Decoding JSON takes many times its size.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import Struct

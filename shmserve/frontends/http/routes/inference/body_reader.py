@@ -6,8 +6,6 @@ compressed body has no length beforehand. Such a body is read piece by piece, ne
 the part being filled, so a decompression bomb meets a limit first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any

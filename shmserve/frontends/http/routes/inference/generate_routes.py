@@ -1,7 +1,5 @@
 """POST /v2/models/{m}[/versions/{v}]/generate and generate_stream."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from falcon import Request, Response

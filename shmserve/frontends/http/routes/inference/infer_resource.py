@@ -1,7 +1,5 @@
 """POST /v2/models/{m}[/versions/{v}]/infer: runs an inference, and sends slots to the socket."""
 
-from __future__ import annotations
-
 from time import monotonic_ns
 
 import falcon

@@ -4,8 +4,6 @@ The lines are written here, in Triton's form. prometheus_client would append ``_
 names of counters, but models choose these names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import accumulate
 from math import inf, isinf, isnan

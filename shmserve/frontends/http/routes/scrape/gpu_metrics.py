@@ -3,8 +3,6 @@
 A value that the GPU lacks, or the driver does not deliver at the moment, has no sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ process cannot delay a scrape. Metrics reported by models follow. The setting
 `metrics_triton_names` adds the names used by Triton's dashboards.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator

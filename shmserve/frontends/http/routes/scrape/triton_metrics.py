@@ -4,8 +4,6 @@ The lines are written here: prometheus_client would append ``_total`` to counter
 counters have no such ending.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from shmserve.core.stats.executor_counters import STAGES
