@@ -108,6 +108,7 @@ def _log_settings_end_with_the_test() -> Iterator[None]:
     root.setLevel(level)
     for handler in root.handlers:
         handler.removeFilter(logs._filter)
+        handler.removeFilter(logs.limit)
 
 
 @pytest.fixture(scope="session")

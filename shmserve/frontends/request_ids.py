@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from shmserve.errors import Code, ModelFailure, ShmserveError
 from shmserve.log_fields import log_fields
-from shmserve.observe.model_output import LineRate
 
 HEADER = "X-Request-ID"
 IN_ENVIRON = "HTTP_X_REQUEST_ID"
@@ -21,8 +20,6 @@ TRACEPARENT_IN_ENVIRON = "HTTP_TRACEPARENT"
 
 _GIVEN = re.compile(r"[!-~]{1,128}")
 _LONGEST = 2000  # characters of a message in the log
-_LINES_PER_S = 200  # of one process; further lines are only counted
-_rate = LineRate(_LINES_PER_S)
 
 
 def request_id(given: object) -> str:
@@ -55,17 +52,16 @@ def log_failure(log: logging.Logger, what: str, request: str, error: Exception) 
     cause is a bug."""
     own_error = error if isinstance(error, ShmserveError) else None
     status = 500 if own_error is None else own_error.http_status
-    if status < 500 or (dropped := _rate.take()) is None:
+    if status < 500:
         return
     defect = own_error is None or (
         own_error.code is Code.INTERNAL and not isinstance(own_error, ModelFailure)
     )
     text = "unexpected error" if own_error is None else _printable(own_error.message)
-    more = f" ({dropped} such lines were dropped)" if dropped else ""
     log.log(
         logging.ERROR if defect else logging.WARNING,
-        "%s failed%s",
-        *(_printable(what), more),
+        "%s failed",
+        _printable(what),
         exc_info=error if defect else None,
         extra=log_fields(status=status, request=request, error=text),
     )

@@ -52,7 +52,7 @@ def main() -> None:
 
     From here on no output blocks the program: a process whose traceback has no reader must end.
     """
-    log_output.begin(logs.printed, forks=False)
+    log_output.begin(logs.printed, forks=False, last_lines=logs.limit.tell)
     sys.excepthook = _tell_and_print
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -77,13 +77,17 @@ class _Output:
     def __init__(self) -> None:
         self.relay: LogRelay | None = None
         self.writers: dict[int, LogWriter] = {}
+        self._last_lines: Callable[[], None] = lambda: None
         self._relays = False  # lines go to the relay, else to the writers
         self._streams: dict[int, LogStream] = {}  # in place of stdout and stderr, by descriptor
 
-    def begin(self, line: Callable[[str], str], forks: bool) -> None:
+    def begin(
+        self, line: Callable[[str], str], forks: bool, last_lines: Callable[[], None]
+    ) -> None:
         """Take over `sys.stdout` and `sys.stderr`, or in a fork the lines of their replacements.
         `line`: makes a line of the log from a text. `forks`: the process forks and so may have no
-        thread."""
+        thread. `last_lines`: writes counts of lines left out, at the end of the process."""
+        self._last_lines = last_lines
         if not self._streams:
             sys.stdout, sys.stderr = self._stream(sys.stdout), self._stream(sys.stderr)
             atexit.register(self.end)
@@ -99,6 +103,7 @@ class _Output:
 
     def end(self) -> None:
         """Wait at most a second, at the end of the process, for the lines to go out."""
+        self._last_lines()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, LogStream):
                 stream.flush_begun()

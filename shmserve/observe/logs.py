@@ -1,8 +1,8 @@
 """Logs: written to stderr, one line per event, with the speaker's name in every line.
 
 Log settings can change while a process runs (`apply`; the coordinator changes the settings of all
-processes). One filter and one formatter serve every handler of the process, including gunicorn's,
-so all processes write lines of the same form.
+processes). The same filters and one formatter serve every handler of the process, including
+gunicorn's, so all processes write lines of the same form and within the same limits.
 """
 
 import logging
@@ -14,6 +14,7 @@ import msgspec
 from shmserve.core.live_settings import LogSettings, initial_log
 from shmserve.log_fields import ATTRIBUTE, iso_time, with_fields
 from shmserve.observe import log_output
+from shmserve.observe.line_limit import LineLimit
 
 TRACES = "shmserve.trace"  # logger of traces, not subject to the log settings
 TEXT, JSON = "text", "json"  # forms of a line
@@ -110,6 +111,7 @@ def _fields_of(record: logging.LogRecord) -> Mapping[str, object]:
 
 
 _filter = _SettingsFilter()
+limit = LineLimit((TRACES, ACCESS_GRPC))
 _line = _Line()
 
 
@@ -124,7 +126,8 @@ def setup(who: str, level: str, line_format: str = "default", forks: bool = Fals
     """
     global _line
     _line = _Line(who, JSON if line_format == JSON else TEXT)
-    log_output.begin(printed, forks)
+    limit.begin(threads=not forks)
+    log_output.begin(printed, forks, limit.tell)
     logging.basicConfig()
     for name in (TRACES, ACCESS_GRPC):
         logging.getLogger(name).setLevel(logging.INFO)
@@ -145,7 +148,7 @@ def printed(text: str) -> str:
 
 
 def adopt() -> None:
-    """Set filter and formatter on every handler, also on handlers added since `setup`."""
+    """Set filters and formatter on every handler, also on handlers added since `setup`."""
     for handler in logging.getLogger(_ACCESS).handlers:
         handler.setFormatter(_line)  # no filter: the setting `access_log` alone switches this log
     for name in ("", *_LIBRARIES):
@@ -154,8 +157,8 @@ def adopt() -> None:
             continue
         logger.setLevel(_least(_filter.settings))
         for handler in logger.handlers:
-            if _filter not in handler.filters:
-                handler.addFilter(_filter)
+            for each in (_filter, limit):  # addFilter knows filters that are there
+                handler.addFilter(each)
             handler.setFormatter(_line)
 
 

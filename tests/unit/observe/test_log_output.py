@@ -23,7 +23,7 @@ PROGRAM = """
 import logging, os, sys, threading
 from shmserve.observe import log_output, logs
 logs.setup("x", "info", sys.argv[1], forks=sys.argv[2] == "forks")
-log = logging.getLogger("y")
+log = logging.getLogger(logs.ACCESS_GRPC)  # without a bound
 for _ in range(2000):
     log.error("x" * 999)
 os.write(int(sys.argv[3]), b"done")
@@ -181,7 +181,7 @@ from shmserve.observe import logs
 logs.setup("x", "info")
 for number in range(500):
     print(number, "printed")
-    logging.getLogger("y").error("%d logged", number)
+    logging.getLogger(logs.ACCESS_GRPC).error("%d logged", number)  # lines without a bound
     sys.stdout.buffer.write(b"%d bytes\\n" % number)
 warnings.warn("minded")
 print("begun", end="")

@@ -1,9 +1,11 @@
-"""A model that prints without end leaves room in the log, and missing lines are counted."""
+"""A model printing without end leaves room in the log, and missing lines are counted."""
 
 import logging
 import sys
 
-from shmserve.observe.model_output import LineRate, ModelOutput, limit
+from shmserve.observe import logs
+from shmserve.observe.line_limit import LineLimit, LineRate
+from shmserve.observe.model_output import ModelOutput, limit
 
 
 def test_lines_beyond_the_rate_are_dropped_and_counted(tmp_path):
@@ -38,6 +40,8 @@ def test_what_the_server_itself_says_is_never_dropped(tmp_path, monkeypatch):
     root, said = logging.getLogger(), []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr(logs, "limit", LineLimit())
+    handler.addFilter(logs.limit)
     monkeypatch.setattr(root, "handlers", [handler])
     with (tmp_path / "log").open("w") as below:
         monkeypatch.setattr(sys, "stdout", below)
