@@ -28,6 +28,7 @@ from shmserve.coordinator.stats.monitoring import Monitoring
 from shmserve.coordinator.stats.stats_sources import StatsSources
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import Revision, VersionRecord
+from shmserve.core.control.rollout import Rollouts
 from shmserve.core.control.watchdog import Watchdog
 from shmserve.core.effects import Effect
 from shmserve.core.memory.budget import Ledger
@@ -95,7 +96,9 @@ def assemble(
     restarted = outside.writer.previous is not None
     ledger = Ledger(pool_bytes, arena_bytes, now + _LEDGER_SETTLE_S if restarted else 0.0)
     limits_s = settings.execute_timeout_s, settings.load_timeout_s
-    reconciler = Reconciler(ledger, *limits_s, shortage=shortage)
+    steps = {step.partition("/")[0] for steps in settings.pipelines.values() for step in steps}
+    models = Rollouts(settings.load_timeout_s, settings.request_timeout_s, steps)
+    reconciler = Reconciler(ledger, *limits_s, shortage=shortage, models=models)
     limiter = RateLimiter(amounts(settings.rate_limit_resources), is_open=not restarted)
     regions = RegionRegistrations(
         *(settings, launch.run_dir, reconciler, send, outside.owners),

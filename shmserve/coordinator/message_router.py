@@ -158,6 +158,9 @@ class MessageRouter:
 
     def tick(self, now: float) -> None:
         """Do due work: timeouts, questions, the watchdog, news for the supervisor."""
+        models = self._reconciler.models
+        if models.awaits_runs:
+            models.note_oldest_run(self._introspection.counters.oldest_run())
         self._perform(self._reconciler.tick(now))
         self._turns.tick(now, self._reconciler.awaiting)
         self._regions.tick(now)

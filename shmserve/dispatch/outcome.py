@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from shmserve.core.registry import Snapshot
 from shmserve.dispatch.traced_request import Trace
 from shmserve.errors import Code, QueueFull, ShmserveError, of_run
 from shmserve.protocol.control.data_messages import Answer, CallingModel, OutputPlace, Parameter
@@ -33,6 +34,7 @@ class RunOptions(Struct, frozen=True):
         caller_number: number of the caller, for turns and shares.
         stream: time limits for later answers of a stream; None for the limit of the first answer.
         step: true for an ensemble's step, which is traced only if the ensemble is (`trace`).
+        began: registry when the outermost ensemble's run began; None outside of ensembles.
         trace: trace of the ensemble, if traced.
         traceparent: header as sent by the client (W3C Trace Context), read only for traces.
     """
@@ -48,6 +50,7 @@ class RunOptions(Struct, frozen=True):
     stream: StreamLimits | None = None
     caller_number: int = 0
     step: bool = False
+    began: Snapshot | None = None
     trace: Trace | None = None
     traceparent: str = ""
 

@@ -2,13 +2,16 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shmserve.core.control.rollout import LINGER_S
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.process.dispatcher import Dispatcher
 from shmserve.errors import Cancelled, DeadlineExceeded, ExecutorLost, ShmserveError
@@ -152,6 +155,8 @@ def write_models(folder: Path) -> None:
     write(folder, "nested", ensemble("IN", "OUT", *inner))
     alone = (step("scale", {"X": "IN"}, {"Y": "x"}), step("left", {"X": "x"}, {"Y": "OUT"}))
     write(folder, "alone", ensemble("IN", "OUT", *alone))
+    late = (step("left", {"X": "IN"}, {"Y": "x"}), step("chain", {"IN": "x"}, {"OUT": "OUT"}))
+    write(folder, "late", ensemble("IN", "OUT", *late))
     told = (step("scale", {"X": "IN"}, {"Y": "x"}), step("counts", {"X": "x"}, {"Y": "OUT"}))
     write(folder, "told", ensemble("IN", "OUT", *told))
     # Emits 0, 1, … up to the requested count. Each number is doubled, then the count is added.
@@ -398,3 +403,25 @@ def test_loading_an_ensemble_loads_what_it_consists_of(own: tuple[Server, Path])
     assert (states["nested"], states["chain"]) == ("UNAVAILABLE", "UNAVAILABLE")
     assert states["scale"] == "READY"
     assert server.infer("nested", {"inputs": []})[0] == 404
+
+
+@pytest.mark.parametrize("dependents", [False, True])
+def test_a_run_under_way_ends_although_its_steps_are_unloaded(
+    own: tuple[Server, Path], dependents: bool
+) -> None:
+    server, folder = own
+    assert server.control("load", "late")[0] == 200
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [7]}
+    with ThreadPoolExecutor() as threads:
+        run = threads.submit(server.infer, "late", {"inputs": [tensor]})
+        wait_until((folder.parent / "7-left").exists, "the first step does not run")
+        unloaded = "late" if dependents else "scale"
+        assert server.control("unload", unloaded, unload_dependents=dependents)[0] == 200
+        wait_until(lambda: index(server)["scale"][0] != "READY", "it is not unloaded")
+        assert server.infer("late", {"inputs": [tensor]})[0] == 404
+        time.sleep(3 * LINGER_S)  # the executor would have left by now
+        (folder.parent / "7-right").touch()
+        status, answer = run.result()
+    assert (status, answer["outputs"][0]["data"]) == (200, [(7 + 1) * 8])
+    remaining = 0 if dependents else 1
+    wait_until(lambda: len(server.pids("executor")) == remaining, "an executor does not leave")

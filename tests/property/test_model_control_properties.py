@@ -4,6 +4,8 @@ The machine plays supervisor and executors, which are honest but may die at any 
 coordinator may take over, with nothing but the checkpoint.
 """
 
+from math import inf
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,12 +14,13 @@ from shmserve import ids
 from shmserve.coordinator.state import checkpoint as plans
 from shmserve.core.control.reconciler import GRACE_S, Reconciler
 from shmserve.core.control.records import InstanceRecord, Revision, VersionRecord
-from shmserve.core.control.rollout import LINGER_S
+from shmserve.core.control.rollout import LINGER_S, Rollouts
 from shmserve.core.memory.budget import Ledger
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
 
-MODELS = st.sampled_from(["a", "b"])
+MODELS = st.sampled_from(["a", "b"])  # "a" is a step of an ensemble
+RUN_S = 5.0  # longest run of the ensemble
 CHOICE = st.integers(0, 30)
 
 
@@ -39,9 +42,12 @@ class ModelControlMachine(RuleBasedStateMachine):
         self.next_pid = 1
         self.supervised = True
         self.unloaded: set[str] = set()
+        self.runs: list[float] = []  # starts of the ensemble's runs under way
+        self.needed: dict[str, float] = {}  # instance -> end of the last run
 
     def new_reconciler(self):
-        return Reconciler(Ledger(1000, 100), 2.0, 10.0, 3)
+        models = Rollouts(10.0, RUN_S, ["a"])
+        return Reconciler(Ledger(1000, 100), 2.0, 10.0, 3, models=models)
 
     def record(self, name):
         return self.reconciler.models.by_name.get(name)
@@ -74,6 +80,8 @@ class ModelControlMachine(RuleBasedStateMachine):
             records.append(VersionRecord(spec, own))
         self.reconciler.models.load(name, Revision(number, records), self.now)
         self.unloaded.discard(name)
+        if name == "a":  # runs under way use the new revision
+            self.needed.clear()
         assert self.live(name) == before, "what serves goes on until the new one can"
 
     @rule(name=MODELS)
@@ -81,9 +89,21 @@ class ModelControlMachine(RuleBasedStateMachine):
         model = self.record(name)
         if model is None or model.changing:
             return
+        if name == "a" and self.runs:
+            self.needed |= dict.fromkeys(self.live(name), self.now + LINGER_S + RUN_S)
         self.reconciler.models.unload(name, self.now)
         self.unloaded.add(name)
         assert self.live(name) == set()
+
+    @rule()
+    def begin_run(self):
+        if "a" not in self.unloaded:
+            self.runs.append(self.now)
+
+    @rule()
+    def end_runs(self):
+        self.runs.clear()
+        self.needed.clear()
 
     # ----------------------------------------------------------- honest processes
 
@@ -179,6 +199,10 @@ class ModelControlMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.1, 4))
     def wait(self, seconds):
         self.now += seconds
+        self.tick()
+
+    def tick(self):
+        self.reconciler.models.note_oldest_run(min(self.runs, default=inf))
         self.reconciler.tick(self.now)
 
     @rule()
@@ -193,6 +217,7 @@ class ModelControlMachine(RuleBasedStateMachine):
         plan = plans.describe("e", self.reconciler, self.orders, {})
         published = self.reconciler.snapshot("e")
         self.reconciler = self.new_reconciler()
+        self.needed.clear()  # executors of leaving revisions are dismissed
         self.reconciler.models.restore(plan.models, plan.next_number, self.now)
         self.orders = plan.instances
         self.reconciler.restore(published, self.now)
@@ -214,9 +239,15 @@ class ModelControlMachine(RuleBasedStateMachine):
             model, _ = self.reconciler.models.home(name)
             staying = [i for i in (model.serving, model.coming) if i is not None]
             record = self.reconciler.instances[name]
-            lingering = 0 < self.now < record.leave_at + 4 + LINGER_S and record.leave_at
+            limit_s = 4 + LINGER_S + (RUN_S if model.name == "a" else 0)
+            lingering = 0 < self.now < record.leave_at + limit_s and record.leave_at
             assert lingering or any(record in i.instances() for i in staying)
             assert model.name not in self.unloaded or lingering
+
+    @invariant()
+    def an_unloaded_step_stays_for_the_runs_that_began_before(self):
+        for name, until in self.needed.items():
+            assert self.now >= until or not self.reconciler.instances[name].left
 
     @invariant()
     def every_instance_belongs_to_a_revision(self):
@@ -244,7 +275,7 @@ class ModelControlMachine(RuleBasedStateMachine):
         """With a working supervisor and models that load, all changes end."""
         for _ in range(20):
             self.now += max(LINGER_S, GRACE_S)
-            self.reconciler.tick(self.now)
+            self.tick()
             self.stop_what_is_not_desired()
             for _ in range(8):
                 self.start(0)

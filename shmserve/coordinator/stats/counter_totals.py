@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.stats import executor_counters, request_counters
-from shmserve.core.stats.counter_pages import Gauges, Words, read_gauges
+from shmserve.core.stats.counter_pages import OLDEST_RUN_WORD, Gauges, Words, read_gauges
 from shmserve.core.stats.custom_metrics import InstanceMetrics
 from shmserve.core.stats.request_counters import OTHER_KEYS
 from shmserve.errors import UnreadableMessage
@@ -61,7 +61,8 @@ _decode = msgpack_decoder(Totals)
 
 class CounterReading(Struct):
     """Contents of one page: rows of a frontend, or runs of an executor with the number of values
-    reported by its model. An unchanged page gives the identical object again."""
+    reported by its model. An unchanged page gives the identical object again. `oldest_run_ns`:
+    start of the frontend's oldest run of an ensemble (CLOCK_MONOTONIC); 0 without runs."""
 
     owner: wire.PageOwner
     gauges: Gauges
@@ -72,6 +73,7 @@ class CounterReading(Struct):
     running: int = 0
     values: int = 0
     keys: dict[str, int] = field(default_factory=dict)
+    oldest_run_ns: int = 0
 
     @property
     def report(self) -> wire.ProcessReport:
@@ -253,6 +255,12 @@ class CounterTotals:
         readings = (_read(page) for page in self._pages.values())
         return [reading for reading in readings if reading is not None]
 
+    def oldest_run(self) -> float:
+        """Return when the oldest run of an ensemble under way began, in monotonic seconds; inf if
+        there is none."""
+        began = (page.oldest_run_ns for page in self.readings())
+        return min((ns / 1e9 for ns in began if ns), default=inf)
+
     def custom_metrics(self) -> tuple[list[InstanceMetrics], int]:
         """Return the metrics defined by models whose executors are linked, and the number of
         unreadable pages."""
@@ -342,7 +350,8 @@ def _parse(owner: wire.PageOwner, words: Words) -> CounterReading | None:
     if rows is None:
         return None
     keys = request_counters.read_keys(words)
-    return CounterReading(owner, read_gauges(words), rows, keys=keys)
+    oldest_run_ns = words[OLDEST_RUN_WORD]
+    return CounterReading(owner, read_gauges(words), rows, keys=keys, oldest_run_ns=oldest_run_ns)
 
 
 def _has_ended(pid: int) -> bool:

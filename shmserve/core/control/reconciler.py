@@ -37,12 +37,13 @@ class Reconciler:
         load_timeout_s: float,
         load_attempts: int = _LOAD_ATTEMPTS,
         shortage: str = "",
+        models: Rollouts | None = None,
     ) -> None:
         self.ledger = ledger
         self._execute_timeout_s = execute_timeout_s
         self._load_timeout_s = load_timeout_s
         self._load_attempts = load_attempts
-        self.models = Rollouts(load_timeout_s)
+        self.models = models or Rollouts(load_timeout_s)
         self.instances = self.models.instances
         self.processes: dict[str, ProcessRecord] = {}
         self.failures: dict[str, str] = {}

@@ -10,10 +10,13 @@ as read at that time, with instances of their own (`digits/1/0@7` is an instance
   serves on. The load request gets the reason.
 
 A leaving revision stays desired for `LINGER_S`, so that requests which have just looked it up find
-their executor. Then its executors get SIGTERM, and SIGKILL after the longest request.
+their executor. If its model was unloaded and is a step of ensembles, the revision also stays until
+the runs of ensembles that began before have ended, but no longer than a request may take. Then its
+executors get SIGTERM, and SIGKILL after the longest request.
 """
 
 from collections.abc import Iterable
+from math import inf
 
 from shmserve.core.control.records import InstanceRecord, ModelRecord, Revision, VersionRecord
 from shmserve.core.effects import Desire, Effect, Forget, LogForOperators, Publish
@@ -25,8 +28,16 @@ LINGER_S = 0.5
 
 
 class Rollouts:
-    def __init__(self, load_timeout_s: float) -> None:
+    """`run_timeout_s`: longest run of an ensemble. `steps`: models of pipelines; steps of ensembles
+    add themselves."""
+
+    def __init__(
+        self, load_timeout_s: float, run_timeout_s: float = 0.0, steps: Iterable[str] = ()
+    ) -> None:
         self._load_timeout_s = load_timeout_s
+        self._run_timeout_s = run_timeout_s
+        self._steps = set(steps)
+        self._oldest_run = inf  # start of the oldest run of an ensemble under way
         self.by_name: dict[str, ModelRecord] = {}
         self.instances: dict[str, InstanceRecord] = {}
         # instance -> (model, version)
@@ -122,17 +133,37 @@ class Rollouts:
             self.by_name.pop(model.name, None)
         return effects
 
+    @property
+    def awaits_runs(self) -> bool:
+        """True if leaving instances may wait for runs of ensembles."""
+        return any(model.leaving and self._was_step(model) for model in self.by_name.values())
+
+    def note_oldest_run(self, began: float) -> None:
+        """Note when the oldest run of an ensemble under way began; inf: there is none."""
+        self._oldest_run = began
+
     def tick(self, now: float) -> list[Effect]:
         """Dismiss instances whose time to leave has come, and settle all models."""
         effects: list[Effect] = []
         for model in list(self.by_name.values()):
             for revision in model.leaving:
-                departing = [r for r in revision.instances() if not r.left and now >= r.leave_at]
+                instances = revision.instances()
+                departing = [r for r in instances if not r.left and now >= self._ends(model, r)]
                 for record in departing:
                     record.dismiss(now)
                 effects += [Desire()] if departing else []
             effects += self.settle(model, now)
         return effects
+
+    def _was_step(self, model: ModelRecord) -> bool:
+        """Return True if a model was unloaded and may be a step of runs under way. Runs use the
+        next revision of a model that is still served."""
+        return model.serving is None and model.name in self._steps
+
+    def _ends(self, model: ModelRecord, record: InstanceRecord) -> float:
+        """Return when a leaving instance is dismissed."""
+        awaits_run = self._oldest_run < record.leave_at and self._was_step(model)
+        return record.leave_at + (self._run_timeout_s if awaits_run else 0.0)
 
     def _settle_coming(self, model: ModelRecord, coming: Revision, now: float) -> list[Effect]:
         problems = coming.problems()
@@ -152,6 +183,7 @@ class Rollouts:
 
     def _enter(self, model: ModelRecord, revision: Revision, now: float) -> None:
         for version in revision.versions:
+            self._steps.update(step.model for step in version.spec.steps)
             for record in version.instances:
                 if record.name in self.instances:
                     raise ProtocolViolation(f"a second instance {record.name}")

@@ -4,10 +4,12 @@
 Every counting process has a page of its own and is its only writer. The coordinator reads and adds
 up all pages, also after a process's death. A counter is one aligned word that only grows, so no
 reader needs a lock: a read returns each word as of some moment, and two words of one page as of
-moments a few microseconds apart. The values are used for statistics only (I7).
+moments a few microseconds apart. The values are used for statistics only (I7), except the start of
+a run, which delays the end of executors within a limit.
 
-A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in order. The last two
-belong to frontends: number of rows for model versions, and rows of keys in use.
+A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in order. The last
+three belong to frontends: start of the oldest run of an ensemble under way (CLOCK_MONOTONIC, in
+nanoseconds; 0: none), number of rows for model versions, and rows of keys in use.
 """
 
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ MAGIC = 0x73686D636E740001  # "shmcnt", layout 1
 HEAD_WORDS = 16
 ROWS_WORD = 1
 _GAUGES = 2
+OLDEST_RUN_WORD = HEAD_WORDS - 3
 MODELS_WORD = HEAD_WORDS - 2
 KEYS_WORD = HEAD_WORDS - 1
 

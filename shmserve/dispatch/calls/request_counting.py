@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from shmserve.core.registry import ModelEntry
 from shmserve.core.stats import request_counters
-from shmserve.core.stats.counter_pages import Gauges, write_gauges
+from shmserve.core.stats.counter_pages import OLDEST_RUN_WORD, Gauges, write_gauges
 from shmserve.core.stats.request_counters import (
     HITS,
     MISSES,
@@ -52,6 +52,8 @@ class RequestCounting:
         self._counters = RequestCounters(self.page.words)
         self._lock = threading.Lock()
         self._error_texts: dict[tuple[str, str, Reason], str] = {}
+        self._runs: dict[int, int] = {}  # starts of ensembles' runs by number, the oldest first
+        self._next_run = 0
 
     def ended(
         self,
@@ -111,6 +113,23 @@ class RequestCounting:
         """Count a request with the key of this name."""
         with self._lock:
             self._counters.keyed(name)
+
+    def run_begun(self) -> int:
+        """Note that a run of an ensemble begins. Return the number for `run_over`."""
+        with self._lock:
+            self._next_run += 1
+            self._runs[self._next_run] = monotonic_ns()
+            self._tell_oldest()
+            return self._next_run
+
+    def run_over(self, number: int) -> None:
+        """Note the end of a run. Idempotent."""
+        with self._lock:
+            self._runs.pop(number, None)
+            self._tell_oldest()
+
+    def _tell_oldest(self) -> None:
+        self.page.words[OLDEST_RUN_WORD] = next(iter(self._runs.values()), 0)
 
     def measure(self, gauges: Gauges, in_flight: Mapping[tuple[str, str], int]) -> None:
         """Publish current gauges, and the number of requests at executors by model version."""

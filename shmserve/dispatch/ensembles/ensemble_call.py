@@ -73,6 +73,7 @@ class EnsembleCall(CallScope):
             make_call,
         )
         self._tensors = self._steps.tensors
+        self._run = data.counting.run_begun()
 
     # ------------------------------------------------------------------- inputs
 
@@ -196,4 +197,5 @@ class EnsembleCall(CallScope):
         reserved, self._reserved = self._reserved, []
         for slot in reserved:
             self._memory.reclaim(slot)
+        self.account.counting.run_over(self._run)
         self.account.close()

@@ -61,6 +61,7 @@ class EnsembleSteps:
         self._deadline = time.monotonic() + options.timeout_s
         self._account = account
         self._registry = data.executors.registry
+        self._began = options.began or self._registry.current()
         self._make_call = make_call
         self._last = ensemble_graph.last_step(spec)
         self._lock = self.runs.lock
@@ -186,8 +187,10 @@ class EnsembleSteps:
             raise errors.InvalidArgument(problem) if of_client else errors.Internal(problem)
 
     def _model(self, step: EnsembleStep) -> ModelEntry:
-        snapshot = self._registry.current()
-        entry = snapshot.ready_entries.get((step.model, step.version))
+        """Return the model of a step. A model unloaded since the run began still runs: the
+        coordinator keeps the executors for runs under way."""
+        snapshot, key = self._registry.current(), (step.model, step.version)
+        entry = snapshot.ready_entries.get(key) or self._began.ready_entries.get(key)
         return entry or require_ready(snapshot.model(step.model, step.version), step.version)
 
     def _sent(self, run: Run) -> None:
@@ -226,6 +229,7 @@ class EnsembleSteps:
             places=places,
             timeout_s=self._remaining_s() if run.number == ONCE else self._answer_s,
             step=True,
+            began=self._began,
             trace=self._account.trace,
         )
 

@@ -331,13 +331,13 @@ class ExecutorPool(Struct, eq=False):
 
     @property
     def over(self) -> bool:
-        """True if no request is in flight and either the model holds no slots of ours or the
-        executor has ended, so `close` loses nothing. The executor counts as ended if the pool
-        has a connection that was hung up, or has no connection. An executor that takes no more
-        requests may still work on requests, and its model may still hold inputs."""
+        """True if no request is in flight and the executor has ended, so `close` loses nothing.
+        The executor counts as ended if the pool has a closed connection or no connection. A living
+        executor would use output slots again while calls and steps of ensembles still read, and
+        the model may still hold our inputs."""
         with self._lock:
-            if self.in_flight or not self._retained:
-                return not self.in_flight
+            if self.in_flight:
+                return False
             control = [self._control] if self._control is not None else []
             connections = [*self._idle, *control]
             poll = select.poll()

@@ -193,8 +193,13 @@ class LoadBalancer(Struct, eq=False):
         return where_to_begin(views, sequence) if home is None else [home]
 
     def _meet(self, instance: LiveInstance) -> ExecutorPool:
+        """Return the pool of an executor: a pool set aside earlier, or a new pool."""
         path = os.path.join(self._run_dir, instance.endpoint)
         with self._lock:
+            for pool in self._departed:
+                if pool.instance.process == instance.process:
+                    self._departed.remove(pool)
+                    return self.pools.setdefault(instance.process, pool)
             return self.pools.setdefault(instance.process, self._make(instance, path))
 
     def _device(self, snapshot: Snapshot, message: Execute) -> str:

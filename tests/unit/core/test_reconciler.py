@@ -1,15 +1,19 @@
 """The coordinator's decisions, event by event."""
 
+from math import inf
+
+import msgspec
 import pytest
 
 from shmserve.core.control.lifecycle import State
 from shmserve.core.control.reconciler import GRACE_S, Reconciler
 from shmserve.core.control.records import InstanceRecord, Revision, VersionRecord
+from shmserve.core.control.rollout import LINGER_S, Rollouts
 from shmserve.core.effects import AnswerGrant, Desire, Dismiss, Publish
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
-from shmserve.tensor.spec import ModelSpec
+from shmserve.tensor.spec import EnsembleStep, ModelSpec
 
 SPEC = ModelSpec("m", "1", "", "python", 0, (), ())
 NAMES = ["m/1/0", "m/1/1"]
@@ -325,3 +329,43 @@ def test_a_new_coordinator_knows_what_is_not_served():
     reconciler.scanned({})
     reconciler.restore(before, 0.0)
     assert not reconciler.snapshot("e1").ready
+
+
+def unloaded_step(steps=("m",)):
+    """Return a reconciler, model unloaded at 3 s, and when the instance leaves at the earliest."""
+    models = Rollouts(10.0, 60.0, steps)
+    reconciler = Reconciler(Ledger(1000, 100), 2.0, 10.0, models=models)
+    models.load("m", revision(["m/1/0"]), 0.0)
+    bring_up(reconciler)
+    models.unload("m", 3.0)
+    assert models.awaits_runs == bool(steps)
+    return reconciler, 3.0 + LINGER_S
+
+
+def stays(reconciler, now, oldest_run):
+    reconciler.models.note_oldest_run(oldest_run)
+    reconciler.tick(now)
+    return "m/1/0" in reconciler.desired()
+
+
+def test_an_unloaded_step_stays_for_the_runs_of_its_ensembles():
+    reconciler, at = unloaded_step()
+    assert stays(reconciler, at + 59.9, 2.9)
+    assert not stays(reconciler, at + 60.0, 2.9), "no request takes so long"
+    reconciler, at = unloaded_step()
+    assert stays(reconciler, at, 2.9)
+    assert not stays(reconciler, at + 1.0, at), "what began later knows of it"
+    reconciler, at = unloaded_step()
+    assert not stays(reconciler, at, inf)
+    reconciler, at = unloaded_step(steps=())
+    assert not stays(reconciler, at, 2.9), "no ensemble has it"
+    reconciler, at = unloaded_step()
+    reconciler.models.load("m", revision(["m/1/0@2"], 2), at)
+    assert not stays(reconciler, at, 2.9), "runs use the next revision"
+
+
+def test_steps_are_known_from_the_ensembles_that_were_loaded():
+    reconciler, _ = unloaded_step(steps=())
+    whole = msgspec.structs.replace(SPEC, name="e", steps=(EnsembleStep("m", "", {}, {}),))
+    reconciler.models.load("e", Revision(2, [VersionRecord(whole, [])]), 3.1)
+    assert reconciler.models.awaits_runs

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from shmserve.core.registry import Snapshot
 from shmserve.dispatch.pool.executor_connection import ExecutorConnection
 from shmserve.dispatch.pool.executor_pool import ExecutorPool
 from shmserve.errors import PeerDied
@@ -96,3 +98,25 @@ def test_news_of_freed_slots_may_come_ahead_of_an_answer(rig: Rig, monkeypatch) 
     until(lambda: held(rig) == 0, "the output was not released")
     assert len(run(rig, entry, np.ones(3, np.float32))) == 3
     until(lambda: slots_in_use(rig) == 0, "the input that was let go did not come back")
+
+
+def test_outputs_stay_with_their_reader_when_the_executor_is_set_aside(rig: Rig) -> None:
+    """The executor lives on for a while, and would use the slots again."""
+    entry = rig.serve(into_offer)
+    executors = rig.dispatcher.executors
+    with rig.dispatcher.call(entry) as call:
+        feed(call, ONES)
+        call.execute()
+        pool = executors.pools["x0"]
+        rig.models.clear()
+        rig.writer.publish(Snapshot("cafe0123", 0, models={}, complete=True))
+        for _ in range(2):  # sets the pool aside, then looks again
+            executors.prune()
+        assert "x0" not in executors.pools
+        assert not pool.over
+        time.sleep(0.2)  # for the executor to see a closed connection
+        assert held(rig) == 1
+        run(rig, entry, ONES)  # as the next step of an earlier run
+        assert executors.pools["x0"] is pool, "one pool for one executor"
+    rig.executors.pop(0).close()
+    until(lambda: pool.over, "its end is not noticed")
