@@ -11,11 +11,13 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 
+from shmserve import bounded_files
 from shmserve.errors import ConfigError
 from shmserve.settings import kinds
 from shmserve.settings.retired import Retired
 
 _MOST_SHOWN = 80  # characters of a value in an error
+_MOST_BYTES = 256 * 1024  # of a file
 _TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
 # Secrets in addresses: user and password, and the query, which may be a signature
 _SECRET_PARTS = re.compile(r"(?<=://)[^/@\s'\"]*(?=@)|(?<=\?)[^\s'\"]+")
@@ -90,16 +92,7 @@ class Sources(msgspec.Struct):
     def take_file(self, path: str, variable: str) -> None:
         """Take a TOML file, whose tables are prefixes of names. `variable`: variable that names the
         file. Raise ConfigError if the file cannot be read, or is not TOML."""
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
-            document = tomllib.loads(text)
-        except OSError as ex:
-            reason = f"cannot read the file named by {variable}: {path}: {ex.strerror}"
-            raise ConfigError(reason) from ex
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as ex:
-            reason = f"the file named by {variable} is not TOML: {path}: {ex}"
-            raise ConfigError(reason) from ex
+        text, document = toml_file(path, variable)
         lines = _lines(text)
         for written, value in self._leaves(document, ""):
             name = self._former.get(written, written)
@@ -149,6 +142,16 @@ class Sources(msgspec.Struct):
             except (msgspec.ValidationError, ValueError):
                 self.problems.append(_problem(declared, given))
         return values
+
+
+def toml_file(path: str, variable: str) -> tuple[str, dict[str, Any]]:
+    """Return text and document of a TOML file. Raises as `Sources.take_file`."""
+    what = f"the file named by {variable}, {path},"
+    try:
+        text = bounded_files.read(path, _MOST_BYTES, what).decode()
+        return text, tomllib.loads(text)
+    except (ValueError, RecursionError) as ex:  # ValueError: also a number of too many digits
+        raise ConfigError(f"{what} is not TOML: {ex}") from ex
 
 
 def _parsed(declared: Declared, value: Any) -> Any:

@@ -4,8 +4,6 @@ Table names are prefixes of setting names, as in the server's settings file: err
 ``[models.digits] memory_bytes`` ``models_digits_memory_bytes``. Sizes and times may have units.
 """
 
-import tomllib
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -14,7 +12,7 @@ from msgspec import Meta, Struct
 from shmserve.cluster.policies.cluster_plan import ModelRule
 from shmserve.cluster.policies.replica_scaling import ScalingRule
 from shmserve.errors import ConfigError
-from shmserve.setting_sources import Declared, Sources
+from shmserve.setting_sources import Declared, Sources, toml_file
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -120,8 +118,8 @@ def read(path: str) -> ClusterFile:
 def _model_names(path: str) -> list[str]:
     """Return the names of the tables below `models`. `read` reports an unreadable file."""
     try:
-        models = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("models")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        models = toml_file(path, "the command")[1].get("models")
+    except ConfigError:
         return []
     if not isinstance(models, dict):
         return []

@@ -30,6 +30,7 @@ from shmserve.errors import ConfigError
 HEADER = "shmserve-key"
 KEY_BYTES = 32
 MAX_KEYS = 1024  # in one file
+MAX_BYTES = MAX_KEYS * 4096  # of one file
 PREFIX = "shmk_"  # lets scanners for leaked secrets find keys
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SCOPES = get_args(Action)
@@ -59,7 +60,7 @@ def parse(data: bytes) -> dict[bytes, Key]:
     than `MAX_KEYS` keys. The message contains no digest."""
     try:
         document = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as ex:
+    except (ValueError, RecursionError) as ex:  # ValueError: also a number of too many digits
         kind = "UTF-8" if isinstance(ex, UnicodeDecodeError) else "TOML"
         raise ConfigError(f"keys_file: not {kind}") from None
     if len(document) > MAX_KEYS:

@@ -127,14 +127,14 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, text: bytes) -> None:
     environ = in_file(tmp_path, "")
     (tmp_path / "s.toml").write_bytes(text)
     [line] = problems(environ)
-    assert line.startswith(f"the file named by SHMSERVE_CONFIG is not TOML: {tmp_path}/s.toml: ")
+    assert line.startswith(f"the file named by SHMSERVE_CONFIG, {tmp_path}/s.toml, is not TOML: ")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
     environ = {"SHMSERVE_CONFIG": str(tmp_path / "none.toml")}
     assert problems(environ) == [
-        f"cannot read the file named by SHMSERVE_CONFIG: {tmp_path}/none.toml: "
-        "No such file or directory"
+        f"the file named by SHMSERVE_CONFIG, {tmp_path}/none.toml, cannot be read "
+        "(No such file or directory)"
     ]
 
 

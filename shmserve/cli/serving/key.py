@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from shmserve import config
+from shmserve import bounded_files, config
 from shmserve.config import Settings
 from shmserve.core import keys
 from shmserve.errors import ConfigError
@@ -55,10 +55,10 @@ def new(
 
 
 def _append(path: str, name: str, entry: str) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "r+b") as file:
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    with bounded_files.opened(path, "the file of keys", flags) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # two commands may add keys at once
-        content = file.read()
+        content = bounded_files.content(file, keys.MAX_BYTES, "the file of keys")
         if name in {key.name for key in keys.parse(content).values()}:
             raise ConfigError(f"keys_file: there is a key '{name}' already")
         if content:

@@ -6,6 +6,7 @@ import stat
 import threading
 import time
 
+from shmserve import bounded_files
 from shmserve.config import Settings
 from shmserve.core import keys
 from shmserve.core.keys import Key
@@ -13,8 +14,6 @@ from shmserve.errors import ConfigError
 from shmserve.transport.trust.file_changes import FileChanges
 
 _log = logging.getLogger("shmserve.keys")
-
-_MOST_BYTES = 4096  # of one key
 
 
 def read(settings: Settings) -> dict[bytes, Key]:
@@ -24,17 +23,10 @@ def read(settings: Settings) -> dict[bytes, Key]:
         if settings.keys_required_from not in ("nobody", "remote"):  # "remote" is the default
             raise ConfigError("keys_required_from: there are no keys without keys_file")
         return {}
-    limit = keys.MAX_KEYS * _MOST_BYTES
-    try:
-        with open(settings.keys_file, "rb") as file:
-            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
-                raise ConfigError("keys_file: every user of this host may write to it")
-            data = file.read(limit + 1)
-    except OSError as ex:
-        raise ConfigError(f"keys_file: cannot be read: {ex.strerror}") from None
-    if len(data) > limit:
-        raise ConfigError(f"keys_file: more than {limit} bytes")
-    return keys.parse(data)
+    with bounded_files.opened(settings.keys_file, "keys_file:") as file:
+        if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+            raise ConfigError("keys_file: every user of this host may write to it")
+        return keys.parse(bounded_files.content(file, keys.MAX_BYTES, "keys_file:"))
 
 
 class KeyFile:

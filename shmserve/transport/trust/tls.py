@@ -7,11 +7,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from shmserve import bounded_files
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.transport.trust.file_changes import FileChanges
 
 _log = logging.getLogger("shmserve.tls")
+
+_MOST_BYTES = 1 << 20  # of a file
 
 
 class CertificateFiles(Struct, frozen=True):
@@ -39,15 +42,6 @@ class CertificateFiles(Struct, frozen=True):
             raise ConfigError(f"{name}_client_ca: needs {name}_cert and {name}_key")
         return bool(self.cert)
 
-    def contents(self) -> tuple[bytes, bytes, bytes]:
-        """Return the contents of certificate, key and authority; empty for a file not set."""
-        name = f"{self.door}_tls"
-        return (
-            _content(f"{name}_cert", self.cert),
-            _content(f"{name}_key", self.key),
-            _content(f"{name}_client_ca", self.client_ca),
-        )
-
 
 class Certificates:
     """Certificates for new connections. Files that have become unusable change nothing, but are
@@ -64,7 +58,7 @@ class Certificates:
         self._lock = threading.Lock()
         self._changes = FileChanges(files.cert, files.key, files.client_ca)
         self._failure = ""  # of the last reading; logged once
-        self._context, self.pems = self._read()
+        self._context = self._read()
 
     @property
     def due(self) -> bool:
@@ -77,7 +71,7 @@ class Certificates:
         if self._changes.found():
             with self._lock:  # the last reading wins
                 try:
-                    self._context, self.pems = self._read()
+                    self._context = self._read()
                     _log.info("%s: new certificates", self._files.door)
                     self._failure = ""
                 except ConfigError as ex:
@@ -87,20 +81,23 @@ class Certificates:
                         _log.error("%s; the old certificates stay in use", ex.message)
         return self._context
 
-    def _read(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes, bytes]]:
-        files, pems = self._files, self._files.contents()
+    def _read(self) -> ssl.SSLContext:
+        files, name = self._files, f"{self._files.door}_tls"
+        for which in ("cert", "key", "client_ca"):
+            if path := getattr(files, which):  # OpenSSL opens it, and would wait for a FIFO
+                bounded_files.read(path, _MOST_BYTES, f"{name}_{which}: {path!r}")
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(files.cert, files.key)
+            # Without this password, OpenSSL asks the terminal for the one of an encrypted key.
+            context.load_cert_chain(files.cert, files.key, password="")
             if files.client_ca:
                 context.load_verify_locations(files.client_ca)
                 context.verify_mode = ssl.CERT_REQUIRED
         except OSError as ex:
-            name = f"{files.door}_tls"
             raise ConfigError(f"{name}_cert, {name}_key: not usable: {ex.strerror}") from None
         context.set_alpn_protocols([self._protocol])
-        return context, pems
+        return context
 
 
 def certificates(settings: Settings, door: str, protocol: str) -> Certificates | None:
@@ -122,13 +119,3 @@ def subject_of(tls: ssl.SSLSocket) -> str:
     shown: dict[str, Any] = tls.getpeercert() or {}
     names = [f"{name}={value}" for part in shown.get("subject", ()) for name, value in part]
     return ascii(", ".join(names))[1:-1]
-
-
-def _content(setting: str, path: str) -> bytes:
-    if not path:
-        return b""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as ex:
-        raise ConfigError(f"{setting}: {path!r} cannot be read: {ex.strerror}") from None

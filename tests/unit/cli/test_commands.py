@@ -83,7 +83,7 @@ def test_the_package_is_a_program_that_tells_its_version(monkeypatch, capsys) ->
         (["init", "/"], "/ is not empty"),
         (["show", "events", "--limit", "-1"], "--limit: must be 0 or more, not -1"),
         (["units", "x", "--app", "/nowhere"], "there is no program /nowhere/bin/shmserve"),
-        (["--config", "/none", "check"], "cannot read the file named by SHMSERVE_CONFIG: /none"),
+        (["--config", "/none", "check"], "SHMSERVE_CONFIG, /none, cannot be read"),
     ],
 )
 def test_errors_are_one_line_that_names_what_was_wrong(nowhere, monkeypatch, capsys, words, what):

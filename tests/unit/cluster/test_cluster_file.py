@@ -116,7 +116,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path) -> None:
 
 def test_a_file_that_is_none(tmp_path, capsys) -> None:
     assert cli.main(["cluster", "up", str(tmp_path / "none.toml")]) == 2
-    assert "cannot read the file named by the command" in capsys.readouterr().err
+    assert "the file named by the command, " in capsys.readouterr().err
     [line] = problems(tmp_path, "[models")
     assert "is not TOML" in line
     assert "models: there are none" in problems(tmp_path, "")[0]

@@ -74,7 +74,7 @@ def test_a_reading_that_fails_is_tried_again(path: Path, clock: list[float], mon
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(key_file, "open", full, raising=False)
+        patch.setattr(os, "open", full)
         clock[0] += 1
         assert name_of(keys, "first") == "old"
     clock[0] += 1
