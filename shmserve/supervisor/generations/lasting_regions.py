@@ -45,18 +45,20 @@ class LastingRegions:
         for number in regions.keys() & fds.keys():
             # systemd stores an object once, even if two regions share the object.
             named[f"{REGIONS}{regions[number].inode % _NAMES}"].add(number)
-        for name, numbers in named.items():
-            if self._stored.get(name) != numbers:
-                self._stored.pop(name, None)
-                if not self._store(name, [fds[number] for number in numbers]):
-                    return
-                self._stored[name] = numbers
+        # A full store drops the last: the list goes first, for without it all is lost.
         listed = os.memfd_create(_LIST, os.MFD_CLOEXEC)
         with os.fdopen(listed, "wb") as file:
             file.write(msgspec.msgpack.encode(tuple(regions.values())))
             file.flush()
-            if self._store(_LIST, [listed]):
-                self._listed = regions
+            if not self._store(_LIST, [listed]):
+                return
+        for name, numbers in named.items():
+            if self._stored.get(name) != numbers:
+                self._stored.pop(name, None)
+                if not self._store(name, [fds[number] for number in sorted(numbers)]):
+                    return
+                self._stored[name] = numbers
+        self._listed = regions
 
     def _store(self, name: str, fds: list[int]) -> bool:
         """Replace a name's descriptors. Return False if systemd did not take every message."""

@@ -15,9 +15,10 @@ from tests.running_server import open_fds
 
 
 class Store:
-    """systemd's store of descriptors (FDSTORE=1)."""
+    """systemd's store of descriptors (FDSTORE=1), of `limit` descriptors."""
 
     def __init__(self, path: Path) -> None:
+        self.limit = 1000
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sock.bind(str(path))
         self.sock.setblocking(False)
@@ -33,7 +34,10 @@ class Store:
                 break
             said = dict(line.split("=", 1) for line in data.decode().splitlines())
             if "FDSTORE" in said:
-                self.kept.setdefault(said["FDNAME"], []).extend(fds)
+                room = self.limit - sum(map(len, self.kept.values()))
+                self.kept.setdefault(said["FDNAME"], []).extend(fds[:room])
+                for fd in fds[room:]:
+                    os.close(fd)
             else:
                 for fd in self.kept.pop(said["FDNAME"], []):
                     os.close(fd)
@@ -147,6 +151,20 @@ def test_of_many_none_is_lost(store: Store) -> None:
     assert len(OneLife(store).tell(clients.regions, clients.fds)) == 200
     regions, back = restored(store.passed())
     assert regions == clients.regions
+    for fd in back.values():
+        os.close(fd)
+    clients.close()
+
+
+def test_a_full_store_keeps_the_old_regions(store: Store) -> None:
+    clients = Clients(200)
+    store.limit = 100
+    old = clients.without(*range(100, 201))
+    supervisor = OneLife(store)
+    for told in (old, clients.regions):
+        assert len(supervisor.tell(told, clients.fds)) == 99
+    regions, back = restored(store.passed())
+    assert regions == old
     for fd in back.values():
         os.close(fd)
     clients.close()
